@@ -66,7 +66,7 @@ Examples:
         /// Path of squeue
         #[arg(long, value_name = "FILE", default_value = "/usr/bin/squeue")]
         squeue: PathBuf,
-        /// Only jobs of this cluster; needed if several clusters have leases here [env: SLURM_CLUSTER_NAME]
+        /// Only jobs of this cluster [env: SLURM_CLUSTER_NAME] [default: ClusterName of slurm.conf]
         #[arg(long, value_name = "NAME")]
         cluster: Option<String>,
     },

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpush_api::{ApiError, Code, Lease, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 use gpush_client::{Client, Kind};
-use gpush_core::slurm::Job;
+use gpush_core::slurm::{Job, decide::Concern};
 use jiff::Timestamp;
 
 use super::{directory::Directory, settings::Settings};
@@ -66,14 +66,20 @@ impl Calls {
         Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
     }
 
-    /// The same calls, for a job that may not concern gpushd: they do not wait for gpushd.
-    pub(super) fn without_waiting(self) -> Self {
-        let Self { client, until, restart: _ } = self;
-        Self {
-            client: client.without_waiting_for_start(),
-            until: until.min(Instant::now() + SHORT),
-            restart: Duration::ZERO,
+    /// The same calls, for a job with this reason to need gpushd. Without a reason, they do not wait for a gpushd that
+    /// restarts: the node may have no gpushd.
+    pub(super) fn for_concern(self, concern: Concern) -> Self {
+        match concern {
+            Concern::Request | Concern::Gpus => self,
+            Concern::Nothing => {
+                Self { client: self.client.without_waiting_for_start(), restart: Duration::ZERO, ..self }
+            }
         }
+    }
+
+    /// The same calls with a short time limit.
+    pub(super) fn short(self) -> Self {
+        Self { until: self.until.min(Instant::now() + SHORT), ..self }
     }
 
     fn left(&self) -> Duration {
@@ -97,9 +103,15 @@ impl Calls {
 
     /// Ends a job.
     pub(super) async fn end(&mut self, job: &SlurmJobEnd) -> Result<SlurmJobEnded, Unanswered> {
-        self.repeat(async |client, until_ms| {
-            let job = SlurmJobEnd { until_ms, ..job.clone() };
-            client.slurm_end(&job).await
+        self.end_run(|| Some(job.clone())).await
+    }
+
+    /// Ends the run that `run` returns; `None` if there is none to end. Calls `run` before each attempt, because the
+    /// next run may begin while the hook waits for gpushd.
+    pub(super) async fn end_run(&mut self, run: impl Fn() -> Option<SlurmJobEnd>) -> Result<SlurmJobEnded, Unanswered> {
+        self.repeat(async |client, until_ms| match run() {
+            Some(end) => client.slurm_end(&SlurmJobEnd { until_ms, ..end }).await,
+            None => Ok(SlurmJobEnded::default()),
         })
         .await
     }
@@ -135,7 +147,8 @@ impl Calls {
         &mut self,
         call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
-        let give_up = self.until.min(Instant::now() + self.restart);
+        // When the hook no longer waits for a gpushd that restarts: each restart has its own time.
+        let mut give_up: Option<Instant> = None;
         let mut is_sent = false;
         let unanswered =
             |error, is_sent| if is_sent { Unanswered::NoAnswer(error) } else { Unanswered::NotSent(error) };
@@ -146,26 +159,37 @@ impl Calls {
             }
             self.client.set_deadline(left);
             let answered_by = self.answered_by();
+            let began = Instant::now();
             let error = match call(&mut self.client, answered_by).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let is_stopping = error.code() == Code::Stopping;
+            let (is_stopping, is_late) = (error.code() == Code::Stopping, error.code() == Code::TimedOut);
             let until = match error.kind {
+                // gpushd compares `until_ms` with the clock of the host, which may be set forward at any time. So this
+                // answer does not mean that the hook has no time left.
+                Kind::Answer if is_late => {
+                    (is_sent, give_up) = (true, None);
+                    self.until
+                }
                 // It stops or starts, or an MPS daemon does.
-                Kind::Answer if error.error.retryable => self.until,
+                Kind::Answer if error.error.retryable => {
+                    give_up = None;
+                    self.until
+                }
                 Kind::Answer => return Err(Unanswered::Error(*error.error)),
-                Kind::Connect => give_up,
+                Kind::Connect => *give_up.get_or_insert(began + self.restart),
                 Kind::Lost => {
                     is_sent = true;
-                    give_up
+                    *give_up.get_or_insert_with(|| Instant::now() + self.restart)
                 }
                 Kind::TimedOut | Kind::Foreign => return Err(Unanswered::NoAnswer(*error.error)),
             };
-            if Instant::now() + PAUSE >= until {
+            if Instant::now() + PAUSE >= until.min(self.until) {
                 return Err(match error.kind {
-                    // A gpushd that stops is no error of the node: the policy for a gpushd that does not answer decides.
-                    Kind::Answer if !is_stopping => Unanswered::Error(*error.error),
+                    // A gpushd that stops or is late is not an error of the node: the policy for a gpushd that does not
+                    // answer decides.
+                    Kind::Answer if !is_stopping && !is_late => Unanswered::Error(*error.error),
                     Kind::Answer | Kind::Connect | Kind::Lost | Kind::TimedOut | Kind::Foreign => {
                         unanswered(*error.error, is_sent)
                     }
@@ -199,3 +223,6 @@ pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
         until_ms: Timestamp::now().as_millisecond(),
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,15 +1,15 @@
 //! `gpushctl slurm epilog`. It needs only the job id, and can run twice.
 
-use gpush_api::{SlurmJobEnded, SlurmLeftover};
+use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
     Job,
-    decide::{Ended, epilog_fails},
+    decide::{Concern, Ended, epilog_fails},
     request::requested,
 };
 
 use super::{
     call::{Calls, Unanswered, end_of},
-    directory::EndedRun,
+    directory::{Directory, EndedRun},
     fail,
     hook_start::HookStart,
     sentence,
@@ -25,28 +25,31 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     };
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
-    let (restart, had_lease) = match directory.ended_run(&job, HookStart::of_this_process(job.id).as_ref()) {
-        EndedRun::OfFile { restart, may_have_lease: true } => (restart, true),
+    let started = HookStart::of_this_process(job.id);
+    let run = directory.ended_run(&job, started.as_ref());
+    let had_lease = match run {
+        EndedRun::OfFile { may_have_lease: true, .. } => true,
         EndedRun::OfFile { restart, may_have_lease: false } => {
             directory.remove(&job, restart);
             return 0;
         }
-        EndedRun::Earlier { restart: Some(restart) } => (restart, false),
         EndedRun::Earlier { restart: None } => return 0,
-        EndedRun::NoFile => (job.last_run(), false),
+        EndedRun::Earlier { restart: Some(_) } | EndedRun::NoFile => false,
     };
+    let has_request = !matches!(requested(&job), Ok(None));
     // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
-    let shows_gpus = had_lease || job.has_devices() || !matches!(requested(&job), Ok(None));
+    let shows_gpus = had_lease || job.has_devices() || has_request;
     // Slurm always sets the restart count. Without it, nothing but the job id is known.
     if !shows_gpus && job.restart.is_some() {
         return 0;
     }
-    let end = end_of(&job, restart);
+    let end = || end_now(directory, &job, run, started.as_ref());
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
-            let calls = Calls::new(global, &settings);
-            let mut calls = if shows_gpus { calls } else { calls.without_waiting() };
-            let ended = calls.end(&end).await;
+            let calls =
+                Calls::new(global, &settings).for_concern(Concern::of(had_lease, has_request, job.has_devices()));
+            let mut calls = if shows_gpus { calls } else { calls.short() };
+            let ended = calls.end_run(end).await;
             if ended.is_ok() {
                 calls.deliver_ends(directory).await;
             }
@@ -62,16 +65,37 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         Err(Unanswered::Error(error)) => (Ended::Broken, sentence(&error)),
         Err(Unanswered::NotSent(error) | Unanswered::NoAnswer(error)) => (Ended::NoAnswer, sentence(&error)),
     };
+    if let Some(end) = end() {
+        finish(directory, &job, &end, ended, had_lease);
+    }
+    if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
+}
+
+/// Returns the end of the run that an Epilog ends, as the files show it now. `run` is what they showed when the Epilog
+/// began, and `started` is when Slurm started it. If there was no file, the Prolog of the next run may have made one.
+fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&HookStart>) -> Option<SlurmJobEnd> {
+    let run = match run {
+        EndedRun::NoFile => directory.ended_run(job, started),
+        EndedRun::OfFile { .. } | EndedRun::Earlier { .. } => run,
+    };
+    let restart = match run {
+        EndedRun::OfFile { restart, .. } => restart,
+        EndedRun::Earlier { restart } => restart?,
+        EndedRun::NoFile => job.last_run(),
+    };
+    Some(end_of(job, restart))
+}
+
+/// Removes the file of a job, and notes an end that gpushd did not receive. Without a note, the file must stay: it shows
+/// that the job may have a lease.
+fn finish(directory: &Directory, job: &Job, end: &SlurmJobEnd, ended: Ended, had_lease: bool) {
     match ended {
-        Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(&end),
-        Ended::NoAnswer if had_lease => {
-            // The next hook delivers the end.
-            let _noted = directory.note_end(&end);
-        }
+        Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(end),
+        // The next hook delivers the end.
+        Ended::NoAnswer if had_lease && directory.note_end(end).is_err() => return,
         Ended::NoAnswer => {}
     }
-    directory.remove(&job, restart);
-    if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
+    directory.remove(job, end.restart);
 }
 
 /// Describes the remaining processes of a lease in one sentence.
@@ -83,4 +107,69 @@ fn words(left: &SlurmLeftover) -> String {
         several => format!("GPUs {} are", several.join(", ")),
     };
     format!("{gpus} not free after the job, lease {}: {}", left.lease, left.waits_for.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::mpsc,
+        time::{Duration, Instant},
+    };
+
+    use gpush_api::{ApiError, Code};
+
+    use super::*;
+    use crate::commands::slurm::{call::tests as gpushd, directory::PossibleLeases};
+
+    /// A run of a job.
+    fn job(restart: u32) -> Job {
+        let uid = Some(nix::unistd::geteuid().as_raw());
+        let (cluster, node) = ("ci".to_owned(), "n1".to_owned());
+        Job { cluster, id: 42, node, uid, restart: Some(restart), ..Job::default() }
+    }
+
+    /// Fault: Epilog removed the file although the end was not noted, and nothing showed that the job had a lease.
+    #[test]
+    fn file_of_the_job_stays_until_its_end_is_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::new(dir.path(), Instant::now() + Duration::from_secs(600));
+        let job = job(0);
+        directory.begin(&job, None, PossibleLeases::All).unwrap();
+        let obstacle = dir.path().join("ci-42@n1+ended");
+        std::fs::create_dir(&obstacle).unwrap();
+        let finish = || finish(&directory, &job, &end_of(&job, 0), Ended::NoAnswer, true);
+        finish();
+        assert!(matches!(directory.ended_run(&job, None), EndedRun::OfFile { .. }));
+        std::fs::remove_dir(&obstacle).unwrap();
+        finish();
+        assert_eq!((directory.ended_run(&job, None), directory.undelivered_ends().len()), (EndedRun::NoFile, 1));
+    }
+
+    /// Fault: an Epilog without a file waited for gpushd, the next run began, and Epilog ended the lease of that run.
+    /// Slurm 22.05 gives this Epilog the restart count of the next run.
+    #[test]
+    fn run_that_begins_while_epilog_waits_is_not_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::new(&dir.path().join("jobs"), Instant::now() + Duration::from_secs(600));
+        let (job, started) = (job(1), HookStart::at(5));
+        let (seen, requests) = mpsc::channel();
+        let (socket, prolog, next) = (dir.path().join("socket"), directory.clone(), job.clone());
+        gpushd::serve(&socket, move |body| {
+            let end: SlurmJobEnd = serde_json::from_str(body).unwrap();
+            seen.send(end.restart).unwrap();
+            match prolog.begin(&next, Some(HookStart::at(9)), PossibleLeases::All) {
+                Ok(_) if end.restart == 1 => gpushd::error(&ApiError::new(Code::Stopping, "it stops").retryable()),
+                Ok(_) => Some((200, "{}".to_owned())),
+                Err(_) => None,
+            }
+        });
+        let run = directory.ended_run(&job, Some(&started));
+        assert_eq!(run, EndedRun::NoFile);
+        let end = || end_now(&directory, &job, run, Some(&started));
+        let mut calls = Calls::to(&socket, Duration::from_secs(5), Duration::ZERO);
+        crate::commands::runtime().unwrap().block_on(calls.end_run(end)).unwrap();
+        assert_eq!(requests.try_iter().collect::<Vec<_>>(), [1, 0]);
+        finish(&directory, &job, &end().unwrap(), Ended::Clean, false);
+        assert!(matches!(directory.ended_run(&job, None), EndedRun::OfFile { restart: 1, .. }), "its file stays");
+    }
 }

@@ -37,8 +37,7 @@ pub(super) fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevi
 
 /// Reads how slurmd numbers the devices of the node.
 fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
-    let slurm_conf = variable("SLURM_CONF").filter(|path| !path.is_empty());
-    let slurm_conf = slurm_conf.map_or_else(|| PathBuf::from(SLURM_CONF), PathBuf::from);
+    let slurm_conf = slurm_conf_path();
     let path = gres_conf.map_or_else(|| slurm_conf.with_file_name("gres.conf"), Path::to_owned);
     let text = match std::fs::read(&path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -48,10 +47,20 @@ fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
     };
     let conf = GresConf::parse(&text, &job.node, included(&path));
     let conf = conf.map_err(|error| format!("{}: {error}", path.display()))?;
-    // Without it, the types follow the order of gres.conf.
-    let text = std::fs::read(&slurm_conf).unwrap_or_default();
-    let slurm_conf = SlurmConf::parse(&String::from_utf8_lossy(&text), included(&slurm_conf));
-    Ok(Numbering::of(conf, slurm_conf.node_gres(&job.node).as_deref()))
+    // Without slurm.conf, the types follow the order of gres.conf.
+    Ok(Numbering::of(conf, read_slurm_conf(&slurm_conf).node_gres(&job.node).as_deref()))
+}
+
+/// Returns the path of slurm.conf.
+pub(super) fn slurm_conf_path() -> PathBuf {
+    let path = variable("SLURM_CONF").filter(|path| !path.is_empty());
+    path.map_or_else(|| PathBuf::from(SLURM_CONF), PathBuf::from)
+}
+
+/// Reads slurm.conf. A file that cannot be read has no settings.
+pub(super) fn read_slurm_conf(path: &Path) -> SlurmConf {
+    let text = std::fs::read(path).unwrap_or_default();
+    SlurmConf::parse(&String::from_utf8_lossy(&text), included(path))
 }
 
 /// Returns a function that reads a file that a file of Slurm includes. A relative path is relative to its directory.

@@ -94,7 +94,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     };
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
-            let mut calls = Calls::new(global, &settings);
+            let mut calls = Calls::new(global, &settings).for_concern(concern);
             calls.deliver_ends(directory).await;
             calls.start(start).await
         })

@@ -6,14 +6,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
-    process::{Command, Stdio},
+    process::Stdio,
+    time::Duration,
 };
 
 use gpush_api::{ApiError, Code, Lease, LeaseBinding, SlurmJobEnd};
+use gpush_core::slurm::SlurmConf;
 use jiff::Timestamp;
+use tokio::process::Command;
 
 use super::{
     call::{Calls, Unanswered},
+    mapping::{read_slurm_conf, slurm_conf_path},
     sentence,
     settings::Settings,
     variable,
@@ -24,8 +28,21 @@ use crate::{
     output::Output,
 };
 
-/// States of jobs that have a node. squeue omits some of them by default.
-const STATES: &str = "--states=running,configuring,completing,suspended,stopped";
+/// The states, as squeue prints them, of jobs without processes on a node. squeue prints a flag such as `COMPLETING` or
+/// `SIGNALING` instead of the state, and later versions of Slurm may have more flags. So every other word is the state
+/// of a job that may run.
+const NOT_RUNNING: [&str; 10] = [
+    "PENDING",
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "OUT_OF_MEMORY",
+];
 
 /// Maximum number of leases that end at the same time.
 const MOST_AT_ONCE: usize = 16;
@@ -45,7 +62,8 @@ pub(super) fn run(
     out: &Output,
 ) -> Outcome {
     let settings = Settings::of_root(files, limits);
-    let cluster = cluster.map(str::to_owned).or_else(|| variable("SLURM_CLUSTER_NAME"));
+    let named = cluster.map(str::to_owned).or_else(|| variable("SLURM_CLUSTER_NAME"));
+    let cluster = named.or_else(|| cluster_of(&read_slurm_conf(&slurm_conf_path())));
     let local = tokio::task::LocalSet::new();
     local.block_on(&super::super::runtime()?, async {
         let mut calls = Calls::new(global, &settings);
@@ -56,7 +74,7 @@ pub(super) fn run(
         let nodes: BTreeSet<String> = of_jobs.iter().map(|one| one.end.node.clone()).collect();
         let mut known: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
         for node in nodes {
-            let jobs = jobs_on(squeue, &node)?;
+            let jobs = jobs_on(squeue, &node, settings.deadline).await?;
             known.insert(node, jobs);
         }
         let is_known = |end: &SlurmJobEnd| known.get(&end.node).is_some_and(|jobs| jobs.contains(&end.job));
@@ -97,6 +115,11 @@ fn of_job(lease: Lease) -> Option<OfJob> {
     Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
 }
 
+/// Returns the cluster whose jobs squeue lists. Slurm converts the name to lower case.
+fn cluster_of(slurm_conf: &SlurmConf) -> Option<String> {
+    slurm_conf.get("ClusterName").map(str::to_lowercase).filter(|name| !name.is_empty())
+}
+
 /// Selects the leases of one cluster, because squeue lists the jobs of only one cluster.
 fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, ApiError> {
     if let Some(cluster) = cluster {
@@ -111,10 +134,11 @@ fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, A
     Ok(leases)
 }
 
-/// Returns the ids of the jobs that Slurm has on a node. Pending jobs have no node.
-fn jobs_on(squeue: &Path, node: &str) -> Result<BTreeSet<u32>, ApiError> {
+/// Returns the ids of the jobs that may run on a node. squeue has the time `limit`.
+async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<u32>, ApiError> {
     let mut command = Command::new(squeue);
-    command.args(["--noheader", "--all", "--format=%A", STATES]).stdin(Stdio::null());
+    // A list of states omits jobs that have a flag which the list does not name.
+    command.args(["--noheader", "--all", "--states=all", "--format=%A %T"]).stdin(Stdio::null()).kill_on_drop(true);
     // With variables such as SQUEUE_PARTITION, squeue would omit jobs, and the leases of these jobs
     // would end.
     for (name, _) in std::env::vars_os() {
@@ -125,18 +149,69 @@ fn jobs_on(squeue: &Path, node: &str) -> Result<BTreeSet<u32>, ApiError> {
     if !node.is_empty() {
         command.arg(format!("--nodelist={node}"));
     }
-    let output = command.output().map_err(|error| {
-        exit::io(format!("cannot run {}", squeue.display()), &error).hint("name squeue: `--squeue FILE`")
-    })?;
     let failed = |why: &str| {
         ApiError::new(Code::Unavailable, format!("{} does not list the jobs: no lease ends", squeue.display()))
             .cause(why.trim().to_owned())
             .hint("try again when slurmctld answers: `scontrol ping`")
     };
+    let output = tokio::time::timeout(limit, command.output()).await;
+    let output = output.map_err(|_| failed(&format!("it has not ended after {limit:?}")))?.map_err(|error| {
+        exit::io(format!("cannot run {}", squeue.display()), &error).hint("name squeue: `--squeue FILE`")
+    })?;
     if !output.status.success() {
         return Err(failed(&String::from_utf8_lossy(&output.stderr)));
     }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let words = text.split_whitespace();
-    words.map(|word| word.parse().map_err(|_| failed(&format!("it prints {word:?}")))).collect()
+    may_run(&String::from_utf8_lossy(&output.stdout)).map_err(|line| failed(&format!("it prints {line:?}")))
+}
+
+/// Returns the ids of the jobs that may run, from lines `ID STATE`.
+///
+/// # Errors
+/// The line that is not valid.
+fn may_run(lines: &str) -> Result<BTreeSet<u32>, &str> {
+    let mut jobs = BTreeSet::new();
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (id, state) = line.split_once(' ').unwrap_or((line, ""));
+        let id = id.parse().map_err(|_| line)?;
+        if !NOT_RUNNING.contains(&state.trim()) {
+            jobs.insert(id);
+        }
+    }
+    Ok(jobs)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    /// Fault: squeue did not list jobs with flags such as `SIGNALING`, and the leases of these running jobs ended.
+    #[test]
+    fn job_with_an_unusual_flag_may_run() {
+        let flags = "1 RUNNING\n2 SIGNALING\n3 RESIZING\n 4 STAGE_OUT \n5 COMPLETING\n6 STOPPED\n7 NEW_FLAG\n8\n";
+        assert_eq!(may_run(flags), Ok((1..=8).collect()));
+        assert_eq!(may_run("1 PENDING\n2 COMPLETED\n3 CANCELLED\n\n4 NODE_FAIL\n"), Ok(BTreeSet::new()));
+        assert_eq!(may_run("1 RUNNING\nslurm_load_jobs error\n"), Err("slurm_load_jobs error"));
+    }
+
+    /// Fault: without `--cluster`, the leases of another cluster's jobs ended.
+    #[test]
+    fn cluster_of_slurm_conf_is_the_default() {
+        let cluster = |text| cluster_of(&SlurmConf::parse(text, |_| None));
+        assert_eq!(cluster("ClusterName=CI\nNodeName=n1\n").as_deref(), Some("ci"));
+        assert_eq!(cluster("NodeName=n1\n"), None);
+    }
+
+    /// Fault: a squeue that waited for slurmctld blocked the command.
+    #[test]
+    fn squeue_has_a_time_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let squeue = dir.path().join("squeue");
+        fs::write(&squeue, "#!/bin/sh\nexec sleep 600\n").unwrap();
+        fs::set_permissions(&squeue, fs::Permissions::from_mode(0o755)).unwrap();
+        let runtime = crate::commands::runtime().unwrap();
+        let error = runtime.block_on(jobs_on(&squeue, "n1", Duration::from_millis(100))).unwrap_err();
+        assert!(error.code == Code::Unavailable && error.causes[0].contains("has not ended"), "{error:?}");
+    }
 }

@@ -53,12 +53,29 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     assert_eq!(reconcile().status.code(), Some(6));
     assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
     // Fault: squeue left out jobs that variables of the administrator exclude, and their leases ended.
-    script("echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4");
+    script(
+        "echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4 SIGNALING; echo 3 COMPLETED",
+    );
     let output = reconcile();
     assert!(output.status.success(), "{output:?}");
     assert!(node.lease(3).is_none() && node.lease(4).is_some());
     let arguments = fs::read_to_string(node.host.scratch("squeue.arguments")).expect("squeue was called");
-    assert!(arguments.contains("--nodelist=n1"), "{arguments}");
+    assert!(arguments.contains("--nodelist=n1") && arguments.contains("--states=all"), "{arguments}");
+}
+
+/// Fault: the leases of another cluster's jobs ended when squeue did not list these jobs.
+#[test]
+fn reconcile_ends_only_leases_of_the_cluster_of_slurm_conf() {
+    let node = Node::two_gpus(WHOLE);
+    node.prolog(&Job::new(3).on("0").with("SLURM_CLUSTER_NAME", "other"));
+    let slurm_conf = node.host.scratch("slurm.conf");
+    fs::write(&slurm_conf, "ClusterName=CI\n").expect("slurm.conf can be written");
+    let run = || reconcile(&node).env("SLURM_CONF", &slurm_conf).output().expect("gpushctl can be started");
+    assert!(run().status.success());
+    assert!(node.lease(3).is_some());
+    fs::write(&slurm_conf, "ClusterName=Other\n").expect("slurm.conf can be written");
+    assert!(run().status.success());
+    assert!(node.lease(3).is_none());
 }
 
 /// Fault: all leases had one time limit, and one that did not end left no time for the others.

@@ -58,6 +58,10 @@ const LOCK: &str = "lock";
 /// Pause between two attempts to get the lock. Other hooks hold it only for microseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// Minimum time that a hook waits for the lock. Several hooks may reach their deadlines together, and each must still
+/// note an end or remove a file.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+
 /// The directory of the files of jobs.
 #[derive(Debug, Clone)]
 pub(super) struct Directory {
@@ -73,8 +77,8 @@ struct Locked {
 }
 
 impl Directory {
-    /// Creates the handle of the directory at `path`. No method waits for the lock longer than
-    /// `until`.
+    /// Creates the handle of the directory at `path`. Methods wait for the lock until `until`, or for [`LOCK_WAIT`] if
+    /// that ends later.
     pub(super) fn new(path: &Path, until: Instant) -> Self {
         Self { path: path.to_owned(), until }
     }
@@ -103,14 +107,15 @@ impl Directory {
     /// Locks the directory against changes by other hooks.
     ///
     /// # Errors
-    /// When the hook gives up before the lock is free, or when the directory does not exist.
+    /// When the lock is not free in time, or when the directory does not exist.
     fn lock(&self) -> io::Result<Locked> {
         let path = self.path.join(LOCK);
         let file = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let until = self.until.max(Instant::now() + LOCK_WAIT);
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Locked { _file: file }),
-                Err(fs::TryLockError::WouldBlock) if Instant::now() < self.until => std::thread::sleep(PAUSE),
+                Err(fs::TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(PAUSE),
                 Err(fs::TryLockError::WouldBlock) => {
                     let why = format!("another hook holds the lock {}", path.display());
                     return Err(io::Error::new(io::ErrorKind::TimedOut, why));
@@ -226,6 +231,24 @@ mod tests {
             waiting.join().unwrap().unwrap();
         });
         assert!(late.lock().is_ok(), "the lock is free");
+    }
+
+    /// Fault: after the deadline, a hook tried the lock only once, and failed while another hook held it.
+    #[test]
+    fn hooks_that_reach_the_deadline_together_all_get_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let (late, begin) = (Directory::new(dir.path(), Instant::now()), std::sync::Barrier::new(8));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    begin.wait();
+                    for _ in 0..20 {
+                        let _locked = late.lock().unwrap();
+                        late.replace("file", b"text", 0o600, None).unwrap();
+                    }
+                });
+            }
+        });
     }
 
     #[test]

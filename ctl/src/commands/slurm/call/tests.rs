@@ -1,0 +1,130 @@
+//! Tests of requests, with a gpushd whose answers the test decides.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    thread,
+};
+
+use gpush_api::SlurmOutcome;
+use gpush_client::{Origin, Socket};
+
+use super::*;
+
+/// An answer of gpushd; `None`: it closes the connection without an answer.
+pub(in crate::commands::slurm) type Answer = Option<(u16, String)>;
+
+impl Calls {
+    /// The calls to the gpushd of a socket.
+    pub(in crate::commands::slurm) fn to(socket: &Path, time: Duration, restart: Duration) -> Self {
+        let client = Client::new(Socket::given(socket, Origin::Option));
+        Self { client, until: Instant::now() + time, restart }
+    }
+}
+
+/// Answers each request with what `answer` returns for its body.
+pub(in crate::commands::slurm) fn serve(socket: &Path, mut answer: impl FnMut(&str) -> Answer + Send + 'static) {
+    let listener = UnixListener::bind(socket).unwrap();
+    thread::spawn(move || {
+        for mut connection in listener.incoming().flatten() {
+            let Some(body) = request(&mut connection) else { continue };
+            let Some((status, body)) = answer(&body) else { continue };
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+            let _hook_has_ended = connection.write_all(format!("{head}{body}").as_bytes());
+        }
+    });
+}
+
+/// Reads a request up to the end of its body, a JSON object. Returns the body.
+fn request(connection: &mut UnixStream) -> Option<String> {
+    let mut text = String::new();
+    loop {
+        let mut bytes = [0; 4096];
+        let length = connection.read(&mut bytes).ok().filter(|length| *length > 0)?;
+        text.push_str(&String::from_utf8_lossy(&bytes[..length]));
+        if let Some((_, body)) = text.split_once("\r\n\r\n")
+            && body.ends_with('}')
+        {
+            return Some(body.to_owned());
+        }
+    }
+}
+
+/// An answer with an error.
+pub(in crate::commands::slurm) fn error(error: &ApiError) -> Answer {
+    Some((503, serde_json::to_string(error).unwrap()))
+}
+
+/// The answer to Prolog that gpush is not concerned with the job.
+fn not_concerned() -> Answer {
+    let started = SlurmJobStarted { outcome: SlurmOutcome::NotConcerned, owned: Vec::new() };
+    Some((200, serde_json::to_string(&started).unwrap()))
+}
+
+fn busy() -> ApiError {
+    ApiError::new(Code::Unavailable, "an MPS daemon is starting").retryable()
+}
+
+fn job() -> SlurmJobStart {
+    SlurmJobStart {
+        cluster: "ci".to_owned(),
+        job: 42,
+        node: "n1".to_owned(),
+        uid: 1,
+        restart: 0,
+        leader: None,
+        request: None,
+        devices: Vec::new(),
+        until_ms: 0,
+    }
+}
+
+/// Begins a job. `answers` are the answers to the first requests; later requests get the last of them.
+fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<SlurmJobStarted, Unanswered> {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let mut requests = 0;
+    serve(&socket, move |_| {
+        requests += 1;
+        answers[requests.min(answers.len()) - 1].clone()
+    });
+    crate::commands::runtime().unwrap().block_on(Calls::to(&socket, time, restart).start(job()))
+}
+
+/// Fault: when the host's clock was set forward, gpushd took the request for a late one, and Prolog drained the node.
+#[test]
+fn request_that_is_late_by_the_clock_is_sent_again() {
+    let late = || error(&ApiError::new(Code::TimedOut, "gpushd read the request after its deadline"));
+    let minutes = Duration::from_secs(600);
+    assert!(start(vec![late(), not_concerned()], minutes, RESTART).is_ok());
+    let answer = start(vec![late()], Duration::from_millis(300), RESTART);
+    assert!(matches!(answer, Err(Unanswered::NoAnswer(_))), "{answer:?}");
+}
+
+/// Fault: a gpushd that restarted late in a hook had no time to restart.
+#[test]
+fn every_restart_of_gpushd_has_its_time() {
+    let restart = PAUSE * 5;
+    // The pauses between these requests are longer than the time of a restart.
+    let mut answers = vec![error(&busy()); 7];
+    answers.extend([None, not_concerned()]);
+    let answer = start(answers, Duration::from_secs(600), restart);
+    assert!(answer.is_ok(), "{answer:?}");
+}
+
+/// Fault: jobs with GPUs that gpush does not manage waited for a gpushd that was not running.
+#[test]
+fn job_that_does_not_concern_gpush_waits_for_no_restart() {
+    let begin = |concern| {
+        let (dir, mut answers) = (tempfile::tempdir().unwrap(), [None, not_concerned()].into_iter());
+        let socket = dir.path().join("socket");
+        serve(&socket, move |_| answers.next().flatten());
+        let mut calls = Calls::to(&socket, Duration::from_secs(600), RESTART).for_concern(concern);
+        crate::commands::runtime().unwrap().block_on(calls.start(job()))
+    };
+    assert!(begin(Concern::Request).is_ok() && begin(Concern::Gpus).is_ok());
+    let answer = begin(Concern::Nothing);
+    assert!(matches!(answer, Err(Unanswered::NoAnswer(_))), "{answer:?}");
+}
