@@ -47,9 +47,9 @@ pub enum AutoDetect {
 /// A line of gres.conf with a `Name=`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GresRecord {
-    /// Name: `gpu`, `mps` or `shard`. Slurm distinguishes upper and lower case.
+    /// Name, as written: `gpu`, `mps` or `shard`. slurmd ignores case here, and refuses `GPU` in slurm.conf.
     pub name: String,
-    /// Type, such as `h200`.
+    /// Type, such as `h200`, as written. slurmd ignores case.
     pub gres_type: Option<String>,
     /// Device files, in order.
     pub files: Vec<String>,
@@ -70,9 +70,9 @@ pub struct GresRecord {
 /// A device of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GresDevice {
-    /// Name: `gpu`.
+    /// Name, as written: `gpu`. slurmd ignores case.
     pub name: String,
-    /// Type, such as `h200`.
+    /// Type, such as `h200`, as written. slurmd ignores case.
     pub gres_type: Option<String>,
     /// Device file. For a MIG device: the device file of its GPU.
     pub file: String,
@@ -191,8 +191,8 @@ impl GresConf {
     }
 
     /// Orders the GPUs by the `Gres=` of the node in slurm.conf, such as `gpu:a:2,gpu:b:2`. Slurm
-    /// takes the types in this order, and ignores the GPUs of a type above its count. A text
-    /// without GPUs changes nothing.
+    /// takes the types in this order, and ignores the GPUs of a type above its count. Case does not
+    /// matter in types. A text without GPUs changes nothing.
     #[must_use]
     pub fn ordered_by(mut self, node_gres: &str) -> Self {
         let wanted: Vec<_> = node_gres.split(',').filter_map(gpus_of).collect();
@@ -203,7 +203,9 @@ impl GresConf {
         for (gres_type, count) in wanted {
             let mut remaining = count;
             let (taken, rest) = left.into_iter().partition(|gpu| {
-                let suits = remaining > 0 && (gres_type.is_none() || gpu.gres_type.as_deref() == gres_type);
+                let is_of_type =
+                    |wanted: &str| gpu.gres_type.as_ref().is_some_and(|own| own.eq_ignore_ascii_case(wanted));
+                let suits = remaining > 0 && gres_type.is_none_or(is_of_type);
                 remaining -= u64::from(suits);
                 suits
             });
@@ -219,7 +221,7 @@ impl GresConf {
         unknown_keys: Vec<UnknownKey>,
     ) -> Result<Self, GresConfError> {
         let mut gpus: Vec<GresDevice> = Vec::new();
-        for record in records.iter().filter(|record| record.name == "gpu") {
+        for record in records.iter().filter(|record| record.name.eq_ignore_ascii_case("gpu")) {
             for device in record.devices() {
                 let same = |gpu: &&GresDevice| gpu.files == device.files;
                 if let Some(first) = gpus.iter().find(same) {
@@ -266,6 +268,7 @@ impl GresDevice {
 }
 
 /// Returns the type and count of an element of `Gres=`: `gpu:a:2(S:0)`, `gpu:4`, `gpu`. `None` for another GRES.
+/// Unlike in gres.conf, Slurm refuses `GPU` here.
 pub(super) fn gpus_of(element: &str) -> Option<(Option<&str>, u64)> {
     let element = element.split('(').next()?.trim();
     let mut words = element.split(':').filter(|word| *word != "no_consume");

@@ -74,13 +74,19 @@ impl SlurmConf {
         value(&self.node(&["NodeName"], node)?, "Gres").map(str::to_owned)
     }
 
-    /// Returns the name of the node on a host, and its `Gres=`. A line for several nodes has the host's name as the node.
+    /// Returns the name of the node on a host, and its `Gres=`. If a line has a list of nodes and a list of hosts, the
+    /// node has the position of the host. If the list of nodes is shorter, the node has the name of the host.
     #[must_use]
     pub fn node_of_host(&self, host: &str) -> Option<(String, String)> {
         let line = self.node(&["NodeHostname", "NodeName"], host)?;
-        let node = value(&line, "NodeName").filter(|node| !node.contains(['[', ',']));
+        let names = |key| {
+            let list = HostList::parse(value(&line, key).unwrap_or_default());
+            list.and_then(|list| list.expand()).unwrap_or_default()
+        };
+        let position = names("NodeHostname").iter().position(|name| name == host);
+        let node = position.and_then(|position| names("NodeName").into_iter().nth(position));
         let gres = value(&line, "Gres").unwrap_or_default().to_owned();
-        Some((node.unwrap_or(host).to_owned(), gres))
+        Some((node.unwrap_or_else(|| host.to_owned()), gres))
     }
 }
 
@@ -135,5 +141,20 @@ mod tests {
         assert_eq!(node("h1"), Some(("a".to_owned(), "gpu:2".to_owned())));
         assert_eq!(node("h3"), Some(("h3".to_owned(), "gpu:3".to_owned())));
         assert_eq!(node("h4"), None);
+    }
+
+    /// Fault: the node on `h2` was `h2`, so that its lines in gres.conf did not apply.
+    #[test]
+    fn lists_of_nodes_and_hosts_are_expanded_in_parallel() {
+        let conf = parse(
+            "NodeName=a[1-2],b NodeHostname=h[1-2],login Gres=gpu:2\nNodeName=c[1-2] NodeHostname=h9 Port=[7001-7002]\n\
+             NodeName=d[1-2],e[01-02] Gres=gpu:1\nNodeName=f[1-2] NodeHostname=h[21-23]\n",
+        );
+        let node = |host| conf.node_of_host(host).map(|(node, _)| node);
+        for (host, name) in [("h1", "a1"), ("h2", "a2"), ("login", "b"), ("h9", "c1"), ("e02", "e02"), ("a2", "a2")] {
+            assert_eq!(node(host).as_deref(), Some(name), "{host}");
+        }
+        // slurmd refuses lists of different lengths.
+        assert_eq!(node("h23").as_deref(), Some("h23"));
     }
 }

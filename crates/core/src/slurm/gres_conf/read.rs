@@ -138,7 +138,7 @@ impl Fields {
             return if self.auto_detect.is_some() && written.is_empty() { Ok(None) } else { Err(GresProblem::NoName) };
         };
         // For `mps` and `shard`, the count is the number of shares of the GPUs.
-        let shared = matches!(name.as_str(), "mps" | "shard");
+        let shared = ["mps", "shard"].iter().any(|shares| name.eq_ignore_ascii_case(shares));
         if let Some(count) = given
             && !shared
             && !files.is_empty()

@@ -51,10 +51,18 @@ fn types_follow_the_order_of_slurm_conf() {
     assert_eq!(minors(&parse(text).ordered_by("shard:4")), [3, 0, 1, 2]);
 }
 
+/// slurmd 22.05 listed `/dev/nvidia2` first for `Gres=gpu:A:2,gpu:b:2` and these lines.
 #[test]
-fn keys_ignore_case_and_names_do_not() {
+fn types_ignore_case() {
+    let text = "Name=gpu Type=b File=/dev/nvidia[0-1]\nName=gpu Type=a File=/dev/nvidia[2-3]";
+    assert_eq!(minors(&parse(text).ordered_by("gpu:A:2,gpu:b:2")), [2, 3, 0, 1]);
+    assert_eq!(minors(&parse("Name=gpu Type=a100 File=/dev/nvidia[0-3]").ordered_by("gpu:A100:4")), [0, 1, 2, 3]);
+}
+
+#[test]
+fn keys_and_names_ignore_case() {
     let conf = parse("NAME=gpu fIlE=/dev/nvidia0 # not this: Name=gpu\n\nname=GPU File=/dev/nvidia1\n");
-    assert_eq!(files(&conf), ["/dev/nvidia0"]);
+    assert_eq!(files(&conf), ["/dev/nvidia0", "/dev/nvidia1"]);
     assert_eq!(conf.records.len(), 2);
     assert_eq!(
         parse("Name=\"gpu\" \\\n  File = /dev/nvidia0 Flags=nvidia_gpu_env,x Cores=0-3").records,
