@@ -110,7 +110,7 @@ impl Caller {
                 .hint("run the command on the host, outside of containers");
         }
         denied
-            .cause("only root, the user of gpushd, and members of its admin groups may")
+            .cause("only root, the user that gpushd runs as, and members of gpushd's admin groups may do this")
             .hint(format!("ask an administrator to run it, or to {admit}"))
     }
 

@@ -142,8 +142,8 @@ impl Health {
 fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
     let index = gpu.index;
     let (code, what, hint) = match gpu.state {
-        // An administrator's cordon does not degrade health. A cordon because of a fault that the
-        // driver reported does.
+        // An administrator's cordon does not degrade health. But a cordon degrades health if its
+        // reason is a fault that the driver reported.
         GpuState::Cordoned | GpuState::Ready | GpuState::Changing => {
             let own = gpu.cordons.iter().any(|cordon| cordon.by.is_none());
             if !own {

@@ -119,8 +119,8 @@ fn caller_ended_error() -> ApiError {
         .hint("send the request from the process that will use the lease")
 }
 
-/// Determines the binding of the lease of a request. `named` is the binding to use if the lease
-/// gets neither a scope nor a cgroup: to a process, an end time or nothing.
+/// Determines the binding of the lease of a request. If the lease gets neither a scope nor a
+/// cgroup, the binding is `named`. It binds the lease to a process, to an end time, or to nothing.
 ///
 /// # Errors
 /// If the caller has ended or changed its user, or if a new scope is needed and systemd cannot be reached.

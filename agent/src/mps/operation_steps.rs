@@ -104,7 +104,8 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
 }
 
 /// Returns what a plan takes away on its GPU: certain targets, or the whole GPU. A waiting
-/// operation reserves this, whether it is leased or not. A refused plan takes nothing away.
+/// operation reserves these targets, whether they are leased or not. A refused plan takes nothing
+/// away.
 pub(crate) fn reserve_of_plan(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());

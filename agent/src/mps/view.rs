@@ -391,7 +391,8 @@ async fn shown(
     };
     let rule = mps.record(uuid).set.map(|set| set.rule);
     if let Some(target) = &entry.target {
-        // A stopped daemon has not received the desired settings, so the report does not have them.
+        // A stopped daemon has not received the desired settings, so its own report does not have
+        // them. Add them here.
         daemon.wanted = targets::policy(mps, target);
     }
     let granted_percent = tenths.div_ceil(10);

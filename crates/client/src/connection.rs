@@ -120,7 +120,8 @@ impl EarlierOutcome {
     /// stopping.
     fn after_attempt(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
-            // If another gpushd refuses the change, it is still unknown what the first gpushd did.
+            // The repeated request reached a restarted gpushd. Even if that gpushd refuses the
+            // change, it is still unknown what the first one did.
             (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
             (Ok(answer), Self::Nothing | Self::Refused(_)) => Self::Refused(answer.clone()),
             (Err(error), Self::Refused(answer))

@@ -71,7 +71,8 @@ fn units_contain_required_settings() {
     assert!(!service.contains("PrivateDevices="), "it would hide the GPUs");
 }
 
-/// The scopes of leases are outside the slice whose stop ends everything that gpushd runs. They
+/// If gpushd's slice stops, everything in it ends. The scopes of leases are outside this slice.
+/// They
 /// have the same limit as systemd's user slices.
 #[test]
 fn slices_of_leases_have_the_limit_of_user_slices() {

@@ -294,7 +294,8 @@ pub(super) fn refused(gpu: &Gpu, mut answer: GpuPlan, refusal: Refusal) -> GpuPl
     answer
 }
 
-/// Returns the plan of one GPU, or a plan with the reason why there is none.
+/// Returns the plan of one GPU. If the GPU cannot be planned, the returned value has no steps, only
+/// the reason.
 pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     let mut answer = empty_plan(gpu, layout);
     let refused = |answer, refusal| refused(gpu, answer, refusal);

@@ -44,8 +44,8 @@ impl SharedDevice<'_> {
             .unwrap_or(mig.compute_slices)
     }
 
-    fn was_shared(&self, had: &BTreeSet<String>) -> bool {
-        self.compute.uuid.as_ref().is_some_and(|uuid| had.contains(uuid))
+    fn was_shared(&self, shared_before: &BTreeSet<String>) -> bool {
+        self.compute.uuid.as_ref().is_some_and(|uuid| shared_before.contains(uuid))
     }
 
     fn position(&self) -> (u8, Option<u8>, u32, u32) {
@@ -118,9 +118,9 @@ impl DesiredDevices {
     }
 }
 
-/// Returns the existing devices that the layout shares, sorted by placement. `had` contains the
+/// Returns the existing devices that the layout shares, sorted by placement. `shared_before` contains the
 /// UUIDs of the devices that were shared before.
-pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
+pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, shared_before: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let mut wanted: BTreeMap<DeviceKind, BTreeMap<Option<u8>, DesiredDevices>> = BTreeMap::new();
     for entry in &layout.entries {
@@ -130,7 +130,7 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) 
     let mut chosen = Vec::new();
     for (kind, mut places) in wanted {
         let mut pool: Vec<SharedDevice<'a>> = all_devices(mig).filter(|device| device.kind() == kind).collect();
-        pool.sort_by_key(|device| (!device.was_shared(had), device.position()));
+        pool.sort_by_key(|device| (!device.was_shared(shared_before), device.position()));
         let anywhere = places.remove(&None).unwrap_or_default();
         for (start, wanted) in places {
             let is_here = |device: &SharedDevice<'_>| Some(device.instance.placement.start) == start;
@@ -148,8 +148,9 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) 
 }
 
 /// Returns the existing devices that were shared before, sorted by placement.
-pub(super) fn previously_shared<'a>(mig: &'a Mig, had: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
-    let mut devices: Vec<SharedDevice<'a>> = all_devices(mig).filter(|device| device.was_shared(had)).collect();
+pub(super) fn previously_shared<'a>(mig: &'a Mig, shared_before: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
+    let mut devices: Vec<SharedDevice<'a>> =
+        all_devices(mig).filter(|device| device.was_shared(shared_before)).collect();
     devices.sort_by_key(SharedDevice::position);
     devices
 }

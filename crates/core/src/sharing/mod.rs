@@ -9,7 +9,7 @@
 //!
 //! A daemon can exist only for an existing device, so a device of a layout becomes a target only
 //! when it exists. Among equal devices, those that already have daemons are preferred, because
-//! moving a daemon to another device would end its clients. So the result depends on `had`: the
+//! moving a daemon to another device would end its clients. So the result depends on `shared_before`: the
 //! UUIDs of the devices that were shared before.
 //!
 //! While a GPU cannot be read or is being changed, no daemon is added to it, and existing daemons
@@ -97,13 +97,13 @@ pub struct Sharing {
     pub unseen: BTreeSet<String>,
 }
 
-/// Determines which targets are shared through MPS. `had` contains the UUIDs of the targets that
+/// Determines which targets are shared through MPS. `shared_before` contains the UUIDs of the targets that
 /// already have a daemon.
 #[must_use]
-pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing {
+pub fn decide(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
     for (gpu, claimed) in gpus.iter().zip(desired::claims(config, gpus)) {
-        decide_one(&mut sharing, config, claimed, gpu, had);
+        decide_one(&mut sharing, config, claimed, gpu, shared_before);
     }
     sharing
 }
@@ -111,26 +111,32 @@ pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing 
 /// Determines the sharing of one GPU in the same way as [`decide`]. `claimed` is the position of
 /// the GPU's rule, from [`desired::claims`].
 #[must_use]
-pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) -> Sharing {
+pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, shared_before: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
-    decide_one(&mut sharing, config, claimed, gpu, had);
+    decide_one(&mut sharing, config, claimed, gpu, shared_before);
     sharing
 }
 
-fn decide_one(sharing: &mut Sharing, config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) {
+fn decide_one(
+    sharing: &mut Sharing,
+    config: &Config,
+    claimed: Option<usize>,
+    gpu: &Gpu,
+    shared_before: &BTreeSet<String>,
+) {
     let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { return };
     let desired_state = desired::desired_state(config, claimed, gpu);
     match desired_state.mode {
-        Mode::Mps => decide_whole(sharing, gpu, rule, had),
-        Mode::Mig => decide_mig(sharing, gpu, &desired_state, rule, had),
+        Mode::Mps => decide_whole(sharing, gpu, rule, shared_before),
+        Mode::Mig => decide_mig(sharing, gpu, &desired_state, rule, shared_before),
         Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
     }
 }
 
 /// Returns only the targets of [`decide`].
 #[must_use]
-pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<SharingTarget> {
-    decide(config, gpus, had).targets
+pub fn targets(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>) -> Vec<SharingTarget> {
+    decide(config, gpus, shared_before).targets
 }
 
 /// Finds a target among the current GPUs. Returns the index of its GPU and, for a MIG device, the
@@ -147,12 +153,12 @@ pub fn locate_target(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> 
 
 /// Returns only the problems of [`decide`], as sentences.
 #[must_use]
-pub fn findings(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<String> {
-    decide(config, gpus, had).findings.iter().map(Finding::to_string).collect()
+pub fn findings(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>) -> Vec<String> {
+    decide(config, gpus, shared_before).findings.iter().map(Finding::to_string).collect()
 }
 
 /// Determines the sharing of a whole GPU.
-fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) {
+fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, shared_before: &BTreeSet<String>) {
     if let Some(reason) = mps_unsupported_reason(gpu) {
         sharing.findings.push(Finding::of_gpu(gpu, reason));
         return;
@@ -171,11 +177,17 @@ fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<St
         policy: rule.mps_policy(),
         full_gpu: true,
     };
-    accept_targets(sharing, gpu, vec![target], had);
+    accept_targets(sharing, gpu, vec![target], shared_before);
 }
 
 /// Determines the sharing of a GPU's MIG devices, if the layout shares some of them.
-fn decide_mig(sharing: &mut Sharing, gpu: &Gpu, desired_state: &DesiredState, rule: &Rule, had: &BTreeSet<String>) {
+fn decide_mig(
+    sharing: &mut Sharing,
+    gpu: &Gpu,
+    desired_state: &DesiredState,
+    rule: &Rule,
+    shared_before: &BTreeSet<String>,
+) {
     let known = match (&desired_state.layout, &gpu.overridden) {
         (Some(layout), _) if layout.shared().is_none() => return,
         (layout @ Some(_), _) => layout.as_ref(),
@@ -194,8 +206,8 @@ fn decide_mig(sharing: &mut Sharing, gpu: &Gpu, desired_state: &DesiredState, ru
         return;
     }
     let devices = match known {
-        Some(layout) => devices::shared(layout, mig, had),
-        None => devices::previously_shared(mig, had),
+        Some(layout) => devices::shared(layout, mig, shared_before),
+        None => devices::previously_shared(mig, shared_before),
     };
     let mut targets = Vec::new();
     for device in devices {
@@ -217,17 +229,17 @@ fn decide_mig(sharing: &mut Sharing, gpu: &Gpu, desired_state: &DesiredState, ru
             full_gpu: false,
         });
     }
-    accept_targets(sharing, gpu, targets, had);
+    accept_targets(sharing, gpu, targets, shared_before);
 }
 
 /// Adds those targets that the state of the GPU allows, and reports the others.
-fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>, had: &BTreeSet<String>) {
+fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>, shared_before: &BTreeSet<String>) {
     let start = daemon_start(gpu);
     for target in targets {
         match start {
             DaemonStart::New => {}
             DaemonStart::Never(why) | DaemonStart::OnlyWhatWas(why) => {
-                let stays = matches!(start, DaemonStart::OnlyWhatWas(_)) && had.contains(&target.uuid);
+                let stays = matches!(start, DaemonStart::OnlyWhatWas(_)) && shared_before.contains(&target.uuid);
                 if !stays {
                     sharing.findings.push(Finding::of(&target, why));
                     continue;

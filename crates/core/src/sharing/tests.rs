@@ -103,10 +103,10 @@ fn whole_gpu_that_cannot_be_shared_is_reported() {
     gpus[3].state = GpuState::Unknown;
     gpus[4].state = GpuState::Lost;
     gpus[5].stale = true;
-    let had: BTreeSet<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let shared_before: BTreeSet<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let mut shown = String::new();
-    for (what, had) in [("nothing was shared", &BTreeSet::new()), ("all were shared", &had)] {
-        let found = decide(&config, &gpus, had);
+    for (what, shared_before) in [("nothing was shared", &BTreeSet::new()), ("all were shared", &shared_before)] {
+        let found = decide(&config, &gpus, shared_before);
         let _ = writeln!(shown, "# {what}: {}", words_of(&found.targets).join("; "));
         for finding in found.findings {
             let _ = writeln!(shown, "{finding}");
@@ -130,8 +130,8 @@ fn entries_share_existing_devices() {
     put(&mut gpus[0], "3g.40gb", 0, &[("1c.3g.40gb", 0), ("1c.3g.40gb", 1), ("1c.3g.40gb", 2)]);
     let found = targets(&config, &gpus, &BTreeSet::new());
     assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/0", "GPU 0, 3g.40gb@4"]);
-    let had = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
-    let found = targets(&config, &gpus, &had);
+    let shared_before = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
+    let found = targets(&config, &gpus, &shared_before);
     assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/2", "GPU 0, 3g.40gb@4"]);
     // With MIG, no compute mode is set, and the number of clients is proportional to the size of
     // the device.
@@ -139,7 +139,7 @@ fn entries_share_existing_devices() {
     assert_eq!(policies, [(MpsComputeMode::Keep, 6), (MpsComputeMode::Keep, 20)]);
     assert!(found.iter().all(|target| !target.full_gpu && target.gpu_uuid == gpus[0].uuid));
     gpus[0].mig.as_mut().unwrap().enabled = false;
-    assert!(targets(&config, &gpus, &had).is_empty());
+    assert!(targets(&config, &gpus, &shared_before).is_empty());
 }
 
 #[test]
@@ -148,11 +148,15 @@ fn shared_devices_stay_among_equal_ones() {
     for start in [0, 2, 4] {
         put(&mut gpus[0], "2g.20gb", start, &[("2g.20gb", 0)]);
     }
-    let shares = |layout: &str, had: &[u8]| {
+    let shares = |layout: &str, shared_before: &[u8]| {
         let config = config(&format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"{layout}\"\n"));
         let uuid = |start: &u8| gpus[0].mig.as_ref().unwrap().instances[usize::from(start / 2)].compute[0].uuid.clone();
-        let had: BTreeSet<String> = had.iter().filter_map(uuid).collect();
-        targets(&config, &gpus, &had).into_iter().map(|target| target.device.unwrap()).collect::<Vec<_>>().join(" ")
+        let shared_before: BTreeSet<String> = shared_before.iter().filter_map(uuid).collect();
+        targets(&config, &gpus, &shared_before)
+            .into_iter()
+            .map(|target| target.device.unwrap())
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     assert_eq!(shares("2g.20gb:mps,2g.20gb*2", &[]), "2g.20gb@0");
     assert_eq!(shares("2g.20gb:mps,2g.20gb*2", &[4]), "2g.20gb@4");
@@ -269,7 +273,7 @@ proptest! {
         entries in prop::collection::vec((1u8..=3, any::<bool>()), 1..=4),
         fixed in prop::sample::subsequence(vec![0u8, 1, 2, 3, 4, 5, 6], 0..=3),
         stand in prop::collection::vec(any::<bool>(), 7),
-        had in prop::collection::vec(any::<bool>(), 7),
+        shared_before in prop::collection::vec(any::<bool>(), 7),
     ) {
         let mut texts: Vec<String> = entries
             .iter()
@@ -283,7 +287,7 @@ proptest! {
         for start in 0..7u8 {
             if stand[usize::from(start)] {
                 put(&mut gpus[0], "1g.10gb", start, &[("1g.10gb", 0)]);
-                if had[usize::from(start)] {
+                if shared_before[usize::from(start)] {
                     let uuid = gpus[0].mig.as_ref().unwrap().instances.last().unwrap().compute[0].uuid.clone();
                     before.extend(uuid);
                 }
@@ -306,7 +310,7 @@ proptest! {
         let gone = before.difference(&now).count();
         let new = found.iter().filter(|target| !before.contains(&target.uuid));
         let new = new.filter(|target| !fixed.iter().any(|start| target.device == Some(format!("1g.10gb@{start}"))));
-        prop_assert!(gone == 0 || new.count() == 0, "{:?} had {:?}", found, before);
+        prop_assert!(gone == 0 || new.count() == 0, "{:?}, before {:?}", found, before);
         // A second call with the result of the first gives the same result.
         prop_assert_eq!(targets(&config, &gpus, &now), found);
     }

@@ -139,8 +139,8 @@ proptest! {
         }
     }
 
-    /// Brackets open in this order: time-slice levels, MPS daemons, services, the hook for the end,
-    /// the hook for the beginning.
+    /// Some steps come in pairs, one before the change and one after it. The pairs begin in this
+    /// order: time-slice levels, MPS daemons, services, the end hook, the begin hook.
     #[test]
     fn brackets_open_in_order_and_only_resets_need_hooks(
         daemons in proptest::collection::vec(0_usize..3, 1..4),

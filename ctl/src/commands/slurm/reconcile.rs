@@ -156,7 +156,8 @@ async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<
     };
     let output = tokio::time::timeout(limit, command.output()).await;
     let output = output.map_err(|_| failed(&format!("it has not ended after {limit:?}")))?.map_err(|error| {
-        exit::io(format!("cannot run {}", squeue.display()), &error).hint("name squeue: `--squeue FILE`")
+        exit::io(format!("cannot run {}", squeue.display()), &error)
+            .hint("give the path of the program squeue: `--squeue FILE`")
     })?;
     if !output.status.success() {
         return Err(failed(&String::from_utf8_lossy(&output.stderr)));

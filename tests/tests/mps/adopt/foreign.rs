@@ -109,8 +109,8 @@ fn is_stopped(pid: u32) -> bool {
     threads.map(state).all(is_stopped)
 }
 
-/// Kills the daemon while a waiter waits for the daemon's lock. gpushd notices the end of the
-/// daemon only after the waiter holds the lock.
+/// Kills the daemon while a waiter waits for the daemon's lock. Keeps gpushd from noticing the
+/// end of the daemon before the waiter holds the lock.
 ///
 /// The kernel frees a lock before it wakes the waiter. A busy host may run gpushd in between.
 /// gpushd would then find the lock free, start the next daemon with a new lock file, and report
