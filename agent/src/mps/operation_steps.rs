@@ -150,7 +150,7 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             let name = view::name(first);
             let mut error = ApiError::new(Code::Blocked, message);
             error.causes.extend(used.iter().flat_map(|(_, who)| who.iter().cloned()));
-            let leases = ended.iter().flat_map(|(uuid, _)| mps.leases_on(uuid)).map(|lease| lease.record.id);
+            let leases = ended.keys().flat_map(|uuid| mps.leases_on(uuid)).map(|lease| lease.record.id);
             let hint = usage::hint(leases).unwrap_or_else(|| {
                 format!("see the clients with `gpushctl mps show {name}`, or wait for them with `--wait`")
             });

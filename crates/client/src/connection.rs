@@ -286,7 +286,7 @@ impl Connection {
                 match UnixStream::connect(path).await {
                     // A gpushd that is starting will soon listen.
                     Err(error) if is_absent(&error) && Instant::now() < give_up => {
-                        tokio::time::sleep(STARTUP_POLL).await
+                        tokio::time::sleep(STARTUP_POLL).await;
                     }
                     // The backlog is full. On a non-blocking socket, connect(2) then fails
                     // immediately, so wait here.

@@ -128,7 +128,7 @@ impl Helpers {
         match &ended.end {
             End::Void => return Err(not_run(&job, "its keeper process did not start")),
             end if job.routine => {
-                tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.output_suffix())
+                tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.output_suffix());
             }
             End::Exited(0) => tracing::info!(operation = job.operation, "{} succeeded", job.step),
             End::Exited(_) | End::Signalled(_) | End::TimedOut | End::NotStarted(_) | End::Lost | End::Hangs => {
