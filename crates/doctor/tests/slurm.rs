@@ -167,6 +167,28 @@ fn missing_hooks_are_found() {
     host.finds(Severity::Problem, "Prolog does not run gpush", "prolog");
 }
 
+/// Fault: such a script had the finding "Prolog does not run gpush", whose hint it follows.
+#[test]
+fn script_that_calls_the_packaged_hook_runs_gpush() {
+    let host = Planted::healthy();
+    host.write("usr/share/gpush/slurm/prolog", "#!/usr/bin/gpushctl slurm prolog\n");
+    for line in ["/usr/share/gpush/slurm/prolog || exit 1", "hook=\"/usr/share/gpush/slurm/prolog\"; exec \"$hook\""] {
+        host.write("etc/slurm/prolog.d/50-gpush", &format!("#!/bin/sh\n{line}\n"));
+        assert_eq!(host.findings()[0].severity, Severity::Ok, "{line}: {:#?}", host.findings());
+    }
+    host.write("etc/slurm/prolog.d/50-gpush", "#!/bin/sh\n  # /usr/share/gpush/slurm/prolog\n");
+    host.finds(Severity::Problem, "Prolog does not run gpush", "scontrol reconfigure");
+    host.write("etc/slurm/prolog.d/50-gpush", "#!/bin/sh\n/usr/share/gpush/slurm/prolog\n");
+    host.write("usr/share/gpush/slurm/prolog", "#!/opt/gpush/gpushctl slurm prolog\n");
+    host.finds(
+        Severity::Problem,
+        "slurm/prolog runs /opt/gpush/gpushctl, which does not exist",
+        "gpushctl slurm prolog",
+    );
+    host.remove("usr/share/gpush/slurm/prolog");
+    host.finds(Severity::Problem, "Prolog does not run gpush", "scontrol reconfigure");
+}
+
 #[test]
 fn file_that_slurmd_cannot_run_is_found() {
     let host = Planted::healthy();
