@@ -189,6 +189,28 @@ fn script_that_calls_the_packaged_hook_runs_gpush() {
     host.finds(Severity::Problem, "Prolog does not run gpush", "scontrol reconfigure");
 }
 
+/// Fault: only a pattern with one `*` in its last part matched.
+#[test]
+fn patterns_of_hooks_match_as_in_glob_3() {
+    let host = Planted::healthy();
+    let matches = |pattern: &str| {
+        host.change("prolog.d/*", pattern);
+        host.findings()[0].severity == Severity::Ok
+    };
+    for pattern in ["prolog.d/??-gpush", "prolog.d/[0-9]*", "prolog.d/*-*", "prolog.?/50**", "*.d/[^a-z]0-gpush"] {
+        assert!(matches(pattern), "{pattern}: {:#?}", host.findings());
+    }
+    for pattern in ["prolog.d/?-gpush", "prolog.d/[!0-9]*", "*-gpush", "prolog.d/[5", "**/50-gpush/x"] {
+        assert!(!matches(pattern), "{pattern}");
+    }
+    // Hidden files do not match, and names with special characters do.
+    host.write("etc/slurm/prolog.d/.hidden", "not executable");
+    assert!(matches("prolog.d/*"));
+    host.write("etc/slurm/[x/prolog", "#!/bin/sh\n/usr/bin/gpushctl slurm prolog\n");
+    host.mode("etc/slurm/[x/prolog", 0o755);
+    assert!(matches("[x/prolog"));
+}
+
 #[test]
 fn file_that_slurmd_cannot_run_is_found() {
     let host = Planted::healthy();

@@ -1,7 +1,9 @@
 //! Prolog, Epilog and TaskProlog: whether they run gpush, and whether a file in their directory
 //! makes the job fail.
 
-use std::os::unix::fs::PermissionsExt;
+use std::{os::unix::fs::PermissionsExt, path::Path};
+
+use glob::{MatchOptions, Pattern, glob_with};
 
 use super::files::Files;
 use crate::{Area, Finding, Host};
@@ -35,7 +37,8 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
             files.path
         );
         let cause = match scripts.as_slice() {
-            [] => format!("{} has no {key}", files.path),
+            [] if patterns.is_empty() => format!("{} has no {key}", files.path),
+            [] => format!("no file matches {}", patterns.join(", ")),
             scripts => format!("no `gpushctl slurm {command}` in {}", scripts.join(", ")),
         };
         findings.push(if has_owner {
@@ -84,15 +87,26 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.starts_with('/'))
 }
 
-/// Returns the files that match a path, sorted. The path may end with `*`.
+/// Returns the files that match a path with wildcards, sorted. slurmd uses glob(3).
 fn matching(host: &Host, pattern: &str) -> Vec<String> {
-    let Some((directory, name)) = pattern.rsplit_once('/') else { return Vec::new() };
-    let Some((start, end)) = name.split_once('*') else {
-        return if host.has(pattern) { vec![pattern.to_owned()] } else { Vec::new() };
-    };
-    let names = host.names(directory).into_iter();
-    let suits = |name: &String| !name.starts_with('.') && name.starts_with(start) && name.ends_with(end);
-    names.filter(suits).map(|name| format!("{directory}/{name}")).collect()
+    // The crate has other syntax for `[^a]`, and `**` matches several directories there.
+    let mut below = pattern.trim_start_matches('/').replace("[^", "[!");
+    while below.contains("**") {
+        below = below.replace("**", "*");
+    }
+    let root = host.root();
+    let absolute = Path::new(&Pattern::escape(&root.to_string_lossy())).join(below);
+    let options =
+        MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+    match glob_with(&absolute.to_string_lossy(), options) {
+        Ok(found) => {
+            let below = found.flatten().filter_map(|path| path.strip_prefix(root).map(Path::to_path_buf).ok());
+            below.map(|path| format!("/{}", path.display())).collect()
+        }
+        // In glob(3), a bracket without a partner is a plain character.
+        Err(_) if host.has(pattern) => vec![pattern.to_owned()],
+        Err(_) => Vec::new(),
+    }
 }
 
 /// Reports a file that slurmd cannot run. slurmd runs each file of the directory; such a file makes
