@@ -377,3 +377,18 @@ fn gpus_of_slurm_that_users_can_lease_are_found() {
     host.rules = vec![RuleView { lease: None, ..rule("other", LeaseOwner::Users, &[0]) }];
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }
+
+/// Fault: a gres.conf for all nodes with `AutoDetect=nvml` had findings on a node without GPUs of Slurm.
+#[test]
+fn node_without_gpus_of_slurm_has_no_finding_about_them() {
+    let mut host = Planted::healthy();
+    host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
+    host.rules = vec![rule("users", LeaseOwner::Users, &[0, 1])];
+    for conf in ["AutoDetect=nvml", "AutoDetect=nvidia", "Name=gpu File=/dev/nvidia[0-1]"] {
+        host.write("etc/slurm/gres.conf", &format!("{conf}\n"));
+        for gres in ["", "Gres=gpu:0", "Gres=license:4"] {
+            host.write("etc/slurm/nodes.conf", &format!("NodeName=n1 CPUs=16 {gres}\n"));
+            assert_eq!(host.findings()[0].severity, Severity::Ok, "{conf} {gres}: {:#?}", host.findings());
+        }
+    }
+}
