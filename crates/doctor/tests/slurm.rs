@@ -167,6 +167,50 @@ fn missing_hooks_are_found() {
     host.finds(Severity::Problem, "Prolog does not run gpush", "prolog");
 }
 
+/// Fault: such a script had the finding "Prolog does not run gpush", whose hint it follows.
+#[test]
+fn script_that_calls_the_packaged_hook_runs_gpush() {
+    let host = Planted::healthy();
+    host.write("usr/share/gpush/slurm/prolog", "#!/usr/bin/gpushctl slurm prolog\n");
+    for line in ["/usr/share/gpush/slurm/prolog || exit 1", "hook=\"/usr/share/gpush/slurm/prolog\"; exec \"$hook\""] {
+        host.write("etc/slurm/prolog.d/50-gpush", &format!("#!/bin/sh\n{line}\n"));
+        assert_eq!(host.findings()[0].severity, Severity::Ok, "{line}: {:#?}", host.findings());
+    }
+    host.write("etc/slurm/prolog.d/50-gpush", "#!/bin/sh\n  # /usr/share/gpush/slurm/prolog\n");
+    host.finds(Severity::Problem, "Prolog does not run gpush", "scontrol reconfigure");
+    host.write("etc/slurm/prolog.d/50-gpush", "#!/bin/sh\n/usr/share/gpush/slurm/prolog\n");
+    host.write("usr/share/gpush/slurm/prolog", "#!/opt/gpush/gpushctl slurm prolog\n");
+    host.finds(
+        Severity::Problem,
+        "slurm/prolog runs /opt/gpush/gpushctl, which does not exist",
+        "gpushctl slurm prolog",
+    );
+    host.remove("usr/share/gpush/slurm/prolog");
+    host.finds(Severity::Problem, "Prolog does not run gpush", "scontrol reconfigure");
+}
+
+/// Fault: only a pattern with one `*` in its last part matched.
+#[test]
+fn patterns_of_hooks_match_as_in_glob_3() {
+    let host = Planted::healthy();
+    let matches = |pattern: &str| {
+        host.change("prolog.d/*", pattern);
+        host.findings()[0].severity == Severity::Ok
+    };
+    for pattern in ["prolog.d/??-gpush", "prolog.d/[0-9]*", "prolog.d/*-*", "prolog.?/50**", "*.d/[^a-z]0-gpush"] {
+        assert!(matches(pattern), "{pattern}: {:#?}", host.findings());
+    }
+    for pattern in ["prolog.d/?-gpush", "prolog.d/[!0-9]*", "*-gpush", "prolog.d/[5", "**/50-gpush/x"] {
+        assert!(!matches(pattern), "{pattern}");
+    }
+    // Hidden files do not match, and names with special characters do.
+    host.write("etc/slurm/prolog.d/.hidden", "not executable");
+    assert!(matches("prolog.d/*"));
+    host.write("etc/slurm/[x/prolog", "#!/bin/sh\n/usr/bin/gpushctl slurm prolog\n");
+    host.mode("etc/slurm/[x/prolog", 0o755);
+    assert!(matches("[x/prolog"));
+}
+
 #[test]
 fn file_that_slurmd_cannot_run_is_found() {
     let host = Planted::healthy();
@@ -332,4 +376,19 @@ fn gpus_of_slurm_that_users_can_lease_are_found() {
     // An unmanaged GPU is not leased.
     host.rules = vec![RuleView { lease: None, ..rule("other", LeaseOwner::Users, &[0]) }];
     assert_eq!(host.findings()[0].severity, Severity::Ok);
+}
+
+/// Fault: a gres.conf for all nodes with `AutoDetect=nvml` had findings on a node without GPUs of Slurm.
+#[test]
+fn node_without_gpus_of_slurm_has_no_finding_about_them() {
+    let mut host = Planted::healthy();
+    host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
+    host.rules = vec![rule("users", LeaseOwner::Users, &[0, 1])];
+    for conf in ["AutoDetect=nvml", "AutoDetect=nvidia", "Name=gpu File=/dev/nvidia[0-1]"] {
+        host.write("etc/slurm/gres.conf", &format!("{conf}\n"));
+        for gres in ["", "Gres=gpu:0", "Gres=license:4"] {
+            host.write("etc/slurm/nodes.conf", &format!("NodeName=n1 CPUs=16 {gres}\n"));
+            assert_eq!(host.findings()[0].severity, Severity::Ok, "{conf} {gres}: {:#?}", host.findings());
+        }
+    }
 }

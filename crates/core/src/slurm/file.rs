@@ -42,6 +42,10 @@ pub enum JobState {
         lease: LeaseId,
         /// Environment of the lease's processes, in order.
         environment: Vec<(String, String)>,
+        /// Number of devices that Slurm allocated to a job without a request; `None` for a job with a request. The
+        /// lease can have fewer: only those of rules with `owner = "slurm"`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        allocated: Option<usize>,
     },
     /// The job has no lease, and its tasks must fail.
     Refused {
@@ -66,13 +70,13 @@ pub struct TaskProlog {
 impl JobFile {
     /// Returns the output of TaskProlog. `visible` is the task's `CUDA_VISIBLE_DEVICES`.
     ///
-    /// If Slurm gave the task fewer devices than the job has (`--gpus-per-task`), the output does
-    /// not change Slurm's variable.
+    /// If Slurm gave the task fewer devices than the job has (`--gpus-per-task`), or the lease has
+    /// fewer devices than the job, the output does not change Slurm's variable.
     #[must_use]
     pub fn task_prolog(&self, visible: Option<&str>) -> TaskProlog {
         match &self.state {
-            JobState::Granted { lease, environment } => match Environment::from_variables(environment) {
-                Ok(environment) => TaskProlog { text: lines(&environment, visible), fails: false },
+            JobState::Granted { lease, environment, allocated } => match Environment::from_variables(environment) {
+                Ok(environment) => TaskProlog { text: lines(&environment, visible, *allocated), fails: false },
                 Err(error) => fail(&format!("the environment of lease {lease} cannot be used: {error}"), None),
             },
             JobState::Refused { reasons, hint } => fail(&reasons.join("; "), hint.as_deref()),
@@ -97,10 +101,12 @@ pub fn fail(reason: &str, hint: Option<&str>) -> TaskProlog {
     TaskProlog { text, fails: true }
 }
 
-fn lines(environment: &Environment, visible: Option<&str>) -> String {
+fn lines(environment: &Environment, visible: Option<&str>, allocated: Option<usize>) -> String {
     let all = environment.text(Format::Slurm);
     let given = visible.map_or(0, |list| list.split(',').filter(|entry| !entry.trim().is_empty()).count());
-    if environment.mps.is_some() || given == 0 || given >= environment.devices.len() {
+    let leased = environment.devices.len();
+    let is_partial = allocated.is_some_and(|allocated| leased < allocated);
+    if environment.mps.is_some() || !is_partial && (given == 0 || given >= leased) {
         return all;
     }
     let is_devices = |line: &&str| {
@@ -134,7 +140,12 @@ mod tests {
             ("GPUSH_LEASE", "L5".to_owned()),
         ];
         let environment = environment.map(|(name, value)| (name.to_owned(), value)).to_vec();
-        file(JobState::Granted { lease: LeaseId(5), environment })
+        file(JobState::Granted { lease: LeaseId(5), environment, allocated: None })
+    }
+
+    fn without_request(leased: usize, allocated: usize) -> JobFile {
+        let JobFile { state: JobState::Granted { lease, environment, .. }, .. } = granted(leased) else { panic!() };
+        file(JobState::Granted { lease, environment, allocated: Some(allocated) })
     }
 
     #[test]
@@ -154,6 +165,20 @@ mod tests {
         assert!(!one_of_two.contains("CUDA_VISIBLE_DEVICES") && one_of_two.contains("export GPUSH_LEASE=L5\n"));
     }
 
+    /// Fault: a job with one GPU of a rule with `owner = "slurm"` and one other GPU saw only the first one.
+    #[test]
+    fn lease_of_some_devices_does_not_hide_the_others() {
+        for visible in [Some("0,1"), Some("0"), None] {
+            let printed = without_request(1, 2).task_prolog(visible);
+            assert!(!printed.text.contains("export CUDA_"), "{visible:?}: {}", printed.text);
+            assert!(printed.text.contains("export GPUSH_LEASE=L5\n"));
+        }
+        assert!(without_request(2, 2).task_prolog(Some("0,1")).text.contains("export CUDA_VISIBLE_DEVICES=GPU-"));
+        assert!(!without_request(2, 2).task_prolog(Some("0")).text.contains("export CUDA_VISIBLE_DEVICES="));
+        let file = without_request(1, 2);
+        assert_eq!(serde_json::from_str::<JobFile>(&serde_json::to_string(&file).unwrap()).unwrap(), file);
+    }
+
     #[test]
     fn refused_task_fails_with_the_reason() {
         let reasons = vec!["cannot grant 90 %".to_owned(), "10 % left".to_owned()];
@@ -167,7 +192,7 @@ mod tests {
     #[test]
     fn environment_that_is_not_of_a_lease_is_not_printed() {
         let environment = vec![("LD_PRELOAD".to_owned(), "/tmp/x".to_owned())];
-        let printed = file(JobState::Granted { lease: LeaseId(5), environment }).task_prolog(None);
+        let printed = file(JobState::Granted { lease: LeaseId(5), environment, allocated: None }).task_prolog(None);
         assert!(printed.fails && !printed.text.contains("/tmp/x"));
     }
 

@@ -1,7 +1,9 @@
 //! Prolog, Epilog and TaskProlog: whether they run gpush, and whether a file in their directory
 //! makes the job fail.
 
-use std::os::unix::fs::PermissionsExt;
+use std::{os::unix::fs::PermissionsExt, path::Path};
+
+use glob::{MatchOptions, Pattern, glob_with};
 
 use super::files::Files;
 use crate::{Area, Finding, Host};
@@ -16,14 +18,16 @@ const HOOKS: [(&str, &str, &str); 3] = [
 pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (key, command, otherwise) in HOOKS {
-        let scripts: Vec<String> =
-            files.all(key).iter().flat_map(|pattern| matching(host, &files.sibling(pattern))).collect();
+        let patterns: Vec<String> = files.all(key).iter().map(|pattern| files.sibling(pattern)).collect();
+        let scripts: Vec<String> = patterns.iter().flat_map(|pattern| matching(host, pattern)).collect();
         findings.extend(scripts.iter().filter_map(|script| not_executable(host, key, script)));
-        let texts: Vec<String> = scripts.iter().map(|script| host.read(script).unwrap_or_default()).collect();
-        let missing =
-            scripts.iter().zip(&texts).filter_map(|(script, text)| missing_gpushctl(host, script, text, command));
-        findings.extend(missing);
-        if texts.iter().any(|text| runs(text, command)) {
+        let mut texts: Vec<(String, String)> =
+            scripts.iter().map(|script| (script.clone(), host.read(script).unwrap_or_default())).collect();
+        // A script of the site may call the script of the package.
+        let called: Vec<_> = texts.iter().flat_map(|(_, text)| called_scripts(host, text)).collect();
+        texts.extend(called.into_iter().filter(|(_, text)| runs(text, command)));
+        findings.extend(texts.iter().filter_map(|(script, text)| missing_gpushctl(host, script, text, command)));
+        if texts.iter().any(|(_, text)| runs(text, command)) {
             continue;
         }
         let message = format!("{key} does not run gpush: {otherwise}");
@@ -33,7 +37,8 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
             files.path
         );
         let cause = match scripts.as_slice() {
-            [] => format!("{} has no {key}", files.path),
+            [] if patterns.is_empty() => format!("{} has no {key}", files.path),
+            [] => format!("no file matches {}", patterns.join(", ")),
             scripts => format!("no `gpushctl slurm {command}` in {}", scripts.join(", ")),
         };
         findings.push(if has_owner {
@@ -59,24 +64,49 @@ fn runs(text: &str, command: &str) -> bool {
 /// Reports a script that names a gpushctl which does not exist on this host. If the first line
 /// names it, Slurm cannot start the script.
 fn missing_gpushctl(host: &Host, script: &str, text: &str, command: &str) -> Option<Finding> {
-    let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
-    let lines = first.strip_prefix("#!").into_iter().chain(rest.lines().filter(|line| !line.starts_with('#')));
-    let mut words = lines.flat_map(str::split_whitespace).map(|word| word.trim_matches(['"', '\'', ';']));
-    let program = words.find(|word| word.starts_with('/') && word.ends_with("/gpushctl") && !host.has(word))?;
+    let program = paths(text).find(|path| path.ends_with("/gpushctl") && !host.has(path))?;
     let message = format!("{script} runs {program}, which does not exist: the hook fails");
     let hint = format!("write the path of gpushctl into {script}: `#!/usr/bin/gpushctl slurm {command}`");
     Some(Finding::problem(Area::Slurm, message, hint).cause("Slurm drains a node whose Prolog or Epilog fails"))
 }
 
-/// Returns the files that match a path, sorted. The path may end with `*`.
+/// Returns the scripts whose absolute paths are in a script, with their texts.
+fn called_scripts(host: &Host, text: &str) -> Vec<(String, String)> {
+    let files = paths(text).filter(|path| host.path(path).is_file());
+    let texts = files.filter_map(|path| Some((path.to_owned(), host.read(path)?)));
+    texts.filter(|(_, text)| text.starts_with("#!")).collect()
+}
+
+/// Returns the absolute paths in the first line of a script and in its other lines without comments.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+    let code = rest.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let words = first.strip_prefix("#!").into_iter().chain(code).flat_map(|line| {
+        line.split(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '`' | ';' | '=' | '(' | ')' | '&' | '|'))
+    });
+    words.filter(|word| word.starts_with('/'))
+}
+
+/// Returns the files that match a path with wildcards, sorted. slurmd uses glob(3).
 fn matching(host: &Host, pattern: &str) -> Vec<String> {
-    let Some((directory, name)) = pattern.rsplit_once('/') else { return Vec::new() };
-    let Some((start, end)) = name.split_once('*') else {
-        return if host.has(pattern) { vec![pattern.to_owned()] } else { Vec::new() };
-    };
-    let names = host.names(directory).into_iter();
-    let suits = |name: &String| !name.starts_with('.') && name.starts_with(start) && name.ends_with(end);
-    names.filter(suits).map(|name| format!("{directory}/{name}")).collect()
+    // The crate has other syntax for `[^a]`, and `**` matches several directories there.
+    let mut below = pattern.trim_start_matches('/').replace("[^", "[!");
+    while below.contains("**") {
+        below = below.replace("**", "*");
+    }
+    let root = host.root();
+    let absolute = Path::new(&Pattern::escape(&root.to_string_lossy())).join(below);
+    let options =
+        MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+    match glob_with(&absolute.to_string_lossy(), options) {
+        Ok(found) => {
+            let below = found.flatten().filter_map(|path| path.strip_prefix(root).map(Path::to_path_buf).ok());
+            below.map(|path| format!("/{}", path.display())).collect()
+        }
+        // In glob(3), a bracket without a partner is a plain character.
+        Err(_) if host.has(pattern) => vec![pattern.to_owned()],
+        Err(_) => Vec::new(),
+    }
 }
 
 /// Reports a file that slurmd cannot run. slurmd runs each file of the directory; such a file makes

@@ -81,6 +81,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         Ok(run) => run,
         Err(error) => return fail_with_gpus(concern, &job, &unwritable(&settings, &error)),
     };
+    let has_request = request.is_some();
     let start = SlurmJobStart {
         cluster: job.cluster.clone(),
         job: job.id,
@@ -110,7 +111,11 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
                     (Started::Refused, Some(JobState::Refused { reasons, hint }), PossibleLeases::None, None)
                 }
                 SlurmOutcome::Granted { grant } => {
-                    let state = JobState::Granted { lease: grant.lease.id, environment: grant.environment };
+                    let state = JobState::Granted {
+                        lease: grant.lease.id,
+                        environment: grant.environment,
+                        allocated: (!has_request).then_some(allocated.len()),
+                    };
                     (Started::Granted, Some(state), PossibleLeases::All, None)
                 }
             }
