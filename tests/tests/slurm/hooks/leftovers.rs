@@ -138,7 +138,7 @@ fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
     let lease = lease_now(node.agent(), id);
     assert_eq!(lease.state, LeaseState::Releasing);
     let pid = left.0.id().to_string();
-    assert!(lease.waits_for.iter().any(|why| why.contains(&pid) && why.contains("attributed")), "{lease:?}");
+    assert!(lease.waits_for.iter().any(|why| why.contains(&pid) && why.contains("cannot attribute")), "{lease:?}");
     // gpushd refuses jobs on this GPU with that reason. Jobs on other GPUs run.
     let next = Job::new(23).on("0");
     let refused = node.refusal(&next);
