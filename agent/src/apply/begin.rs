@@ -31,7 +31,8 @@ pub(crate) struct Order {
     pub(crate) request: PlanRequest,
     /// The caller's reason.
     pub(crate) reason: Option<String>,
-    /// How long the operation may wait in the queue. With `None`, it is refused unless it can begin at once.
+    /// How long the operation may wait in the queue. With `None`, the operation is refused unless
+    /// it can begin at once.
     pub(crate) wait: Option<Duration>,
     /// Whether the operation leaves overrides unchanged.
     #[serde(default)]
@@ -49,7 +50,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Creates an order without a reason that does not wait.
+    /// Creates an order that has no reason and does not wait.
     pub(crate) fn new(kind: &str, request: PlanRequest) -> Self {
         Self {
             kind: kind.to_owned(),
@@ -165,10 +166,11 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Reads the GPUs that were claimed for the plans `meant`, and plans them again.
+    /// Reads the GPUs that were claimed for the plans `meant`, and plans these GPUs again.
     ///
     /// # Errors
-    /// If a GPU cannot be read, or cannot get its layout. The claim is then released.
+    /// If a GPU cannot be read, or cannot get the planned layout. The claim is then
+    /// released.
     pub(super) async fn plan_again(
         engine: &Engine,
         viewer: Viewer,
@@ -235,8 +237,8 @@ pub(super) fn bare(reading: &Reading) -> Option<Mig> {
     Some(mig)
 }
 
-/// Data that the journal stores in addition to the plans. A later gpushd uses the order to queue the operation again,
-/// and the override changes to recover it.
+/// Data that the journal stores in addition to the plans. After a restart, gpushd uses the order to
+/// queue the operation again, or the override changes to recover the operation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct RecordedRequest {
     #[serde(flatten)]

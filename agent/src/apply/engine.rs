@@ -1,5 +1,5 @@
 //! The engine: the handles for queueing and beginning operations. `life` creates the engine; other
-//! modules pass it on.
+//! modules pass the engine on.
 
 use std::sync::Arc;
 

@@ -1,6 +1,8 @@
-//! Executes an operation on all its GPUs. If the operation fails on one GPU, restores all of them.
+//! Executes an operation on all its GPUs. If the operation fails on one GPU, restores all GPUs of
+//! the operation.
 //!
-//! Brackets are actions around the steps that are undone at the end, such as a stopped service.
+//! A bracket is an action before the steps, such as stopping a service. gpushd undoes each bracket
+//! after the steps.
 //!
 //! ```text
 //! brackets opened ─► phases on every GPU ──► all done ─────────────────────────────► done

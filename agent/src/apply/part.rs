@@ -143,7 +143,7 @@ pub(super) fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
     plan::outcome(instances(intent.before.as_ref()), intent.plan.instance_steps())
 }
 
-/// Returns the instances of a GPU; empty if it has no MIG.
+/// Returns the instances of a GPU; an empty slice if the GPU does not support MIG.
 pub(super) fn instances(mig: Option<&Mig>) -> &[GpuInstance] {
     mig.map(|mig| mig.instances.as_slice()).unwrap_or_default()
 }

@@ -7,7 +7,7 @@
 //!    └──────────┴───────────┴───────────┴─────────┴─ a step fails, or the operation is cancelled: stop
 //! ```
 //!
-//! In the phase `Instances`, a GPU whose driver call takes long does not stop the others, because
+//! In the phase `Instances`, a slow driver call on one GPU does not stop the other GPUs, because
 //! the call may still succeed.
 
 use std::sync::Arc;

@@ -39,9 +39,9 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// Plans a request without executing it, from readings as fresh as those of an apply. If a GPU
-    /// cannot be read or is being changed, its plan has an error instead of steps. The other GPUs
-    /// are planned anyway.
+    /// Plans a request from fresh readings, as an apply does, but does not execute the request. If
+    /// a GPU cannot be read or is being changed, its plan has an error instead of steps. The other
+    /// GPUs are planned anyway.
     pub(crate) async fn plan(&self, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
         let gpus = self.gpus(viewer, request).await?;
         let meant = self.planned(&gpus, request).await;
@@ -84,7 +84,8 @@ impl Planner {
     }
 
     /// Plans a request from these GPUs. Which GPUs on NVSwitches are reset together depends on
-    /// whether a fabric manager runs. gpushd checks that only if a plan has such a reset.
+    /// whether a fabric manager runs. gpushd looks for a fabric manager only if a plan resets a GPU
+    /// on an NVSwitch.
     pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
         self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
     }

@@ -1,4 +1,5 @@
-//! The queue of operations that cannot begin yet, because another operation has their GPUs or instances are in use.
+//! The queue of operations that cannot begin yet, because another operation has claimed their GPUs,
+//! or because instances are in use.
 //!
 //! ```text
 //!              ┌─────────── one second later, or when an earlier entry makes room ────────┐
@@ -11,15 +12,17 @@
 //! ```
 //!
 //! [`crate::lanes`] keeps the order of arrival of operations and lease requests. An operation that
-//! is first on all its GPUs reserves what its last plan takes away: no lease is granted there until
-//! the operation has ended or left the queue. Existing uses of the GPUs continue. Operations
-//! without `--wait` never queue, and ignore the reservation.
+//! is first on all its GPUs reserves the targets or GPUs that its last plan takes away. gpushd
+//! grants no lease on a reserved target or GPU until the operation has ended or left the queue.
+//! Existing uses of the GPUs continue. Operations without `--wait` never queue, and ignore the
+//! reservation.
 //!
 //! One task serves the whole queue with one reading of the host, so the number of operations does not add driver calls.
 //! When an operation has claimed its GPUs, a separate task reads them again. So a GPU that does not answer delays only
 //! its own operations.
 //!
-//! Queued operations survive a restart of gpushd. They have changed nothing yet, so cancelling one needs no rollback.
+//! Queued operations survive a restart of gpushd. A queued operation has changed nothing yet, so
+//! its cancellation needs no rollback.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,7 +49,8 @@ use crate::{
     operation::{self, OperationHandle},
 };
 
-/// Interval between readings of instances in use. The driver does not report when they become idle.
+/// Interval between readings of instances in use. The driver does not report when an instance
+/// becomes idle.
 const READ: Duration = Duration::from_secs(1);
 
 /// Maximum number of waiting operations.

@@ -1,7 +1,7 @@
 //! Recovery of operations that a previous gpushd left unfinished.
 //!
 //! The journal has the previous and the planned state of each GPU, and a reading shows the current
-//! one. So the journal need not record single steps ([decision
+//! state. So the journal need not record single steps ([decision
 //! 11](../../../docs/decisions/0011-recovery-from-intent.md)):
 //!
 //! ```text
@@ -62,9 +62,9 @@ pub(crate) struct Recovery {
 
 impl Recovery {
     /// Takes over unfinished operations. Queued operations are passed to `enqueue` with the time of
-    /// their request. The others are recovered in the background. Returns the UUIDs of the GPUs
-    /// that an operation may have changed on this boot, without operations that gpushd began at its
-    /// start.
+    /// their request. Other operations are recovered in the background. Returns the UUIDs of the
+    /// GPUs that an operation may have changed on this boot. Operations that gpushd began at its
+    /// start do not count.
     ///
     /// Call this before gpushd serves any request: when it returns, the GPUs are claimed.
     pub(crate) async fn take_over(

@@ -26,7 +26,7 @@ pub(super) struct RecoveryFacts {
     pub(super) nothing_remains: bool,
     /// Every GPU is as it was before the operation.
     pub(super) as_before: bool,
-    /// Another program has created an instance on one of its GPUs.
+    /// Another program has created an instance on one of the operation's GPUs.
     pub(super) changed_by_others: bool,
 }
 

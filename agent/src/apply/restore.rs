@@ -112,7 +112,8 @@ async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], 
 /// Restores the GPU as it was before the operation.
 ///
 /// # Errors
-/// If it cannot be restored, or only in part. The GPU is then neither as planned nor as before.
+/// If the GPU cannot be restored, or only in part. The GPU is then neither as planned nor
+/// as before.
 pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;
@@ -143,9 +144,9 @@ pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>
 
 /// Makes one attempt. Returns what could not be restored, if anything.
 ///
-/// `stays` has the instances that the driver refused to destroy. They are left alone, like
-/// instances whose processes the driver does not list. With `None`, such an instance makes the
-/// attempt fail.
+/// `stays` has the instances that the driver refused to destroy. The attempt leaves these instances
+/// alone, and also instances whose processes the driver does not list. With `None`, an instance of
+/// either kind makes the attempt fail.
 async fn once(
     mig: &MigMode,
     purpose: &Purpose<'_>,

@@ -42,7 +42,8 @@ pub(super) async fn all(
                 changes.push(part.degrade(&id, trouble));
                 left.push((part.clone(), "is in an unknown state"));
             }
-            // The operation changed nothing on this GPU, and changes by others are not reverted.
+            // The operation changed nothing on this GPU, and changes by other programs are not
+            // reverted.
             PartOutcome::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
                 left.push((part.clone(), "stays as it is: this operation has not changed it"));
             }

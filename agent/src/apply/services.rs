@@ -6,14 +6,14 @@
 //!  services started ◄──────────────── hook after ◄──────── undone in reverse order
 //! ```
 //!
-//! Each such action is a bracket. gpushd notes it in the journal before it begins, and undoes it
-//! when the operation ends. If gpushd has died, the next gpushd undoes it. Undoing a bracket twice
-//! does no harm, because starting a running service has no effect. If undoing fails, the note stays
-//! in the journal, and health reports the service.
+//! Each such action is a bracket. gpushd notes a bracket in the journal before the action begins,
+//! and undoes the bracket when the operation ends. If gpushd has died, the next gpushd undoes the
+//! bracket. Undoing a bracket twice does no harm, because starting a running service has no effect.
+//! If undoing fails, the note stays in the journal, and health reports the service.
 //!
-//! Several operations may need the same service stopped. Each of them notes it, and the last one
-//! that ends starts it. A lock ensures that no operation stops services while another one starts
-//! them.
+//! Several operations may need the same service stopped. Each of these operations notes the
+//! service, and the last operation that ends starts the service. A lock ensures that no operation
+//! stops services while another operation starts services.
 
 use std::{
     collections::BTreeMap,
@@ -184,7 +184,7 @@ impl Services {
 
     /// Returns whether another unfinished operation has noted the same bracket, and so will undo it.
     async fn still_needed_stopped(&self, operation: OperationId, bracket: &Bracket) -> bool {
-        // If the store cannot tell, the service is started. A service that runs by mistake only
+        // If the store cannot be read, the service is started. A service that runs by mistake only
         // makes the other operation fail with an error that names the cause.
         let others = self.noted_by_others(operation, bracket).await;
         others.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
