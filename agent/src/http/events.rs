@@ -6,13 +6,13 @@
 //! data: {"id": …, "kind": …}   a gpush_api::Event
 //! ```
 //!
-//! The stream begins with an `id:` without an event, the position at which the stream starts. After
-//! each silence gpushd sends the current position again. This keeps the connection alive. A client
-//! that receives few kinds of events can then also reconnect at a position that is still stored.
-//! Clients of server-sent events do not treat such an id as an event.
+//! The stream begins with an `id:` without an event. This id is the position at which the stream
+//! starts. After each silence gpushd sends the current position again. This keeps the connection
+//! alive. A client that receives few kinds of events can then also reconnect at a position that is
+//! still stored. Clients of server-sent events do not treat such an id as an event.
 //!
-//! A client gets the next chunk only after it has read the last one. So a client that does not read occupies only its
-//! connection, which `listen::pace` closes after a time limit.
+//! A client gets the next chunk only after it has read the last one. So a client that does not read
+//! occupies only its connection, which `listen::connection_timer` closes after a time limit.
 
 use std::{
     convert::Infallible,

@@ -17,7 +17,8 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Creates an error whose HTTP status is more specific than that of its code.
+    /// Creates an error with an HTTP status that is more specific than the status of the error's
+    /// code.
     pub(crate) fn new(status: StatusCode, error: ApiError) -> Self {
         Self { status, error: Box::new(error) }
     }

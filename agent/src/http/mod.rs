@@ -2,7 +2,7 @@
 //!
 //! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each
 //! module has the paths of one subject. A response whose size grows with the host goes through the
-//! `response_limiter`, so that small responses do not wait for it.
+//! `response_limiter`, so that small responses do not wait for large responses.
 
 pub(crate) mod admin_socket;
 mod audit;
@@ -58,7 +58,7 @@ use crate::{
 /// Maximum size of a request body in bytes.
 const BODY: usize = 64 << 10;
 
-/// The handles of the API. Each handler extracts the ones it needs with axum's `State`.
+/// The handles of the API. Each handler extracts the handles that it needs with axum's `State`.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
     pub(crate) state: State,

@@ -46,7 +46,8 @@ impl Requests {
         self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 
-    /// Admits a request whose body is not a [`ReasonRequest`]. The caller has already computed its key.
+    /// Admits a request whose body is not a [`ReasonRequest`]. The caller has already computed the
+    /// key of the request.
     ///
     /// # Errors
     /// As [`Requests::admit`].

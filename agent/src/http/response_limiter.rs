@@ -210,7 +210,8 @@ mod tests {
         tx.send(7).unwrap();
         assert_eq!(waiting.await.unwrap(), 7);
         others.shutdown().await;
-        // A thread may still poll one of them. It returns the only permit when it has finished.
+        // A thread may still poll one of these responses. The thread returns the only permit when
+        // it has finished.
         drop(limiter.0.public.permits.acquire().await.unwrap());
         limiter.run(&caller(1), async {}).await.unwrap();
         assert_eq!(limiter.0.public.uids.lock().unwrap().len(), 1, "uids without responses are forgotten");
