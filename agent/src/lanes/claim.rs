@@ -15,8 +15,8 @@ pub(crate) struct Claim {
 }
 
 impl Lanes {
-    /// Claims GPUs, given as (index, UUID). Reconcilers and grants that are running on them finish
-    /// first: see [`Claim::wait_until_alone`].
+    /// Claims GPUs, given as (index, UUID). Reconcilers and grants that are running on these GPUs
+    /// finish first: see [`Claim::wait_until_alone`].
     ///
     /// # Errors
     /// If another operation has claimed one of the GPUs, or if the lanes are closed. The error
@@ -64,7 +64,7 @@ impl Claim {
     /// Marks the GPUs as changing: the operation with this id has begun.
     pub(crate) fn begin(&self, id: &str) {
         self.show(&mut self.lanes.states().claimed, &Holder::Operation(id.to_owned()));
-        // Wakes waiting reconcilers. They return, because the operation does their work.
+        // Wakes waiting reconcilers, which return because the operation does their work.
         self.lanes.make_room();
     }
 

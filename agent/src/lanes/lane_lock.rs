@@ -11,7 +11,7 @@ pub(crate) struct LaneLock {
 }
 
 impl Lanes {
-    /// Takes the lane of a GPU if it is free.
+    /// Takes the lane of a GPU if the lane is free.
     pub(crate) fn try_lock(&self, uuid: &str) -> Option<LaneLock> {
         let mut known = self.states();
         let is_free =

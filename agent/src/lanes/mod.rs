@@ -1,12 +1,12 @@
 //! One lane and one queue per GPU.
 //!
-//! A lane has one owner at a time: a reconciler or an operation. An operation takes at once the
-//! lanes of all its GPUs and of the GPUs that are reset with them. The operation executes its MPS
-//! and time-slice steps itself. It waits only for the reconcilers and grants that were running
-//! before its claim.
+//! A lane has one owner at a time: a reconciler or an operation. An operation takes all its lanes
+//! at once: the lanes of its own GPUs, and of the GPUs that are reset together with its own GPUs.
+//! The operation executes its MPS and time-slice steps itself. It waits only for the reconcilers
+//! and grants that were running before its claim.
 //!
 //! ```text
-//!            turn                        claim (all GPUs of an operation at once)
+//!            lock                        claim (all GPUs of an operation at once)
 //! free ─────────────► a reconciler ──────────────────┐
 //!  │ ▲ ▲ ◄─────────── at work       ended            ▼
 //!  │ │ │                                          claimed: being planned ── begin ─► changing: begun
@@ -114,7 +114,7 @@ impl Lanes {
         self.0.room.send_modify(|times| *times += 1);
     }
 
-    /// Reports that a lease has ended. An operation that waited for it may begin.
+    /// Reports that a lease has ended. An operation that waited for the lease may begin.
     pub(crate) fn lease_ended(&self) {
         self.make_room();
     }

@@ -11,8 +11,9 @@
 //! An entry is *first* if it does not conflict with any earlier entry that is first. Only first entries hold others
 //! back. So an operation that waits for one of its GPUs does not block its other GPUs.
 //!
-//! A first entry holds back later entries even while it cannot begin itself. So no later entry overtakes it, and the
-//! set of entries that it waits for only shrinks.
+//! A first entry holds back later entries even while the first entry itself cannot begin. So no
+//! later entry overtakes a first entry. An entry waits only for earlier entries, so the set of
+//! entries that can hold it back only shrinks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -113,7 +114,7 @@ impl QueueEntry {
 /// The earlier entry that an entry waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ahead {
-    /// UUID of the GPU on which they conflict.
+    /// UUID of the GPU on which the two entries conflict.
     pub(crate) gpu: String,
     /// The kind of the entry ahead.
     pub(crate) waiter: Waiter,
