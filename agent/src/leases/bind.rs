@@ -35,8 +35,8 @@ const SLICE: &str = "gpulease";
 pub(crate) struct Scopes(Result<Arc<Manager>, &'static str>);
 
 impl Scopes {
-    /// Determines whether this gpushd can create scopes. Only the system's own gpushd can, as for
-    /// MPS units.
+    /// Determines whether this gpushd can create scopes. Only the system's own gpushd can create
+    /// scopes and MPS units.
     pub(crate) fn new(is_systems_own: bool) -> Self {
         Self(if !systemd::is_the_service_manager() {
             Err("systemd is not the service manager here")
@@ -102,7 +102,8 @@ impl CallingProcess {
     /// Checks that the process is alive, and still has the user that connected.
     fn check(&self) -> Result<(), ApiError> {
         let uids = proc::uids(self.pid);
-        // Checked last: if the process is still alive, the values that were read belong to it.
+        // This check comes last: if the process is still alive, the values that were read belong to
+        // it.
         if self.process.has_ended() {
             return Err(caller_ended_error());
         }
@@ -119,8 +120,8 @@ fn caller_ended_error() -> ApiError {
         .hint("send the request from the process that will use the lease")
 }
 
-/// Determines the binding of the lease of a request. If the lease gets neither a scope nor a
-/// cgroup, the binding is `named`. It binds the lease to a process, to an end time, or to nothing.
+/// Determines the binding of the lease of a request. `named` is the binding if the lease gets
+/// neither a scope nor a cgroup. Such a binding is to a process, to an end time, or to nothing.
 ///
 /// # Errors
 /// If the caller has ended or changed its user, or if a new scope is needed and systemd cannot be reached.
@@ -164,7 +165,7 @@ pub(super) async fn resolve(
         }
         BindTarget::None(reason) => Ok(as_named(reason)),
         BindTarget::NewScope => {
-            // Checked before anything is placed or recorded.
+            // gpushd checks systemd before it places or records anything.
             manager.check().await.map_err(|error| no_scope(&error))?;
             let binding = LeaseBinding::Scope { unit: None, cgroup: None };
             Ok(ResolvedBinding { binding, mover: Some(Arc::new(process)), reason: None })

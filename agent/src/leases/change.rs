@@ -148,8 +148,8 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
     lease_after_change(leases, caller, &lease).await
 }
 
-/// Returns a lease after a change. Waits briefly for its end first, so that a lease without
-/// processes is returned as ended.
+/// Returns a lease after a change. Waits briefly for the end of the lease first, so that a lease
+/// without processes is returned as ended.
 async fn lease_after_change(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<Lease, ApiError> {
     /// Maximum time that an answer waits for the end of a lease.
     const SOON: Duration = Duration::from_millis(200);

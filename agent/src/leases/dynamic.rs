@@ -6,8 +6,8 @@
 //!                             └ refused: nothing is recorded          └ also after a crash: recovery ends the operation
 //! ```
 //!
-//! The operation continues if the client disconnects. gpushd then ends the lease, as it ends every lease whose client
-//! has disconnected.
+//! The operation continues if the client disconnects. gpushd then ends the lease, as it ends every
+//! lease whose client disconnected before the answer.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

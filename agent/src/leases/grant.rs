@@ -8,8 +8,9 @@
 //!            refused, or queued                              capacity freed         └ not known: stays reserved
 //! ```
 //!
-//! gpushd refuses a request without `wait` if there is no room. It first waits a moment if capacity is about to become
-//! free: an operation on the GPUs, a lease without processes, or an MPS daemon that is starting.
+//! gpushd refuses a request without `wait` if there is no room. But if capacity is about to become
+//! free, gpushd first waits a moment. For example, an operation or a lease without processes is
+//! about to end, or an MPS daemon is starting.
 
 use std::time::Duration;
 
@@ -233,7 +234,8 @@ pub(super) struct Reserved {
     members: Vec<LeaseMember>,
     /// The MIG devices that must be created first.
     missing: Option<DevicesToCreate>,
-    /// Guards of the GPUs on which nothing is created: operations on them begin after the grant is recorded.
+    /// Guards of the GPUs on which nothing is created: operations on these GPUs begin after the
+    /// grant is recorded.
     _grants: Vec<Grant>,
 }
 
@@ -346,8 +348,8 @@ pub(super) async fn commit(
         tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer, bound).await;
     }
-    // This precedes the commit, because gpushd must not record the grant if clients of another user
-    // are connected.
+    // gpushd prepares the daemons before the commit, because it must not record the grant if
+    // clients of another user are connected.
     if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
         free().await;
         return Err(error);

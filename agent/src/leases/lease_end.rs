@@ -81,7 +81,8 @@ async fn take_over(leases: &Leases) {
                 }
                 watch(leases, lease.id());
             }
-            // The recovery of its operation decides whether the lease becomes active or ends.
+            // The recovery of the lease's operation decides whether the lease becomes active or
+            // ends.
             LeaseState::Granting => watch(leases, lease.id()),
             LeaseState::Ended => {}
         }
@@ -264,7 +265,7 @@ fn recorded_end(effect: &Effect) -> Option<EndReason> {
     }
 }
 
-/// Waits until one of these processes ends. If there is none, never returns.
+/// Waits until one of these processes ends. If `pids` is empty, never returns.
 async fn one_ends(pids: Vec<u32>) {
     let mut watched = tokio::task::JoinSet::new();
     for pid in pids.into_iter().take(MOST_AWAITED) {
@@ -320,7 +321,8 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
                     lease.set_record(record);
                 }
             }),
-            // If this cannot be recorded and gpushd restarts, the lease is active again, and its end begins again.
+            // If the state `releasing` cannot be recorded and gpushd restarts, the lease is active
+            // again, and its end begins again.
             Err(error) => logged.releasing_failed(id, &error),
         }
     }
@@ -335,7 +337,7 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
     }
 }
 
-/// Sends the signals that are due to the processes of a lease.
+/// Sends the processes of a lease the signals that are due.
 async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &RemainingProcesses) {
     let signal = apply(leases, id, Event::Tick).into_iter().find_map(|effect| match effect {
         Effect::Terminate => Some(Signal::SIGTERM),

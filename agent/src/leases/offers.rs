@@ -16,8 +16,8 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     let members: Vec<(u32, &LeaseMember)> = table.members().collect();
     let (daemons, users) = mps::daemons(&leases.handles.mps);
     let mut claimed = leases.handles.lanes.claimed();
-    // A granting lease gets its device when the end of its operation is recorded. That may be after the end of the
-    // claim, so its GPUs still count as claimed.
+    // A granting lease gets its device when the end of the operation is recorded. The claim may end
+    // earlier, so the GPUs of a granting lease still count as claimed.
     let granting = table.open.values().filter(|lease| lease.state.name() == LeaseState::Granting);
     claimed.extend(granting.flat_map(|lease| gpus_of(&lease.record.members)));
     let mut offered = Host::of(&Snapshot {

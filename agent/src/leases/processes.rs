@@ -47,7 +47,7 @@ pub(super) struct RemainingProcesses {
     pub(super) own: BTreeSet<u32>,
     /// Processes of the holder that may belong to the lease. gpushd never ends them.
     pub(super) others: BTreeSet<u32>,
-    /// Whether the lease is that of a Slurm job.
+    /// Whether the lease belongs to a Slurm job.
     of_job: bool,
 }
 
@@ -58,7 +58,7 @@ impl RemainingProcesses {
     }
 
     /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup,
-    /// or for an MPS daemon that does not answer. A user can cause both.
+    /// or for an MPS daemon that does not answer. A user can cause both conditions.
     pub(super) fn is_unattributed(&self) -> bool {
         let is_alive = |pid: &u32| proc::is_alive(*pid);
         self.of_job
@@ -100,7 +100,8 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
         ..RemainingProcesses::default()
     };
     left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    // Both run concurrently: the driver and the daemons answer while gpushd scans the processes.
+    // The scan and the queries run concurrently: the driver and the daemons answer while gpushd
+    // scans the processes.
     let (own, lists) = tokio::join!(processes_naming_lease(leases, lease), lists(leases, lease));
     left.own = own;
     if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
@@ -177,8 +178,9 @@ fn job_of(pid: u32) -> Option<SlurmJob> {
 }
 
 /// Returns the processes of the holder whose environment names the lease: the command of
-/// `gpushctl run`, and the processes that it started. A login shell that the lease is bound to is
-/// not included. For a Slurm job, returns the processes in its cgroup.
+/// `gpushctl run`, and the processes that this command started. A login shell is not included,
+/// even if the lease is bound to the shell. For a Slurm job, returns the processes in the job's
+/// cgroup.
 async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     let (leases, lease) = (leases.clone(), lease.clone());
     let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
@@ -206,7 +208,7 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> BTreeSet<
     own.await.unwrap_or_default()
 }
 
-/// Processes of a user that name a lease, with the lease that each names.
+/// Processes of a user that name a lease. Each entry has the pid and the named lease.
 pub(super) type ProcessLeases = Arc<[(u32, String)]>;
 
 /// Finds the processes of a user that name a lease of this gpushd.

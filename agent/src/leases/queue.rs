@@ -1,4 +1,5 @@
-//! Requests that wait for capacity. They share one order of arrival with operations that wait.
+//! Requests that wait for capacity. Waiting requests and waiting operations share one order of
+//! arrival.
 //!
 //! ```text
 //! enter ─► recorded as queued ─► each pass: ─┬─ room ─────────────► reserved, committed ─► answered
@@ -56,11 +57,12 @@ pub(super) struct Waiting {
     pub(super) until: Option<Instant>,
     pub(super) place: QueuePlace,
     pub(super) reply: Reply,
-    /// The lock of the request's key. A repeated request waits for it, so that one key gets only one lease.
+    /// The lock of the request's key. A repeated request waits for the lock, so that one key gets
+    /// only one lease.
     pub(super) lock: Option<OwnedMutexGuard<()>>,
 }
 
-/// A request that is being recorded as queued. It counts for the quota of its holder.
+/// A request that is being recorded as queued. The request counts for the quota of its holder.
 struct UnrecordedRequest<'a> {
     leases: &'a Leases,
     holder: u32,
@@ -95,7 +97,7 @@ impl Drop for UnrecordedRequest<'_> {
 /// Records a request as queued.
 ///
 /// # Errors
-/// If a quota denies the request, or if it cannot be recorded.
+/// If a quota denies the request, or if the request cannot be recorded.
 pub(super) async fn enter(
     leases: &Leases,
     caller: &Caller,
@@ -185,7 +187,8 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // This answers the clients. Their records stay queued, and the next gpushd takes them over.
+    // Dropping the waiting requests answers the clients. The requests stay recorded as queued, and
+    // the next gpushd takes them over.
     leases.waiting().clear();
 }
 
@@ -217,7 +220,8 @@ async fn pass(leases: &Leases) {
     }
 }
 
-/// Reserves what can be granted, and removes those requests from the queue. Notes what the other requests wait for.
+/// Reserves capacity for the requests that can be granted, and removes these requests from the
+/// queue. Notes what the other requests wait for.
 fn decide(
     leases: &Leases,
     snapshot: &crate::state::HostState,
@@ -254,7 +258,8 @@ fn decide(
                         denied.insert(ticket, error.message);
                         again = true;
                     }
-                    // An operation has claimed the GPU meanwhile. Its end wakes the queue.
+                    // An operation has claimed the GPU meanwhile. The end of the operation wakes
+                    // the queue.
                     None => {}
                 },
                 Outcome::Never(why) => {
@@ -328,7 +333,7 @@ fn note(
     show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
 }
 
-/// Returns the position among the waiting requests and operations. The first is 1.
+/// Returns the position among the waiting requests and operations. The first position is 1.
 fn position(leases: &Leases, ticket: Ticket) -> u32 {
     let entries = leases.handles.lanes.entries();
     let before = entries.iter().filter(|(one, _)| *one <= ticket).count();

@@ -1,4 +1,5 @@
-//! Queued requests of an earlier gpushd. They keep their places. Their clients reconnect with the keys of the requests.
+//! Queued requests of an earlier gpushd. The requests keep their places, and the clients reconnect
+//! with the keys of the requests.
 //!
 //! ```text
 //! recorded as queued ─► a place in the order of arrival, before any request is served
@@ -8,8 +9,8 @@
 //!                             └─ not within `RECONNECT_TIME`, or the request has no key ─► cancelled
 //! ```
 //!
-//! Until the client reconnects, its request is resolved with the rights of an ordinary user. That
-//! is not possible for a request of root that exceeds the limits of users, or for a request whose
+//! Until the client reconnects, its request is resolved with the rights of an ordinary user. gpushd
+//! cannot yet resolve a request of root that exceeds the limits of users, or a request whose
 //! process gets a scope. Such a request keeps its place without a reservation until the client
 //! reconnects.
 
@@ -51,9 +52,9 @@ pub(super) struct Restored {
     away: BTreeMap<LeaseId, PendingGrant>,
 }
 
-/// Restores the places of queued requests that arrived before the time `before`; with `None`, of
-/// all queued requests. The caller also queues the operations, in one order of arrival, before any
-/// request is served.
+/// Restores the places of queued requests that arrived before the time `before`. With `None`,
+/// restores the places of all queued requests. The caller also queues the operations, in one order
+/// of arrival, before any request is served.
 pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
