@@ -76,8 +76,8 @@ pub(super) struct Parts {
     pub(super) inbox: ReloadReceiver,
     /// Operations that a previous gpushd left unfinished, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
-    /// Unfinished operations, each with a later operation that has begun on one of its GPUs. So the
-    /// unfinished operations must have ended.
+    /// Operations without a recorded end, each with a later operation that has begun on one of the
+    /// same GPUs. So the earlier operation must have ended.
     pub(super) superseded: BTreeMap<OperationId, OperationId>,
     /// The boot id, or a placeholder.
     pub(super) boot_id: String,

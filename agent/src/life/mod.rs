@@ -164,8 +164,8 @@ struct Sockets {
 fn sockets(handed_over: Option<PassedSockets>, paths: &Paths, config: &Config) -> Result<Sockets, SocketError> {
     let named = paths.admin_socket.clone().or_else(|| config.api.admin_socket.as_ref().map(PathBuf::from));
     let (public, admin, default_admin) = match handed_over {
-        // If systemd passed the first socket, gpushd creates the second one only if its path is configured. The sandbox
-        // may prevent gpushd from creating it.
+        // If systemd passed the first socket, gpushd creates the second socket only if its path is
+        // configured. The sandbox may prevent gpushd from creating the second socket.
         Some(PassedSockets { public, admin }) => (public, admin, None),
         None => {
             let default_admin = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
@@ -186,8 +186,8 @@ fn access(config: &Config) -> SocketAccess {
 
 /// Returns the options of the driver worker. A library on the command line overrides the config.
 fn driver(arguments: &Arguments, config: &Config) -> Options {
-    // Not the path of the program: after an upgrade, that path has another version, whose worker
-    // uses another protocol.
+    // The worker is not started by the path of the program: after an upgrade, that path has another
+    // version, and the worker of that version uses another protocol.
     let mut options = Options::new("/proc/self/exe");
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
@@ -200,9 +200,10 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
     options
 }
 
-/// Checks the owner and mode of the config file and the driver library. If trust is required, a file that another user
-/// could have written is an error; otherwise it is logged. The dynamic linker finds a library without a path in
-/// directories that only root can write.
+/// Checks the owner and mode of the config file and the driver library. If trust is required, a
+/// file that another user could have written is an error; if trust is not required, gpushd only
+/// logs the file. The dynamic linker finds a library without a path in directories that only root
+/// can write.
 fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
     let own = nix::unistd::geteuid().as_raw();
     let library = library.filter(|library| library.components().count() > 1);
@@ -330,7 +331,8 @@ async fn serve(
         tracing::info!("stopping after {unfinished} operations have ended; a second SIGTERM stops at once");
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
-    // The queue does not begin more operations. `tasks` includes the operations that it has begun.
+    // The queue does not begin more operations. `tasks` includes the operations that the queue has
+    // begun.
     let _ = queue.await;
     tasks.close();
     tasks.wait().await;
