@@ -69,8 +69,8 @@ const FIRST_REQUEST: Duration = Duration::from_millis(500);
 /// Pause before the next accept after file descriptors have run out.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
-/// The socket that a loop serves. Each socket has a separate loop, backlog and caps, so load on one does not affect the
-/// other.
+/// The socket that a loop serves. Each socket has a separate loop, backlog and caps, so load on one
+/// socket does not affect the other socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SocketKind {
     /// The first socket, for all users.

@@ -31,7 +31,7 @@ const MOST: usize = 100_000;
 pub(crate) enum Account {
     /// The user with this uid, including subordinate uids.
     User(u32),
-    /// A range of subordinate uids, by its first uid. Its owner is unknown or root.
+    /// A range of subordinate uids, by its first uid. The owner of the range is unknown or root.
     Range(u32),
 }
 
@@ -63,7 +63,7 @@ impl Accounts {
         let after = found.ranges.partition_point(|range| range.first <= uid);
         let range = after.checked_sub(1).and_then(|at| found.ranges.get(at));
         match range.filter(|range| uid - range.first < range.count) {
-            // Containers started by root use these uids. They must not share root's account.
+            // Containers started by root use these uids. Such a uid must not share root's account.
             Some(Range { owner: Some(owner), .. }) if *owner != 0 => Account::User(*owner),
             Some(range) => Account::Range(range.first),
             None => Account::User(uid),

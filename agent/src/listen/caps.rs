@@ -10,9 +10,9 @@
 //! | [`ADMINS`] more | members of the admin groups |
 //! | [`RESERVED`] more | root and the user that gpushd runs as |
 //!
-//! A connection beyond the rate of its account is delayed, not refused. It counts as open during
-//! the delay, so the number of delayed connections of an account is limited. Meanwhile the accept
-//! loop serves other connections. The second socket has separate limits.
+//! A connection beyond the rate of its account is delayed, not refused. A delayed connection counts
+//! as open during the delay, so the number of delayed connections of an account is limited.
+//! Meanwhile the accept loop serves other connections. The second socket has separate limits.
 
 use std::{
     collections::HashMap,
@@ -41,7 +41,8 @@ const ADMIN_SOCKET: usize = 128;
 const INTERVAL: Duration = Duration::from_millis(10);
 const BURST: u32 = 100;
 
-/// Maximum number of accounts that are stored. Above it, accounts without open connections are removed.
+/// Maximum number of accounts that are stored. Above this number, accounts without open connections
+/// are removed.
 const MOST_ACCOUNTS: usize = 1024;
 
 /// The rank of a caller determines its limits.
@@ -107,7 +108,7 @@ impl Caps {
 
     /// Returns the maximum total for connections of this rank.
     fn most(&self, rank: Rank) -> usize {
-        // If the total is small, the reserves are at most half of it.
+        // If the total is small, the reserves are at most half of the total.
         let reserved = RESERVED.min(self.in_all / 3);
         let admins = ADMINS.min(self.in_all / 6);
         match rank {
@@ -221,8 +222,8 @@ mod tests {
             delays.push(caps.take_slot(ALICE, Rank::User, now).unwrap().delay);
         }
         assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
-        // In practice, each delayed connection keeps its slot, so far fewer of them are delayed at
-        // once.
+        // In practice, each delayed connection keeps its slot, so the number of connections delayed
+        // at once is much smaller.
         assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
         assert_eq!(caps.take_slot(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
         assert_eq!(caps.take_slot(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);

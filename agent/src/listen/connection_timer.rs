@@ -43,7 +43,7 @@ enum ConnectionPhase {
     Head(Instant),
     Busy,
     Idle(Instant),
-    /// An endless response is being written. Contains the time when the peer last read from it.
+    /// An endless response is being written. Contains the time when the peer last read bytes.
     Streaming(Instant),
 }
 
@@ -55,7 +55,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub(crate) struct ConnectionTimer(Arc<watch::Sender<ConnectionPhase>>);
 
 impl ConnectionTimer {
-    /// Creates the pace of a new connection.
+    /// Creates the timer of a new connection.
     pub(crate) fn new() -> Self {
         Self(Arc::new(watch::Sender::new(ConnectionPhase::Head(Instant::now()))))
     }
@@ -119,17 +119,17 @@ impl ConnectionTimer {
     }
 }
 
-/// A stream that reports received and sent bytes to its pace. The stream also replaces hyper's own
+/// A stream that reports received and sent bytes to its timer. The stream also replaces hyper's own
 /// error responses, which have no body.
 #[derive(Debug)]
 pub(crate) struct TimedStream {
     stream: UnixStream,
     pace: ConnectionTimer,
-    /// A response that is being written in place of hyper's own.
+    /// A response that is being written in place of hyper's own response.
     replaced: Option<Replacement>,
 }
 
-/// A response that is written in place of hyper's own.
+/// A response that is written in place of hyper's own response.
 #[derive(Debug)]
 struct Replacement {
     bytes: Vec<u8>,

@@ -1,11 +1,11 @@
 //! The listening sockets: creation, peer credentials, and limits for each caller.
 //!
 //! ```text
-//! socket   creates or takes over the listening sockets; replaces stale files, never those in use
-//! accept   the loop: credentials, caps, one task per connection
-//! accounts the account of a connection: owners of subordinate uids, admin groups
-//! caps     limits of connections per account and in total
-//! pace     the time limits of one connection: its head, its idle time
+//! socket            creates or takes over the listening sockets; replaces only stale socket files
+//! accept            the loop: credentials, caps, one task per connection
+//! accounts          the account of a connection: owners of subordinate uids, admin groups
+//! caps              limits of connections per account and in total
+//! connection_timer  time limits of one connection: for a request head, and for idle time
 //! ```
 //!
 //! gpushd has its own accept loop, because these decisions come before the first byte of a request. Also, no available

@@ -69,7 +69,7 @@ pub(crate) enum SocketError {
     Held {
         /// The socket.
         path: PathBuf,
-        /// The other agent's pid, if it could be read.
+        /// The pid of the other gpushd, if the pid could be read.
         holder: Option<u32>,
         /// The option that sets another path.
         option: &'static str,
@@ -157,8 +157,8 @@ pub(crate) struct Listening {
     ours: Option<OwnedFile>,
 }
 
-/// A socket file of gpushd. Dropping it removes the file, unless another process has replaced it, and then releases its
-/// lock.
+/// A socket file of gpushd. Dropping this value removes the file, unless another process has
+/// replaced the file, and then releases the lock.
 #[derive(Debug)]
 struct OwnedFile {
     path: PathBuf,
