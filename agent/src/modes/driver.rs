@@ -99,7 +99,8 @@ pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
 
 /// Returns the error of a call that has settled without effect.
 pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
-    // When gpushd stopped waiting, the call might still have taken effect. Now it cannot.
+    // When gpushd stopped waiting, the call might still have taken effect. Now the call cannot take
+    // effect any more.
     let kind = if matches!(error.kind, ErrorKind::Deadline { .. }) {
         ErrorKind::Deadline { may_land: false }
     } else {

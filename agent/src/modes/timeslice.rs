@@ -7,7 +7,7 @@ use gpush_api::GpuPlan;
 
 use crate::timeslice::{self, Timeslice};
 
-/// Sets the levels of these GPUs as their rules require, and waits until they are read back.
+/// Sets the levels of these GPUs as their rules require, and waits until the levels are read back.
 pub(crate) async fn execute(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
     timeslice::apply_and_read_back(timeslice, uuids).await
 }

@@ -54,7 +54,7 @@ fn unknown(why: &str) -> ApiError {
         .retryable()
 }
 
-/// Removes the identity of a holder, which only administrators may see.
+/// Removes the identity of a holder. Only administrators may see the identity.
 pub(super) fn blank(holder: Holder) -> Holder {
     Holder { pid: None, uid: None, user: None, command: None, ..holder }
 }

@@ -1,4 +1,5 @@
-//! Steps that change MIG mode. All GPUs of an operation change together, because a reset may need its whole group.
+//! Steps that change MIG mode. All GPUs of an operation change together, because a GPU may need a
+//! reset together with other GPUs.
 
 use std::collections::BTreeMap;
 

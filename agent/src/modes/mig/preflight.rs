@@ -1,5 +1,5 @@
-//! Checks, before anything is changed, whether a reset is blocked: by processes that have the GPU
-//! open and that gpushd may not stop, or because the host is a virtual machine.
+//! Checks before the first step whether a reset is blocked. A process blocks a reset if it has the
+//! GPU open and gpushd may not stop it. On a virtual machine, every reset is blocked.
 
 use std::collections::BTreeSet;
 

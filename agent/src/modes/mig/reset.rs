@@ -1,4 +1,5 @@
-//! Resets of GPUs that make a MIG mode effective. During a reset gpushd has no GPU open, so it cannot read any GPU.
+//! Resets that make the MIG mode of GPUs effective. During a reset gpushd has no GPU open, so it
+//! cannot read any GPU.
 
 use std::{collections::BTreeMap, time::Duration};
 
