@@ -138,8 +138,8 @@ pub(crate) async fn act(
     view::one(mps, caller, &entry.short).await
 }
 
-/// Returns whether an action takes a daemon away from the leases on its target. A restart does so only if the daemon
-/// runs.
+/// Returns whether an action takes a daemon away from the leases on its target. A restart takes the
+/// daemon away only if the daemon runs.
 fn ends_use(act: MpsAction, seen: &Report) -> bool {
     match act {
         MpsAction::Start | MpsAction::Drain => false,
@@ -148,7 +148,7 @@ fn ends_use(act: MpsAction, seen: &Report) -> bool {
     }
 }
 
-/// Starts a daemon whose record no longer says that it is stopped.
+/// Starts a daemon that is no longer recorded as stopped.
 async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
     let _is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;

@@ -18,8 +18,8 @@ const TERMINATE: Duration = Duration::from_secs(5);
 /// Maximum time for the driver to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Returns a function that gets the MPS clients of a target from the driver. It is called if the
-/// daemon does not report its clients.
+/// Returns a function that gets the MPS clients of a target from the driver. The function is called
+/// if the daemon does not report its clients.
 pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverClients {
     let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {

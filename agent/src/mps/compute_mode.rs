@@ -36,8 +36,8 @@ impl Mps {
     }
 }
 
-/// Sets the compute mode of a GPU that is shared, or is about to be. If that fails, health and the
-/// findings of the daemon report the reason until an attempt succeeds.
+/// Sets the compute mode of a GPU that is shared or will soon be shared. If the mode cannot be set,
+/// health and the findings of the daemon report the reason until an attempt succeeds.
 pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: MpsComputeMode) {
     let gpu = &target.gpu_uuid;
     match wanted {

@@ -212,8 +212,8 @@ pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<ApiError> {
     here.filter_map(|(uuid, _)| serves(mps, &uuid).err()).collect()
 }
 
-/// Returns the current user of each target whose daemon serves one user at a time. That is the holder of a lease there,
-/// or else the user whose clients are connected.
+/// Returns the current user of each target whose daemon serves one user at a time. The current user
+/// is the holder of a lease on the target, or else the user whose clients are connected.
 pub(crate) fn single_users(mps: &Mps, table: &LeaseTable) -> Vec<(String, u32)> {
     let (_, connected) = daemons(mps);
     let entries = mps.entries().clone();

@@ -18,7 +18,8 @@ use crate::{
     state::{HostState, no_driver, words},
 };
 
-/// Checks that the GPUs are known. Until they are, gpushd cannot say that a target does not exist.
+/// Checks that the GPUs are known. Until the GPUs are known, gpushd cannot say that a target does
+/// not exist.
 ///
 /// # Errors
 /// If the GPUs are not known. The error says why.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Daemons survive gpushd. The next gpushd finds them by their directories and adopts them before
-//! it reads any GPU. It decides later whether each daemon is still desired.
+//! it reads any GPU. The new gpushd decides later whether each daemon is still desired.
 //!
 //! | file | subject |
 //! |---|---|
@@ -142,7 +142,8 @@ pub(crate) struct Inner {
     open: Mutex<BTreeMap<String, String>>,
     /// What running operations have done with daemons, by id of the operation.
     moves: Mutex<BTreeMap<String, OperationDaemons>>,
-    /// Whether the control program supports several users. Determined when a rule requests them.
+    /// Whether the control program supports several users. gpushd probes the program when a rule
+    /// requests several users.
     many: Mutex<Option<multi_user_support::ProgramSupport>>,
     /// Serializes runs of the control program for `many`.
     asking_many: tokio::sync::Mutex<()>,
@@ -154,7 +155,7 @@ pub(crate) struct Inner {
 struct Entry {
     /// Short name.
     short: String,
-    /// UUID of the GPU that the target is, or is a part of.
+    /// UUID of the target's GPU. The target is the whole GPU or a MIG device on the GPU.
     gpu_uuid: String,
     /// The target according to the config; `None` if only a daemon is left.
     target: Option<SharingTarget>,

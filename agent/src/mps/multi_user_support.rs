@@ -1,5 +1,6 @@
-//! Support for clients of several users at a time, which a rule requests with `users = "many"`. If the control program
-//! does not support it, the target serves one user at a time, and a finding says so.
+//! Support for clients of several users at a time, which a rule requests with `users = "many"`. If
+//! the control program does not support several users, the target serves one user at a time, and a
+//! finding says so.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,6 +1,7 @@
 //! MPS daemons that an operation stops or starts.
 //!
-//! Only an operation changes how a GPU is shared, never a reload alone:
+//! Only an operation changes how a GPU is shared, never a reload alone. The daemon of a whole GPU
+//! is *in force* if an operation started it on this boot.
 //!
 //! ```text
 //! plan ─► daemons on what it takes away ─┬─ a lease or a client is there ─► blocked, with their names
@@ -52,7 +53,8 @@ impl Mps {
         all
     }
 
-    /// Removes what an operation has done with daemons. From then on, the records decide again.
+    /// Removes the data about what an operation has done with daemons. From then on, the records
+    /// decide again.
     pub(crate) fn forget_operation(&self, operation: &str) {
         if self.operation_daemons().remove(operation).is_some() {
             self.wake_all();
@@ -104,8 +106,8 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
 }
 
 /// Returns what a plan takes away on its GPU: certain targets, or the whole GPU. A waiting
-/// operation reserves these targets, whether they are leased or not. A refused plan takes nothing
-/// away.
+/// operation reserves these targets or the GPU, even if leases use them. A refused plan takes
+/// nothing away.
 pub(crate) fn reserve_of_plan(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());
@@ -336,7 +338,8 @@ pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &
     reconciled.collect::<JoinSet<()>>().join_all().await;
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
-    // Daemons that an operation keeps stopped are not awaited, such as the daemon of the whole GPU.
+    // gpushd does not wait for daemons that an operation keeps stopped, such as the daemon of the
+    // whole GPU.
     let aside = mps.all_operation_daemons().aside;
     let awaited: Vec<(String, Entry)> =
         here.filter(|(uuid, _)| !aside.contains(uuid) && mps.record(uuid).stopped.is_none()).collect();

@@ -99,7 +99,7 @@ fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
 }
 
 /// Reconciles the daemons of a GPU with their desired state. If an operation has the lane of the
-/// GPU, that operation reconciles them instead, and this function returns true.
+/// GPU, that operation reconciles the daemons instead, and this function returns true.
 pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     if !concerns(mps, gpu_uuid) {
         return false;
@@ -120,7 +120,8 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     let wish = desired::desired_state(&host.config, gpu.rule, &gpu.gpu);
     let is_wanted = match wish.mode {
         Mode::Mps => true,
-        // If the layout of the override cannot be parsed, it is not known whether it requests a daemon.
+        // If the layout of the override cannot be parsed, gpushd does not know whether the layout
+        // requests a daemon.
         Mode::Mig => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
         Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
     };

@@ -116,8 +116,9 @@ impl RecordedSettings {
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
 
-    /// Returns changes that record running daemons without a record as started, if a rule requests
-    /// them. Used after a loss of the database, when the GPUs are accepted in their present state.
+    /// Returns changes that record running daemons as started, if they have no such record and a
+    /// rule requests them. Used after a loss of the database, when the GPUs are accepted in their
+    /// present state.
     pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
         let entries = mps.entries();
         let stands = |gpu: &&Gpu| {

@@ -82,8 +82,9 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
     Daemon::of(short, uuid, place, mps.launcher.clone(), sources, changed)
 }
 
-/// Returns whether a target gets a daemon. A MIG device gets one because of its layout. A whole GPU gets one only if an
-/// operation has started it on this boot, or is starting it.
+/// Returns whether a target gets a daemon. A MIG device gets a daemon because of its layout. A
+/// whole GPU gets a daemon only if an operation has started the daemon on this boot, or is starting
+/// it.
 pub(super) fn gets_daemon(mps: &Mps, moving: &OperationDaemons, target: &SharingTarget) -> bool {
     !target.full_gpu || mps.is_active(&target.uuid) || moving.starting.contains(&target.uuid)
 }
@@ -120,8 +121,8 @@ impl DesiredTargets {
         self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
     }
 
-    /// Returns why a target is about to be removed; `None` if it is not. Its leases and clients may
-    /// finish first.
+    /// Returns why a target is about to be removed; `None` if the target stays. Leases and clients
+    /// of the target may finish first.
     pub(super) fn why_removed(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
         let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);

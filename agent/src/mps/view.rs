@@ -33,7 +33,7 @@ pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 /// Returns the state of a daemon for the API.
 pub(super) fn state(seen: &Report) -> MpsState {
     match &seen.state {
-        // The daemon has exited, but clients of it still run and may finish.
+        // The daemon has exited, but its clients still run and may finish.
         SupervisorState::Stopped if seen.behind => MpsState::Draining,
         SupervisorState::Stopped => MpsState::Stopped,
         // gpushd polls a daemon at once after it has found it, so the daemon is shown as starting.
@@ -190,7 +190,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let open = entries.iter().filter_map(|(uuid, entry)| {
         compute_mode::bypass_error(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
-    // Only a change of the config can solve this.
+    // If a GPU is too old for MPS, only a change of the config helps.
     let too_old = DesiredTargets::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
@@ -202,8 +202,8 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 /// Returns all daemons, by GPU and device.
 ///
 /// # Errors
-/// If there are no daemons and the GPUs are not known. An empty list would look like a complete
-/// one.
+/// If there are no daemons and the GPUs are not known. An empty list would look like a
+/// complete list.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
     let entries = mps.entries().clone();
     if entries.is_empty() {
@@ -391,8 +391,8 @@ async fn shown(
     };
     let rule = mps.record(uuid).set.map(|set| set.rule);
     if let Some(target) = &entry.target {
-        // A stopped daemon has not received the desired settings, so its own report does not have
-        // them. Add them here.
+        // A stopped daemon has not received the desired settings, so its own report lacks these
+        // settings. Add the settings here.
         daemon.wanted = targets::policy(mps, target);
     }
     let granted_percent = tenths.div_ceil(10);

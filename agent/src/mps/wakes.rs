@@ -7,7 +7,8 @@ use std::{
 
 use tokio::sync::watch;
 
-/// One channel per GPU, by UUID. A wakeup during a reconciliation causes another one afterwards.
+/// One channel per GPU, by UUID. A wakeup during a reconciliation causes another reconciliation
+/// afterwards.
 #[derive(Debug, Default)]
 pub(super) struct Wakes(Mutex<BTreeMap<String, watch::Sender<u64>>>);
 
