@@ -63,7 +63,8 @@ impl fmt::Debug for Ending {
 }
 
 impl Operations {
-    /// Records an end. Returns the changes that were recorded with it, and the revision of the record.
+    /// Records an end. Returns the changes that were recorded with the end, and the revision of the
+    /// record.
     pub(super) async fn record_end(&self, ending: &Ending) -> Result<(EndEffects, u64), StoreError> {
         let (id, state, error, also) = (ending.id, ending.state, ending.error.clone(), ending.also.clone());
         let watch = self.active().get(&id).map(|live| live.watch.clone());
@@ -77,7 +78,8 @@ impl Operations {
                     if state == OperationState::RolledBack => {}
                 Err(error) => return Err(error),
             }
-            // Two more than the last published revision, because a recorded cancellation may not be published yet.
+            // The revision becomes two more than the last published revision, because a recorded
+            // cancellation may not be published yet.
             let published = watch.as_ref().map_or(0, |watch| watch.borrow().revision);
             Ok((effects, tx.raise_revision(id, published + 2)?.revision))
         });
@@ -104,7 +106,7 @@ impl Operations {
     /// Records the pending ends, in their order.
     ///
     /// # Errors
-    /// If one of them still cannot be recorded.
+    /// If an end still cannot be recorded.
     pub(super) async fn record_ends(&self) -> Result<(), StoreError> {
         let mut unrecorded = self.0.unrecorded.lock().await;
         while let Some(ending) = unrecorded.first() {

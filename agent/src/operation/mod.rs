@@ -86,7 +86,7 @@ pub(crate) struct OperationSpec {
 }
 
 impl Operations {
-    /// Creates the operations of this store. None is running yet.
+    /// Creates the operations of this store. No operation is running yet.
     pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
         let unrecorded = ending::Unrecorded::default();
         Self(Arc::new(Inner { store, events, lanes, live: Mutex::default(), unrecorded, requested: Mutex::default() }))
@@ -170,7 +170,7 @@ impl Operations {
     /// Records an operation as begun. After this call, the first driver call may follow.
     ///
     /// # Errors
-    /// If it cannot be recorded. Then the operation does not exist.
+    /// If the operation cannot be recorded. Then the operation does not exist.
     pub(crate) async fn begin(&self, claim: Claim, new: OperationSpec) -> Result<Arc<OperationHandle>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
@@ -198,7 +198,7 @@ impl Operations {
     /// Records an operation as queued.
     ///
     /// # Errors
-    /// If it cannot be recorded. Then the operation does not exist.
+    /// If the operation cannot be recorded. Then the operation does not exist.
     pub(crate) async fn enqueue(&self, new: OperationSpec) -> Result<Arc<OperationHandle>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
@@ -210,7 +210,7 @@ impl Operations {
         new: OperationSpec,
         insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
     ) -> Result<(OperationRecord, Intent), ApiError> {
-        // The changes of earlier operations must be recorded before this one.
+        // The changes of earlier operations must be recorded before the new operation.
         self.record_ends().await?;
         let OperationSpec { kind, by, reason, intent, mut also } = new;
         let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
@@ -350,13 +350,14 @@ impl Operations {
             gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
         let author = by.clone();
-        // Recorded before the response, so that the next gpushd also rolls the operation back.
+        // The cancellation is recorded before the response, so that the next gpushd also rolls the
+        // operation back.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
                 key.record_operation(tx, number)?;
             }
             tx.audit(audit.clone())?;
-            // This records the end only if the operation has not begun.
+            // `tx.cancel` records the end only if the operation has not begun.
             tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
         });
         let stage = recorded.await?.stage;
@@ -376,7 +377,7 @@ impl Operations {
         Ok(live.watch.borrow().clone())
     }
 
-    /// Ends an operation whose task has panicked. Its GPUs are already released.
+    /// Ends an operation whose task has panicked. The GPUs of the operation are already released.
     pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
         let Some(live) = self.active().get(&id).cloned() else { return };
         let recorded = self.end(id, OperationState::Failed, Some(error.clone())).await;

@@ -40,7 +40,8 @@ fn shorten_sentence(sentence: &mut String, names: &mut [GpuMention]) {
 fn shorten(sentence: &str, name: &mut GpuMention) -> String {
     let GpuMention { index, uuid, told } = name;
     let (index, full) = (format!("GPU {index}"), format!("GPU {index} ({uuid})"));
-    // A driver's message starts with the UUID of a GPU. It is redundant if an earlier sentence has named the GPU.
+    // A driver's message starts with the UUID of a GPU. The UUID is redundant if an earlier
+    // sentence has named the GPU.
     let sentence = match sentence.strip_prefix(&format!("{uuid}: ")) {
         Some(rest) if *told => rest,
         Some(_) | None => sentence,

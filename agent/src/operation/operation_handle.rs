@@ -1,8 +1,8 @@
 //! One unfinished operation, for the task that executes it.
 //!
-//! The journal has everything that recovery needs before it happens: the intent before the first driver call, the
-//! rollback before its first step, the end before it is published. Progress is only informative, and is written without
-//! waiting.
+//! gpushd records in advance everything that recovery needs: the intent before the first driver
+//! call, the rollback before its first step, the end before its publication. Progress is only
+//! informative, and is written without waiting.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -36,7 +36,7 @@ pub(crate) struct OperationHandle {
     pub(super) watch: watch::Sender<Operation>,
     /// Cancelled when a caller cancels the operation.
     pub(super) cancelled: CancellationToken,
-    /// The user who cancelled it; set before `cancelled`.
+    /// The user who cancelled the operation; set before `cancelled`.
     pub(super) cancelled_by: Arc<OnceLock<Actor>>,
     pub(super) claim: Mutex<Option<Claim>>,
 }
@@ -62,7 +62,8 @@ impl OperationHandle {
         &self.cancelled
     }
 
-    /// Returns the error of a cancellation. It names the user who cancelled, if this gpushd knows the user.
+    /// Returns the error of a cancellation. The error names the user who cancelled, if this gpushd
+    /// knows the user.
     pub(crate) fn why_cancelled(&self) -> ApiError {
         super::cancelled(self.id, self.cancelled_by.get())
     }
@@ -144,7 +145,7 @@ impl OperationHandle {
     /// Claims the GPUs of an operation that a previous gpushd began.
     ///
     /// # Errors
-    /// If another operation has claimed one of them.
+    /// If another operation has claimed one of the GPUs.
     pub(crate) fn claim_again(&self) -> Result<(), ApiError> {
         let claim = self.operations.0.lanes.claim_again(&super::gpus(&self.watch.borrow().plans))?;
         claim.begin(&self.id.to_string());
@@ -201,7 +202,7 @@ impl OperationHandle {
     /// Records that the operation is being rolled back, with the reason.
     ///
     /// # Errors
-    /// If it cannot be recorded.
+    /// If the rollback cannot be recorded.
     pub(crate) async fn begin_rollback(&self, why: &ApiError) -> Result<(), ApiError> {
         let why = naming::once(why.clone(), &self.snapshot().plans);
         let (id, recorded) = (self.id, why.clone());
@@ -261,7 +262,8 @@ impl OperationHandle {
             for progress in &mut operation.progress {
                 progress.doing = None;
             }
-            // After `update` this equals the recorded revision, so the journal continues from the same number.
+            // After `update`, the revision equals the recorded revision, so the journal continues
+            // from the same number.
             operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
             Some(EventNote::default())
         });

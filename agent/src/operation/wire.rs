@@ -17,8 +17,8 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
         reason: record.reason,
         plans: intent.gpus.into_iter().map(|gpu| gpu.plan).collect(),
         progress: record.progress,
-        // The reasons are only in memory. After a restart, the next attempt to begin determines
-        // them again.
+        // The reasons are only in memory. After a restart, the next attempt to begin determines the
+        // reasons again.
         waits_for: Vec::new(),
         notes: record.notes,
         error: record.error,
@@ -35,8 +35,8 @@ pub(super) fn event(operation: &Operation, note: Option<String>) -> EventPayload
     }))
 }
 
-/// Maximum number of causes in the error of a whole operation. For each GPU in it, [`FEW_CAUSES`] is the maximum. With
-/// 64 GPUs, a record then stays well below the store's limit.
+/// Maximum number of causes in the error of a whole operation. For each GPU of the operation,
+/// [`FEW_CAUSES`] is the maximum. With 64 GPUs, a record then stays well below the store's limit.
 pub(super) const MOST_CAUSES: usize = 64;
 pub(super) const FEW_CAUSES: usize = 12;
 
