@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::effect::{check_generation, end};
 use crate::state::{OverrideEffect, State, words};
 
-/// Interval of checks. They are periodic because the clock may be set forward.
+/// Interval of checks. The checks are periodic because the clock may be set forward.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Ends overrides when they expire, until gpushd stops.

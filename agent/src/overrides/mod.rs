@@ -1,5 +1,5 @@
-//! Records of overrides. A successful operation sets an override, and it lasts until it is cleared
-//! or expires. [`crate::state`] has the active overrides.
+//! Records of overrides. A successful operation sets an override, and the override lasts until it
+//! is cleared or expires. [`crate::state`] has the active overrides.
 //!
 //! | file | subject |
 //! |---|---|

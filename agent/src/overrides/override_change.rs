@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// The effect of a successful operation on a GPU's override. Until the operation ends, the effect
-/// is part of its intent.
+/// is part of the operation's intent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OverrideChange {
@@ -27,7 +27,8 @@ pub(crate) enum OverrideChange {
     End,
 }
 
-/// Returns the effect of a request on the override of each GPU, in the order of its plans.
+/// Returns the effect of a request on the override of each GPU, in the order of the request's
+/// plans.
 pub(crate) fn override_changes(
     request: &PlanRequest,
     expires_at: Option<Timestamp>,
