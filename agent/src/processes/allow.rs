@@ -3,7 +3,7 @@
 //! ```text
 //! gpushd can see the file:    the process executes it ─────────────────────► allowed
 //!                             the process's path is "FILE (deleted)" ──────► uncertain: an upgrade replaced the file
-//! gpushd cannot see the file: the process's path is that of the entry ─────► uncertain
+//! gpushd cannot see the file: the process's path is the entry's path ──────► uncertain
 //! otherwise ───────────────────────────────────────────────────────────────► not allowed
 //! ```
 //!
@@ -48,7 +48,7 @@ struct AllowedProcess {
 #[derive(Debug)]
 struct AllowedFile {
     path: PathBuf,
-    /// Device and inode, or why gpushd cannot see them.
+    /// Device and inode, or why gpushd cannot see the file.
     file: Result<FileId, io::Error>,
 }
 

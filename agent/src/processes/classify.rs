@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// Why gpushd does not end a holder's process. The process may belong to an earlier lease, or a
-/// wrapper may have cleared its environment.
+/// wrapper may have cleared the environment of the process.
 const HOLDER: &str = "its user holds a lease";
 
 /// Why gpushd does not end a process whose lease may have been lost.
@@ -67,7 +67,7 @@ pub(super) struct Attribution {
     pub(super) serves: Option<String>,
     /// Id of the lease of the process.
     pub(super) lease: Option<String>,
-    /// Whether `lease` is only the oldest lease of its user.
+    /// Whether `lease` is only the oldest lease of the process's user.
     pub(super) unattributed: bool,
     /// Why the process is unleased.
     pub(super) unleased: Option<String>,
@@ -186,9 +186,9 @@ impl<'a> Classifier<'a> {
     }
 }
 
-/// Returns whether the desired mode shares a GPU, or this MIG device of it, through MPS. If not, a
-/// remaining daemon continues to serve its clients, and other processes do not count as bypassing
-/// it.
+/// Returns whether the desired mode shares a GPU, or the MIG device `device` of the GPU, through
+/// MPS. If not, a remaining daemon continues to serve its clients. Other processes then do not
+/// count as bypassing the daemon.
 fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     match gpu.mode {
         Mode::Mps => true,
@@ -206,8 +206,8 @@ fn is_known(gpu: &Gpu) -> bool {
     is_readable && !gpu.stale && gpu.processes_known
 }
 
-/// Returns why a process is unleased on a device that lease `id` of another user has for itself; `None` if the process
-/// names that lease.
+/// Returns why a process is unleased on a device that lease `id` of another user has exclusively;
+/// `None` if the process names that lease.
 fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> {
     match named {
         EnvironmentLease::Other(name) if name.parse() == Ok(id) => None,

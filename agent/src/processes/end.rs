@@ -9,8 +9,9 @@
 //!                        grace period over: same checks ─► SIGKILL (`mps::terminate` first for MPS clients)
 //! ```
 //!
-//! The pid of a reading may have been reused meanwhile. A pid is not reused while its process is alive and gpushd holds
-//! its pidfd. So gpushd sends a signal only after a reading that it began after opening the pidfd.
+//! The pid of a reading may have been reused meanwhile. A pid is not reused while its process is
+//! alive and gpushd holds its pidfd. So gpushd first opens the pidfd, then begins a reading, and
+//! sends a signal only after that reading.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -34,7 +35,7 @@ use crate::mps;
 /// Pause between two rounds.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Minimum pause, before a failed kill is tried again.
+/// Minimum pause before gpushd tries a failed kill again.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// A process that must get a signal.
@@ -42,7 +43,7 @@ const RETRY: Duration = Duration::from_millis(100);
 struct DueSignal {
     process: Arc<OpenedProcess>,
     signal: Signal,
-    /// UUID of its GPU.
+    /// UUID of the process's GPU.
     gpu: String,
 }
 
@@ -181,7 +182,8 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
         exempt(unleased, &one.process, process, why);
         return None;
     }
-    // Checked last: if the process is unchanged, everything that was read above is about it.
+    // This check comes last: if the process is unchanged, all values that were read above belong to
+    // it.
     if !process.is_unchanged() {
         unleased.forget(process.pid);
         return None;
@@ -209,7 +211,7 @@ fn exemption(
     }
 }
 
-/// Notes that a process is exempt, and logs it if that is new.
+/// Notes that a process is exempt. Logs the exemption if it is new.
 fn exempt(unleased: &Unleased, one: &GpuProcess, process: &OpenedProcess, why: String) {
     let text = format!("; not ended: {why}");
     if unleased.note(process.pid, process.identity.start, Action::Exempt(why)) {

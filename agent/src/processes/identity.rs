@@ -57,7 +57,8 @@ impl OpenedProcess {
     pub(super) fn open(pid: u32) -> Option<Self> {
         let pidfd = PidFd::open(pid).ok()??;
         let process = Self { pid, pidfd, identity: Identity::of(pid)? };
-        // The pid is not reused while the process is alive, so the identity is that of this process.
+        // The pid is not reused while the process is alive, so the identity belongs to this
+        // process.
         process.is_alive().then_some(process)
     }
 

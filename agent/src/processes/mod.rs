@@ -79,7 +79,7 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
     Ok((processes, gpus.iter().filter_map(unknown).collect()))
 }
 
-/// Returns why the processes of a GPU are not known; `None` if they are.
+/// Returns why the processes of a GPU are not known; `None` if the processes are known.
 fn unknown(gpu: &Gpu) -> Option<UnknownProcesses> {
     let is_readable = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,

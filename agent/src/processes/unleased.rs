@@ -61,7 +61,7 @@ pub(crate) struct Inner {
 #[derive(Debug, Clone)]
 pub(super) enum Action {
     Warned,
-    /// The process is not ended, for this reason.
+    /// gpushd does not end the process, for this reason.
     Exempt(String),
     Asked {
         process: Arc<OpenedProcess>,
