@@ -9,8 +9,8 @@
 //!                          restore ── failed ─► reported in health; again after 1 s, 2 s … at most a minute
 //! ```
 //!
-//! The records survive gpushd, so the next gpushd continues. The first check follows the first reconciliation of a GPU,
-//! because before that gpushd does not know which daemons exist.
+//! The records survive gpushd, so the next gpushd continues. The first check follows the first
+//! reconciliation of a GPU, because gpushd does not know earlier which daemons exist.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -50,7 +50,8 @@ enum NextAttempt {
 enum AttemptResult {
     Done,
     Failed,
-    /// An operation changes the GPU, or the GPU cannot be read. Both are reported elsewhere.
+    /// An operation changes the GPU, or the GPU cannot be read. Both conditions are reported
+    /// elsewhere.
     NotYet,
 }
 

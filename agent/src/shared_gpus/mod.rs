@@ -1,6 +1,6 @@
 //! Settings of whole GPUs while they are shared: the compute mode for MPS and time-slicing, and the
-//! time-slice level. gpushd records each setting before it sets it, and later restores the previous
-//! value.
+//! time-slice level. gpushd records a new setting before it changes the GPU, and later restores the
+//! previous value.
 //!
 //! ```text
 //!           original mode recorded, new mode set           original mode restored
@@ -15,8 +15,8 @@
 //! that gpushd does not restore a setting that the next use needs. Changes of different GPUs do not
 //! wait for each other.
 //!
-//! A setting that cannot be read or restored stays on record. `leftover` retries the settings for MPS, and the
-//! reconciler of time-slicing retries its own.
+//! A setting that cannot be read or restored stays on record. `leftover` retries the settings for
+//! MPS, and the reconciler of time-slicing retries the settings for time-slicing.
 
 mod leftover;
 
@@ -49,7 +49,7 @@ struct Inner {
     lanes: Lanes,
     /// Records by UUID of the GPU.
     records: Mutex<BTreeMap<String, SharedGpu>>,
-    /// Locks by UUID of the GPU, held while its record is changed.
+    /// Locks by UUID of the GPU. A lock is held while the record of the GPU is changed.
     locks: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Errors of compute modes that are not needed any more but could not be restored yet, by UUID of the GPU.
     troubles: Mutex<BTreeMap<String, ApiError>>,
