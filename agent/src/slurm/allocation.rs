@@ -148,8 +148,8 @@ impl Allocation {
         for device in &self.devices {
             let gpu = &device.gpu;
             let (state, passes) = match gpu.state {
-                // gpushd does not grant a lease on this GPU now, although it is free for Slurm. The
-                // next reading may change that.
+                // gpushd does not grant a lease on this GPU now, although the GPU is free for
+                // Slurm. After the next reading, gpushd may grant a lease.
                 GpuState::Ready if gpu.stale || !gpu.processes_known => ("slow: its last reading is old", true),
                 GpuState::Ready => continue,
                 GpuState::Changing => ("being changed", true),

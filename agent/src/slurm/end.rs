@@ -10,14 +10,15 @@ use crate::{
 use gpush_api::{ApiError, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::{config::Leftovers, lease::machine::EndProcesses, slurm::decide};
 
-/// Time from SIGTERM to SIGKILL. It is short, because Slurm has already sent both signals (see KillWait).
+/// Time from SIGTERM to SIGKILL. The time is short, because Slurm has already sent both signals
+/// (see KillWait).
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How long Epilog waits for processes that gpushd cannot attribute to the job.
 const OUTSIDE: Duration = Duration::from_secs(3);
 
-/// Ends the leases of a job. Waits until their capacity is free, at most until the deadline. The
-/// caller must hold the lock of the job.
+/// Ends the leases of a job. Waits until the capacity of these leases is free, at most until the
+/// deadline. The caller must hold the lock of the job.
 ///
 /// # Errors
 /// If the end cannot be recorded.
@@ -41,7 +42,7 @@ pub(super) async fn end(
     }
     // After the deadline, the hook of another job delivers this end, and does not wait. The job may
     // already run again without a lease, with processes in the same cgroup. So gpushd does not end
-    // any process, and the lease waits for them.
+    // any process, and the lease waits for the processes in the cgroup.
     let leftovers =
         if time_until(job.until_ms).is_zero() { Leftovers::Report } else { slurm.leases.config().slurm.leftovers };
     release_all(slurm, caller, ending.iter().copied(), leftovers).await?;

@@ -36,7 +36,7 @@ pub(super) async fn start(
             Ok(time) => time,
             Err(late) => break last.unwrap_or(late),
         };
-        // An attempt may wait for an operation on its GPUs.
+        // An attempt may wait for an operation on the job's GPUs.
         match tokio::time::timeout(time, attempt(slurm, caller, key, job)).await {
             Ok(Ok(started)) => return Ok(started),
             // The obstacle is temporary, for example an MPS daemon that is starting: try again
@@ -62,8 +62,9 @@ pub(super) async fn start(
     Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
 }
 
-/// Returns whether the GPUs of a job are usable, but an MPS daemon on one of them does not serve. A user can cause that
-/// with clients that crash the server, or with a connection that blocks the daemon.
+/// Returns whether the GPUs of a job are usable, but an MPS daemon on one of them does not serve. A
+/// user can cause this failure with clients that crash the server, or with a connection that blocks
+/// the daemon.
 fn lacks_an_mps_daemon(slurm: &Inner, allocation: &Allocation) -> bool {
     slurm.read_only.is_none() && allocation.check_node().is_ok() && slurm.leases.lacks_an_mps_daemon(&allocation.gpus())
 }
@@ -98,7 +99,8 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
             return Ok(answer(SlurmOutcome::Granted { grant }));
         }
     }
-    // Leases of earlier runs, of earlier jobs with this id, and of this run with other devices.
+    // `earlier` has the leases of earlier runs, of earlier jobs with this id, and of this run with
+    // other devices.
     let leftovers = slurm.leases.config().slurm.leftovers;
     end::release_all(slurm, caller, earlier.iter().map(|(lease, _)| lease.id()), leftovers).await?;
     if !concerned {
@@ -118,8 +120,8 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         Err(error) if error.retryable && !of_job(&slurm.leases, key).is_empty() => Err(error),
         Err(error) if decide::is_refusal(error.code) => {
             if error.code == Code::Blocked {
-                // A GPU with a late reading also looks blocked. That is not a reason to refuse the
-                // job, so the node is checked again.
+                // A GPU with a late reading also looks blocked. A late reading is not a reason to
+                // refuse the job, so the node is checked again.
                 let seen = slurm.readings.host().await?;
                 Allocation::of(&seen.host, &seen.gpus(Viewer::Log), &job.devices).check_node()?;
             }
