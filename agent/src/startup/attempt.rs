@@ -28,8 +28,8 @@ const FOLLOW: Duration = Duration::from_secs(60);
 pub(super) enum LayoutResult {
     /// The GPU has its layout.
     Given,
-    /// Another operation has claimed the GPU, to plan a change, to change it, or to reset it with others. Nothing was
-    /// changed.
+    /// Another operation has claimed the GPU, to plan a change, to change it, or to reset it
+    /// together with other GPUs. Nothing was changed.
     Busy(ApiError),
     /// A caller cancelled the operation.
     Cancelled(ApiError),

@@ -10,14 +10,15 @@
 //!                        cancelled the attempt ───────────────────────► settled, recorded
 //! ```
 //!
-//! Each GPU has a separate operation, so a GPU that cannot get its layout does not delay the others. Each GPU is
-//! recorded when it is settled. If gpushd starts again on the same boot, it continues with the other GPUs. While a GPU
-//! cannot be identified, the record is not complete, because a rule may claim that GPU.
+//! Each GPU has a separate operation, so a GPU that cannot get its layout does not delay other
+//! GPUs. Each GPU is recorded when it is settled. If gpushd starts again on the same boot, it
+//! continues with the GPUs that are not settled. While a GPU cannot be identified, the record is
+//! not complete, because a rule may claim that GPU.
 //!
 //! Checks are cheap and have no limit; the pause between them grows to the second value of
 //! [`PAUSE`]. A failed attempt has destroyed and created instances, so the number of attempts is
-//! limited. All [`ATTEMPTS`] together take about 16 s. That is longer than a monitoring tool keeps
-//! a handle open, and longer than the services that start together with gpushd need. If all
+//! limited. All [`ATTEMPTS`] together take about 16 s. This time is longer than a monitoring tool
+//! keeps a handle open, and longer than the services that start together with gpushd need. If all
 //! attempts fail, the GPU's drift and the error in health remain.
 
 use std::{collections::BTreeMap, time::Duration};

@@ -1,8 +1,9 @@
 //! Layouts at start, and repair of drift if the config requests it.
 //!
-//! Instances do not survive a reboot. So gpushd applies the config's layouts when it starts on another boot than the
-//! recorded one. On the same boot it changes nothing, because a difference may be intended. With `auto_reconcile` it
-//! also repairs drift: at start, after a reload and periodically.
+//! Instances do not survive a reboot. So gpushd applies the config's layouts when it starts on
+//! another boot than the recorded one. On the same boot gpushd changes nothing, because a
+//! difference may be intended. With `auto_reconcile` gpushd also repairs drift: at start, after a
+//! reload and periodically.
 //!
 //! ```text
 //! start ─► this boot recorded as complete? ─── yes ─► drift is shown
@@ -56,7 +57,8 @@ struct Inner {
     troubles: Mutex<Vec<(ProblemSubject, ApiError)>>,
     /// The record of this boot.
     recorded: Mutex<Option<BootRecord>>,
-    /// UUIDs of GPUs that callers have changed on this boot. Their layouts are not applied at start.
+    /// UUIDs of GPUs that callers have changed on this boot. At start, gpushd does not apply the
+    /// layouts of these GPUs.
     left: Mutex<BTreeSet<String>>,
 }
 
@@ -87,7 +89,7 @@ impl Startup {
         troubles.iter().map(|(_, error)| error.clone()).collect()
     }
 
-    /// Returns which GPUs are settled on this boot, from its record.
+    /// Returns which GPUs are settled, according to the record of this boot.
     pub(crate) fn layouts(&self) -> Option<LayoutsAtStart> {
         let recorded = self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let layouts = |record: &BootRecord| LayoutsAtStart {
@@ -236,8 +238,9 @@ pub(crate) async fn run(handles: Handles, due: StartupWork) {
     }
 }
 
-/// Applies the layout of every GPU with drift that a rule claims for MIG or MPS. Returns whether all of them succeeded.
-/// Skips cordoned GPUs, and GPUs whose layout of this boot is still due.
+/// Applies the layout of every GPU that has drift and that a rule claims for MIG or MPS. Returns
+/// whether all attempts succeeded. Skips cordoned GPUs, and GPUs whose layout of this boot is still
+/// due.
 async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
     if !handles.state.config().auto_reconcile {
         return true;

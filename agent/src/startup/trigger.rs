@@ -9,8 +9,8 @@ use crate::state::HostState;
 /// The last known config, and the conditions that prevent layouts.
 ///
 /// Only the end of a condition, or a new config, triggers an immediate attempt. A new cordon does
-/// not trigger an attempt: that would also reset the pause after a failure, and each attempt may
-/// destroy instances.
+/// not trigger an attempt: such an attempt would also reset the pause after a failure, and each
+/// attempt may destroy instances.
 #[derive(Debug)]
 pub(super) struct Trigger {
     /// Compared by pointer, because a reload replaces the config.
@@ -35,7 +35,8 @@ impl Trigger {
         }
     }
 
-    /// Stores a snapshot. Returns whether a condition has ended or the config has changed since the previous one.
+    /// Stores a snapshot. Returns whether a condition has ended or the config has changed since the
+    /// previous snapshot.
     pub(super) fn fires(&mut self, host: &HostState) -> bool {
         let now = Self::new(host);
         let fires = !Arc::ptr_eq(&self.config, &now.config)
