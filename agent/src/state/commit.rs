@@ -14,7 +14,8 @@ use super::{Change, State};
 pub(crate) struct Commits {
     store: Store,
     state: State,
-    /// Held from the commit of a change until it is applied, so that the order is the same in both.
+    /// Held from the commit of a change until the change is applied. So the changes have the same
+    /// order in the store and in the state.
     order: Arc<Mutex<()>>,
 }
 

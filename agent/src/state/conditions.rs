@@ -164,7 +164,8 @@ impl Conditions {
         })
     }
 
-    /// Returns the conditions of a kind that concern a GPU: its own, and those of the host.
+    /// Returns the conditions of a kind that concern a GPU: the conditions of the GPU, and the
+    /// conditions of the host.
     fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &ActiveCondition)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,

@@ -20,9 +20,9 @@
 //! | `cordoned` | no | yes | no |
 //! | `degraded` | no | yes | no |
 //! | `changing` | no | with `--wait`: queued; else refused | the same |
-//! | `held`, `held`, `lost`, `maintenance` | no | no | no |
+//! | `held`, `unknown`, `lost`, `maintenance` | no | no | no |
 //!
-//! A cordon is independent of the state. `cordons` lists it for a GPU in any state.
+//! A cordon is independent of the state. `cordons` lists the cordons of a GPU in any state.
 
 use std::sync::Arc;
 
@@ -155,7 +155,7 @@ impl GpuSnapshot {
     }
 }
 
-/// Returns the state and its reasons, except those that depend on the GPU's rule.
+/// Returns the state and its reasons, except the reasons that depend on the GPU's rule.
 fn state(known: &SnapshotSources, sight: &ListedGpu) -> (GpuState, Vec<Reason>) {
     let uuid = &sight.identity.uuid;
     let mut reasons: Vec<Reason> = Vec::new();

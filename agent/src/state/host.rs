@@ -1,4 +1,5 @@
-//! A snapshot of the host. All other modules read it; only [`State`](super::State) makes it.
+//! A snapshot of the host. Only [`State`](super::State) makes snapshots; all other modules read
+//! them.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +18,7 @@ use crate::caller::Viewer;
 /// The host at one moment; immutable.
 #[derive(Debug, Clone)]
 pub(crate) struct HostState {
-    /// GPUs by index. Those that the driver no longer lists come last.
+    /// GPUs by index. GPUs that the driver no longer lists come last.
     pub(crate) gpus: Vec<Arc<GpuSnapshot>>,
     /// GPUs that the driver lists but cannot identify: index and error.
     pub(crate) nameless: Vec<(u32, DriverError)>,
@@ -43,7 +44,8 @@ pub(crate) struct HostState {
     pub(crate) answers: ResponseCache,
 }
 
-/// Responses about all GPUs, as JSON, by viewer. They belong to one snapshot, so they need no invalidation.
+/// Responses about all GPUs, as JSON, by viewer. The responses belong to one snapshot, so they need
+/// no invalidation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ResponseCache(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
 

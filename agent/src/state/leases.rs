@@ -1,4 +1,4 @@
-//! Leases as data: those that have not ended, and grants that are being recorded.
+//! Leases as data: leases that have not ended, and grants that are being recorded.
 //!
 //! ```text
 //! reserve ──► reservation ──committed──► open lease ──ended──► gone: history is in the store
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A reservation occupies capacity as soon as it is placed, so two grants never get the same share.
-//! It has no lease id until the commit assigns one. Module `leases` decides; other modules read
-//! this data, or report to it how an operation ended.
+//! A reservation has no lease id until the commit assigns one. Module `leases` decides. Other
+//! modules read this data, or report here how an operation ended.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,8 +42,8 @@ pub(crate) struct OpenLease {
     pub(crate) waits_for: Vec<String>,
     /// Processes of the lease that still ran at the last probe.
     pub(crate) left: Vec<u32>,
-    /// For the lease of a Slurm job: whether the lease waits only for something outside the job
-    /// that its user can cause.
+    /// Whether the lease of a Slurm job waits only for something outside the job that the user of
+    /// the job can cause.
     pub(crate) unattributed: bool,
 }
 
@@ -216,7 +216,7 @@ pub(crate) struct Reservation {
 /// What the end of an operation recorded about leases.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OperationLeaseEffects {
-    /// The lease whose MIG devices the operation created. It is now active, or has ended.
+    /// The lease whose MIG devices the operation created. The lease is now active, or has ended.
     pub(crate) lease: Option<LeaseRecord>,
     /// The GPUs on which the set of instances created by gpushd has changed: UUID of the GPU, and
     /// the placements of the instances in the set.
@@ -323,8 +323,9 @@ impl LeaseTable {
         active.map(|lease| lease.record.holder.uid).chain(reserved.map(|one| one.holder)).collect()
     }
 
-    /// Marks leased targets as in use, so that plans respect them even when they are idle. A grant that is being
-    /// recorded has no id yet. It appears as a process without a pid, which every user may see.
+    /// Marks leased targets as in use, so that plans respect them even when they are idle. A grant
+    /// that is being recorded has no id yet. Such a grant appears as a process without a pid, and
+    /// every user may see this process.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
         self.add_leases_to(gpus);
         for member in self.reserved.values().flat_map(|one| &one.members) {

@@ -1,4 +1,4 @@
-//! The state of the host. No other module owns what gpushd knows about it.
+//! The state of the host. No other module owns what gpushd knows about the host.
 //!
 //! ```text
 //! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
@@ -178,7 +178,8 @@ impl State {
         self.sources().sights.get(uuid).map(|sight| sight.identity.index)
     }
 
-    /// Returns the current snapshot with these readings in place of the last ones, as a basis for plans.
+    /// Returns the current snapshot with these readings in place of the last readings, as a basis
+    /// for plans.
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
         self.expire_overrides();
         let known = self.sources();
@@ -245,7 +246,8 @@ impl State {
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
-                    // If this write is lost, the first reading of the next gpushd repeats it.
+                    // If this write is lost, the first reading of the next gpushd repeats the
+                    // write.
                     drop(self.0.store.write_ending(move |tx| change.record(tx)));
                 }
             }
@@ -376,7 +378,8 @@ impl State {
         self.sources().overrides.of(uuid).cloned()
     }
 
-    /// Ends overrides that have expired. The caller of [`State::expired_overrides`] records their ends later.
+    /// Ends overrides that have expired. The caller of [`State::expired_overrides`] records the
+    /// ends of these overrides later.
     pub(crate) fn expire_overrides(&self) {
         let (now, at) = (Timestamp::now(), Instant::now());
         let over = self.sources().overrides.expire(now, at);

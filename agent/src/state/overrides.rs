@@ -10,8 +10,9 @@
 //!           └─ expired ─────────────────────┘
 //! ```
 //!
-//! Expiry is final: an expired override stays expired even if the system clock is set back. An override also expires by
-//! the monotonic clock of this process, so setting the system clock back does not extend it.
+//! Expiry is final: an expired override stays expired even if the system clock is set back. An
+//! override also expires by the monotonic clock of this process, so setting the system clock back
+//! does not extend an override.
 
 use std::{
     collections::BTreeMap,

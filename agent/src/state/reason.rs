@@ -15,7 +15,7 @@ pub(crate) enum Reason {
     Degraded(String),
     /// An operation changes the GPU.
     Changing {
-        /// The operation that changes it.
+        /// The operation that changes the GPU.
         holder: Holder,
     },
     /// A driver call has not returned and may still take effect.

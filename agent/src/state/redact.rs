@@ -29,7 +29,7 @@ pub(crate) fn gpu(gpu: &mut Gpu, viewer: Viewer) {
 
 /// Removes the identities of holders from the blockers of a response that every user may read.
 pub(crate) fn holders(blockers: &mut [Blocker]) {
-    // A holder without a pid is a lease, which every user may see.
+    // A holder without a pid is a lease. Every user may see leases.
     let holders = blockers.iter_mut().flat_map(|blocker| &mut blocker.holders);
     holders.filter(|holder| holder.pid.is_some()).for_each(blank);
 }

@@ -21,9 +21,9 @@ use super::{
 /// The operation that has claimed a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// An operation that is being planned. It has no id yet, and changes nothing.
+    /// An operation that is being planned. Such an operation has no id yet, and changes nothing.
     Planning,
-    /// The operation with this id. It has begun to change the GPU.
+    /// The operation with this id. This operation has begun to change the GPU.
     Operation(String),
 }
 
@@ -118,8 +118,9 @@ impl SnapshotSources {
         })
     }
 
-    /// Matches the last good list with the known GPUs. If a listed GPU cannot be identified, it counts as the GPU that
-    /// was last at its index, unless that GPU is listed elsewhere.
+    /// Matches the last good list with the known GPUs. If a listed GPU cannot be identified, it
+    /// counts as the GPU that was last at the same index, unless the driver lists that GPU
+    /// elsewhere.
     pub(super) fn match_list(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {

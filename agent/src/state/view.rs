@@ -31,8 +31,8 @@ impl Observed {
         self.host.gpus.iter().map(|gpu| self.one(gpu, viewer, idle)).collect()
     }
 
-    /// Returns the viewer whose view is shown. If no GPU has a private detail that a user may see,
-    /// the user gets the common view.
+    /// Returns the viewer whose view is shown. A user gets the common view of [`Viewer::Agent`] if
+    /// no GPU has a private detail that this user may see.
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {
             Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,
@@ -126,7 +126,7 @@ pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
     ApiError { message: format!("GPU {index} can't be identified"), causes, ..said }
 }
 
-/// Returns the error for responses that need the GPUs while none can be shown.
+/// Returns the error for responses that need the GPUs while no GPU can be shown.
 pub(crate) fn no_driver(error: &DriverError) -> ApiError {
     let said = error.to_api();
     if error.is_driver_unavailable() {
@@ -136,7 +136,7 @@ pub(crate) fn no_driver(error: &DriverError) -> ApiError {
     ApiError { code: Code::DriverUnavailable, ..said }.hint("see the log of gpushd: `journalctl -u gpushd`").retryable()
 }
 
-/// Converts an override for the API. `gpu` is the index of its GPU.
+/// Converts an override for the API. `gpu` is the index of the override's GPU.
 pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override {
     gpush_api::Override {
         uuid: one.gpu,
@@ -151,7 +151,7 @@ pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override
     }
 }
 
-/// Returns whether the user owns a process on the GPU, or made one of its cordons or its override.
+/// Returns whether the user owns a process on the GPU, or set a cordon or the override of the GPU.
 fn concerns(gpu: &Gpu, uid: u32) -> bool {
     let authors = gpu.cordons.iter().filter_map(|cordon| cordon.by.as_ref());
     let mut authors = authors.chain(gpu.overridden.as_ref().map(|one| &one.by));

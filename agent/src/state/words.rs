@@ -4,7 +4,7 @@ use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance};
 
 use super::Holder;
 
-/// Returns the name of an actor's user, or its uid.
+/// Returns the user name of an actor, or the actor's uid.
 pub(crate) fn actor(actor: &Actor) -> String {
     actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
 }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! All clients read the same ring, each at its own position. A client that reads too slowly misses
-//! events. It then receives a `resync` event, which says so. Publishing never waits, and following
-//! events causes no driver call.
+//! events. The client then receives a `resync` event, which reports the gap. Publishing never
+//! waits, and following events causes no driver call.
 //!
 //! An event id is `<epoch>-<number>`. The epoch names this run of gpushd. A client that returns with an id of another
 //! run also receives a `resync`.
@@ -32,8 +32,8 @@ pub(crate) use self::{
     ring::{Cursor, Next},
 };
 
-/// Number of events that are stored for clients that reconnect. That is some dozens of operations on eight GPUs, in
-/// about 1 MiB.
+/// Number of events that are stored for clients that reconnect. This number is enough for some
+/// dozens of operations on eight GPUs, in about 1 MiB.
 const CAPACITY: usize = 1024;
 
 /// All events of this run of gpushd. A handle, cheap to clone.

@@ -73,7 +73,8 @@ pub(crate) enum Next {
 }
 
 impl Events {
-    /// Creates a listener that continues after the event `id`. Without an id, it continues after the last event.
+    /// Creates a listener that continues after the event `id`. Without an id, the listener
+    /// continues after the last event.
     pub(crate) fn listen(&self, id: Option<&str>) -> Cursor {
         let news = self.0.news.subscribe();
         let last = self.ring().last();

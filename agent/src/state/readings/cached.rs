@@ -1,7 +1,8 @@
 //! A value that is read from the hardware on request, by one reader at a time.
 //!
-//! While the last reading is fresh, a caller gets it without a driver call. A caller that asks during a reading waits
-//! for its result. If a reading fails or takes too long, the last good reading stays, marked stale.
+//! While the last reading is fresh, a caller gets it without a driver call. A caller that asks
+//! during a reading waits for the result of that reading. If a reading fails or takes too long, the
+//! last good reading stays, marked stale.
 //!
 //! The deadline of a wait counts from the start of the reading. So a reading that hangs delays only
 //! callers that ask soon after the reading began.
@@ -56,7 +57,8 @@ impl<V> Default for LastReading<V> {
     }
 }
 
-/// A function that the cache calls with each new reading, in order, while its lock is held.
+/// A function that the cache calls with each new reading, in order, while the lock of the cache is
+/// held.
 pub(crate) type OnChange<V> = Box<dyn Fn(LastReading<V>) + Send + Sync>;
 
 /// The cache of one value. A handle, cheap to clone.
@@ -121,7 +123,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.state().begun.is_some()
     }
 
-    /// Starts a reading, unless the last reading is fresh or another one is in progress.
+    /// Starts a reading, unless the last reading is fresh or another reading is in progress.
     pub(crate) fn refresh<F>(&self, read: impl FnOnce() -> F)
     where
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
@@ -142,13 +144,15 @@ impl<V: Clone + Send + 'static> Cached<V> {
         });
     }
 
-    /// Waits for the reading in progress, until `patience` after it began. Returns whether it is still in progress.
+    /// Waits for the reading in progress, at most until `patience` after its start. Returns whether
+    /// the reading is still in progress.
     pub(crate) async fn wait(&self, patience: Duration) -> bool {
         let lasts = |begun: &Instant| begun.elapsed() < patience;
         if self.state().running.as_ref().is_some_and(lasts) {
             let mut ended = self.0.ended.subscribe();
             ended.borrow_and_update();
-            // Checked again, because the reading may have finished before the subscription.
+            // The state is checked again, because the reading may have finished before the
+            // subscription.
             let running = self.state().running;
             if let Some(begun) = running {
                 let _ = timeout_at(begun + patience, ended.changed()).await;
@@ -192,7 +196,8 @@ impl<V: Clone + Send + 'static> Cached<V> {
     }
 }
 
-/// A reading in progress. When dropped, it marks the reading as finished, even if its task panicked.
+/// A reading in progress. Dropping this value marks the reading as finished, even if the task of
+/// the reading panicked.
 struct RunningReading<V: Clone + Send + 'static> {
     cache: Cached<V>,
     begun: Moment,

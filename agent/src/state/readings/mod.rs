@@ -1,4 +1,4 @@
-//! Readings of the hardware. Only this module makes them; their results go to the [`State`].
+//! Readings of the hardware. Only this module makes readings; the results go to the [`State`].
 //!
 //! There are two kinds of readings:
 //!
@@ -188,8 +188,8 @@ impl Readings {
         self.fresh(uuid).after_now(|| self.read_into_cache(uuid)).await
     }
 
-    /// As [`Readings::read_now`], `None` if the reading takes longer than `limit`. The time for which it waits for another
-    /// reading of the GPU does not count.
+    /// Does the same as [`Readings::read_now`]. Returns `None` if the reading takes longer than
+    /// `limit`. Time spent waiting for another reading of the GPU does not count.
     pub(crate) async fn read_now_within(&self, uuid: &str, limit: Duration) -> Option<ReadOutcome> {
         self.fresh(uuid).after_now_within(limit, || self.read_into_cache(uuid)).await
     }
