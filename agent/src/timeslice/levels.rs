@@ -1,4 +1,4 @@
-//! Time-slice levels of GPUs: reads them, and sets those that differ.
+//! Reads the time-slice levels of GPUs, and sets the levels that differ from the desired level.
 //!
 //! ```text
 //! list ─► each GPU: as desired ─────────────────────────────────────► seen
@@ -25,14 +25,15 @@ const DOUBTED: &str = "the GPU has no time-slice levels, although it had one bef
 /// The caller that sets levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Setter {
-    /// The reconciler. It takes the lane of each GPU that it changes, and skips GPUs whose lane is not free.
+    /// The reconciler. The reconciler takes the lane of each GPU that it changes, and skips GPUs
+    /// whose lane is not free.
     Reconciler,
-    /// An operation. It has the lanes of these GPUs.
+    /// An operation, which has the lanes of these GPUs.
     Operation,
 }
 
-/// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of the GPUs
-/// whose lanes were not free.
+/// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets the levels that differ.
+/// Returns the UUIDs of the GPUs whose lanes were not free.
 pub(super) async fn reconcile(
     timeslice: &Timeslice,
     pace: &mut Schedule,
@@ -122,7 +123,7 @@ fn reported_level(
     })
 }
 
-/// Lists the levels with nvidia-smi. Returns `None` if that fails, and stores the error.
+/// Lists the levels with nvidia-smi. If the run fails, stores the error and returns `None`.
 async fn list(
     timeslice: &Timeslice,
     pace: &mut Schedule,
@@ -174,7 +175,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
     let wanted = aim.level();
     // A level other than the default proves that the GPU has levels. Then "not supported" is a temporary fault.
     let can_be_set = now != TimesliceLevel::Default || timeslice.was_set_before(uuid);
-    // Until the new level is read back, the GPU may have the old or the new one.
+    // Until the new level is read back, the GPU may have the old or the new level.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default

@@ -1,7 +1,7 @@
 //! Keeps the time-slice level and compute mode of time-sliced GPUs as their rules require.
 //!
 //! ```text
-//! config, layouts of the GPUs ──► core::turns: keep, wait, let go
+//! config, layouts of the GPUs ──► core::timeslice_plan: keep, wait, let go
 //!                                        │
 //!   woken, or a minute has passed ──► settle ──► compute mode, through the driver worker
 //!                                        │
@@ -10,15 +10,16 @@
 //!                                                       └─► recorded ─► set ─► read ─────┘
 //! ```
 //!
-//! The reconciler sets the compute mode of each GPU in a separate task, and a level only under the lane of the GPU. An
-//! operation has the lanes of its GPUs and sets both itself.
+//! The reconciler sets the compute mode of each GPU in a separate task, and a level only under the
+//! lane of the GPU. An operation has the lanes of its GPUs, and sets the compute mode and the level
+//! itself.
 //!
-//! NVML has no call for levels, so gpushd reads and sets them with `nvidia-smi compute-policy`. That program is slow.
-//! One run reads all GPUs. While nothing changes, it runs at most once a minute, and only if a time-sliced GPU has
-//! levels.
+//! NVML has no call for levels, so gpushd reads and sets them with `nvidia-smi compute-policy`.
+//! That program is slow. One run reads all GPUs. While nothing changes, the program runs at most
+//! once a minute, and only if a time-sliced GPU has levels.
 //!
-//! The driver resets both settings at a reboot, at a GPU reset, and when its last user exits. gpushd sets them again
-//! when it detects that the driver or the GPU is back.
+//! The driver resets both settings at a reboot, at a GPU reset, and when the last process that uses
+//! the driver exits. gpushd sets them again when it detects that the driver or the GPU is back.
 //! Both settings apply only to new contexts, so they do not end or slow running processes. Neither
 //! setting isolates processes: they share memory and faults, and no process has a guaranteed share
 //! of the time.
@@ -26,8 +27,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `reconciler` | which GPUs are time-sliced, and when they are checked |
-//! | `modes` | their compute modes |
-//! | `levels` | their levels |
+//! | `modes` | compute modes of time-sliced GPUs |
+//! | `levels` | time-slice levels |
 //! | `schedule` | intervals of readings and retries |
 //! | `smi` | `nvidia-smi compute-policy` |
 //! | `plan_steps` | steps of operations |
@@ -89,8 +90,8 @@ pub(crate) struct Inner {
     outside: Arc<HostServices>,
     stopping: CancellationToken,
     seen: Mutex<BTreeMap<String, LevelState>>,
-    /// UUIDs of GPUs whose level was read at least once, which proves that they have levels. That cannot change while
-    /// the host is up, so entries are never removed.
+    /// UUIDs of GPUs whose level was read at least once, so these GPUs have levels. This fact
+    /// cannot change while the host is up, so entries are never removed.
     proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
     /// Incremented to wake the reconciler.
@@ -118,7 +119,7 @@ struct LevelState {
     since: Timestamp,
     /// Time of the last attempt to read the level.
     read_at: Timestamp,
-    /// Why the level is not the desired one.
+    /// Why the level is not the desired level.
     failed: Option<String>,
     /// The level that this gpushd has kept on the GPU. Any other level is drift.
     kept: Option<TimesliceLevel>,
@@ -195,7 +196,7 @@ impl Timeslice {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the level of a GPU. Returns the previous one.
+    /// Stores the level of a GPU. Returns the previous level.
     fn set_level(&self, uuid: &str, level: Level) -> Option<Level> {
         let mut seen = self.level_states();
         let before = seen.get(uuid).cloned();
@@ -208,7 +209,7 @@ impl Timeslice {
         before.map(|before| before.level)
     }
 
-    /// Stores why a level is not the desired one.
+    /// Stores why a level is not the desired level.
     fn failed(&self, uuid: &str, why: String) {
         if let Some(seen) = self.level_states().get_mut(uuid) {
             seen.failed = Some(why);
@@ -263,7 +264,7 @@ impl Timeslice {
         self.all_troubles().clear();
     }
 
-    /// Stores a problem. Logs it if it has changed.
+    /// Stores a problem, and logs the problem if it has changed.
     fn note(&self, subject: TroubleSubject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule};
 
-/// Tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay the others.
+/// Tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay other GPUs.
 #[derive(Debug, Default)]
 pub(super) struct ModeTasks {
     tasks: JoinSet<(TimeslicedGpu, Option<Result<(), String>>)>,
@@ -40,7 +40,7 @@ impl ModeTasks {
             self.tasks.spawn(async move {
                 let done = match timeslice.lanes.lock(&aim.gpu.uuid).await {
                     Some(_turn) => Some(apply(&timeslice, &aim).await),
-                    // An operation changes the GPU. Its end wakes this reconciler.
+                    // An operation changes the GPU. The end of the operation wakes this reconciler.
                     None => None,
                 };
                 (aim, done)
@@ -68,7 +68,7 @@ impl ModeTasks {
     }
 }
 
-/// Sets the compute modes of GPUs. The caller has their lanes.
+/// Sets the compute modes of GPUs. The caller has the lanes of these GPUs.
 pub(super) async fn reconcile_owned(timeslice: &Timeslice, pace: &mut Schedule, aims: &[TimeslicedGpu]) {
     let tasks = aims.iter().map(|aim| {
         let (timeslice, aim) = (timeslice.clone(), aim.clone());
@@ -96,11 +96,11 @@ fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, done: R
     }
 }
 
-/// Returns whether the compute mode differs from the desired one, according to the last reading.
+/// Returns whether the compute mode differs from the desired mode, according to the last reading.
 fn differs(timeslice: &Timeslice, aim: &TimeslicedGpu) -> bool {
     let ours = timeslice.shared_gpus.compute_mode(&aim.gpu.uuid, Mode::Timeslice);
     match &aim.policy {
-        // If the driver does not report the mode, it cannot set one either.
+        // If the driver does not report the mode, the driver cannot set a mode either.
         Some(policy) => match (policy.compute_mode, aim.gpu.compute_mode) {
             (Some(wanted), Some(now)) => now != wanted || ours.is_some_and(|ours| ours.set != wanted),
             (None, _) | (_, None) => false,

@@ -1,7 +1,7 @@
 //! Steps of operations for time-sliced GPUs. The operation has the lanes of these GPUs and executes the steps itself.
 //!
-//! A GPU counts as time-sliced only after its level and compute mode were read back. It stops being time-sliced only
-//! after gpushd's settings are removed.
+//! A GPU counts as time-sliced only after its level and compute mode were read back. A GPU stops
+//! being time-sliced only after gpushd's settings are removed.
 //!
 //! ```text
 //! plan  ─► leaves the GPU whole, and its rule says timeslice ─► step Set
@@ -26,7 +26,7 @@ use crate::caller::Viewer;
 /// Maximum time that an operation waits for `nvidia-smi`, which may first have to initialize the GPUs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Adds a step to the plans after which a GPU is time-sliced.
+/// Adds a time-slicing step to each plan after which a GPU is time-sliced.
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
@@ -36,8 +36,8 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     }
 }
 
-/// Sets GPUs to the level and compute mode of their rules, for an operation that has their lanes. Returns a sentence
-/// for each failure.
+/// Sets GPUs to the level and compute mode of their rules, for an operation that has the lanes of
+/// these GPUs. Returns a sentence for each failure.
 pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
     if uuids.is_empty() {
         return Vec::new();
@@ -67,7 +67,7 @@ async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
     for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && uuids.contains(&gpu.uuid)) {
         gpu.state = GpuState::Ready;
     }
-    // The operation has already stopped the MPS daemons that would prevent this.
+    // The operation has already stopped the MPS daemons that would prevent time-slicing.
     let mut aims = reconciler::targets(timeslice, &timeslice.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));

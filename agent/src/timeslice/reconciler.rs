@@ -44,7 +44,7 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
                 _ = snapshots.wait_for(|host| host.changes != changes) => {}
                 changed = status.changed() => if changed.is_err() { return },
                 () = wait => {}
-                // Polled here because it needs exclusive access to `tending`.
+                // This future is polled here because it needs exclusive access to `tending`.
                 () = tending.mode_ended(timeslice) => {}
             }
         }
@@ -118,7 +118,7 @@ impl Reconciler {
             return;
         }
         if timeslice.take_restart_request() {
-            // This also makes gpushd read GPUs again that had no levels.
+            // The reset also makes gpushd read the GPUs without levels again.
             self.reset();
         }
         self.pace.set_periodic(true);

@@ -1,5 +1,5 @@
-//! Runs `nvidia-smi compute-policy`, which reads the levels of all GPUs and sets the level of one.
-//! The program runs as a helper unit, as for resets.
+//! Runs `nvidia-smi compute-policy`, which reads the levels of all GPUs and sets the level of one
+//! GPU. The program runs as a helper unit, like the program that resets GPUs.
 //!
 //! The exit status is not reliable: if one GPU of the host is in MIG mode, the whole command fails. So gpushd parses
 //! the output for each GPU. A level counts as set only after it was read back.
@@ -83,8 +83,8 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
     }
 }
 
-/// Runs `nvidia-smi compute-policy`. If the caller stops waiting, the program continues and the locks stay held until
-/// it exits. So no reset and no other run can overlap.
+/// Runs `nvidia-smi compute-policy`. If the caller stops waiting, the program continues and the
+/// locks stay held until the program exits. So no reset and no other run can overlap.
 async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Result<Ended, ApiError> {
     let timeslice = timeslice.clone();
     let run = tokio::spawn(async move { run_to_its_end(&timeslice, step, args).await });
