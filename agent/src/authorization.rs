@@ -33,7 +33,8 @@ pub(crate) struct Authorization {
 }
 
 impl Authorization {
-    /// Creates the handle. It applies the access rules of the config in `state`, and records in `store`.
+    /// Creates a handle that applies the access rules of the config in `state`, and records in
+    /// `store`.
     pub(crate) fn new(state: State, users: Users, store: Store, own_uid: u32) -> Self {
         Self { state, users, store, own_uid, refused: Arc::default() }
     }

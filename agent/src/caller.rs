@@ -13,7 +13,7 @@ use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
 use gpush_host::{identity::Users, peer::Peer};
 
-/// The reader of a response. It determines what the response shows.
+/// The reader of a response. The viewer determines what the response shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
     /// gpushd itself, for data that every user may read later. Sees no user's processes.

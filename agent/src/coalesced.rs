@@ -39,8 +39,8 @@ impl<T: Clone> Coalesced<T> {
         answer
     }
 
-    /// As [`Coalesced::after_now`]. Returns `None` if this caller computes and that takes longer than `limit`. The time for
-    /// which the caller waits for the computation of another one does not count.
+    /// As [`Coalesced::after_now`]. Returns `None` if this caller's own computation takes longer
+    /// than `limit`. Time spent waiting for another caller's computation does not count.
     pub(crate) async fn after_now_within<F: Future<Output = T>>(
         &self,
         limit: Duration,

@@ -30,8 +30,8 @@ pub(crate) struct StoredState {
     pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, or have undo entries left, oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// Unfinished operations, each with a later operation that has begun on one of its GPUs. The
-    /// unfinished operation had ended, but its end was not recorded.
+    /// Operations without a recorded end, each with a later operation that has begun on one of the
+    /// same GPUs. The earlier operation had ended, but its end was not recorded.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
     /// Conditions of GPUs. A condition that an operation set includes the operation's plan for the GPU.
     pub(crate) conditions: Recorded,
@@ -51,7 +51,8 @@ pub(crate) struct StoredState {
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
     /// A loss of the database on this boot that is not accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// If a loss was accepted on this boot: time since which all grants on this boot are recorded.
+    /// Time since which all grants on this boot are recorded; `None` unless a loss was accepted on
+    /// this boot.
     pub(crate) known_since: Option<u64>,
 }
 
@@ -137,8 +138,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, leases);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
-    // Records of a newer gpushd may be unreadable. In that case a note reports it, and gpushd uses
-    // none of them.
+    // Records of a newer gpushd may be unreadable. In that case a note reports the problem, and
+    // gpushd uses none of the records.
     let (last_boot, left, conditions, noticed, overrides, generation, shared) =
         remembered.wait().unwrap_or_else(|error| {
             tracing::error!("cannot read what the previous gpushd left unfinished: {error}");
@@ -165,8 +166,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
     })
 }
 
-/// If the database was lost on an earlier boot, accepts the loss, because grants end with their
-/// boot. Returns a loss on this boot.
+/// If the database was lost on an earlier boot, accepts the loss, because no grant survives a
+/// reboot. Returns a loss on this boot.
 fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -> Option<Lost> {
     let lost = notes.iter().find_map(|note| match note {
         Note::Lost(lost) => Some(lost.clone()),
@@ -267,8 +268,8 @@ fn superseded(
     let mut superseded = BTreeMap::new();
     let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
     let first = left.iter().filter_map(|left| left.intent.begun).min();
-    // Operations whose records last changed before the first of these began are skipped: they
-    // cannot have begun later.
+    // Operations whose records last changed before the first unfinished operation began are
+    // skipped: they cannot have begun later.
     for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
         let intent = view.intent(other.id)?.unwrap_or_default();
         let gpus = claimed(&intent);

@@ -1,4 +1,4 @@
-//! Checks whether GPUs accept new work, which means leases. docs/states.md has the table.
+//! Checks whether GPUs accept new work. New work means new leases. docs/states.md has the table.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
@@ -7,7 +7,8 @@ use crate::{
     state::{Reason, State, readings::Readings, words},
 };
 
-/// Returns the GPUs as last read, without a driver call. Empty if they were never read.
+/// Returns the GPUs as last read, without a driver call. The list is empty if the GPUs were never
+/// read.
 pub(crate) fn known_gpus(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
     readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! The health of the host: all problems, each with its cause and a hint.
 //!
 //! gpushd runs as long as it can serve requests, and reports its problems here. Drift does not
-//! degrade health. It is shown for each GPU instead.
+//! degrade health, because gpushd shows drift for each GPU instead.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 

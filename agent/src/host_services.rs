@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, RwLock};
 pub(crate) struct HostServices {
     /// Runs helper units.
     pub(crate) helpers: Helpers,
-    /// The `/proc` of this host, or that of a simulated host.
+    /// The `/proc` of this host or of a simulated host.
     pub(crate) proc: PathBuf,
     /// Path of `nvidia-smi` from the command line, used if the config has the default.
     pub(crate) nvidia_smi: Option<PathBuf>,

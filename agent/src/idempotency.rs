@@ -1,6 +1,6 @@
 //! Idempotency keys: gpushd does not execute a repeated request with the same `Idempotency-Key`
-//! again. The repeated request gets the same operation, or the current state of its object. This
-//! also holds after a restart.
+//! again. The repeated request gets the same operation, or the current state of its object. gpushd
+//! recognizes a repeated request even after a restart.
 
 use std::{
     collections::HashMap,

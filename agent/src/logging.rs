@@ -63,7 +63,8 @@ enum Item {
 struct Line {
     /// Where the event comes from, and which fields it has.
     metadata: &'static Metadata<'static>,
-    /// The values of its fields, in the order of the metadata; `None` for a field without a value.
+    /// The values of the event's fields, in the order of the metadata; `None` for a field without a
+    /// value.
     values: Vec<Option<LoggedValue>>,
 }
 

@@ -51,7 +51,8 @@ mod timeslice;
 mod watchdog;
 
 fn main() -> ExitCode {
-    // The worker is the same program. It must not run code that it does not need, so this check comes first.
+    // The worker is the same program. The worker must not run code that it does not need, so this
+    // check comes first.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == "driver-worker") {
         return gpush_nvml::worker::main();
     }

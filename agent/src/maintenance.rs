@@ -27,7 +27,8 @@ use crate::{
     state::{Change, Commits, Holder, LeaseTable, OpenLease, State, readings::Readings, words},
 };
 
-/// Maximum time for the worker to end. Its calls have deadlines, and a worker that exceeds them is killed.
+/// Maximum time for the worker to end. Calls of the worker have deadlines, and a worker that
+/// exceeds a deadline is killed.
 const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Enters and leaves maintenance. A handle, cheap to clone.
@@ -90,8 +91,8 @@ impl MaintenanceControl {
             return Err(error);
         }
         tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
-        // A running helper unit may also have the driver open. It ends soon, and no other helper
-        // unit starts.
+        // A running helper unit may also have the driver open. That unit ends soon, and no other
+        // helper unit starts.
         let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.outside.driverless.write()).await;
         self.end_worker().await?;
         tracing::info!("the driver worker has ended: gpushd has no handle open");

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The worker receives the driver's events. Without a worker, events are lost. So the monitor then
-//! reads the GPUs, which starts another worker. It also reads the GPUs at the configured interval.
+//! reads the GPUs, which starts another worker. The monitor also reads the GPUs at the configured
+//! interval.
 
 use std::time::Duration;
 

@@ -145,7 +145,7 @@ pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
 pub(crate) struct Paths {
     /// Config file.
     pub(crate) config: PathBuf,
-    /// Whether the user named the config file. Then it must exist.
+    /// Whether the user named the config file. A named file must exist.
     pub(crate) config_named: bool,
     /// Socket.
     pub(crate) socket: PathBuf,
@@ -153,7 +153,8 @@ pub(crate) struct Paths {
     pub(crate) admin_socket: Option<PathBuf>,
     /// State directory.
     pub(crate) state_dir: PathBuf,
-    /// Marker of the database: a file in the directory of the socket, which a reboot clears.
+    /// Marker of the database: a file in the directory of the socket. A reboot clears this
+    /// directory.
     pub(crate) store_marker: PathBuf,
     /// File with the boot id.
     pub(crate) boot_id_file: PathBuf,
@@ -166,11 +167,11 @@ pub(crate) struct Paths {
 /// Which config files and driver libraries are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Only files that no user except root can write. For the system service, which runs as root with the default state
-    /// directory.
+    /// Accepts only files that no user except root can write. Applies to the system service, which
+    /// runs as root with the default state directory.
     Required,
-    /// All files. gpushd logs a file that the system service would refuse. For a gpushd of another user, or on a
-    /// simulated host.
+    /// Accepts all files, and logs a file that the system service would refuse. Applies to a gpushd
+    /// of another user, or on a simulated host.
     Logged,
 }
 
@@ -199,8 +200,8 @@ pub(crate) struct ProcessEnvironment {
 }
 
 impl ProcessEnvironment {
-    /// Reads these parts from this process. Ignores relative directories, as the XDG specification
-    /// requires.
+    /// Reads the environment of this process. Ignores relative directories, as the XDG
+    /// specification requires.
     pub(crate) fn of_this_process() -> Self {
         let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         Self {
@@ -221,8 +222,8 @@ impl Paths {
             base.map(|base| base.join("gpush")).ok_or(NoDefault { what, variable, option })
         };
         let config = match &arguments.config {
-            // The path is absolute, because hints contain it and users may type them in other
-            // directories.
+            // The path is absolute, because hints contain the path and users may type the hints in
+            // other directories.
             Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             None if here.root => "/etc/gpush/config.toml".into(),
             None => below_home(&here.config_home, ".config", "the config file", "HOME", "--config FILE")?
@@ -364,8 +365,8 @@ mod tests {
         assert_eq!(paths.state_dir, PathBuf::from("/data/state/gpush"));
 
         let paths = Paths::resolve(&arguments(&["--socket", "s", "--config", "c"]), &here).unwrap();
-        // The path is absolute, because hints contain it and users may type them in other
-        // directories.
+        // The path is absolute, because hints contain the path and users may type the hints in
+        // other directories.
         let config = std::path::absolute("c").unwrap();
         assert_eq!((paths.socket, paths.config), (PathBuf::from("s"), config));
         assert!(paths.config_named);

@@ -1,14 +1,15 @@
 //! Recovery from a lost database: an administrator accepts that the records of grants are lost.
 //!
-//! Until then, every GPU that the config manages is held: it is neither changed nor granted. A reboot ends all grants,
-//! and therefore also the hold.
+//! Until then, every GPU that the config manages is held: gpushd neither changes nor grants a held
+//! GPU. A reboot ends all grants, and therefore also the hold.
 //!
 //! After the recovery, instances and MPS daemons stay as they are; differences from the config show
 //! as drift. A process that was already running may have had a grant, so gpushd never ends it for a
 //! missing lease.
 //!
-//! A loss of records from before this boot holds no GPU, because grants end with their boot. But overrides and cordons
-//! are gone. So health reports the loss until an administrator accepts it, or until the next boot.
+//! A loss of records from before this boot holds no GPU, because no grant survives a reboot. But
+//! overrides and cordons are gone. So health reports the loss until an administrator accepts it, or
+//! until the next boot.
 
 use std::sync::Arc;
 

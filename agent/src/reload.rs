@@ -121,7 +121,7 @@ impl Reload {
         live: impl Fn(&Config) -> Result<(), ApiError>,
     ) -> Result<Reloaded, ApiError> {
         if wish.expected.is_some_and(|expected| expected != self.state.now().generation) {
-            // The file is not the problem, so health does not report this.
+            // The file is not the problem, so health does not report this refusal.
             let current = self.state.now().generation;
             let message = format!("the desired state has changed: its generation is {current}");
             return Err(ApiError::new(Code::Conflict, message).cause("nothing was changed").hint(

@@ -1,7 +1,8 @@
 //! The active config, and its replacement: all of a new config takes effect, or none of it.
 //!
-//! Most settings take effect at once. The options of the driver worker and the path of the second socket take effect
-//! only when gpushd starts. Until then, the old values stay active and are shown next to those in the file.
+//! Most settings take effect at once. The options of the driver worker and the path of the second
+//! socket take effect only when gpushd starts. Until then, the old values stay active and are shown
+//! next to the values in the file.
 
 use std::{
     io,
@@ -153,7 +154,7 @@ impl Settings {
         error
     }
 
-    /// Returns the path of the file, which may not exist.
+    /// Returns the path of the config file. The file may not exist.
     pub(crate) fn path(&self) -> &Path {
         &self.0.path
     }
@@ -163,7 +164,7 @@ impl Settings {
         Arc::clone(&self.0.state.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// Returns the path of the file, or `None` if there is none and the defaults apply.
+    /// Returns the path of the file; `None` if there is no file and the defaults apply.
     pub(crate) fn file(&self) -> Option<String> {
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
         state.from_file.then(|| self.0.path.display().to_string())

@@ -22,7 +22,7 @@ use signal_hook::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Time after the first signal during which another one counts as the same request.
+/// Time after the first signal during which another signal counts as the same request.
 const SAME_REQUEST: Duration = Duration::from_millis(100);
 
 /// Whether a stop was requested before [`Signals`] started to listen.
