@@ -133,7 +133,7 @@ pub(crate) enum Command {
 /// Returns the man page gpushd(8).
 pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
     use clap::CommandFactory;
-    // None of the subcommands is for users.
+    // Users need no subcommand.
     let mut command = Arguments::command().subcommand_required(false);
     command.build();
     let see_also = ["gpushctl(1)".to_owned(), "systemctl(1)".to_owned(), "nvidia-smi(1)".to_owned()];

@@ -1,7 +1,8 @@
 //! Signals: the first SIGTERM stops gpushd gracefully, the second one stops it at once.
 //!
-//! The second SIGTERM must work even if gpushd hangs. So it does not pass through the async
-//! runtime: signal-hook's handler ends the process directly, like the default action of the signal.
+//! The second SIGTERM must work even if gpushd hangs. So the second SIGTERM does not pass through
+//! the async runtime: signal-hook's handler ends the process directly, like the default action of
+//! the signal.
 //!
 //! Some programs send two signals for one request: `timeout` signals its child and then the child's
 //! process group. So gpushd ignores a second signal that arrives shortly after the first.

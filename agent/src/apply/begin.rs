@@ -159,7 +159,8 @@ pub(super) fn is_temporary(error: &ApiError) -> bool {
     error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
-/// An operation that can begin. It has claimed its GPUs, and its plans are based on readings made after the claim.
+/// An operation that can begin. The operation has claimed its GPUs, and its plans are based on
+/// readings made after the claim.
 pub(super) struct Ready {
     pub(super) parts: Vec<Part>,
     pub(super) claim: Claim,

@@ -124,7 +124,8 @@ impl OperationQueue {
             .retryable())
     }
 
-    /// Adds an operation that is recorded as queued or waiting. It was requested at `since`.
+    /// Adds an operation that is recorded as queued or waiting. The operation was requested at
+    /// `since`.
     pub(super) fn enqueue(
         &self,
         lanes: &Lanes,
@@ -275,7 +276,7 @@ fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim
     });
 }
 
-/// Keeps an operation in the queue if waiting may help. Otherwise ends it.
+/// Keeps an operation in the queue if waiting may help. Otherwise ends the operation.
 fn cannot_begin(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     if is_retryable(&error) { keep_waiting(engine, one, &error) } else { end_waiting(engine, one, error) }
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The stream begins with an `id:` without an event. This id is the position at which the stream
-//! starts. After each silence gpushd sends the current position again. This keeps the connection
+//! starts. After each silence gpushd sends the current position again, which keeps the connection
 //! alive. A client that receives few kinds of events can then also reconnect at a position that is
 //! still stored. Clients of server-sent events do not treat such an id as an event.
 //!

@@ -62,8 +62,8 @@ pub(super) async fn list(
         return limiter.answer(&caller, StatusCode::OK, list).await;
     }
     let viewer = observed.viewer(caller.viewer);
-    // The cached answer has neither the progress of operations nor the queue. So it is used only
-    // while there are no operations.
+    // The cached answer has neither the progress of operations nor the queue. So gpushd uses the
+    // cached answer only while there are no operations.
     let is_whole = observed.late.is_empty()
         && apply::queue_is_empty(&engine)
         && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());

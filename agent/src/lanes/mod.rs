@@ -2,8 +2,8 @@
 //!
 //! A lane has one owner at a time: a reconciler or an operation. An operation takes all its lanes
 //! at once: the lanes of its own GPUs, and of the GPUs that are reset together with its own GPUs.
-//! The operation executes its MPS and time-slice steps itself. It waits only for the reconcilers
-//! and grants that were running before its claim.
+//! The operation executes its MPS and time-slice steps itself. An operation waits only for the
+//! reconcilers and grants that were running before its claim.
 //!
 //! ```text
 //!            lock                        claim (all GPUs of an operation at once)

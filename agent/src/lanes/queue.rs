@@ -71,7 +71,7 @@ pub(crate) type Needs = BTreeMap<String, Need>;
 /// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Waiter {
-    /// The operation with this id. It may wait for hours.
+    /// The operation with this id. An operation may wait for hours.
     Operation(String),
     /// The lease with this id.
     Lease(String),

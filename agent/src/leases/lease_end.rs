@@ -193,8 +193,8 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
             // with this start time.
             Ok(Some(process)) if proc::start(pid) == start => return process.wait_until_ended().await,
             Ok(_) => return,
-            // For example, too many files are open. gpushd then notices the end of the process
-            // later.
+            // The process cannot be watched, for example because too many files are open. gpushd
+            // then notices the end of the process later.
             Err(error) => {
                 tracing::warn!(lease = %id, pid, "cannot watch the process that lease {id} is bound to: {error}");
                 tokio::time::sleep(UNKNOWN).await;

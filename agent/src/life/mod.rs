@@ -90,7 +90,7 @@ const RUNTIME_END: Duration = Duration::from_millis(200);
 
 /// Runs gpushd until it receives SIGTERM.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    // This runs before any thread starts, because it changes the environment.
+    // `take_passed` runs before any thread starts, because it changes the environment.
     let handed_over = Listening::take_passed()?;
     let early = signals::register().context("signals can't be handled")?;
     let paths = Paths::resolve(arguments, &ProcessEnvironment::of_this_process())?;

@@ -8,9 +8,9 @@
 //!                                                                  60 s without a byte taken
 //! ```
 //!
-//! hyper's own header deadline includes the time between two requests. So it cannot distinguish a slow sender from a
-//! persistent connection. A connection whose peer does not read its response counts as idle. Handlers that read a body
-//! apply a separate deadline.
+//! hyper's own header deadline includes the time between two requests. So hyper's deadline cannot
+//! distinguish a slow sender from a persistent connection. A connection whose peer does not read
+//! its response counts as idle. Handlers that read a body apply a separate deadline.
 
 use std::{
     io,

@@ -2,7 +2,7 @@
 //!
 //! gpushd binds a new socket under a temporary name, sets its group and mode, and then renames it.
 //! So no client can connect before the permissions are right. gpushd replaces a socket file that no
-//! process listens on. It never replaces a socket in use, or a file that is not a socket.
+//! process listens on. gpushd never replaces a socket in use, or a file that is not a socket.
 //!
 //! gpushd takes the lock of the path before it creates the socket, and holds it as long as the
 //! socket exists: see [`gpush_host::path_lock`].

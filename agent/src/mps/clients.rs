@@ -2,7 +2,7 @@
 //!
 //! A client names its lease in an environment variable, which the client can set to any value.
 //! gpushd accepts the name only if the client's user holds that lease. The name is for display and
-//! for the checks of unleased processes; it grants no access.
+//! for the checks of unleased processes; the name grants no access.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -305,7 +305,8 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     let seen = entry.daemon.last_report();
     match seen.state {
         SupervisorState::Ready { .. } => return Ok(()),
-        // An administrator stopped the daemon. It stays stopped until an administrator starts it.
+        // An administrator stopped the daemon. The daemon stays stopped until an administrator
+        // starts it.
         SupervisorState::Stopped if is_stopped() => return Ok(()),
         _ => {}
     }

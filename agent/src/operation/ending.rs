@@ -130,7 +130,8 @@ impl Operations {
     }
 }
 
-/// Returns whether a later attempt to record the same end may succeed. Also true for errors that affect every write.
+/// Returns whether a later attempt to record the same end may succeed. Returns `true` also for
+/// errors that affect every write.
 fn may_succeed_later(error: &StoreError) -> bool {
     match error {
         StoreError::Full { .. }

@@ -39,7 +39,7 @@ pub(super) enum LayoutResult {
     NotYet(ApiError),
     /// The operation began and failed.
     Failed(ApiError),
-    /// Not begun, because gpushd is stopping.
+    /// The attempt did not begin, because gpushd is stopping.
     Stopping,
 }
 

@@ -48,7 +48,7 @@ impl Observed {
     fn one(&self, snapshot: &GpuSnapshot, viewer: Viewer, idle: &BTreeSet<u32>) -> Gpu {
         let mut gpu = snapshot.gpu.clone();
         gpu.stale |= self.late.contains(&gpu.uuid);
-        // This must precede the redaction, which removes the pids.
+        // `leave_out` must precede the redaction, which removes the pids.
         leave_out(&mut gpu, idle);
         redact::gpu(&mut gpu, viewer);
         gpu
