@@ -11,10 +11,10 @@
 //! version: v1
 //! mig-configs:
 //!   mixed:                                  # label
-//!     - device-filter: ["0x20B210DE"]       # group: PCI device and vendor, one or a list; all without it
+//!     - device-filter: ["0x20B210DE"]       # group: PCI ids, one or a list; default: all GPUs
 //!       devices: all                        # or a list of indexes
 //!       mig-enabled: true
-//!       mig-devices:                        # how many of each; {} is MIG mode without any instance
+//!       mig-devices:                        # count of each profile; {}: MIG mode on, no instance
 //!         "1g.10gb": 2
 //!         "3g.40gb": 1
 //! ```

@@ -2,8 +2,8 @@
 //! are placed.
 //!
 //! The module uses the same exact search as for GPU instances. In a kept GPU instance, matching
-//! compute instances are kept, and other ones are destroyed or created. A new GPU instance has no
-//! compute instances to keep.
+//! compute instances are kept. Other existing compute instances are destroyed, and missing compute
+//! instances are created. A new GPU instance has no compute instances to keep.
 
 use std::borrow::Cow;
 
@@ -90,7 +90,7 @@ pub(super) fn adapt(
     }
     let answer = SearchProblem { groups: &groups, destroy_all, further: &[] }.solve()?;
 
-    // A driver that does not report placements does not accept them in requests either.
+    // A driver that does not report placements does not accept placements in requests either.
     let told = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));
     let mut stays = vec![false; standing.len()];
     let mut create = Vec::new();
@@ -178,7 +178,7 @@ impl PresentCompute {
     }
 
     fn matches(&self, want: &RequestedCompute, spot: Spot) -> bool {
-        // The start and the profile identify the instance. Its size may differ from the planned
+        // The start and the profile identify the instance. The size may differ from the planned
         // size, because the driver may reserve more slots than planned.
         self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
     }

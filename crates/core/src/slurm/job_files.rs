@@ -42,7 +42,7 @@ fn plain(text: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileName {
     place: HookPlace,
-    /// Job id in the environment of the tasks. For a link, it is the id of the leader.
+    /// Job id in the environment of the tasks. A link contains the job id of the leader.
     job: u32,
     /// For a link: the job id of the component.
     component: Option<u32>,
@@ -109,8 +109,8 @@ pub enum FileChoice {
     /// clusters or nodes. The task gets none of their leases. If one of these jobs was refused, the
     /// task fails, because its user may have changed the cluster or node.
     Elsewhere(Vec<FileName>),
-    /// Several clusters or nodes of this host have a file for such a job, and the environment names
-    /// none of them.
+    /// Several clusters or nodes of this host have a file for a job with this id and user. The
+    /// environment names none of these clusters and nodes.
     Several,
 }
 

@@ -77,7 +77,8 @@ pub enum ReleaseStep {
 /// So the lease ends only when all three sources report no process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Remaining {
-    /// Processes in the cgroup of the lease. For a lease that is bound to a process: that process.
+    /// Processes in the cgroup of the lease. If the lease is bound to a process, only that process
+    /// counts.
     pub bound: Option<u32>,
     /// Processes of the holder on the lease's targets, as the driver lists them.
     pub driver: Option<u32>,

@@ -19,7 +19,8 @@ pub enum RequestedDevice {
 }
 
 impl RequestedDevice {
-    /// Returns whether a device that occupies a whole GPU instance of this profile fulfils the request.
+    /// Returns whether a device fulfils the request if the device occupies a whole GPU instance of
+    /// this profile.
     pub(super) fn is_met_by(&self, profile: &Profile) -> bool {
         match self {
             Self::Profile(name) => profile.profile.name == *name,
@@ -37,8 +38,8 @@ impl RequestedDevice {
     }
 }
 
-/// Returns the nominal memory of a profile in MiB: 10 GiB for `1g.10gb`. Drivers report less than
-/// that.
+/// Returns the nominal memory of a profile in MiB: 10 GiB for `1g.10gb`. Drivers report less memory
+/// than the nominal memory.
 fn memory_of(profile: &GpuProfile) -> u64 {
     nominal_mib(&profile.name).unwrap_or(0).max(profile.memory_mib)
 }

@@ -206,7 +206,7 @@ fn group_for_all_gpus_skips_those_without_mig() {
     );
 }
 
-/// The reading of a GPU that cannot be read shows no MIG, but the GPU may support it.
+/// The reading of a GPU that cannot be read shows no MIG, but the GPU may support MIG.
 #[test]
 fn group_for_all_gpus_keeps_unreadable_ones() {
     let mut host = preset::gpus("dgx-a100").unwrap();

@@ -30,7 +30,8 @@ fn all_instances(mig: &MigOffer) -> Vec<(u32, Placement)> {
     mig.instances.iter().map(|instance| (instance.profile_id, instance.placement)).collect()
 }
 
-/// Returns the number of (profile, placement) pairs that could be created in addition to these instances.
+/// Returns the number of (profile, placement) pairs that could be created in addition to these
+/// instances.
 fn pairs(geometry: &Geometry, instances: &[(u32, Placement)]) -> usize {
     let spots = geometry.profiles.iter().flat_map(|p| p.spots.iter().map(|spot| (p.profile.id, spot.placement)));
     spots.filter(|spot| legal(geometry, &[instances, &[*spot]].concat())).count()
