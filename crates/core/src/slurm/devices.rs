@@ -4,7 +4,7 @@
 //! the driver. A device is found:
 //!
 //! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` contains UUIDs, as it does for MIG devices;
-//! 2. otherwise by its `UniqueId` or by its device file `/dev/nvidia<minor>`, both in gres.conf. A MIG
+//! 2. otherwise by its `UniqueId` or its device file `/dev/nvidia<minor>`, both in gres.conf. A MIG
 //!    device has two more files, with the numbers of its capabilities;
 //! 3. with `AutoDetect=nvml`, by its position in the driver's list of GPUs: [`Numbering`].
 
