@@ -1,7 +1,7 @@
 //! Sizes of the C structs and their version words, compared with those of the 550 header.
 //!
-//! The library uses bindings of a newer header. If a struct were larger there, the library would
-//! write beyond the end of a client's struct.
+//! The library uses bindings of a newer header. If a struct were larger in the newer header, the
+//! library would write beyond the end of a client's struct.
 
 use std::mem::{offset_of, size_of};
 

@@ -1,4 +1,5 @@
-//! A control daemon under test, real or simulated. The simulated server comes first on its `PATH`.
+//! A control daemon under test, real or simulated. The simulated server comes first on the daemon's
+//! `PATH`.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -117,8 +118,8 @@ impl Setup {
         }
     }
 
-    /// Returns whether the program supports several users. For a real program, its file shows that;
-    /// for a simulated one, the table.
+    /// Returns whether the program supports several users. For a real program, the program file
+    /// shows this. For a simulated program, the table shows this.
     pub(crate) fn serves_several_users(&self) -> bool {
         match self.which {
             Which::Real => {

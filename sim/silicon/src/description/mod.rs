@@ -88,8 +88,8 @@ pub struct GpuDescription {
     /// module of an HGX baseboard, and otherwise no connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<Wiring>,
-    /// Serial number, for an entry with a single GPU. `None` means that it is derived from the
-    /// seed.
+    /// Serial number, for an entry with a single GPU. `None` means that the serial number is
+    /// derived from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     /// Minor number of the device file, for an entry with a single GPU. `None` means the index. On
