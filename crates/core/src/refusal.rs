@@ -148,7 +148,7 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
         let name = match (process.pid, &process.command) {
             (Some(pid), _) => format!("pid {pid}"),
-            // This holder is a lease. The cause of the error names it.
+            // This holder is a lease. The cause of the error names the lease.
             (None, Some(_)) => "the lease".to_owned(),
             (None, None) => "the other processes that use it".to_owned(),
         };

@@ -131,7 +131,7 @@ pub struct GpuProfile {
     pub placements: Vec<(u8, u8)>,
     /// Confidence in the row.
     pub confidence: Confidence,
-    /// Fields whose values no transcript shows. They are estimated by proportion.
+    /// Fields whose values no transcript shows. Such values are estimated by proportion.
     #[serde(default)]
     pub estimated: Vec<String>,
     /// Memory sizes that other driver generations report.

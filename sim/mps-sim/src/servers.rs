@@ -48,7 +48,7 @@ pub(crate) mod ask {
     pub(crate) const MEMORY: u32 = 11;
     /// Set the pinned memory limit. The device and the bytes follow. The server sends no answer.
     pub(crate) const SET_MEMORY: u32 = 12;
-    /// End the work of a client. Its pid follows. The answer is a status.
+    /// End the work of a client. The pid of the client follows. The answer is a status.
     pub(crate) const TERMINATE: u32 = 13;
     /// Return the number of clients, and then a row of `ps` for each client. The daemon then sends
     /// a 0.

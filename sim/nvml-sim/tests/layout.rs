@@ -40,7 +40,8 @@ fn structs_have_the_sizes_of_the_550_header() {
     for (name, size, wanted) in sizes {
         assert_eq!(size, wanted, "{name}");
     }
-    // The array of metrics follows the other fields. Its length differs between headers.
+    // The array of metrics follows the other fields. The length of this array differs between
+    // headers.
     assert_eq!(offset_of!(nvmlGpmMetricsGet_t, metrics), 24);
     assert_eq!(offset_of!(nvmlGpuInstanceProfileInfo_v2_t, name), 56);
     assert_eq!(offset_of!(nvmlComputeInstanceInfo_t, placement), 24);

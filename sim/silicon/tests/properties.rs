@@ -8,7 +8,7 @@ use silicon::{Machine, Return};
 
 mod invariants;
 
-/// A random call. Its numbers are reduced to the valid range when the call is made.
+/// A random call. The numbers in a call are reduced to the valid range when the call is made.
 #[derive(Debug, Clone)]
 enum Act {
     CreateGpu { profile: usize, placement: Option<usize> },

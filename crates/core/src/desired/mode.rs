@@ -23,7 +23,7 @@ pub fn needs_reset(architecture: Architecture) -> bool {
     }
 }
 
-/// Returns the reset that is needed to set MIG mode to `enable`. Its details are still empty.
+/// Returns the reset that is needed to set MIG mode to `enable`. The reset has no details yet.
 pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
     // If a mode change is only pending, cancelling it needs no reset.
     let changes = mig.enabled != enable;

@@ -32,7 +32,7 @@ pub enum OverrideEffect {
         /// Layout in canonical text.
         layout: Vec<String>,
     },
-    /// The override is cleared, if there is one.
+    /// An existing override is cleared.
     Ended,
 }
 

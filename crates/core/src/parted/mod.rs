@@ -56,8 +56,8 @@ pub struct File {
 /// The invalid labels of a file that also has valid labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidLabels {
-    /// Names of all invalid labels. They include labels that were not parsed because the file has
-    /// too many problems.
+    /// Names of all invalid labels, including labels that were not parsed because the file has too
+    /// many problems.
     pub labels: Vec<String>,
     /// The problems.
     pub errors: FileErrors,

@@ -115,8 +115,8 @@ pub(super) fn adapt(
 }
 
 /// Handles the common case without a search. The request is one compute instance that occupies the
-/// whole GPU instance, and the existing GPU instance, if any, has no compute instance or exactly
-/// this one.
+/// whole GPU instance. The existing GPU instance, if any, has no compute instance or exactly this
+/// compute instance.
 fn trivial_adaptation(
     profile: Option<&Profile>,
     wanted: &[RequestedCompute],
@@ -193,7 +193,8 @@ fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
         .unwrap_or(UNKNOWN_SPOT)
 }
 
-/// The spot of a compute instance whose profile and placement are unknown. It occupies all slices.
+/// The spot of a compute instance whose profile and placement are unknown. This spot occupies all
+/// slices.
 const UNKNOWN_SPOT: Spot = Spot { placement: Placement { start: 0, size: u8::MAX }, slices: Slices::ALL };
 
 /// Returns the possible spots for a requested compute instance.

@@ -232,7 +232,7 @@ fn decide_mig(
     accept_targets(sharing, gpu, targets, shared_before);
 }
 
-/// Adds those targets that the state of the GPU allows, and reports the others.
+/// Adds the targets that the state of the GPU allows, and reports the other targets.
 fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>, shared_before: &BTreeSet<String>) {
     let start = daemon_start(gpu);
     for target in targets {

@@ -1,8 +1,8 @@
 //! The environment of Prolog and Epilog.
 //!
 //! Slurm sets the variables, but some contain text of the user: the comment, and the option of the
-//! SPANK plugin. That text can be anything, so it is stored unchanged and parsed later. Reading it
-//! here never causes an error.
+//! SPANK plugin. The user can write any text, so gpush stores this text unchanged and parses it
+//! later. Reading the environment does not fail because of such text.
 
 use std::fmt;
 

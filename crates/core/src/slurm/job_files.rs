@@ -4,9 +4,8 @@
 //! ci-42@n1       job 42 of cluster `ci` on node `n1`
 //! ci-41+42@n1    link to `ci-42@n1`: job 42 is a component of the heterogeneous job 41
 //! ```
-//!
 //! Slurm sets the job id and the node in the environment of each task. The user can change the
-//! cluster in that environment. So the cluster and the node only choose between several files. They
+//! cluster in that environment. So the cluster and the node only choose between several files, and
 //! do not decide whether a task runs.
 
 use std::fmt;

@@ -134,7 +134,7 @@ pub enum SupervisorEvent {
     /// limit of zero ends the clients at once. A later event of this kind replaces an earlier
     /// event.
     Leave(Option<Duration>),
-    /// The daemon must be replaced by a new one, even if it has clients.
+    /// The daemon must be replaced by a new daemon, even if it has clients.
     Restart,
     /// A running daemon was found in its directory. The machine takes no action until the caller
     /// reports whether the daemon is desired.

@@ -144,7 +144,7 @@ impl Setup {
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
         // A test in the background ignores SIGINT, and a test under nohup ignores SIGHUP. Child
-        // processes inherit that, so restore the default signal handling.
+        // processes would ignore these signals too, so restore the default signal handling.
         let mut command = Command::new("/usr/bin/env");
         command
             .arg("--default-signal=INT,HUP")

@@ -28,7 +28,7 @@ pub(crate) use read::{explain, place};
 /// Maximum number of GPUs of a host.
 pub const MAX_GPUS: u32 = 64;
 
-/// Driver version of a host whose description names none, unless a GPU model needs a newer one.
+/// Driver version if the description names no version and no GPU model needs a newer version.
 pub const DEFAULT_DRIVER: DriverVersion = DriverVersion::new(550, 163, 1);
 
 /// A host to simulate.

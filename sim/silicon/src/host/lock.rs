@@ -67,8 +67,8 @@ impl<T> Drop for PerProcess<T> {
         // SAFETY: the pointer comes from `Box::into_raw`, and `&mut self` proves exclusive access.
         let owned = unsafe { Box::from_raw(at) };
         if owned.pid != std::process::id() {
-            // After a fork, this value is a copy of the parent's value. Its locks may never be
-            // unlocked, so it is not dropped.
+            // After a fork, this value is a copy of the parent's value. The locks in the copy may
+            // never be unlocked, so the copy is not dropped.
             std::mem::forget(owned);
         }
     }

@@ -21,7 +21,8 @@ fn over(gpus: &mut [Gpu], at: usize, text: &str) {
     gpus[at].overridden = Some(an_override(&gpus[at], &layout));
 }
 
-/// Handles a request as gpushd does: plans it, applies the plans, and updates the overrides.
+/// Handles a request as gpushd does: plans the request, applies the plans, and updates the
+/// overrides.
 fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<OverrideEffect>> {
     let plans = plan_host(&config(), gpus, request).ok()?.plans;
     if plans.iter().any(|plan| plan.error.is_some()) {

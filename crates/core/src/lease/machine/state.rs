@@ -49,7 +49,7 @@ pub enum GrantBy {
 /// A release in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Releasing {
-    /// Why the lease ends. Later reasons do not replace the first one.
+    /// Why the lease ends. Later reasons do not replace the first reason.
     pub reason: EndReason,
     /// The current step.
     pub step: ReleaseStep,
@@ -139,7 +139,8 @@ pub enum Event {
     Committed,
     /// The grant is not in the database, and cannot be recorded later.
     CommitFailed,
-    /// The operation failed or was rolled back. Its last commit recorded the end of the lease.
+    /// The operation failed or was rolled back. The last commit of the operation recorded the end
+    /// of the lease.
     OperationFailed,
     /// The holder released or cancelled the lease, or its waiting client disconnected.
     Released,

@@ -11,7 +11,8 @@ pub enum RequestedDevice {
     Profile(String),
     /// The smallest device with at least these sizes.
     AtLeast {
-        /// Minimum memory in MiB. It is compared with the nominal memory of profiles.
+        /// Minimum memory in MiB. Placement compares this value with the nominal memory of
+        /// profiles.
         memory_mib: u64,
         /// Minimum number of compute slices.
         slices: u8,

@@ -1,4 +1,4 @@
-//! Placement of MIG devices by an exhaustive search. It implements the objective in the
+//! Placement of MIG devices by an exhaustive search. This module implements the objective in the
 //! documentation of `placement` independently.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
@@ -9,7 +9,7 @@ use crate::{
     plan,
 };
 
-/// The cost of an assignment. Its elements are in the order of the objective, most important first.
+/// The cost of an assignment. The elements are in the order of the objective, most important first.
 pub(super) type OracleCost = [usize; 8];
 
 /// Returns whether instances can exist together.
