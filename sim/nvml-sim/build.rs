@@ -1,8 +1,8 @@
 //! Link arguments of the simulated driver library.
 //!
-//! Clients open the library by its SONAME. Unloading it must not remove code that a client's
-//! `atexit` handlers or threads still use, so it cannot be unloaded. The real library cannot be
-//! unloaded either.
+//! Clients open the library by its SONAME. A client's `atexit` handlers or threads may still use
+//! code of the library, so the library cannot be unloaded. The real library cannot be unloaded
+//! either.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,5 +1,5 @@
-//! Measures fragmentation: how many requests for MIG devices succeed, and how much of the memory is leased. Compares
-//! gpush's placement, first fit, and the driver's own choice.
+//! Measures fragmentation: how many requests for MIG devices succeed, and how much of the memory is
+//! leased. Compares gpush's placement, first fit, and the driver's own choice.
 //!
 //! ```text
 //! cargo run --release -p gpush-core --example placement_bench [-- --json]

@@ -1,5 +1,5 @@
-//! Measures the duration of planning. Plans every state of an A100 and of an H100 with every
-//! layout, possible or not, and whole hosts of 64 GPUs.
+//! Measures the duration of planning. Plans a change from every state of an A100 and an H100 to
+//! every layout, even to impossible layouts. Also plans whole hosts of 64 GPUs.
 //!
 //! ```text
 //! cargo run --release -p gpush-core --example plan_bench [-- --json]

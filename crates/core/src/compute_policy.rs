@@ -1,10 +1,10 @@
 //! Parser for `nvidia-smi compute-policy --list`: the time-slice level of each GPU.
 //!
-//! NVML has no public call for this, and nvidia-smi's output "is not guaranteed to be backwards
-//! compatible" (its manual). So the parser reads each line separately. In a line, it looks for a
-//! GPU (index, UUID or PCI address) and for a level, or for the reason why there is no level. It
-//! ignores frames, columns and other words. A line that cannot be parsed gives no level, so the
-//! result does not contain that GPU.
+//! NVML has no public call that reads the level, and nvidia-smi's output "is not guaranteed to be
+//! backwards compatible" (its manual). So the parser reads each line separately. In a line, it
+//! looks for a GPU (index, UUID or PCI address) and for a level, or for the reason why there is no
+//! level. It ignores frames, columns and other words. A line that cannot be parsed gives no level,
+//! so the result does not contain that GPU.
 //!
 //! ```text
 //! | GPU     Name           Value        |     a heading: no GPU, no level
@@ -43,7 +43,7 @@ impl GpuIdentifier {
 pub enum LevelReport {
     /// The GPU has this level.
     Level(TimesliceLevel),
-    /// The GPU does not support levels, or not in its present mode.
+    /// The GPU does not support levels in general, or not in its current mode.
     Unsupported,
     /// nvidia-smi could not read the level. Contains its message, such as `GPU is lost`.
     Failed(String),
@@ -54,7 +54,7 @@ pub enum LevelReport {
 pub fn levels(output: &str) -> Vec<(GpuIdentifier, LevelReport)> {
     let mut found: Vec<(GpuIdentifier, LevelReport)> = Vec::new();
     for (named, told) in output.lines().filter_map(parse_line) {
-        // Only the first line for a GPU is used, whether it has a level or a reason.
+        // Only the first line about a GPU is used, whether that line contains a level or a reason.
         if found.iter().all(|(known, _)| *known != named) {
             found.push((named, told));
         }

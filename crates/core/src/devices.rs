@@ -42,7 +42,8 @@ fn device(
     let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
     let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
     let of_compute = compute.iter().flat_map(|compute| &compute.processes);
-    // MPS servers are not listed as processes of the device. Only their clients use it.
+    // MPS servers are not listed as processes of the device. Only the clients of a server use the
+    // device.
     let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));
     let processes: Vec<Process> = instance.processes.iter().chain(of_compute).filter(is_user).cloned().collect();
     let is_here = |lease: &&Lease| lease.members.iter().any(|member| uuid.as_ref() == Some(&member.target));

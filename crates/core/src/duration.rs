@@ -6,7 +6,8 @@
 //! | `90`, `0.5` | seconds |
 //! | `2026-12-01T08:00:00Z`, `2026-12-01T08:00+01:00` | a point in time (RFC 3339) |
 //!
-//! Every command and every request uses this notation. The crate jiff parses the units; a day has 24 hours.
+//! Every command and every request uses this notation. The crate jiff parses the units; a day has
+//! 24 hours.
 
 use std::{fmt, time::Duration};
 
@@ -21,7 +22,8 @@ const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d; a bare number is seconds";
 /// Why a text is not a duration or point in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DurationError {
-    /// The text is not a duration. Where a point in time is allowed too, it is neither.
+    /// The text is not a duration. Where a point in time is also allowed, the text is
+    /// not a point in time either.
     Malformed,
     /// The duration is zero, but must be positive.
     Zero,
@@ -106,7 +108,7 @@ fn with_units(text: &str) -> Result<Duration, DurationError> {
 /// Parses an end time: a duration from `now`, or a point in time in the future.
 ///
 /// # Errors
-/// The text is neither, or the point in time has passed.
+/// The text is neither a duration nor a point in time, or the point in time has passed.
 pub fn parse_end(text: &str, now: Timestamp) -> Result<Timestamp, DurationError> {
     match parse_moment(text)? {
         Moment::At(at) if at <= now => Err(DurationError::Past(at)),
@@ -119,7 +121,7 @@ pub fn parse_end(text: &str, now: Timestamp) -> Result<Timestamp, DurationError>
 /// Parses a start time: a duration before `now`, or a point in time in the past.
 ///
 /// # Errors
-/// The text is neither, or the point in time is in the future.
+/// The text is neither a duration nor a point in time, or the point in time is in the future.
 pub fn parse_start(text: &str, now: Timestamp) -> Result<Timestamp, DurationError> {
     match parse_moment(text)? {
         Moment::At(at) if at > now => Err(DurationError::Future(at)),

@@ -8,7 +8,8 @@
 use gpush_api::{ComputeProfile, Engines, GpuProfile, Placement};
 use gpush_geometry::Model;
 
-/// Maximum number of GPU instances on one GPU, and of compute instances in one GPU instance (from NVML).
+/// Maximum number of GPU instances on one GPU, and of compute instances in one GPU instance (from
+/// NVML).
 pub const MOST_INSTANCES: usize = 8;
 
 /// Kinds of engines, in the order of the rows of [`engine_row`].
@@ -119,8 +120,8 @@ impl Profile {
     }
 
     /// Returns the compute instance profile that occupies the whole GPU instance: the profile with
-    /// the same name. If there is none, returns the profile with the same number of slices that has
-    /// the most streaming multiprocessors.
+    /// the same name. If no profile has that name, only profiles with the same number of slices are
+    /// considered. Of these, the profile with the most streaming multiprocessors is returned.
     #[must_use]
     pub fn whole(&self) -> Option<&Compute> {
         self.compute.iter().find(|c| c.profile.name == self.profile.name).or_else(|| {

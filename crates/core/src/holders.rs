@@ -1,8 +1,8 @@
 //! Processes that block a reset because they have a GPU open: classification and messages.
 //!
-//! A process of a service that gpushd may stop, according to the config, does not block the reset.
-//! Every other process does, and the message names it with a remedy. The remedies differ: stopping
-//! a monitor is harmless, but stopping a kubelet is not.
+//! A process does not block the reset if it belongs to a service that gpushd may stop according to
+//! the config. Every other process blocks the reset, and the message names that process with a
+//! remedy. The remedies differ: stopping a monitor is harmless, but stopping a kubelet is not.
 
 use gpush_api::{ApiError, Code, Holder, LeaseUse};
 
@@ -41,8 +41,8 @@ const KNOWN: &[(&str, ServiceRemedy)] = &[
     ("xdm", ServiceRemedy::Display),
 ];
 
-/// The service that manages the NVSwitches of a host. It takes part in resets, so it does not block
-/// them.
+/// The service that manages the NVSwitches of a host. This service takes part in resets, so it does
+/// not block a reset.
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 
 /// Returns the holders that still block the reset when the services in `stopped` have been stopped.
@@ -52,7 +52,7 @@ pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
     found.into_iter().filter(|holder| !stopped(holder) && !is_fabric_manager(holder)).collect()
 }
 
-/// Returns whether a list of services in the config contains a service.
+/// Returns whether the list `services` in the config contains `service`.
 #[must_use]
 pub fn contains_service(services: &[String], service: &str) -> bool {
     services.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service)

@@ -1,9 +1,9 @@
 //! What each sharing mechanism isolates.
 //!
-//! `gpushctl config check` prints one sentence for each rule. `gpushctl explain isolation` and docs/isolation.md show
-//! [`TABLE`]. Sources: NVIDIA's MIG user guide ("Partitioning", "Compute Instances"), the Multi-Process Service
-//! documentation ("Memory Protection", "Error Containment"), and the documentation of time-slicing in NVIDIA's device
-//! plugin for Kubernetes.
+//! `gpushctl config check` prints one sentence for each rule. `gpushctl explain isolation` and
+//! docs/isolation.md show [`TABLE`]. Sources: NVIDIA's MIG user guide ("Partitioning", "Compute
+//! Instances"), the Multi-Process Service documentation ("Memory Protection", "Error Containment"),
+//! and the documentation of time-slicing in NVIDIA's device plugin for Kubernetes.
 
 use gpush_api::{ConfigView, LeaseRequirement, Mode, RuleView};
 

@@ -38,8 +38,8 @@ pub const DYNAMIC: &str = "dynamic";
 /// Maximum count of one entry. No GPU has more GPU instances than this.
 pub const MOST: u8 = 8;
 
-/// Maximum number of entries, and of instances in all entries together. It is more than any GPU can
-/// have: 7 GPU instances with up to 8 compute instances each.
+/// Maximum number of entries, and of instances in all entries together. No GPU can have so many:
+/// the limit of hardware is 7 GPU instances with up to 8 compute instances each.
 pub const MOST_IN_ALL: usize = 64;
 
 /// Maximum total length of a layout's texts, in bytes.
@@ -76,8 +76,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the reserved layout `none`, for which gpushd destroys idle instances and creates
-    /// none.
+    /// Returns the reserved layout `none`. With this layout, gpushd destroys idle instances and
+    /// creates no instances.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
@@ -114,7 +114,8 @@ impl Layout {
         grammar::layout(texts)
     }
 
-    /// Returns the entries in canonical text, as the API shows them; `["none"]` for the reserved layout.
+    /// Returns the entries in canonical text, as the API shows them. Returns `["none"]` for the
+    /// reserved layout.
     #[must_use]
     pub fn canonical(&self) -> Vec<String> {
         if self.is_none() {

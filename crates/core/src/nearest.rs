@@ -1,7 +1,7 @@
 //! Suggestions: the known words that are most similar to a word that a user typed.
 //!
-//! Every error about an unknown name suggests similar existing names. Config keys, modes, layouts and profiles use the
-//! same measure of similarity.
+//! Every error about an unknown name suggests similar existing names. Config keys, modes, layouts
+//! and profiles use the same measure of similarity.
 
 /// Returns the word in `known` that is most similar to `word`; `None` if no word is similar enough.
 #[must_use]
@@ -34,8 +34,8 @@ pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, mos
 /// Maximum length of a word. A longer word is probably pasted text, not a typing error.
 const LONGEST: usize = 64;
 
-/// Returns whether one word is a prefix of the other and has at least three letters, as `warn` and
-/// `warning`.
+/// Returns whether the shorter word has at least three letters and is a prefix of the longer word,
+/// as `warn` and `warning`.
 fn abbreviates(a: &[char], b: &[char]) -> bool {
     a.len().min(b.len()) >= 3 && (a.starts_with(b) || b.starts_with(a))
 }

@@ -109,8 +109,8 @@ pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiEr
     }
 }
 
-/// Returns the error for a mode change in a virtual machine, which cannot reset the GPU that is
-/// passed through to it.
+/// Returns the error for a mode change in a virtual machine. A virtual machine cannot reset a GPU
+/// that is passed through to the machine.
 fn virtual_machine_error(gpu: &str, to: &str) -> ApiError {
     let message = format!("MIG mode of {gpu} cannot be switched {to} here: this host is a virtual machine");
     ApiError::new(Code::Unsupported, message)
@@ -148,7 +148,7 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
         let name = match (process.pid, &process.command) {
             (Some(pid), _) => format!("pid {pid}"),
-            // This holder is a lease. The cause of the error names it.
+            // This holder is a lease. The cause of the error names the lease.
             (None, Some(_)) => "the lease".to_owned(),
             (None, None) => "the other processes that use it".to_owned(),
         };
@@ -160,8 +160,8 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     names
 }
 
-/// Describes the holders of one instance. For holders that the caller may not see, names the
-/// command that shows them to users with permission.
+/// Describes the holders of one instance. If the caller may not see some holders, names the command
+/// that shows these holders to users with permission.
 fn held_by(blocker: &Blocker, index: u32) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
     let mut holders: Vec<String> = blocker.leases.iter().map(LeaseUse::to_string).collect();
@@ -180,8 +180,8 @@ fn placement_name(blocker: &Blocker) -> String {
     format!("{}@{}", blocker.profile, blocker.placement.start)
 }
 
-/// Returns profile, start and ids: `3g.40gb@0 (GPU instance 2, compute instance 0)`. Also contains
-/// the profile of the compute instance if its name differs.
+/// Returns profile, start and ids: `3g.40gb@0 (GPU instance 2, compute instance 0)`. If the compute
+/// instance has a profile with another name, the text also contains that profile.
 fn instance(blocker: &Blocker) -> String {
     let name = placement_name(blocker);
     match (blocker.ci, &blocker.compute_profile) {

@@ -4,10 +4,10 @@
 //! 3                     index in this driver session
 //! 0-3                   indexes, both ends included
 //! all                   every GPU
-//! GPU-3ad1…             UUID, or a prefix of one if it is unique
+//! GPU-3ad1…             UUID, or a unique prefix of a UUID
 //! 0000:07:00.0          PCI address; the domain and the function are optional
 //! *A100*                product name, `*` and `?` as in a shell, case ignored
-//! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; the prefix `NVIDIA ` is optional
+//! A100-SXM4-80GB        full product name from `gpushctl status`; the prefix `NVIDIA ` is optional
 //! ```
 //!
 //! In a config rule, a selector may match no GPU, because a host may lose a GPU. In a command, a
@@ -33,7 +33,7 @@ pub enum Selector {
     All,
     /// Indexes, both ends included. A single index is a range with equal ends.
     Indexes(u32, u32),
-    /// `GPU-`, followed by a UUID or a prefix of one, in lower case.
+    /// `GPU-`, followed by a UUID or a prefix of a UUID, in lower case.
     Uuid(String),
     /// PCI address.
     Pci {
@@ -192,8 +192,8 @@ impl fmt::Display for Selector {
 }
 
 impl Selector {
-    /// Returns whether the selector matches this GPU. A prefix matches every GPU whose UUID begins
-    /// with it; [`Selector::matching`] checks that there is only one such GPU.
+    /// Returns whether the selector matches this GPU. A prefix of a UUID matches every GPU whose
+    /// UUID begins with that prefix; [`Selector::matching`] checks that there is only one such GPU.
     #[must_use]
     pub fn matches(&self, gpu: &Gpu) -> bool {
         match self {
@@ -207,8 +207,8 @@ impl Selector {
         }
     }
 
-    /// Returns the positions in `gpus` that the selector matches. Returns none if the selector is a
-    /// prefix of several UUIDs.
+    /// Returns the positions in `gpus` that the selector matches. Returns no positions if the
+    /// selector is a prefix of several UUIDs.
     #[must_use]
     pub fn matching<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Vec<usize> {
         let found: Vec<usize> = (0..gpus.len()).filter(|at| self.matches(gpus[*at].borrow())).collect();
@@ -237,8 +237,8 @@ impl Selector {
     ///
     /// # Errors
     /// A text is not a selector or matches no GPU; the error lists the GPUs. More than [`MOST`]
-    /// selectors are also an error, because any user can send them, and each selector is compared
-    /// with every GPU.
+    /// selectors are also an error, because any user can send selectors, and each selector is
+    /// compared with every GPU.
     pub fn resolve<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Result<Vec<usize>, ApiError> {
         let count: usize = texts.iter().map(|text| 1 + text.as_ref().matches(',').count()).sum();
         if count > MOST {

@@ -7,7 +7,7 @@
 //! lost, unknown, held, changing, maintenance, stale ──► Wait: the state is unknown, or another change runs
 //! ```
 //!
-//! A cordon has no effect here. It blocks new work, and both settings affect only programs
+//! A cordon has no effect here. A cordon blocks new work, and both settings affect only programs
 //! that start later.
 
 use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};

@@ -109,7 +109,7 @@ fn plans_have_the_expected_text() {
 }
 
 /// On Hopper and newer GPUs, a `1g` with double memory offers two compute profiles. Each name
-/// selects one of them.
+/// selects one of these two profiles.
 #[test]
 fn double_memory_names_mean_different_compute_profiles() {
     let ids = |key: &str, layout: &str| -> Vec<Vec<u32>> {
@@ -117,7 +117,7 @@ fn double_memory_names_mean_different_compute_profiles() {
         target.instances.iter().map(|i| i.compute.iter().map(|c| c.profile_id).collect()).collect()
     };
     assert_eq!(ids("h100-80-sxm", "1g.20gb, 1c.1g.20gb"), [[7], [0]]);
-    // One GPU instance never has room for two of them.
+    // One GPU instance never has room for two such compute instances.
     assert_eq!(ids("h100-80-sxm", "1c.1g.20gb*2"), [[0], [0]]);
     // Before Hopper there is only one such profile, and both names select it.
     assert_eq!(ids("a100-80", "1g.20gb, 1c.1g.20gb"), [[0], [0]]);
@@ -192,7 +192,7 @@ fn held_instances_are_kept_even_at_higher_cost() {
     assert!(plan_protecting(&geometry, &instances, &target, &holds).is_ok());
 
     // One of the two small instances must be destroyed. If neither has an MPS daemon, the planner
-    // keeps the one that leaves more room.
+    // keeps the instance that leaves more room.
     let target = resolve(&geometry, "4g.40gb, 1g.10gb");
     assert_eq!(plan(&geometry, &instances, &target).unwrap().keeps, [3]);
     let mut holds = ProtectedInstances::default();
@@ -305,7 +305,7 @@ fn previous_layout_is_restored_around_instances_in_use() {
     for (before, now) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|now| (*before, now))) {
         let previous = standing(&a100, before);
         let count: usize = standing(&a100, now).iter().map(|i| i.compute.len()).sum();
-        // Tries each subset of the compute instances as the ones in use.
+        // Tries each subset of the compute instances as the instances in use.
         for users in 0..1_u32 << count {
             let mut instances = standing(&a100, now);
             for (n, compute) in instances.iter_mut().flat_map(|i| &mut i.compute).enumerate() {

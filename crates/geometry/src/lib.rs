@@ -22,7 +22,7 @@ pub enum Confidence {
     Uncertain,
 }
 
-/// GPU generation. It determines how a change of MIG mode works, and which values the driver can
+/// GPU generation, which determines how a change of MIG mode works, and which values the driver can
 /// read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -110,8 +110,8 @@ pub struct Variant {
 pub struct GpuProfile {
     /// Name, such as `3g.40gb` or `1g.10gb+me`.
     pub name: String,
-    /// Profile id, as the driver reports it. It identifies a fraction of the GPU, not a number of
-    /// slices.
+    /// Profile id, as the driver reports it. The id identifies a fraction of the GPU, not a number
+    /// of slices.
     pub id: u32,
     /// NVML enum index for queries.
     pub index: u32,
@@ -131,7 +131,7 @@ pub struct GpuProfile {
     pub placements: Vec<(u8, u8)>,
     /// Confidence in the row.
     pub confidence: Confidence,
-    /// Fields whose values no transcript shows. They are estimated by proportion.
+    /// Fields whose values no transcript shows. Such values are estimated by proportion.
     #[serde(default)]
     pub estimated: Vec<String>,
     /// Memory sizes that other driver generations report.
@@ -158,8 +158,8 @@ pub struct Model {
     pub min_driver: String,
     /// Number of compute slices; 0 for a GPU without MIG.
     pub compute_slices: u8,
-    /// Number of memory slices; 0 for a GPU without MIG. It is not always 8: an RTX PRO 6000 has
-    /// 12.
+    /// Number of memory slices; 0 for a GPU without MIG. The number is not always 8: an RTX PRO
+    /// 6000 has 12 memory slices.
     pub memory_slices: u8,
     /// Size of the board's frame buffer in MiB.
     pub board_memory_mib: u64,

@@ -9,18 +9,18 @@ use silicon::host::PROC;
 use silicon::machine::Pid;
 use silicon::{Description, Host};
 
-/// Names under which programs open the library. The dynamic linker uses the first name, Slurm's
-/// plugin the second.
+/// Names under which programs open the library. The dynamic linker uses the first name, and Slurm's
+/// plugin uses the second name.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 /// The simulated programs, except those of MPS.
 const PROGRAMS: [&str; 1] = ["nvidia-smi"];
-/// File name of the control daemon, for NVIDIA's own and for the simulated one.
+/// File name of the control daemon. NVIDIA's daemon and the simulated daemon have the same name.
 const CONTROL: &str = "nvidia-cuda-mps-control";
 /// Directory of an agent that runs on the host, relative to the host's directory. The agent creates
-/// it.
+/// this directory.
 const AGENT: &str = "gpushd";
-/// Pid of a host's simulated fabric manager. It is higher than any pid on Linux, so no real process
-/// has it.
+/// Pid of a host's simulated fabric manager. The pid is higher than any pid on Linux, so no real
+/// process has this pid.
 const FABRIC_MANAGER: &str = "4194305";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
@@ -54,8 +54,8 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
         std::fs::create_dir_all(&lib)?;
         std::fs::create_dir_all(&bin)?;
         std::fs::create_dir_all(host.dir().join(PROC))?;
-        // Programs of all users register here, each program in its own file. Therefore the mode is
-        // that of /tmp.
+        // Programs of all users register here, each program in its own file. Therefore this
+        // directory has the mode of /tmp.
         let everybodys = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(host.dir().join(PROC), everybodys)?;
         let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
@@ -79,8 +79,8 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
     Ok(host)
 }
 
-/// Adds the files of a fabric manager, which manages NVSwitches, to the host's `proc`. No such
-/// process runs.
+/// Adds the files of a fabric manager, which manages NVSwitches, to the host's `proc`. No fabric
+/// manager process runs.
 fn fabric_manager(dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(dir.join("fd"))?;
     // The kernel truncates process names to 15 characters.
@@ -103,8 +103,8 @@ pub(crate) struct Environment {
 impl Environment {
     pub(crate) fn of(dir: &Path) -> Self {
         Self {
-            // With these variables, an agent of this host and its clients find each other, and do
-            // not find those of another host.
+            // With these variables, an agent and its clients find each other if they use the same
+            // host. They do not find agents or clients of another host.
             set: [
                 (silicon::host::STATE_VARIABLE, dir.to_owned()),
                 ("GPUSH_BOOT_ID_FILE", dir.join("boot_id")),

@@ -16,7 +16,7 @@ use silicon::host::{DRIVER, PROC};
 
 use crate::directory;
 
-/// A script that mounts `$1` over `/proc/driver`, and then executes the program in its other
+/// A script that mounts `$1` over `/proc/driver`, and then executes the command in the remaining
 /// arguments. `unshare` keeps the mount private.
 const SCRIPT: &str = "mount --bind -- \"$1\" /proc/driver || exit 125; shift; exec \"$@\"";
 

@@ -1,9 +1,10 @@
 //! `gpush-sim run`: creates a host that exists while one program runs.
 //!
-//! gpush-sim forwards signals to the program. It does not forward signals from the terminal, which
-//! sends them to the program directly, because both are in the same process group. The exit code is
-//! that of the program, or 128 + n after signal n. If child processes of the program are still
-//! running, gpush-sim keeps the host for them and prints a message.
+//! gpush-sim forwards signals to the program, except signals from the terminal. gpush-sim and the
+//! program are in the same process group, so the terminal sends its signals to the program
+//! directly. The exit code of gpush-sim is the exit code of the program, or 128 + n after signal n.
+//! If child processes of the program are still running, gpush-sim keeps the host for these
+//! processes and prints a message.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -77,8 +78,8 @@ fn supervise(mut child: Child, signals: &mut SignalsInfo<WithOrigin>) -> anyhow:
             return Ok(status);
         }
         for origin in signals.wait() {
-            // A signal that the kernel sent comes from the terminal, and the terminal has sent it
-            // to the program too.
+            // A signal that the kernel sent comes from the terminal. The terminal has sent the same
+            // signal to the program too.
             let meant_for_us = matches!(origin.cause, Cause::Sent(_));
             if let Ok(signal) = Signal::try_from(origin.signal)
                 && signal != Signal::SIGCHLD

@@ -244,7 +244,7 @@ fn processes_are_added_block_and_are_removed() {
     while removed.is_alive() {
         std::thread::yield_now();
     }
-    // The other process ends with its host.
+    // The second process ends with the host.
     let found = silicon::machine::Pid::find(second).unwrap();
     place.ok(&["down", &name]);
     while found.is_alive() {

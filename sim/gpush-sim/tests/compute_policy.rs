@@ -172,7 +172,7 @@ fn settings_are_lost_without_persistence_mode() {
     assert!(place.on_host("show", "").contains("persistence mode off"));
     assert_eq!(place.smi("compute-policy -i 0,1 --set-timeslice=2").0, 0);
     assert_eq!(place.levels()[..2], [Timeslice::Default, Timeslice::Medium]);
-    // A process on the GPU keeps it initialised.
+    // A process on the GPU keeps the GPU initialised.
     let pid = place.on_host("process", "add --spawn --gpu 0");
     assert_eq!(place.smi("compute-policy -i 0 --set-timeslice=2").0, 0);
     assert_eq!(place.levels()[0], Timeslice::Medium);

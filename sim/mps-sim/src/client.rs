@@ -1,20 +1,22 @@
 //! A simulated client. It connects to a server as libcuda does, and then idles until a caller asks
 //! it to end.
 //!
-//! It prints one line with the result, and a line for each later event:
+//! The client prints one line with the result, and a line for each later event:
 //!
 //! ```text
-//! active server=1234 percentage=25.0 device=GPU-…     a server serves the client. Outside a simulated host, `device`
-//!                                                     is missing. With a memory limit, `memory=2048` is added
-//! without MPS                                         no daemon listens: the client runs without MPS, as libcuda does
-//! error 805                                           the daemon has no server for the client, which ends
-//! fault, terminated                                   the client's context is lost; the client continues
-//! lost                                                the client's server has ended, and the client ends
+//! active server=1234 percentage=25.0 device=GPU-…     a server serves the client
+//! without MPS          no daemon listens: the client runs without MPS, as libcuda does
+//! error 805            the daemon has no server for the client, and the client ends
+//! fault, terminated    the client's context is lost, and the client continues
+//! lost                 the client's server has ended, and the client ends
 //! ```
 //!
+//! Outside a simulated host, the line `active` has no `device`. With a memory limit, this line
+//! also has `memory=2048`.
+//!
 //! The client ends when it reads a line `end` on standard input. If standard input is closed, the
-//! client continues. On a simulated host, it registers on the device of its server, so that NVML
-//! lists it as an MPS client. It uses `$MPS_SIM_MEMORY` MiB of memory, or 512.
+//! client continues. On a simulated host, the client registers on the device of its server, so that
+//! NVML lists the client as an MPS client. The client uses `$MPS_SIM_MEMORY` MiB of memory, or 512.
 
 use std::{
     io::{self, BufRead, Write},

@@ -69,8 +69,7 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
         "get_default_device_pinned_mem_limit" => default_memory(daemon, value::number(word(0))),
         "set_default_device_pinned_mem_limit" => may_set(daemon, peer, |daemon| {
             let device = word(0).unwrap_or_default();
-            // A UUID is not a number. Like the real daemon, treat it as device 0 and the limit as
-            // 0.
+            // A UUID is not a number. Like the real daemon, use device 0 and the limit 0 instead.
             let is_number = device.parse::<i64>().is_ok();
             let limit = word(1).filter(|_| is_number).map_or(0, value::memory);
             match slot(value::number(Some(device))) {

@@ -9,8 +9,8 @@
 //!        └─ a server ended
 //! ```
 //!
-//! No step has a deadline. A peer that sends only a part of its data blocks the daemon, as it
-//! blocks the real one.
+//! No step has a deadline. A peer that sends only a part of its data blocks the daemon. Such a peer
+//! blocks the real daemon too.
 
 use std::{
     io,
@@ -304,8 +304,7 @@ impl Daemon {
         Ok(verdict)
     }
 
-    /// Waits for the server to end, and cleans up. Returns the exit code, which is that of the
-    /// server.
+    /// Waits for the server to end, and cleans up. Returns the server's exit code.
     fn quit(&mut self, force_after: Option<Duration>) -> i32 {
         if let Some(after) = force_after {
             self.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));

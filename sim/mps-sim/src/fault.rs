@@ -9,10 +9,11 @@
 //! times = 2          # default: as long as the rule exists
 //! ```
 //!
-//! The file is `mps-faults.toml` in the simulated host to whose `bin` the program belongs. It is
-//! not found through the environment, because a caller may clear the environment. Outside a host,
-//! `$MPS_SIM_FAULTS` names the file. A blocked program continues when its rule is removed. If the
-//! file is invalid, the programs end, so that a typing error does not mean "no faults".
+//! The file is `mps-faults.toml` in the simulated host to whose `bin` the program belongs. The
+//! program does not find the file through the environment, because a caller may clear the
+//! environment. Outside a host, `$MPS_SIM_FAULTS` names the file. A blocked program continues when
+//! its rule is removed. If the file is invalid, the programs end, so that a typing error does not
+//! mean "no faults".
 
 use std::{
     fs::{File, OpenOptions},
@@ -116,8 +117,8 @@ pub struct Rule {
     pub id: u64,
     /// The kind.
     pub kind: Kind,
-    /// A part of the pipe directory or of the visible devices. The rule applies to the daemons that
-    /// have it.
+    /// A part of the pipe directory or of the visible devices. The rule applies to the daemons
+    /// whose pipe directory or visible devices contain this text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
     /// Maximum number of times that the fault happens. If absent, there is no limit.

@@ -27,10 +27,10 @@ use crate::{
     wire::Socket,
 };
 
-/// Length in bytes from which on the path of a pipe directory is too long for the sockets in it.
+/// Minimum length in bytes at which the path of a pipe directory is too long for its sockets.
 const TOO_LONG: usize = 88;
 const PID: &str = "nvidia-cuda-mps-control.pid";
-/// A pid that is higher than any pid on Linux, so no process has it.
+/// A pid that is higher than any pid on Linux, so no process has this pid.
 const NOBODYS_PID: u32 = 4_194_304;
 
 /// The open files of a daemon.
@@ -82,7 +82,7 @@ pub(crate) fn lock(pipe: &Path) -> Result<File, NoFiles> {
     })
 }
 
-/// Creates the sockets and listens, in a locked directory. The daemon keeps `lock` until it ends.
+/// Creates the sockets and listens, in a locked directory. The daemon keeps `lock` until its end.
 pub(crate) fn listen(place: &Environment, lock: File) -> io::Result<Files> {
     let privileged = Socket::listen(&place.pipe.join("control_privileged"))?;
     let control = Socket::listen(&place.pipe.join("control"))?;

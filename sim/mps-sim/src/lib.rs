@@ -2,8 +2,9 @@
 //! and a client that connects as libcuda does.
 //!
 //! No shipped program uses this crate. `gpush-sim` puts the programs into a host's `bin` under
-//! their real names, and tests run them through [`main`]. Their behaviour was observed on the real
-//! daemon. The README.md of this crate describes how it was observed, and what is unknown.
+//! their real names, and tests run them through [`main`]. The behaviour of the programs follows
+//! observations of the real daemon. The README.md of this crate describes these observations, and
+//! what is unknown.
 //!
 //! ```text
 //!  user interface ──4──► control_privileged ─┐                       ┌── clients with their limits

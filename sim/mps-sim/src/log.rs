@@ -79,8 +79,8 @@ impl Log {
 pub(crate) enum Lines {
     /// Standard output, for a daemon in the foreground.
     Output,
-    /// The files `control.log` and `server.log` in a directory. If they cannot be written, the
-    /// lines are discarded.
+    /// The files `control.log` and `server.log` in a directory. If these files cannot be written,
+    /// the lines are discarded.
     Directory(PathBuf),
 }
 

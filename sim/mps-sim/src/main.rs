@@ -1,5 +1,6 @@
-//! The programs of this crate without `gpush-sim`. The name of the called link selects the program.
-//! Otherwise the first argument is the name of the program, or `client`.
+//! The programs of this crate without `gpush-sim`. If this file is called through a link, the name
+//! of the link selects the program. Otherwise the first argument is the name of the program, or
+//! `client`.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -23,7 +23,8 @@ pub(crate) enum Version {
     /// Has the command `get_server_status`, writes a pid file, and lets only root and the daemon's
     /// own user change settings.
     V550,
-    /// As 550, but also accepts several options, rejects unknown ones, and has `-multiuser-server`.
+    /// As 550, but also accepts several options, rejects unknown options, and has
+    /// `-multiuser-server`.
     V555,
 }
 
@@ -115,7 +116,8 @@ impl Environment {
         }
     }
 
-    /// Returns whether a user has root's permissions. The daemon's own user also has them.
+    /// Returns whether a user has root's permissions. The daemon's own user also has these
+    /// permissions.
     pub(crate) fn is_root(uid: u32) -> bool {
         uid == 0 || uid == nix::unistd::geteuid().as_raw()
     }
@@ -125,9 +127,10 @@ impl Environment {
         self.host.as_ref().is_some_and(|host| !host.dir().join("state").exists())
     }
 
-    /// Returns whether a server must end although no daemon asks it to. On a simulated host, it
-    /// must end if the host was removed. If only the pipe directory was removed, it continues, as
-    /// NVIDIA's server does. Outside a host, it must end if the pipe directory was removed.
+    /// Returns whether a server must end although no daemon asks the server to end. On a simulated
+    /// host, the server must end if the host was removed. If only the pipe directory was removed,
+    /// the server continues, as NVIDIA's server does. Outside a host, the server must end if the
+    /// pipe directory was removed.
     pub(crate) fn is_abandoned(&self) -> bool {
         if self.host.is_some() { self.is_gone() } else { !self.pipe.exists() }
     }
@@ -142,8 +145,8 @@ impl Environment {
         by_index().unwrap_or(first)
     }
 
-    /// Registers this process on a device, so that NVML lists it there until it ends. Does nothing
-    /// outside a host.
+    /// Registers this process on a device, so that NVML lists the process there until the process
+    /// ends. Does nothing outside a host.
     pub(crate) fn occupy(&self, device: &str, kind: ProcessKind, memory_mib: u64) -> Result<(), HostError> {
         let Some(host) = &self.host else { return Ok(()) };
         let slots = host.hardware().slots.iter().zip(0..);

@@ -1,5 +1,5 @@
 //! The server. It serves the clients that the daemon passes to it, and answers the daemon's queries
-//! about them.
+//! about these clients.
 //!
 //! The server also works with the real control daemon, whose queries are the same (README.md). The
 //! protocol between the server and its clients exists only in this simulation:
@@ -10,9 +10,9 @@
 //! server ► `fault`                                             its context is lost
 //! ```
 //!
-//! The server ends on SIGINT, or when the daemon has asked it to end and all clients have ended. It
-//! continues when its daemon ends or its pipe directory is removed, but ends with its simulated
-//! host. Outside a host, it ends when its pipe directory is removed.
+//! The server ends on SIGINT, or when the daemon has asked it to end and all clients have ended.
+//! The server continues when its daemon ends or its pipe directory is removed, but ends with its
+//! simulated host. Outside a host, the server ends when its pipe directory is removed.
 
 use std::{
     io,

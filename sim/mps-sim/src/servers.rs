@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A server serves one uid at a time. With `-multiuser-server`, it serves all users as uid 0. A
-//! server that is starting or leaving is busy: the daemon does not query it, and reports that only
-//! in the log.
+//! server that is starting or leaving is busy: the daemon does not query a busy server, and reports
+//! only in the log that the server is busy.
 
 use std::{
     io,
@@ -48,7 +48,7 @@ pub(crate) mod ask {
     pub(crate) const MEMORY: u32 = 11;
     /// Set the pinned memory limit. The device and the bytes follow. The server sends no answer.
     pub(crate) const SET_MEMORY: u32 = 12;
-    /// End the work of a client. Its pid follows. The answer is a status.
+    /// End the work of a client. The pid of the client follows. The answer is a status.
     pub(crate) const TERMINATE: u32 = 13;
     /// Return the number of clients, and then a row of `ps` for each client. The daemon then sends
     /// a 0.
@@ -88,7 +88,7 @@ impl Server {
         self.was_ready && !self.failed
     }
 
-    /// Sends the server a request, unless it is busy.
+    /// Sends the server a request, unless the server is busy.
     pub(crate) fn ask<T>(&self, log: &Log, ask: impl FnOnce(&Socket) -> io::Result<T>) -> Option<T> {
         match &self.socket {
             Some(socket) => ask(socket).ok(),
@@ -119,7 +119,7 @@ enum Waiting {
         socket: Socket,
         peer: Peer,
     },
-    /// A command that starts a server and needs nothing else from it.
+    /// A command that starts a server and needs nothing else from the server.
     Start {
         uid: u32,
     },
@@ -210,7 +210,7 @@ impl Servers {
         self.settle(log);
     }
 
-    /// Handles a server's report that it is ready, and sends it the defaults.
+    /// Handles a server's report that the server is ready. Sends the defaults to the server.
     pub(crate) fn ready(&mut self, socket: Socket, peer: Peer, defaults: &Defaults, log: &Log) -> io::Result<()> {
         let Some(now) = self.now.as_mut().filter(|now| now.pid() == peer.pid) else {
             log.say(&format!("NEW SERVER {}: Ignoring connection from user", peer.pid));
@@ -359,11 +359,12 @@ fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
     drop(one);
     client.send_socket(&other)?;
     drop(other);
-    // A client that does not answer blocks the daemon, as it blocks the real one.
+    // A client that does not answer blocks the daemon. Such a client blocks the real daemon too.
     client.receive().map(|_| ())
 }
 
-/// Starts a server, found through `PATH`. If permitted, the server runs as the user.
+/// Finds the server program through `PATH`, and starts a server. If permitted, the server runs as
+/// the user.
 fn spawn(uid: u32, users: Users) -> io::Result<Child> {
     let mut command = Command::new(SERVER);
     command.args(users.argument());

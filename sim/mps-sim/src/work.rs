@@ -9,7 +9,7 @@
 //! | small kernels | each client at full speed, because the kernels fit together | time-sliced |
 //!
 //! An allocation beyond the client's memory limit fails as out of memory. The device has
-//! [`MULTIPROCESSORS`] multiprocessors, and a client sees its percentage of them.
+//! [`MULTIPROCESSORS`] multiprocessors. A client sees its percentage of these multiprocessors.
 
 use std::{
     io,
@@ -152,7 +152,7 @@ fn run(work: Work) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns a channel that receives a message after the first line on standard input, or at its end.
+/// Returns a channel that receives a message after the first line, or the end, of standard input.
 fn first_line() -> mpsc::Receiver<()> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {

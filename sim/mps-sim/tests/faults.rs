@@ -171,8 +171,8 @@ async fn unread_pipe_and_hung_daemon_block_at_different_stages() {
     assert_eq!(silent_at(&daemon).await, Stage::Answer);
     daemon.is_well().await;
     daemon.fault(Kind::HungDaemon, None);
-    // The daemon may have checked its fault rules just before the test added this one. Wait until
-    // it checks them again.
+    // The daemon may have checked its fault rules just before the test added this rule. Wait until
+    // the daemon checks the rules again.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(silent_at(&daemon).await, Stage::Hello);
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), Some(daemon.child.id().cast_signed()));

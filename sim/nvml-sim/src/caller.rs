@@ -122,8 +122,8 @@ impl Ptr<c_char> {
     }
 }
 
-/// A handle argument: `nvmlDevice_t`, `nvmlGpuInstance_t` or `nvmlComputeInstance_t`. In C it is a
-/// pointer, but it contains a packed [`Handle`] and is never dereferenced.
+/// A handle argument: `nvmlDevice_t`, `nvmlGpuInstance_t` or `nvmlComputeInstance_t`. In C, a
+/// handle is a pointer. Here, the pointer contains a packed [`Handle`] and is never dereferenced.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Opaque(usize);

@@ -135,7 +135,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Returns the session of the call. It may be kept for longer than the call.
+    /// Returns the session of the call. The session may be kept for longer than the call.
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }

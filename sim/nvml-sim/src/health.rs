@@ -54,14 +54,14 @@ exports! {
     }
 
     /// Returns the number of memory errors of a kind, since boot (counter 0) or over the life of
-    /// the board (counter 1). It is always 0.
+    /// the board (counter 1). The number is always 0.
     fn nvmlDeviceGetTotalEccErrors(device: Opaque, kind: u32, counter: u32, count: Ptr<u64>) |call| {
         error_counter(kind, counter)?;
         call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
         count.put(0)
     }
 
-    /// Returns the number of memory errors of a kind at a location. It is always 0.
+    /// Returns the number of memory errors of a kind at a location. The number is always 0.
     fn nvmlDeviceGetMemoryErrorCounter(device: Opaque, kind: u32, counter: u32, location: u32, count: Ptr<u64>) |call| {
         error_counter(kind, counter)?;
         if location >= MEMORY_LOCATIONS {
@@ -91,7 +91,7 @@ exports! {
         failed.put(rows.failed.into())
     }
 
-    /// Returns the virtualization mode. It is always 0, which means bare metal.
+    /// Returns the virtualization mode. The mode is always 0, which means bare metal.
     fn nvmlDeviceGetVirtualizationMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |_, _| Ok(0))?)
     }

@@ -62,8 +62,8 @@ exports! {
         })?)
     }
 
-    /// Returns the product name. For a MIG device, it includes the profile: `NVIDIA A100-SXM4-80GB
-    /// MIG 3g.40gb`.
+    /// Returns the product name. The name of a MIG device includes the profile: `NVIDIA
+    /// A100-SXM4-80GB MIG 3g.40gb`.
     fn nvmlDeviceGetName(device: Opaque, name: Ptr<c_char>, length: u32) |call| {
         let text = call.device(device, |m, at| {
             let product = &m.identity(at.gpu())?.name;

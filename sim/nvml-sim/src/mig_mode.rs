@@ -20,8 +20,8 @@ exports! {
         pending.put(u32::from(then))
     }
 
-    /// Sets MIG mode. Success does not mean that the mode is in effect: the activation status tells
-    /// that.
+    /// Sets MIG mode. Success does not mean that the mode is in effect: the activation status shows
+    /// whether the mode is in effect.
     fn nvmlDeviceSetMigMode(device: Opaque, mode: u32, activation: Ptr<u32>) |call| {
         activation.required()?;
         let enable = match mode {

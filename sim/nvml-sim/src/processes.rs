@@ -163,7 +163,7 @@ fn second(process: &Process) -> nvmlProcessInfo_v2_t {
     }
 }
 
-/// Returns the processes with a context, which are all except those that only have an open handle.
+/// Returns the processes with a context: all processes except those with only an open handle.
 fn contexts(m: &Machine, gpu: u32) -> Outcome<impl Iterator<Item = &Process>> {
     Ok(m.gpu(gpu)?.processes.iter().filter(|process| process.kind != ProcessKind::Handle))
 }

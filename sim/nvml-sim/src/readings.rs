@@ -150,8 +150,8 @@ exports! {
         lanes.put(call.gpu(device, board)?.pcie_width)
     }
 
-    /// Returns the PCIe traffic in KiB/s. Counter 0 is the traffic to the host, and counter 1 the
-    /// traffic from the host.
+    /// Returns the PCIe traffic in KiB/s. Counter 0 is the traffic to the host, and counter 1 is
+    /// the traffic from the host.
     fn nvmlDeviceGetPcieThroughput(device: Opaque, counter: u32, rate: Ptr<u32>) |call| {
         let now = call.gpu(device, reading)?;
         rate.put(match counter {
@@ -171,7 +171,8 @@ exports! {
         state.put(call.gpu(device, reading)?.performance_state)
     }
 
-    /// Returns the energy since the driver was loaded, in mJ. GPUs before Volta do not count it.
+    /// Returns the energy since the driver was loaded, in mJ. GPUs before Volta do not count
+    /// energy.
     fn nvmlDeviceGetTotalEnergyConsumption(device: Opaque, millijoules: Ptr<u64>) |call| {
         millijoules.put(call.gpu(device, |m, gpu| m.energy_mj(gpu, now_ms()))?)
     }

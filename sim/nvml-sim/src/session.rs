@@ -89,8 +89,8 @@ pub(crate) fn current() -> Outcome<Arc<Session>> {
     Ok(session)
 }
 
-/// Returns `12.<driver version>`. The driver version is that of the host, or without a session the
-/// version that this library simulates.
+/// Returns `12.<driver version>`. In a session, this is the driver version of the host. Without a
+/// session, it is the version that this library simulates.
 pub(crate) fn library_version() -> String {
     let of_session = users().session.as_ref().map(|session| session.host.hardware().driver);
     let driver = of_session

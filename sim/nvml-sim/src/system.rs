@@ -8,7 +8,7 @@ use crate::caller::Ptr;
 use crate::entry::{exports, guard};
 use crate::{error_text, session};
 
-/// Begins a session, or adds one user to the open session. Since R319, it is the same as `_v2`.
+/// Begins a session, or adds one user to the open session. Since R319, this is the same as `_v2`.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInit() -> u32 {
     guard(|| session::open("nvmlInit"))
@@ -95,8 +95,8 @@ pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
     error_text::of(result).as_ptr()
 }
 
-/// Returns the version of this crate. The real library has no such symbol, so programs look it up
-/// to recognise a simulated library.
+/// Returns the version of this crate. The real library has no such symbol, so programs look up this
+/// symbol to recognise a simulated library.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpush_sim() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

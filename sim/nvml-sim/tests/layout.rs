@@ -1,7 +1,7 @@
 //! Sizes of the C structs and their version words, compared with those of the 550 header.
 //!
-//! The library uses bindings of a newer header. If a struct were larger there, the library would
-//! write beyond the end of a client's struct.
+//! The library uses bindings of a newer header. If a struct were larger in the newer header, the
+//! library would write beyond the end of a client's struct.
 
 use std::mem::{offset_of, size_of};
 
@@ -40,7 +40,8 @@ fn structs_have_the_sizes_of_the_550_header() {
     for (name, size, wanted) in sizes {
         assert_eq!(size, wanted, "{name}");
     }
-    // The array of metrics follows the other fields. Its length differs between headers.
+    // The array of metrics follows the other fields. The length of this array differs between
+    // headers.
     assert_eq!(offset_of!(nvmlGpmMetricsGet_t, metrics), 24);
     assert_eq!(offset_of!(nvmlGpuInstanceProfileInfo_v2_t, name), 56);
     assert_eq!(offset_of!(nvmlComputeInstanceInfo_t, placement), 24);

@@ -160,7 +160,7 @@ fn process_lists_have_three_generations() {
     assert_eq!(count, 0);
 
     // The function without a version suffix writes entries of 16 bytes. It must not change the
-    // bytes after them.
+    // bytes after these entries.
     type List = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_v1_t) -> u32;
     // SAFETY: this is the type of the function.
     let unversioned: List = unsafe { std::mem::transmute(client.symbol(c"nvmlDeviceGetComputeRunningProcesses")) };

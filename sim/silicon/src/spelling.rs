@@ -47,7 +47,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
     close.into_iter().map(|(_, candidate)| candidate).take(3).collect()
 }
 
-/// Returns `did you mean a, b or c?`, or the known names if none is similar.
+/// Returns `did you mean a, b or c?`, or the known names if no known name is similar.
 #[must_use]
 pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     let near = nearest(name, known.clone());

@@ -8,7 +8,7 @@ use silicon::{Machine, Return};
 
 mod invariants;
 
-/// A random call. Its numbers are reduced to the valid range when the call is made.
+/// A random call. The numbers in a call are reduced to the valid range when the call is made.
 #[derive(Debug, Clone)]
 enum Act {
     CreateGpu { profile: usize, placement: Option<usize> },
@@ -42,8 +42,8 @@ fn pick<T: Copy>(from: &[T], n: usize) -> Option<T> {
     if from.is_empty() { None } else { Some(from[n % from.len()]) }
 }
 
-/// Makes one call. Returns whether it succeeded. Also reverts each creation in a copy of the
-/// machine, to check that nothing of it remains.
+/// Makes one call. Returns whether the call succeeded. Also reverts each creation in a copy of the
+/// machine, to check that no part of the creation remains.
 fn perform(machine: &mut Machine, act: &Act) -> Result<bool, TestCaseError> {
     let part = machine.part(0).unwrap();
     match *act {

@@ -1,5 +1,5 @@
 //! One host that many processes share: no update is lost or partly written, and no process waits
-//! for a dead one.
+//! for a dead process.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 #![allow(unsafe_code)] // The tests fork a child that shares the parent's open host.
 
@@ -95,7 +95,7 @@ fn state_stays_valid_after_two_thousand_kills() {
             loop {
                 change(&host, &mut dice);
                 // The lock is not fair. Without a pause, three workers would keep all other
-                // processes from getting it.
+                // processes from getting the lock.
                 std::thread::sleep(Duration::from_micros(dice.below(300) as u64));
             }
         })

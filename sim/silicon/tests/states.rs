@@ -132,8 +132,8 @@ fn compute_states(model: &str, name: &str) -> usize {
 
 #[test]
 fn compute_instances_have_the_states_of_their_parts() {
-    // A double-memory 1g instance is empty or has compute profile 0. Except on the A100, it can
-    // have compute profile 7 instead.
+    // A double-memory 1g instance is empty or has compute profile 0. Except on the A100, such an
+    // instance can have compute profile 7 instead.
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).unwrap();
         let Some(double) = model.gi_profiles.iter().find(|profile| profile.index == 9) else { continue };

@@ -21,7 +21,7 @@ struct Transcript {
 ///
 /// On an empty GH200, the driver placed the first double-memory instances like 2g instances, at the
 /// ids 5, 3 and 4. The rule starts at id 6, which a 2g instance cannot have, because more pairs
-/// then remain possible. Other transcripts do not show how the driver decides between the two, so
+/// then remain possible. Other transcripts do not show how the driver decides between these ids, so
 /// the rule is unchanged.
 const EXCEPTION: (&str, [u32; 3], [u32; 3]) = ("gh200", [5, 3, 4], [6, 5, 3]);
 

@@ -70,9 +70,9 @@ impl Config {
         out
     }
 
-    /// Returns the settings in the file that take effect only after a restart. In `self`, these
-    /// settings have the values that they had when gpushd started. All other settings of `self` are
-    /// from the file.
+    /// Returns the settings that take effect only after a restart and that differ between `self`
+    /// and the file. In `self`, these settings have the values from the start of gpushd. All other
+    /// settings of `self` are from the file.
     #[must_use]
     pub fn pending_restart(&self, in_file: &Self) -> Vec<PendingRestart> {
         let both = self.settings().into_iter().zip(in_file.settings());

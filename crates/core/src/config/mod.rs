@@ -74,7 +74,7 @@ pub struct Config {
     pub quotas: Vec<QuotaRule>,
     /// `[layouts]`, without the reserved layout `none`.
     pub layouts: BTreeMap<String, Layout>,
-    /// `[[gpu]]` rules, in order. The first one that matches a GPU claims it.
+    /// `[[gpu]]` rules, in order. The first rule that matches a GPU claims that GPU.
     pub rules: Vec<Rule>,
 }
 
@@ -133,7 +133,8 @@ pub struct Driver {
 
 impl Default for Driver {
     fn default() -> Self {
-        // Without persistence mode, the first call initialises every GPU, which takes seconds for each.
+        // Without persistence mode, the first call initialises every GPU. That takes seconds for
+        // each GPU.
         Self { library: "libnvidia-ml.so.1".to_owned(), start_s: 60, read_ms: 10_000, change_s: 60 }
     }
 }
@@ -187,8 +188,8 @@ pub struct Health {
 /// - 140: unrecovered memory errors.
 ///
 /// The list does not include errors caused by applications (13, 31, 43, 45, 68, 109). It also omits
-/// a contained memory error (94), which ends only the affected program. gpushd detects memory rows
-/// that wait for a replacement in another way.
+/// a contained memory error (94), which ends only the affected program. Memory rows may wait for a
+/// replacement: gpushd detects such rows without Xid errors.
 pub const CORDON_XIDS: [u32; 10] = [46, 48, 62, 64, 74, 79, 95, 119, 120, 140];
 
 impl Default for Health {
@@ -201,8 +202,8 @@ impl Default for Health {
 /// reset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModeChange {
-    /// systemd services that gpushd stops before the reset if they are running, and starts again
-    /// afterwards.
+    /// systemd services to stop before the reset. gpushd stops only services that are running, and
+    /// starts the same services again after the reset.
     pub services: Vec<String>,
     /// Absolute path of a program to run before the reset.
     pub before: Option<String>,
@@ -243,14 +244,14 @@ impl Default for ModeChange {
 pub struct Rule {
     /// Name of the rule, if the file has one.
     pub name: Option<String>,
-    /// GPUs that the rule claims, unless an earlier rule claims them.
+    /// GPUs that the rule claims, except GPUs that an earlier rule claims.
     pub matches: Vec<Selector>,
     /// How the GPUs are shared.
     pub mode: Mode,
     /// Layout; set if and only if the mode is `mig`.
     pub layout: Option<RuleLayout>,
-    /// How MPS clients share the GPUs. In mode `mps` it is always set. In mode `mig` it is set only
-    /// if the file contains it, and it applies to the MIG devices that the layout shares.
+    /// How MPS clients share the GPUs. Always set in mode `mps`. In mode `mig`, set only if the
+    /// file contains the key. There, the policy applies to the MIG devices that the layout shares.
     pub mps: Option<MpsPolicy>,
     /// How lease holders share the time of the GPUs; set if and only if the mode is `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,

@@ -16,7 +16,8 @@ const SERVER: &str = "nvidia-cuda-mps-server";
 pub struct Mps {
     /// Absolute path of `nvidia-cuda-mps-control`.
     pub control: String,
-    /// Absolute path of `nvidia-cuda-mps-server`. Its directory becomes the PATH of the daemons.
+    /// Absolute path of `nvidia-cuda-mps-server`. The directory of this file is the PATH of the
+    /// daemons.
     pub server: String,
     /// Absolute path of the directory that contains a log directory for each daemon.
     pub log_directory: String,
@@ -98,8 +99,8 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Mps {
     }
 }
 
-/// Reads the path of the server. The control daemon gets only its directory, as PATH, and searches
-/// there for the file name.
+/// Reads the path of the server. The control daemon gets only the directory of the server, as PATH,
+/// and searches that directory for the file name.
 fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option<String> {
     let text = reader.absolute_text(table, "server", default)?;
     let (directory, name) = text.value.rsplit_once('/')?;

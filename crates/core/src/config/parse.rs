@@ -81,7 +81,7 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
 }
 
 /// Finds the last header `[name]` before `before`. If two tables have the same name, the parser
-/// keeps only one position.
+/// keeps the position of only one table.
 fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>> {
     let header = format!("[{name}]");
     let mut at = 0;

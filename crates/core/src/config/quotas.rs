@@ -1,7 +1,8 @@
 //! `[[quota]]` and `[leases]`: what users may lease.
 //!
 //! The file selects GPUs with selectors, and may give memory as a part of the host's memory.
-//! [`Config::quotas`] resolves both for the GPUs of a host, and returns [`Quota`]s.
+//! [`Config::quotas`] resolves the selectors and the memory for the GPUs of a host, and returns
+//! [`Quota`]s.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -251,7 +252,8 @@ fn parse_memory(text: &str) -> Option<QuotaMemory> {
     text.to_ascii_uppercase().parse().ok().map(QuotaMemory::Limit)
 }
 
-/// Parses a decimal number with at most `places` digits after the point. Returns it in units of the last digit.
+/// Parses a decimal number with at most `places` digits after the point. Returns the number in
+/// units of the last digit.
 fn decimal(text: &str, places: usize) -> Option<u32> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());

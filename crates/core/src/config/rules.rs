@@ -76,7 +76,8 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
             continue;
         };
         let header = reader.clip(item.span());
-        // If a key is misspelt, the key that it probably means is not reported as missing too.
+        // If a key is misspelt, the known key that the author probably meant is not reported as
+        // missing too.
         let meant = reader.report_unknown_keys(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);
@@ -283,8 +284,8 @@ fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
     for (at, claim) in claims.iter().enumerate() {
         let Some(earlier) = covering(&claims[..at], &claim.selector) else { continue };
         let everything = claims_everything(&earlier.selector);
-        // If an earlier selector claims every GPU, reports that once for each rule, not for each
-        // selector.
+        // If an earlier selector claims every GPU, reports that problem once for each rule, not
+        // once for each selector.
         if everything && told == Some(claim.rule) {
             continue;
         }
@@ -318,7 +319,7 @@ fn claims_everything(selector: &Selector) -> bool {
 }
 
 /// Returns the earlier claim that covers a selector. If only several claims together cover the
-/// selector, returns the last of them.
+/// selector, returns the last of these claims.
 fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> {
     if let Some(claim) = earlier.iter().find(|claim| claims_everything(&claim.selector) || claim.selector == *selector)
     {

@@ -8,7 +8,7 @@ use super::reader::Reader;
 /// `[slurm]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slurm {
-    /// What Prolog and Epilog do with a job that needs gpushd while gpushd does not answer.
+    /// What Prolog and Epilog do if a job needs gpushd and gpushd does not answer.
     pub agent_down: AgentDown,
     /// Seconds after which Prolog and Epilog give up. Slurm's PrologEpilogTimeout must be longer.
     pub deadline_s: u32,

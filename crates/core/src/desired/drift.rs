@@ -95,7 +95,8 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
 /// instances, then missing instances, then extra instances.
 fn instance_drift(have: &[GpuInstance], target: &Target) -> Vec<String> {
     let mut have: Vec<&GpuInstance> = have.iter().collect();
-    // Match the entries with a fixed placement first, because only one instance can match each of them.
+    // Match the entries with a fixed placement first, because only one instance can match such an
+    // entry.
     let mut want: Vec<&RequestedInstance> = target.instances.iter().collect();
     want.sort_by_key(|wanted| wanted.at.is_none());
     want.retain(|wanted| {

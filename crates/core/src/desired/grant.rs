@@ -63,8 +63,8 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
     }
 }
 
-/// Returns an instance that the assignment destroys although that is not allowed: the instance no
-/// longer exists, or another program created it.
+/// Returns why the assignment must not destroy one of its instances: the instance no longer exists,
+/// or another program created it. Returns `None` if there is no obstacle.
 fn destroy_obstacle(
     gpu: &Gpu,
     instances: &[GpuInstance],

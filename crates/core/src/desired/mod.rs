@@ -1,5 +1,5 @@
-//! The desired state of each GPU of a host, from the config and its overrides, and the drift from
-//! it.
+//! The desired state of each GPU of a host, from the config and its overrides. Also the drift: the
+//! differences between a GPU and its desired state.
 //!
 //! ```text
 //! Config ──claims──► the rule of each GPU     ──┬──drift──► sentences: differences
@@ -7,11 +7,11 @@
 //! Gpu::overridden ───────┘ replaces the rule's layout if a rule of mode mig claims the GPU
 //! ```
 //!
-//! An override is stored in the data of its GPU, like instances. Only this module determines its
-//! effect.
+//! An override is stored in the data of its GPU, like instances. Only this module determines the
+//! effect of an override.
 //!
 //! gpushd uses this module for real hosts, and `gpushctl` uses it offline for presets and saved
-//! hosts. So both give the same answers.
+//! hosts. So both programs give the same answers.
 
 use gpush_api::{ComputeMode, Gpu, GpuState, Mode, TimeslicePolicy};
 
@@ -53,7 +53,8 @@ pub struct DesiredState {
     pub configured: Option<Layout>,
     /// Whether the rule's layout is `dynamic`.
     pub dynamic_rule: bool,
-    /// Whether leases create the instances: the rule's layout is `dynamic`, and no override replaces it.
+    /// Whether leases create the instances: the rule's layout is `dynamic`, and no override
+    /// replaces that layout.
     pub dynamic: bool,
     /// The time-slicing policy, in mode `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,
@@ -121,8 +122,8 @@ pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Desi
     };
     let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
     let layout = match &gpu.overridden {
-        // If this version cannot parse the override, the rule's layout must not replace it. Without
-        // a layout, the GPU is not changed.
+        // If this version cannot parse the override, the rule's layout must not replace the
+        // override. Without a layout, the GPU is not changed.
         Some(one) if rule.mode == Mode::Mig => Layout::parse_list(&one.layout).ok(),
         Some(_) | None => configured.clone(),
     };
@@ -140,10 +141,10 @@ pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Desi
     }
 }
 
-/// Adds the desired state, and the drift from it, to the reading of a GPU. Sets the fields `mode`,
-/// `rule`, `layout` and `drift`, and the desired part of `timeslice`. If the level is known, the
-/// caller must have set it in `timeslice` before. `claimed` is the position of the GPU's rule, from
-/// [`claims`].
+/// Adds the desired state and the drift to the reading of a GPU. Sets the fields `mode`, `rule`,
+/// `layout` and `drift`, and the desired part of `timeslice`. If the time-slice level is known, the
+/// caller must already have set that level in `timeslice`. `claimed` is the position of the GPU's
+/// rule, from [`claims`].
 pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
     let desired_state = desired_state(config, claimed, gpu);
     // The instances of a lost GPU are unknown.

@@ -1,5 +1,5 @@
 //! Changes of MIG mode in plans: whether a change needs a reset, what the reset affects, and what
-//! blocks it according to the readings.
+//! blocks the reset according to the readings.
 
 use gpush_api::{
     ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, LeaseUse, Mig, Peer, Refusal, Reset,
@@ -23,7 +23,7 @@ pub fn needs_reset(architecture: Architecture) -> bool {
     }
 }
 
-/// Returns the reset that is needed to set MIG mode to `enable`. Its details are still empty.
+/// Returns the reset that is needed to set MIG mode to `enable`. The reset has no details yet.
 pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
     // If a mode change is only pending, cancelling it needs no reset.
     let changes = mig.enabled != enable;
@@ -52,13 +52,14 @@ pub(super) fn whole_gpu_in_use(gpu: &Gpu) -> Option<Refusal> {
 enum Fabric {
     /// A fabric manager is running, or the host has no NVSwitches.
     Managed,
-    /// No fabric manager is running, or none will run during the reset.
+    /// No fabric manager is running, or the fabric manager will not run during the reset.
     Unmanaged,
 }
 
 /// Completes the resets of plans: adds what each reset affects, and refuses resets that would
 /// destroy instances of other GPUs. This function cannot check whether a fabric manager is running.
-/// If the host has NVSwitches, it assumes that one is running, unless the config says to stop it.
+/// On a host with NVSwitches, it assumes a running fabric manager, unless the config stops that
+/// service before a reset.
 pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let stopped = holders::contains_service(&config.mode_change.services, holders::FABRIC_MANAGER);
     complete_resets(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
@@ -106,8 +107,8 @@ fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric:
     }
 }
 
-/// Returns why other GPUs of the same request prevent this reset: they get instances in the
-/// operation, which the later reset would destroy.
+/// Returns why other GPUs of the same request prevent this reset: the operation creates instances
+/// on these GPUs, and the later reset would destroy these instances.
 fn blocked_by_same_request(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
     if plan.mig_mode() == Some(true) {
         return Vec::new();

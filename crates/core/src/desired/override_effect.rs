@@ -2,7 +2,7 @@
 //!
 //! | layout of the request | effect on a GPU whose rule has mode `mig` |
 //! |---|---|
-//! | explicit | sets an override, or clears it if the layout equals the rule's |
+//! | explicit | sets an override, or clears the override if the layout equals the rule's layout |
 //! | the config's, GPU named | clears the override |
 //! | the config's, GPU not named | keeps the override, because it is the desired layout |
 //! | the desired layout | keeps the override |
@@ -23,7 +23,7 @@ use crate::{
 /// The effect of a request on the override of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OverrideEffect {
-    /// The override does not change, or there is none.
+    /// The override does not change, or the GPU has no override.
     Stays,
     /// The override is set, and replaces an earlier override.
     Made {
@@ -32,7 +32,7 @@ pub enum OverrideEffect {
         /// Layout in canonical text.
         layout: Vec<String>,
     },
-    /// The override is cleared, if there is one.
+    /// An existing override is cleared.
     Ended,
 }
 

@@ -1,8 +1,9 @@
 //! Plans for a host: selects the GPUs of a request, and makes a plan for each.
 //!
-//! An invalid request is refused as a whole, and also a request that names a GPU whose rule has a
-//! mode other than `mig`. Otherwise the answer contains, for every GPU, a plan or the reason why
-//! there is no plan. So one answer shows all GPUs, and a lost GPU does not hide the others.
+//! An invalid request is refused as a whole. A request that gives a layout to a GPU of a rule
+//! without mode `mig` is also refused as a whole. Otherwise the answer contains, for every GPU, a
+//! plan or a reason against a plan. So one answer shows all GPUs, and a lost GPU does not hide the
+//! other GPUs.
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest,
@@ -36,8 +37,8 @@ enum PlanGoal {
 /// Plans a request for a host.
 ///
 /// Without selectors, the request is for every GPU that a `mig` rule claims. If a rule of another
-/// mode claims a GPU, a layout for it is refused. If a request names such a GPU without a layout,
-/// the plan turns MIG mode off, because the rule needs the whole GPU. A request may name an
+/// mode claims a GPU, a layout for that GPU is refused. If a request names such a GPU without a
+/// layout, the plan turns MIG mode off, because the rule needs the whole GPU. A request may name an
 /// unclaimed GPU only with an explicit layout.
 ///
 /// # Errors
@@ -150,7 +151,8 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
         Mode::Mig | Mode::Unmanaged => false,
     };
     let of_mig = |at: usize| desired_states[at].mode == Mode::Mig;
-    // A GPU without MIG that is already as its rule needs it is not listed.
+    // A GPU whose rule needs the whole GPU is listed only if the GPU differs from its desired
+    // state.
     let claimed: Vec<usize> =
         (0..gpus.len()).filter(|at| of_mig(*at) || (whole(*at) && !gpus[*at].drift.is_empty())).collect();
     if !claimed.is_empty() {
@@ -294,7 +296,7 @@ pub(super) fn refused(gpu: &Gpu, mut answer: GpuPlan, refusal: Refusal) -> GpuPl
     answer
 }
 
-/// Returns the plan of one GPU. If the GPU cannot be planned, the returned value has no steps, only
+/// Returns the plan of one GPU. If no plan is possible, the returned value contains no steps, only
 /// the reason.
 pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     let mut answer = empty_plan(gpu, layout);

@@ -21,9 +21,9 @@ pub(super) fn example_profile(gpu: &Gpu) -> Option<&str> {
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// Returns the GPUs that a request can name with a layout, as `--gpu 0-2,5`; `None` if there are
-/// none. With `by_rule`, returns the GPUs that a request can name without a layout, because they
-/// get the layout of their rule.
+/// Returns the GPUs that a request can name with a layout, as `--gpu 0-2,5`; `None` if there are no
+/// such GPUs. With `by_rule`, returns the GPUs that a request can name without a layout, because
+/// their rule has a layout.
 pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], by_rule: bool) -> Option<String> {
     let free = |desired_state: &DesiredState| match by_rule {
         true => desired_state.has_rule_layout(),
@@ -31,7 +31,7 @@ pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], by_rul
     };
     let works = |gpu: &Gpu| match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
-        // A request may name a cordoned GPU, but the hint does not suggest one.
+        // A request may name a cordoned GPU, but the hint does not suggest a cordoned GPU.
         GpuState::Cordoned => false,
         GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };

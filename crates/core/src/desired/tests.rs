@@ -264,7 +264,7 @@ fn plan_enables_mig_mode_that_is_off() {
             && plan.instance_steps().count() > 0
             && plan.error.is_none()
     );
-    // The mode change is already pending. The plan has the same steps as without it.
+    // The mode change is already pending. The plan has the same steps as without a pending change.
     let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
     assert!(plan.mig_mode() == Some(true) && plan.reset().is_some() && plan.error.is_none());
     let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().reset_pending = true);
@@ -306,7 +306,8 @@ fn mig_off_follows_instances_and_resets_ampere_only() {
     let services = "[mode_change]\nservices = [\"nvidia-dcgm\"]\nbefore = \"/x/y\"\n";
     let reset = whole(&gpus, services).unwrap().reset().cloned().unwrap();
     assert_eq!((reset.services, reset.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
-    // MIG mode is off, and a change to on is pending. The change can be cancelled without a reset.
+    // MIG mode is off, and turning MIG mode on is pending. The pending change can be cancelled
+    // without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
         mig.set_mode(enabled, pending);

@@ -1,5 +1,5 @@
-//! A table of what each mechanism isolates. Each row is an aspect, each column a mechanism, and
-//! each cell has its sources.
+//! A table of what each mechanism isolates. Each row is an aspect, and each column is a mechanism.
+//! Each cell lists its sources.
 
 use std::fmt::Write as _;
 
@@ -42,7 +42,7 @@ pub struct Source {
     pub number: u8,
     /// Title of the document, and the sections that are used.
     pub title: &'static str,
-    /// Address. For gpush's own pages, it is relative to `docs`.
+    /// Address of the document. The address of gpush's own page is relative to `docs`.
     pub url: &'static str,
 }
 

@@ -66,7 +66,8 @@ pub fn added(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> Re
 }
 
 /// Returns the current layout of a GPU, with `entries` removed. If several instances match an
-/// entry, idle instances are removed first; among these, the instances with the highest start.
+/// entry, idle instances are removed before instances in use. Among equals, the instance with the
+/// highest start is removed first.
 ///
 /// # Errors
 /// An entry is malformed, or its count is higher than the number of instances that match.
@@ -86,8 +87,8 @@ pub fn removed(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> 
                 let hint = format!("list its instances with 'gpushctl mig list {}'", gpu.index);
                 return Err(ApiError::new(Code::NotFound, message).hint(hint));
             };
-            // If the GPU instance has other compute instances too, only the compute instance is
-            // removed.
+            // If the GPU instance has other compute instances too, only the compute instance that
+            // matches is removed.
             let own = &mut all[at].entries;
             match own.iter().position(|one| matches(one) && entry.compute_slices.is_some()) {
                 Some(part) if own.len() > 1 || own[part].count > 1 => match own[part].count {

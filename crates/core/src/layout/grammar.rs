@@ -24,7 +24,7 @@ pub struct LayoutError {
     pub message: String,
     /// A correction, if there is one.
     pub hint: Option<String>,
-    /// The entry that was probably meant; the hint names it.
+    /// The entry that the user probably meant. The hint names this entry.
     pub meant: Option<String>,
     /// Whether the text is correct, but uses a feature that is not implemented yet.
     pub not_built: bool,
@@ -128,7 +128,7 @@ const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; e
 struct Piece<'a> {
     item: usize,
     text: &'a str,
-    /// The whole text that contains the entry. Errors refer to it.
+    /// The whole text that contains the entry. Errors refer to this whole text.
     shared: Arc<str>,
     span: Range<usize>,
 }
@@ -328,7 +328,7 @@ fn digits(text: &str) -> bool {
 }
 
 /// Returns the entry that the user probably meant. The text must contain the right numbers in the
-/// right order; between them may be common typing errors.
+/// right order. Between the numbers, the text may contain common typing errors.
 fn suggest_entry(word: &str) -> Option<String> {
     // NVML writes `MIG 3g.40gb`. Users write `1g.10gb x2` and `2x1g.10gb`.
     let word = word.strip_prefix("mig").map_or(word, |rest| rest.trim_start_matches([' ', '-', '_', '.']));

@@ -1,8 +1,9 @@
 //! Exports the instances of a host's GPUs as a mig-parted file.
 //!
 //! A mig-parted file contains numbers of MIG devices. The format cannot express their placements,
-//! or which of them share a GPU instance. The export reports what the file omits. To find out, it
-//! plans the content of the file on the current GPU: the file is complete if the plan has no steps.
+//! or which devices share a GPU instance. The export reports what the file omits. To detect
+//! omissions, the export plans the content of the file on the current GPU: the file is complete if
+//! the plan has no steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -151,8 +152,9 @@ fn is_complete(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
     target.and_then(|target| plan::plan(&geometry, &mig.instances, &target)).is_ok_and(|plan| plan.steps.is_empty())
 }
 
-/// Returns filters and values of `devices` that together match exactly these GPUs. If all GPUs of a
-/// model are members, their model's id matches them. Otherwise, their indexes match them.
+/// Returns filters and values of `devices` that together match exactly the GPUs in `members`. If
+/// all GPUs of a model are members, the filter is the id of the model. Other members are listed by
+/// their indexes.
 fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     if members.len() == gpus.len() {
         return vec![(Vec::new(), "all".to_owned())];

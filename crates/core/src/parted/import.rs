@@ -142,7 +142,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         remarks.push("mode exclusive reports enabled MIG mode as drift, and does not disable it".to_owned());
     }
     // In the file, the last group that matches a GPU applies. In the config, the first rule that
-    // matches it applies.
+    // matches the GPU applies.
     let mut rules = Vec::new();
     let before = remarks.len();
     for group in label.groups.iter().rev() {

@@ -11,10 +11,10 @@
 //! version: v1
 //! mig-configs:
 //!   mixed:                                  # label
-//!     - device-filter: ["0x20B210DE"]       # group: PCI device and vendor, one or a list; all without it
+//!     - device-filter: ["0x20B210DE"]       # group: PCI ids, one or a list; default: all GPUs
 //!       devices: all                        # or a list of indexes
 //!       mig-enabled: true
-//!       mig-devices:                        # how many of each; {} is MIG mode without any instance
+//!       mig-devices:                        # count of each profile; {}: MIG mode on, no instance
 //!         "1g.10gb": 2
 //!         "3g.40gb": 1
 //! ```
@@ -56,8 +56,8 @@ pub struct File {
 /// The invalid labels of a file that also has valid labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidLabels {
-    /// Names of all invalid labels. They include labels that were not parsed because the file has
-    /// too many problems.
+    /// Names of all invalid labels, including labels that were not parsed because the file has too
+    /// many problems.
     pub labels: Vec<String>,
     /// The problems.
     pub errors: FileErrors,

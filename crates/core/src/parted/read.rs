@@ -24,8 +24,8 @@ const MOST_GROUPS: usize = 4096;
 const TOP: [&str; 2] = ["version", "mig-configs"];
 const GROUP: [&str; 4] = ["devices", "device-filter", "mig-enabled", "mig-devices"];
 
-/// Parses the valid labels. If only labels are invalid, also returns the problems of the invalid
-/// labels.
+/// Parses the valid labels. If every problem is inside a label, also returns the problems of the
+/// invalid labels.
 pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<InvalidLabels>), FileErrors> {
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
     if bytes.len() > MOST_BYTES {

@@ -104,8 +104,8 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
 }
 
 /// Returns whether the group skips a GPU, because the group enables MIG on all GPUs and this GPU
-/// does not support MIG. A GPU that cannot be read may support MIG. It is not skipped, and its plan
-/// reports the problem.
+/// does not support MIG. A GPU that cannot be read may support MIG. Such a GPU is not skipped, and
+/// its plan reports the problem.
 fn skips(group: &Group, gpu: &Gpu) -> bool {
     let readable = match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => true,

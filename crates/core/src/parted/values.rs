@@ -92,7 +92,7 @@ impl PartedReader<'_> {
         well.then_some(Devices::Listed(indexes))
     }
 
-    /// Parses `true` and `false`, and the YAML 1.1 forms of them that mig-parted accepts.
+    /// Parses `true`, `false`, and the other booleans of YAML 1.1 that mig-parted accepts.
     pub(super) fn flag(&mut self, node: &Node) -> Option<bool> {
         if let NodeKind::Scalar { text, plain: true } = &node.kind {
             match text.to_ascii_lowercase().as_str() {

@@ -1,5 +1,5 @@
-//! Finds the best arrangement of a target on a GPU: which GPU instances are kept, and where new
-//! ones are placed.
+//! Finds the best arrangement of a target on a GPU: which GPU instances are kept, and where new GPU
+//! instances are placed.
 
 use std::borrow::Cow;
 
@@ -41,8 +41,9 @@ pub(super) fn fits(geometry: &Geometry, target: &Target) -> bool {
     arrange(geometry, &[], target, &ProtectedInstances::default()).is_some()
 }
 
-/// Returns the best arrangement. It destroys instances in use only if every possible arrangement
-/// does. Returns `None` if the target does not fit on a GPU with this geometry, even an empty one.
+/// Returns the best arrangement. This arrangement destroys instances in use only if no arrangement
+/// keeps all instances in use. Returns `None` if the target does not fit even on an empty GPU with
+/// this geometry.
 pub(super) fn arrange<'a>(
     geometry: &Geometry,
     instances: &'a [GpuInstance],
@@ -84,8 +85,8 @@ struct ProfileKind {
     group: ItemGroup,
 }
 
-/// Returns the kinds of a target, those that are hardest to place first. Returns `None` if the
-/// compute instances of a kind do not fit into its GPU instance.
+/// Returns the kinds of a target, hardest to place first. Returns `None` if the compute instances
+/// of a kind do not fit into one GPU instance of that kind.
 fn kinds(
     geometry: &Geometry,
     instances: &[GpuInstance],

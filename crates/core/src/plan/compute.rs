@@ -2,8 +2,8 @@
 //! are placed.
 //!
 //! The module uses the same exact search as for GPU instances. In a kept GPU instance, matching
-//! compute instances are kept, and other ones are destroyed or created. A new GPU instance has no
-//! compute instances to keep.
+//! compute instances are kept. Other existing compute instances are destroyed, and missing compute
+//! instances are created. A new GPU instance has no compute instances to keep.
 
 use std::borrow::Cow;
 
@@ -90,7 +90,7 @@ pub(super) fn adapt(
     }
     let answer = SearchProblem { groups: &groups, destroy_all, further: &[] }.solve()?;
 
-    // A driver that does not report placements does not accept them in requests either.
+    // A driver that does not report placements does not accept placements in requests either.
     let told = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));
     let mut stays = vec![false; standing.len()];
     let mut create = Vec::new();
@@ -115,8 +115,8 @@ pub(super) fn adapt(
 }
 
 /// Handles the common case without a search. The request is one compute instance that occupies the
-/// whole GPU instance, and the existing GPU instance, if any, has no compute instance or exactly
-/// this one.
+/// whole GPU instance. The existing GPU instance, if any, has no compute instance or exactly this
+/// compute instance.
 fn trivial_adaptation(
     profile: Option<&Profile>,
     wanted: &[RequestedCompute],
@@ -178,7 +178,7 @@ impl PresentCompute {
     }
 
     fn matches(&self, want: &RequestedCompute, spot: Spot) -> bool {
-        // The start and the profile identify the instance. Its size may differ from the planned
+        // The start and the profile identify the instance. The size may differ from the planned
         // size, because the driver may reserve more slots than planned.
         self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
     }
@@ -193,7 +193,8 @@ fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
         .unwrap_or(UNKNOWN_SPOT)
 }
 
-/// The spot of a compute instance whose profile and placement are unknown. It occupies all slices.
+/// The spot of a compute instance whose profile and placement are unknown. This spot occupies all
+/// slices.
 const UNKNOWN_SPOT: Spot = Spot { placement: Placement { start: 0, size: u8::MAX }, slices: Slices::ALL };
 
 /// Returns the possible spots for a requested compute instance.

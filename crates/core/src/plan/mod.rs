@@ -94,7 +94,7 @@ impl ProtectedInstances {
         self.gpu_instances.insert(gi);
     }
 
-    /// Adds a compute instance with an MPS daemon, by the id of its GPU instance and its own id.
+    /// Adds a compute instance with an MPS daemon, by GPU instance id and compute instance id.
     pub fn add_compute_instance(&mut self, gi: u32, ci: u32) {
         self.compute_instances.insert((gi, ci));
     }

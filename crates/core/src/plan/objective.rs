@@ -26,8 +26,8 @@ impl Cost {
     pub(super) const NONE: Self = Self(0);
 
     fn field(n: usize, number: u32) -> Self {
-        // A larger count would overflow into the next field, so it is limited to the maximum of the
-        // field.
+        // A larger count would overflow into the next field, so the count is limited to the maximum
+        // of the field.
         let count = i64::try_from(n).unwrap_or(i64::MAX).min((1 << FIELD) - 1);
         Self(count << (FIELD * number))
     }

@@ -61,8 +61,9 @@ pub fn exact_layout(instances: &[GpuInstance]) -> Vec<String> {
     if all.is_empty() { vec![crate::layout::NONE.to_owned()] } else { all }
 }
 
-/// Returns the ids of the GPU instances in `now` that belong to other programs. These are instances
-/// that are in neither `before` nor `after`, or that have a compute instance that is in neither.
+/// Returns the ids of the GPU instances in `now` that belong to other programs. A GPU instance
+/// belongs to another program if the instance, or one of its compute instances, is neither in
+/// `before` nor in `after`.
 #[must_use]
 pub fn foreign_instances(now: &[GpuInstance], before: &[GpuInstance], after: &[GpuInstance]) -> BTreeSet<u32> {
     let ours = |instance: &GpuInstance| {

@@ -1,9 +1,9 @@
 //! Packs compute instances into the fewest GPU instances.
 //!
-//! `1c.3g.40gb*4` requests only compute instances; this module determines the number of `3g.40gb`
-//! for them. It takes the compute instances in the written order, and puts each one into the first
-//! GPU instance with enough room. It deviates from this only if the total number of GPU instances
-//! would not be the minimum.
+//! `1c.3g.40gb*4` requests only compute instances; this module determines how many `3g.40gb` they
+//! need. The module takes the compute instances in the written order, and puts each compute
+//! instance into the first GPU instance with enough room. The module chooses a later GPU instance
+//! only if the total number of GPU instances would otherwise not be the minimum.
 
 use gpush_api::{Placement, Refusal};
 

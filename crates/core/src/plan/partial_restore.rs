@@ -2,8 +2,8 @@
 //! destroyed.
 //!
 //! During a change, a process may start in one of the new instances. If the change then fails, that
-//! instance cannot be destroyed. gpush restores every previous instance that does not overlap it,
-//! because a part of the layout is better than nothing.
+//! instance cannot be destroyed. gpush restores every previous instance that does not overlap that
+//! new instance, because a part of the layout is better than nothing.
 
 use std::collections::BTreeSet;
 
@@ -75,8 +75,8 @@ pub fn partial_restore(
 }
 
 impl PartialRestore {
-    /// Keeps an instance. It either does not change, or gets back as many of its previous compute
-    /// instances as possible.
+    /// Keeps an instance. The instance either does not change, or gets back as many of its previous
+    /// compute instances as possible.
     fn keep(&mut self, geometry: &Geometry, instance: &GpuInstance, before: Option<&GpuInstance>, whole: bool) {
         let as_it_stands = requested_instance(geometry, instance);
         let Some(before) = before else {

@@ -2,8 +2,8 @@
 //!
 //! The checks go from the most specific reason to the least specific: a name, a placement, two
 //! placements, a count, a sum. The last reason is "these cannot be arranged", with as few entries
-//! as possible. Instances in use are checked after all of these, because they can only block a
-//! target that fits on an empty GPU.
+//! as possible. Instances in use are checked after all these reasons, because instances in use can
+//! only block a target that fits on an empty GPU.
 
 use gpush_api::{Blocker, GpuInstance, LeaseUse, Process, Refusal};
 
@@ -40,7 +40,8 @@ pub(super) fn unknown_compute_profile(profile: &Profile, slices: u8) -> Refusal 
     Refusal::UnknownProfile { nearest: nearest_names(&name, names), profile: name }
 }
 
-/// Returns the most similar names. If any names have the same number of slices, returns only those.
+/// Returns the most similar names. Returns only names with the same number of slices, if there are
+/// any.
 fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) -> Vec<String> {
     let digits = written.len() - written.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let slices: Option<u8> = written[..digits].parse().ok();
@@ -56,14 +57,14 @@ fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) 
     ranked.into_iter().take(MOST_NAMES).map(|(_, name, _)| name.to_owned()).collect()
 }
 
-/// Returns why the target does not fit on a GPU with this geometry, even an empty one; `None` if it
-/// fits.
+/// Returns why the target does not fit even on an empty GPU with this geometry; `None` if the
+/// target fits.
 pub(super) fn impossible(geometry: &Geometry, target: &Target) -> Option<Refusal> {
     if fits(geometry, target) { None } else { Some(smallest_reason(geometry, target)) }
 }
 
-/// Returns the simplest reason why a target does not fit. Expects a target that does not fit even on
-/// an empty GPU.
+/// Returns the simplest reason why a target does not fit. Expects a target that does not fit even
+/// on an empty GPU.
 pub(super) fn smallest_reason(geometry: &Geometry, target: &Target) -> Refusal {
     let demand = Demand::of(geometry, target);
     compute_does_not_fit(geometry, target)

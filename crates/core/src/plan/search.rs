@@ -49,8 +49,8 @@ pub(super) struct SearchProblem<'a> {
     pub(super) groups: &'a [ItemGroup],
     /// Cost of destroying all existing items.
     pub(super) destroy_all: Cost,
-    /// Spots of instances that could be created in addition. The more of them remain free, the
-    /// better.
+    /// Spots of instances that could be created in addition. The more of these spots remain free,
+    /// the better.
     pub(super) further: &'a [Slices],
 }
 
@@ -72,7 +72,7 @@ impl Answer {
 }
 
 impl SearchProblem<'_> {
-    /// Returns the best arrangement; `None` if there is none.
+    /// Returns the best arrangement; `None` if no arrangement is possible.
     pub(super) fn solve(&self) -> Option<Answer> {
         let mut things = [0; MOST_INSTANCES];
         let mut most_saved = [Cost::NONE; MOST_INSTANCES + 1];

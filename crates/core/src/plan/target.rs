@@ -49,7 +49,7 @@ impl Target {
     /// Resolves a layout for a GPU with this geometry.
     ///
     /// # Errors
-    /// The simplest reason why the layout does not fit, even on an empty GPU of this kind. If the
+    /// The simplest reason why the layout does not fit even on an empty GPU of this kind. If the
     /// function succeeds, only instances in use can block the target.
     pub fn resolve(geometry: &Geometry, layout: &Layout) -> Result<Self, Refusal> {
         let mut instances = Vec::new();
@@ -97,8 +97,8 @@ impl Target {
 
     /// Returns the target that describes the existing instances, with all placements.
     ///
-    /// It includes instances whose profile is not in the geometry: the profile id and the placement
-    /// suffice to create them again.
+    /// The target includes instances whose profile is not in the geometry: the profile id and the
+    /// placement suffice to create such instances again.
     #[must_use]
     pub fn of_instances(geometry: &Geometry, instances: &[GpuInstance]) -> Self {
         let wanted = |instance: &GpuInstance| RequestedInstance {

@@ -36,8 +36,8 @@ impl SharedDevice<'_> {
         device_name(self.instance, self.compute)
     }
 
-    /// Returns the number of compute slices of the device; if it is unknown, the number of the
-    /// whole GPU.
+    /// Returns the number of compute slices of the device. If that number is unknown, returns the
+    /// number of compute slices of the whole GPU.
     pub(super) fn slices(&self, mig: &Mig) -> u8 {
         compute_slices_of(&self.compute.profile)
             .or_else(|| gpu_slices_of(&self.instance.profile))
@@ -118,8 +118,8 @@ impl DesiredDevices {
     }
 }
 
-/// Returns the existing devices that the layout shares, sorted by placement. `shared_before` contains the
-/// UUIDs of the devices that were shared before.
+/// Returns the existing devices that the layout shares, sorted by placement. `shared_before`
+/// contains the UUIDs of the devices that were shared before.
 pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, shared_before: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let mut wanted: BTreeMap<DeviceKind, BTreeMap<Option<u8>, DesiredDevices>> = BTreeMap::new();

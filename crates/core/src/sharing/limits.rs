@@ -7,9 +7,9 @@ use gpush_api::{
 use super::{SharingTarget, label, mps_unsupported_reason};
 use crate::{config::Config, desired};
 
-/// Returns the maximum number of clients of a MIG device. According to NVIDIA's MIG guide, it is
-/// proportional to the size of the compute instance. If `wanted` is more than a GPU's default, the
-/// driver is assumed to support that number.
+/// Returns the maximum number of clients of a MIG device. According to NVIDIA's MIG guide, this
+/// maximum is proportional to the size of the compute instance. If `wanted` is more than a GPU's
+/// default, this function assumes that the driver supports `wanted` clients.
 #[must_use]
 pub fn max_device_clients(wanted: u32, slices: u8, of: u8) -> u32 {
     let whole = wanted.max(MPS_CLIENTS);
@@ -21,7 +21,7 @@ pub fn max_device_clients(wanted: u32, slices: u8, of: u8) -> u32 {
 /// message.
 ///
 /// # Errors
-/// The memory limit is higher than the memory, so it would have no effect.
+/// The memory limit is higher than the memory, so the limit would have no effect.
 pub fn check_memory_limit(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
     match excessive_limit(settings, memory_mib) {
         Some(limit) => Err(ApiError::new(Code::BadRequest, limit_message(limit, label, memory_mib))
@@ -37,7 +37,7 @@ pub(super) fn memory_problem(target: &SharingTarget) -> Option<String> {
 }
 
 /// Returns settings of rules that GPUs cannot provide with any layout, one sentence each. With this
-/// function, a config check finds them before a GPU is shared.
+/// function, a config check finds such settings before a GPU is shared.
 #[must_use]
 pub fn unfit_settings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let mut findings = Vec::new();

@@ -1,5 +1,5 @@
-//! Determines which GPUs and MIG devices should have an MPS daemon, and the limits of its clients.
-//! The inputs are the config, its overrides, and the existing devices.
+//! Determines which GPUs and MIG devices should have an MPS daemon, and the limits of the daemon's
+//! clients. The inputs are the config, its overrides, and the existing devices.
 //!
 //! ```text
 //! rule of mode mps ──► the GPU, without MIG ─────────────────────────────┐
@@ -8,12 +8,12 @@
 //! ```
 //!
 //! A daemon can exist only for an existing device, so a device of a layout becomes a target only
-//! when it exists. Among equal devices, those that already have daemons are preferred, because
-//! moving a daemon to another device would end its clients. So the result depends on `shared_before`: the
-//! UUIDs of the devices that were shared before.
+//! when the device exists. Among equal devices, devices that already have daemons are preferred,
+//! because moving a daemon to another device would end the clients. So the result depends on
+//! `shared_before`: the UUIDs of the devices that were shared before.
 //!
-//! While a GPU cannot be read or is being changed, no daemon is added to it, and existing daemons
-//! are kept. A failed reading must not end running clients.
+//! While a GPU cannot be read or is being changed, the GPU gets no new daemon, and keeps its
+//! existing daemons. A failed reading must not end running clients.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -97,8 +97,8 @@ pub struct Sharing {
     pub unseen: BTreeSet<String>,
 }
 
-/// Determines which targets are shared through MPS. `shared_before` contains the UUIDs of the targets that
-/// already have a daemon.
+/// Determines which targets are shared through MPS. `shared_before` contains the UUIDs of the
+/// targets that already have a daemon.
 #[must_use]
 pub fn decide(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
@@ -232,7 +232,7 @@ fn decide_mig(
     accept_targets(sharing, gpu, targets, shared_before);
 }
 
-/// Adds those targets that the state of the GPU allows, and reports the others.
+/// Adds the targets that the state of the GPU allows, and reports the other targets.
 fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>, shared_before: &BTreeSet<String>) {
     let start = daemon_start(gpu);
     for target in targets {
@@ -255,7 +255,7 @@ fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>,
 #[derive(Debug, Clone, Copy)]
 enum DaemonStart {
     New,
-    /// No: existing daemons are kept, but no new one starts. Contains the reason.
+    /// No: existing daemons are kept, but no new daemon starts. Contains the reason.
     OnlyWhatWas(&'static str),
     /// No: the GPU cannot be shared at all. Contains the reason.
     Never(&'static str),
@@ -289,7 +289,7 @@ fn is_current(gpu: &Gpu) -> bool {
     }
 }
 
-/// Returns why the GPU does not support MPS with limits; `None` if it does.
+/// Returns why the GPU does not support MPS with limits; `None` if the GPU supports them.
 #[must_use]
 pub fn mps_unsupported_reason(gpu: &Gpu) -> Option<String> {
     match gpu.architecture {

@@ -6,7 +6,8 @@ use gpush_api::{ApiError, Code, MpsDaemon};
 
 use crate::{nearest::nearest, quote::Quoted};
 
-/// Number of hexadecimal digits in a short name. A name has more digits if it would not be unique.
+/// Number of hexadecimal digits in a short name. If the name would not be unique, it has more
+/// digits.
 const DIGITS: usize = 8;
 
 /// Maximum length of a short name, which is part of the path of a socket. The length of such a path
@@ -83,7 +84,8 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     }
 }
 
-/// Returns whether a UUID begins with the text. The text must contain `GPU-` or `MIG-` and at least one digit.
+/// Returns whether a UUID begins with the text. The text must contain `GPU-` or `MIG-` and at least
+/// one digit.
 fn is_uuid_prefix(uuid: &str, typed: &str) -> bool {
     let kind = |text: &str| text.split_once('-').is_some_and(|(kind, rest)| !kind.is_empty() && !rest.is_empty());
     kind(typed) && uuid.get(..typed.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(typed))

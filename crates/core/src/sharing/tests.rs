@@ -311,7 +311,7 @@ proptest! {
         let new = found.iter().filter(|target| !before.contains(&target.uuid));
         let new = new.filter(|target| !fixed.iter().any(|start| target.device == Some(format!("1g.10gb@{start}"))));
         prop_assert!(gone == 0 || new.count() == 0, "{:?}, before {:?}", found, before);
-        // A second call with the result of the first gives the same result.
+        // A second call with the result of the first call gives the same result.
         prop_assert_eq!(targets(&config, &gpus, &now), found);
     }
 }

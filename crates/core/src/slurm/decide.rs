@@ -4,17 +4,17 @@
 //! | Prolog | exit status | the tasks of the job |
 //! |---|---|---|
 //! | no request, and no GPU with `owner = "slurm"` | 0 | run |
-//! | a lease is granted | 0 | run with its environment |
+//! | a lease is granted | 0 | run with the environment of the lease |
 //! | the request is refused: it is wrong, over a quota, without a free share | 0 | fail with the reason |
-//! | slurmd finds the devices itself, in an order that is not known | 0 | fail with the reason |
+//! | slurmd finds the devices itself, in an unknown order | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated no GPU | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated GPUs | 1 | do not start |
 //! | the node cannot serve the job: the database fails; Slurm allocated no GPU | 0 | fail with the reason |
 //! | the node cannot serve the job: held, degraded, cordoned, wrong gres.conf, the database fails | 1 | do not start |
 //!
-//! A node without a config of gpushd, where gpushd has never answered, is not gpush's. There, a request fails the tasks,
-//! also if Slurm allocated GPUs.
+//! gpush does not manage a node that has no config of gpushd and on which gpushd has never
+//! answered. On such a node, a request makes the tasks fail, even if Slurm allocated GPUs.
 //!
 //! | Epilog | exit status |
 //! |---|---|
@@ -50,10 +50,10 @@ pub enum Started {
 pub enum Ended {
     /// The job no longer has a lease on this node.
     Clean,
-    /// The capacity is not free: something of the job itself still uses it.
+    /// The capacity is not free: the job itself still uses the capacity.
     Left,
-    /// The capacity is not free: something outside the job, which its user may control, uses it.
-    /// The capacity remains reserved.
+    /// The capacity is not free: something outside the job uses the capacity, and the user of the
+    /// job may control it. The capacity remains reserved.
     Unattributed,
     /// gpushd could not record the end of the lease.
     Broken,
@@ -64,18 +64,19 @@ pub enum Ended {
 /// Why a job needs gpushd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Concern {
-    /// It does not: it has no request, and no GPU with `owner = "slurm"`.
+    /// The job does not need gpushd: the job has no request, and no GPU with `owner = "slurm"`.
     Nothing,
-    /// Its user requests a share, and Slurm allocated no GPU of a node with gpushd. A user can submit such a job to any
-    /// node.
+    /// The user requests a share, and Slurm allocated no GPU of a node with gpushd. A user can
+    /// submit such a job to any node.
     Request,
-    /// Slurm allocated GPUs to it, with `owner = "slurm"` or with a request.
+    /// Slurm allocated GPUs to the job, and the job has a request or a GPU with `owner = "slurm"`.
     Gpus,
 }
 
 impl Concern {
-    /// Returns why a job needs gpushd. `owned`: a GPU of the job has `owner = "slurm"`. `has_request`: its user requests
-    /// a share. `has_gpus`: Slurm allocated GPUs, and the node has a gpushd.
+    /// Returns why a job needs gpushd. `owned`: a GPU of the job has `owner = "slurm"`.
+    /// `has_request`: the user of the job requests a share. `has_gpus`: Slurm allocated GPUs, and
+    /// the node has a gpushd.
     #[must_use]
     pub fn of(owned: bool, has_request: bool, has_gpus: bool) -> Self {
         match (owned, has_request, has_gpus) {
@@ -115,7 +116,8 @@ pub fn prolog(started: Started, concern: Concern, agent_down: AgentDown) -> Verd
     }
 }
 
-/// Returns whether Epilog fails. `had_lease` says whether Prolog left a file of the job by which it can have a lease.
+/// Returns whether Epilog fails. `had_lease` says whether the job can have a lease, according to
+/// the file that Prolog wrote.
 #[must_use]
 pub fn epilog_fails(ended: Ended, had_lease: bool, config: &Slurm) -> bool {
     match ended {

@@ -3,10 +3,10 @@
 //! `SLURM_JOB_GPUS` contains indexes of gres.conf, which are neither minor numbers nor indexes of
 //! the driver. A device is found:
 //!
-//! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` has one, as it has for MIG devices;
-//! 2. else by its `UniqueId` in gres.conf, or its device file there, `/dev/nvidia<minor>`. A MIG device has two more files,
-//!    with the numbers of its capabilities;
-//! 3. with `AutoDetect=nvml`, by its place among the driver's GPUs: [`Numbering`].
+//! 1. by its UUID, if `CUDA_VISIBLE_DEVICES` contains UUIDs, as it does for MIG devices;
+//! 2. otherwise by its `UniqueId` or its device file `/dev/nvidia<minor>`, both in gres.conf. A MIG
+//!    device has two more files, with the numbers of its capabilities;
+//! 3. with `AutoDetect=nvml`, by its position in the driver's list of GPUs: [`Numbering`].
 
 use std::fmt;
 
@@ -59,8 +59,8 @@ pub enum NotMapped {
 }
 
 impl NotMapped {
-    /// Returns whether the node is in order, and only the order of its devices is not known. Then the job is refused,
-    /// and the node stays in use.
+    /// Returns whether the node works, and only the numbering of its devices is unknown. In that
+    /// case, the job is refused, and the node stays in use.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -153,8 +153,9 @@ fn mig_device(minor: u32, files: &[String]) -> Option<SlurmDevice> {
     is_its.then_some(SlurmDevice::Mig { minor, gpu_instance: of_gpu / per_instance, compute_instance })
 }
 
-/// Returns whether a job has GPUs with `owner = "slurm"`. Used while gpushd does not answer: `cached` is its last list
-/// of these GPUs. Without it, all devices count as such GPUs if a rule of the config has `owner = "slurm"`.
+/// Returns whether a job has GPUs with `owner = "slurm"`. Used while gpushd does not answer.
+/// `cached` is the last list of such GPUs from gpushd. Without that list, all devices count as such
+/// GPUs if a rule of the config has `owner = "slurm"`.
 #[must_use]
 pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: bool) -> bool {
     let Some(cached) = cached else { return has_rule && !devices.is_empty() };
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn index_of_gres_conf_is_mapped_by_its_device_file() {
-        // CUDA_VISIBLE_DEVICES has indexes of Slurm too: they are never used.
+        // CUDA_VISIBLE_DEVICES may also contain indexes of Slurm. gpush never uses these indexes.
         assert_eq!(devices(&job(&[0], &["0"]), &listed()), Ok(vec![SlurmDevice::Minor(2)]));
         assert_eq!(
             devices(&job(&[1, 0], &["1", "0"]), &listed()).unwrap(),

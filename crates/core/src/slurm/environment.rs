@@ -1,8 +1,8 @@
 //! The environment of Prolog and Epilog.
 //!
 //! Slurm sets the variables, but some contain text of the user: the comment, and the option of the
-//! SPANK plugin. That text can be anything, so it is stored unchanged and parsed later. Reading it
-//! here never causes an error.
+//! SPANK plugin. The user can write any text, so gpush stores this text unchanged and parses it
+//! later. Reading the environment does not fail because of such text.
 
 use std::fmt;
 
@@ -25,9 +25,10 @@ pub struct Job {
     pub node: String,
     /// User id of the job; not needed for Epilog.
     pub uid: Option<u32>,
-    /// How often the job was requeued. Slurm always says it; `None` in an Epilog that has nothing but the job id.
+    /// Number of times that the job was requeued. Slurm always sets this number. `None` in an
+    /// Epilog whose environment contains only the job id.
     pub restart: Option<u32>,
-    /// Job id of the leader of a heterogeneous job, for its other components.
+    /// Job id of the leader, if the job is another component of a heterogeneous job.
     pub leader: Option<u32>,
     /// Indexes in gres.conf of the devices that Slurm allocated, in Slurm's order.
     pub gres: Vec<u32>,
@@ -88,7 +89,7 @@ impl Job {
         self.restart.unwrap_or(0)
     }
 
-    /// Returns the largest restart count that the run that ends can have.
+    /// Returns the largest possible restart count of the run that ends.
     #[must_use]
     pub fn last_run(&self) -> u32 {
         self.restart.unwrap_or(u32::MAX)

@@ -42,8 +42,9 @@ pub enum JobState {
         lease: LeaseId,
         /// Environment of the lease's processes, in order.
         environment: Vec<(String, String)>,
-        /// Number of devices that Slurm allocated to a job without a request; `None` for a job with a request. The
-        /// lease can have fewer: only those of rules with `owner = "slurm"`.
+        /// Number of devices that Slurm allocated to a job without a request; `None` for a job with
+        /// a request. The lease can have fewer devices, because it contains only devices of rules
+        /// with `owner = "slurm"`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         allocated: Option<usize>,
     },
@@ -157,7 +158,7 @@ mod tests {
             printed.text.contains("export GPUSH_LEASE=L5\n")
                 && printed.text.contains("unset CUDA_MPS_PIPE_DIRECTORY\n")
         );
-        // The task has all devices of the job, or their number is not known.
+        // The task has all devices of the job, or the number of the task's devices is unknown.
         for visible in [Some("0,1"), None, Some("")] {
             assert!(granted(2).task_prolog(visible).text.contains("export CUDA_VISIBLE_DEVICES="), "{visible:?}");
         }
@@ -165,7 +166,8 @@ mod tests {
         assert!(!one_of_two.contains("CUDA_VISIBLE_DEVICES") && one_of_two.contains("export GPUSH_LEASE=L5\n"));
     }
 
-    /// Fault: a job with one GPU of a rule with `owner = "slurm"` and one other GPU saw only the first one.
+    /// Fault: a job had one GPU of a rule with `owner = "slurm"` and one other GPU, but saw only
+    /// the first GPU.
     #[test]
     fn lease_of_some_devices_does_not_hide_the_others() {
         for visible in [Some("0,1"), Some("0"), None] {

@@ -21,9 +21,9 @@ use crate::quote::Quoted;
 pub struct GresConf {
     /// Records that concern the node, in the order of the file.
     pub records: Vec<GresRecord>,
-    /// Whether and how Slurm detects devices itself. If it does, it numbers GPUs in the order of
-    /// the library (NVML) and uses the records only as a check. In that case, the result of
-    /// [`GresConf::gpu`] is not valid.
+    /// Whether and how Slurm detects devices itself. When Slurm detects devices, Slurm numbers GPUs
+    /// in the order of the library (NVML) and uses the records only as a check. In that case, the
+    /// result of [`GresConf::gpu`] is not valid.
     pub auto_detect: Option<AutoDetect>,
     /// Keys that this parser does not know. slurmd may know them, or refuse the file.
     pub unknown_keys: Vec<UnknownKey>,
@@ -47,7 +47,8 @@ pub enum AutoDetect {
 /// A line of gres.conf with a `Name=`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GresRecord {
-    /// Name, as written: `gpu`, `mps` or `shard`. slurmd ignores case here, and refuses `GPU` in slurm.conf.
+    /// Name, as written: `gpu`, `mps` or `shard`. slurmd ignores case here, and refuses `GPU` in
+    /// slurm.conf.
     pub name: String,
     /// Type, such as `h200`, as written. slurmd ignores case.
     pub gres_type: Option<String>,
@@ -76,7 +77,7 @@ pub struct GresDevice {
     pub gres_type: Option<String>,
     /// Device file. For a MIG device: the device file of its GPU.
     pub file: String,
-    /// All device files. For a MIG device, they include the files of its capabilities.
+    /// All device files, including the capability files of a MIG device.
     pub files: Vec<String>,
     /// Value of `UniqueId=`: the UUID of a MIG device.
     pub unique_id: Option<String>,
@@ -267,8 +268,8 @@ impl GresDevice {
     }
 }
 
-/// Returns the type and count of an element of `Gres=`: `gpu:a:2(S:0)`, `gpu:4`, `gpu`. `None` for another GRES.
-/// Unlike in gres.conf, Slurm refuses `GPU` here.
+/// Returns the type and count of an element of `Gres=`: `gpu:a:2(S:0)`, `gpu:4`, `gpu`. Returns
+/// `None` for another GRES. Unlike in gres.conf, Slurm refuses `GPU` here.
 pub(super) fn gpus_of(element: &str) -> Option<(Option<&str>, u64)> {
     let element = element.split('(').next()?.trim();
     let mut words = element.split(':').filter(|word| *word != "no_consume");

@@ -23,9 +23,9 @@ pub struct GresLines {
     notes: Vec<String>,
 }
 
-/// Numbers of capability files in NVIDIA's driver: the number of the first one, how many each GPU
-/// has, and how many each GPU instance has. `/proc/driver/nvidia-caps/mig-minors` contains the same
-/// numbers.
+/// Numbers of capability files in NVIDIA's driver: the number of the first file, the number of
+/// files for each GPU, and the number of files for each GPU instance.
+/// `/proc/driver/nvidia-caps/mig-minors` contains the same numbers.
 pub(super) const CAPS: (u32, u32, u32) = (3, 135, 9);
 
 /// Returns the lines for the GPUs of a node.

@@ -136,7 +136,7 @@ fn split(text: &str) -> Result<Vec<&str>, HostListError> {
     Ok(words)
 }
 
-/// Parses one word of a list. Its brackets must match.
+/// Parses one word of a list. The brackets in the word must match.
 fn parts(word: &str) -> Result<Vec<Part>, HostListError> {
     let mut parts = Vec::new();
     let mut rest = word;

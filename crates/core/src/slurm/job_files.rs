@@ -4,9 +4,8 @@
 //! ci-42@n1       job 42 of cluster `ci` on node `n1`
 //! ci-41+42@n1    link to `ci-42@n1`: job 42 is a component of the heterogeneous job 41
 //! ```
-//!
 //! Slurm sets the job id and the node in the environment of each task. The user can change the
-//! cluster in that environment. So the cluster and the node only choose between several files. They
+//! cluster in that environment. So the cluster and the node only choose between several files, and
 //! do not decide whether a task runs.
 
 use std::fmt;
@@ -42,7 +41,7 @@ fn plain(text: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileName {
     place: HookPlace,
-    /// Job id in the environment of the tasks. For a link, it is the id of the leader.
+    /// Job id in the environment of the tasks. A link contains the job id of the leader.
     job: u32,
     /// For a link: the job id of the component.
     component: Option<u32>,
@@ -109,8 +108,8 @@ pub enum FileChoice {
     /// clusters or nodes. The task gets none of their leases. If one of these jobs was refused, the
     /// task fails, because its user may have changed the cluster or node.
     Elsewhere(Vec<FileName>),
-    /// Several clusters or nodes of this host have a file for such a job, and the environment names
-    /// none of them.
+    /// Several clusters or nodes of this host have a file for a job with this id and user. The
+    /// environment names none of these clusters and nodes.
     Several,
 }
 

@@ -102,8 +102,8 @@ impl LogicalLine {
     }
 }
 
-/// Parses a pair at the beginning of a text without leading spaces. Returns the pair and the rest.
-/// Slurm allows spaces around `=`, and an operator before it (`File+=…`).
+/// Parses a pair at the beginning of a text without leading spaces. Returns the pair and the
+/// remaining text. Slurm allows spaces around `=`, and an operator before `=` (`File+=…`).
 fn pair(text: &str) -> Option<(KeyValue, &str)> {
     let end = text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(text.len());
     let (key, rest) = text.split_at(end);

@@ -11,14 +11,16 @@ use super::{AutoDetect, GresConf, GresDevice, gres_conf::gpus_of};
 pub enum Numbering {
     /// The order of gres.conf, and of the types in slurm.conf.
     Listed(GresConf),
-    /// slurmd finds the devices itself through NVML (`AutoDetect=nvml`). Whatever the order in gres.conf and slurm.conf,
-    /// it sorts whole GPUs by their position in the driver's list, and MIG devices by their position on their GPU: the
-    /// first MIG device of each GPU is next to the first GPU. Compared with slurmd 22.05.
+    /// slurmd finds the devices itself through NVML (`AutoDetect=nvml`). slurmd then ignores the
+    /// order in gres.conf and slurm.conf. It sorts whole GPUs by their position in the driver's
+    /// list, and MIG devices by their position on their GPU: the first MIG device of each GPU is
+    /// next to the first GPU. Compared with slurmd 22.05.
     Nvml {
         /// Number of GPUs and MIG devices that slurm.conf gives the node.
         devices: u32,
-        /// Minor number of the GPU of each device in gres.conf. Empty if gres.conf does not list all devices of the node:
-        /// then their numbers are known only if the node uses all devices of the host.
+        /// Minor number of the GPU of each device in gres.conf. Empty if gres.conf does not list
+        /// all devices of the node. In that case, the numbering is known only if the node uses all
+        /// devices of the host.
         minors: Vec<u32>,
     },
     /// Not known.
@@ -28,9 +30,10 @@ pub enum Numbering {
 /// Why the order of the devices is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Unnumbered {
-    /// `AutoDetect=nvidia`: slurmd sorts the device files by their names, in a way that differs between versions.
+    /// `AutoDetect=nvidia`: slurmd sorts the device files by their names. The sort order differs
+    /// between versions.
     Nvidia,
-    /// `AutoDetect=nvml`, and slurm.conf says no number of GPUs for the node.
+    /// `AutoDetect=nvml`, and slurm.conf contains no number of GPUs for the node.
     NoGres,
 }
 
@@ -44,7 +47,8 @@ impl fmt::Display for Unnumbered {
 }
 
 impl Numbering {
-    /// Returns how slurmd numbers the devices of a node. `node_gres` is the `Gres=` of the node in slurm.conf, if known.
+    /// Returns how slurmd numbers the devices of a node. `node_gres` is the `Gres=` of the node in
+    /// slurm.conf, if known.
     #[must_use]
     pub fn of(conf: GresConf, node_gres: Option<&str>) -> Self {
         match conf.auto_detect {
@@ -64,18 +68,18 @@ impl Numbering {
             return Self::Unknown(Unnumbered::NoGres);
         }
         let minors: Vec<u32> = conf.gpus().iter().filter_map(GresDevice::minor).collect();
-        // If slurm.conf has more or fewer devices, slurmd adds or drops some.
+        // If slurm.conf has more or fewer devices than gres.conf, slurmd adds or drops devices.
         let lists_all = conf.gpus().len() == devices as usize && minors.len() == conf.gpus().len();
         Self::Nvml { devices, minors: if lists_all { minors } else { Vec::new() } }
     }
 }
 
-/// Returns the whole GPU to which slurmd gave an index when it found the devices through NVML. `None` if slurmd does not
-/// use the devices that the host has now: then the index can mean another GPU. The numbers are those of
-/// [`Numbering::Nvml`].
+/// Returns the whole GPU that has this index, if slurmd found the devices through NVML. Returns
+/// `None` if slurmd does not use the current devices of the host, because the index can then mean
+/// another GPU. `devices` and `minors` are the fields of [`Numbering::Nvml`].
 ///
-/// At one position, slurmd has at most one whole GPU, in any order with MIG devices. MIG devices have UUIDs, so the index
-/// is that of the whole GPU.
+/// At each position, slurmd has at most one whole GPU, with MIG devices before or after that GPU.
+/// MIG devices have UUIDs, so the index belongs to the whole GPU.
 #[must_use]
 pub fn whole_gpu<'a>(gpus: &'a [Gpu], index: u32, devices: u32, minors: &[u32]) -> Option<&'a Gpu> {
     let used = used(gpus, devices, minors)?;
@@ -94,8 +98,9 @@ pub fn whole_gpu<'a>(gpus: &'a [Gpu], index: u32, devices: u32, minors: &[u32]) 
     None
 }
 
-/// Returns the GPUs that slurmd uses whole or by MIG devices, when it found them through NVML. `None` if they are not those
-/// that the host has now. The numbers are those of [`Numbering::Nvml`].
+/// Returns the GPUs that slurmd uses, whole or through their MIG devices, if slurmd found the
+/// devices through NVML. Returns `None` if slurmd does not use the current devices of the host.
+/// `devices` and `minors` are the fields of [`Numbering::Nvml`].
 #[must_use]
 pub fn used<'a>(gpus: &'a [Gpu], devices: u32, minors: &[u32]) -> Option<Vec<&'a Gpu>> {
     let listed = |gpu: &Gpu| minors.iter().filter(|minor| **minor == gpu.minor).count();
@@ -169,7 +174,7 @@ mod tests {
         let mut gpus = host([2, 0, 3, 1], [0; 4]);
         gpus.reverse();
         assert_eq!(found(&gpus, 0..5, 4, &[]), [Some(0), Some(1), Some(2), Some(3), None]);
-        // gres.conf lists them in another order.
+        // gres.conf lists the GPUs in another order.
         assert_eq!(found(&gpus, 0..3, 2, &[1, 0]), [Some(1), Some(3), None]);
     }
 

@@ -1,4 +1,4 @@
-//! The share that a job requests. It comes from the first of these sources that contains a request:
+//! The share that a job requests. If several of these sources contain a request, the first applies:
 //!
 //! 1. the option `--gpush` of the SPANK plugin;
 //! 2. the comment of the job ([`crate::lease::request::from_comment`]);

@@ -2,10 +2,11 @@
 
 use super::{HostList, KeyValue, lines};
 
-/// How deep files may include each other.
+/// Maximum depth to which files may include each other.
 const DEEPEST: usize = 16;
 
-/// The pairs of slurm.conf. Lines that slurmd refuses are left out: it says so itself.
+/// The pairs of slurm.conf. Lines that slurmd refuses are omitted, because slurmd reports such
+/// lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlurmConf {
     /// Pairs of all lines that do not describe nodes, in order.
@@ -15,8 +16,8 @@ pub struct SlurmConf {
 }
 
 impl SlurmConf {
-    /// Parses the text of slurm.conf. `read_include` returns the text of an included file; a relative path is relative to
-    /// the directory of slurm.conf.
+    /// Parses the text of slurm.conf. `read_include` returns the text of an included file; a
+    /// relative path is relative to the directory of slurm.conf.
     pub fn parse(text: &str, read_include: impl Fn(&str) -> Option<String>) -> Self {
         let mut conf = Self::default();
         conf.read(text, &read_include, 0);
@@ -49,8 +50,8 @@ impl SlurmConf {
         self.settings.iter().rev().find(|pair| pair.is(key)).map(|pair| pair.value.as_str())
     }
 
-    /// Returns the line of the first node whose `NodeName` or one of these other keys suits, with the values of the lines
-    /// `NodeName=DEFAULT` before it.
+    /// Returns the first line about nodes in which a list in one of `keys` contains `name`. The
+    /// result also has the values of the earlier lines `NodeName=DEFAULT`.
     fn node(&self, keys: &[&str], name: &str) -> Option<Vec<KeyValue>> {
         let mut defaults: Vec<KeyValue> = Vec::new();
         for line in &self.nodes {
@@ -74,8 +75,9 @@ impl SlurmConf {
         value(&self.node(&["NodeName"], node)?, "Gres").map(str::to_owned)
     }
 
-    /// Returns the name of the node on a host, and its `Gres=`. If a line has a list of nodes and a list of hosts, the
-    /// node has the position of the host. If the list of nodes is shorter, the node has the name of the host.
+    /// Returns the name of the node on a host, and the `Gres=` of the node. If a line has a list of
+    /// nodes and a list of hosts, node and host have the same position in their lists. If the list
+    /// of nodes is shorter, the node has the name of the host.
     #[must_use]
     pub fn node_of_host(&self, host: &str) -> Option<(String, String)> {
         let line = self.node(&["NodeHostname", "NodeName"], host)?;
@@ -90,7 +92,7 @@ impl SlurmConf {
     }
 }
 
-/// Returns the last value of a key: Slurm uses that.
+/// Returns the last value of a key. If a key is repeated, Slurm uses the last value.
 fn value<'a>(line: &'a [KeyValue], key: &str) -> Option<&'a str> {
     line.iter().rev().find(|pair| pair.is(key)).map(|pair| pair.value.as_str())
 }
@@ -143,7 +145,8 @@ mod tests {
         assert_eq!(node("h4"), None);
     }
 
-    /// Fault: the node on `h2` was `h2`, so that its lines in gres.conf did not apply.
+    /// Fault: the node on host `h2` was named `h2`, so that the node's lines in gres.conf did not
+    /// apply.
     #[test]
     fn lists_of_nodes_and_hosts_are_expanded_in_parallel() {
         let conf = parse(

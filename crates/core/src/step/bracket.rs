@@ -23,7 +23,7 @@ use crate::config::ModeChange;
 pub enum Bracket {
     /// When opened, resets time-slice levels that no rule needs after the operation.
     Timeslice,
-    /// When opened, stops an MPS daemon. This is a step of a plan.
+    /// When opened, stops an MPS daemon. This stop is a step of a plan.
     MpsDaemon {
         /// Position of the plan in the operation.
         position: usize,

@@ -57,8 +57,8 @@ const LAYOUTS: [&[&str]; 6] = [
     &["2g.20gb*3"],
 ];
 
-/// Executes a plan step by step. The verdict on a step is `NotDone` before the step and `Done`
-/// after it.
+/// Executes a plan step by step. The verdict on a step is `NotDone` before that step and `Done`
+/// after that step.
 #[test]
 fn step_on_an_instance_is_done_exactly_after_it() {
     for (before, target) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|target| (before, target))) {
@@ -175,7 +175,7 @@ proptest! {
         let surrounded = (count(2), count(3), count(4));
         let expected = (change.services.len(), usize::from(after), usize::from(before));
         prop_assert_eq!(surrounded, if some_reset { expected } else { (0, 0, 0) });
-        // A bracket from the journal is the same as the recorded one.
+        // A bracket that was read from the journal is equal to the bracket that was recorded.
         for bracket in all.iter().filter(|bracket| bracket.is_recorded()) {
             let json = serde_json::to_value(bracket).unwrap();
             prop_assert_eq!(&serde_json::from_value::<Bracket>(json).unwrap(), bracket);

@@ -1,5 +1,5 @@
-//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The caller executes the
-//! effects, through a systemd unit or a child process.
+//! Supervisor of one MPS control daemon, as a pure state machine: events in, effects out. The
+//! caller executes the effects, through a systemd unit or a child process.
 //!
 //! ```text
 //!   found running at start ──► Found ── probed, and desired ─► Ready │ not desired ─► Draining
@@ -23,18 +23,19 @@
 //! When a rule no longer wants a daemon, the daemon drains: clients may run as long as they like.
 //! Only an explicit request sets a deadline.
 //!
-//! A lease keeps a daemon in use, as a client does. Its program may connect later, and without the
-//! daemon the program would run without MPS and without a message. So a daemon drains until its
-//! leases have ended, and the lease holders keep their access.
+//! A lease keeps a daemon in use, as a client does. A program of the lease may connect later.
+//! Without the daemon, that program would run without MPS and without a message. So a daemon drains
+//! until its leases have ended, and the lease holders keep their access.
 //!
 //! New users are admitted only in `Ready`. In `Found`, users who were admitted before the restart
 //! keep their access.
 //!
 //! Three kinds of daemons are left running:
 //!
-//! - A hung daemon with clients, unless the policy says otherwise: its clients still compute, and a
+//! - A hung daemon with clients, unless the policy says otherwise: the clients still compute, and a
 //!   restart would end them.
-//! - A daemon whose server had a fault. It recovers when the affected clients have ended.
+//! - A daemon whose server had a fault. Such a daemon recovers when the affected clients have
+//!   ended.
 //! - A daemon whose control connection is held by another process, such as an administrator's
 //!   front-end.
 //!
@@ -53,10 +54,10 @@ pub use self::types::{Instant, SupervisorEffect, SupervisorEvent, SupervisorPoli
 pub struct Supervisor {
     policy: SupervisorPolicy,
     state: SupervisorState,
-    /// Whether the daemon is desired; `None` until the caller reports whether it is.
+    /// Whether the daemon is desired; `None` until the caller has reported this.
     wanted: Option<bool>,
-    /// Number of clients; `None` while it is unknown. It is unknown if the daemon was found or does
-    /// not answer, and the driver does not list the clients.
+    /// Number of clients; `None` if the daemon was found or does not answer, and the driver does
+    /// not list the clients.
     clients: Option<usize>,
     /// Whether users hold leases on the daemon's target.
     leased: bool,
@@ -65,7 +66,7 @@ pub struct Supervisor {
 }
 
 /// Number of consecutive probes without an answer after which a daemon is considered hung. An open
-/// front-end may cause a single one.
+/// front-end may cause a single probe without an answer.
 const SILENCES: u32 = 2;
 
 impl Supervisor {
@@ -100,14 +101,15 @@ impl Supervisor {
         matches!(self.state, SupervisorState::Draining { .. }) && self.leased
     }
 
-    /// Returns whether users of a found daemon keep their access until its state is known.
+    /// Returns whether users of a found daemon keep their access until the daemon's state is known.
     #[must_use]
     pub fn keeps_access(&self) -> bool {
         matches!(self.state, SupervisorState::Found { .. } | SupervisorState::Ready { .. })
             && self.wanted != Some(false)
     }
 
-    /// Returns the time at which the caller must send [`SupervisorEvent::Tick`]; `None` if no timer runs.
+    /// Returns the time at which the caller must send [`SupervisorEvent::Tick`]; `None` if no timer
+    /// runs.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self.state {
@@ -229,8 +231,8 @@ impl Supervisor {
             }
             SupervisorEvent::Found { pid } => {
                 match self.state {
-                    // The next probe shows whether the daemon serves. The caller reports whether it
-                    // is desired.
+                    // The next probe shows whether the daemon serves. The caller reports whether
+                    // the daemon is desired.
                     SupervisorState::Stopped | SupervisorState::BackingOff { .. } | SupervisorState::GivenUp => {
                         (self.state, self.clients) = (SupervisorState::Found { pid: *pid }, None);
                     }

@@ -21,7 +21,8 @@ pub struct SupervisorPolicy {
     pub failures: usize,
     /// Period in which `failures` are counted.
     pub within: Duration,
-    /// Maximum time for a daemon to end on request. After that time it is killed.
+    /// Maximum time for a daemon to end on request. After that time, the supervisor kills the
+    /// daemon.
     pub stop: Duration,
     /// Whether to restart a hung daemon that has clients. The restart ends the clients.
     pub restart_hung_with_clients: bool,
@@ -68,7 +69,8 @@ pub enum SupervisorState {
     Hung {
         /// Pid of the daemon.
         pid: i32,
-        /// Number of consecutive probes without an answer; 0 while another process holds the control connection.
+        /// Number of consecutive probes without an answer; 0 while another process holds the
+        /// control connection.
         silences: u32,
     },
     /// The daemon answers, but its server accepts no clients.
@@ -94,11 +96,11 @@ pub enum SupervisorState {
     },
     /// The supervisor has requested the end of the daemon.
     Stopping {
-        /// Deadline. After it, the daemon is killed.
+        /// Deadline after which the daemon is killed.
         until: Instant,
         /// Whether the daemon has been killed.
         killed: bool,
-        /// Whether the daemon failed. If so, it is restarted after a pause.
+        /// Whether the daemon failed. A failed daemon is restarted after a pause.
         failed: bool,
     },
 }
@@ -129,9 +131,10 @@ pub enum SupervisorEvent {
     /// for later.
     StartAnyway,
     /// The daemon is no longer desired. Its clients may run for this time; `None` for no limit. A
-    /// limit of zero ends them at once. A later event of this kind replaces an earlier one.
+    /// limit of zero ends the clients at once. A later event of this kind replaces an earlier
+    /// event.
     Leave(Option<Duration>),
-    /// The daemon must be replaced by a new one, even if it has clients.
+    /// The daemon must be replaced by a new daemon, even if it has clients.
     Restart,
     /// A running daemon was found in its directory. The machine takes no action until the caller
     /// reports whether the daemon is desired.

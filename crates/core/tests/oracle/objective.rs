@@ -138,9 +138,9 @@ impl Mutation {
 }
 
 /// Returns whether a planner with the objective of the mutant could return another plan than the
-/// right one.
+/// right plan.
 fn detects(mutant: &Objective, right: &PlanValue, finals: &[PlanValue]) -> bool {
-    // If the other plan is equally good under the mutant, the mutant may return either.
+    // If the other plan is equally good under the mutant, the mutant may return either plan.
     finals.iter().any(|other| match mutant.compare(other, right) {
         Ordering::Less => true,
         Ordering::Equal => other != right,

@@ -1,9 +1,9 @@
 //! Compute instances within GPU instances, and leases on them. The oracle searches random samples
 //! exhaustively.
 //!
-//! The oracle tries every final state of the GPU instances, and every assignment of their placements to the requested
-//! GPU instances. For each existing GPU instance, it tries every final state of its compute instances. The objective
-//! (`objective`) determines the best result.
+//! The oracle tries every final state of the GPU instances, and every assignment of their
+//! placements to the requested GPU instances. For each existing GPU instance, it tries every final
+//! state of the compute instances. The objective (`objective`) determines the best result.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -42,7 +42,8 @@ struct ExistingCompute {
 #[derive(Debug, Clone, Default)]
 struct ExistingGpuInstance {
     compute: Vec<ExistingCompute>,
-    /// Whether the driver reports a process for it, but for none of its compute instances.
+    /// Whether the driver reports a process for the GPU instance, but for none of its compute
+    /// instances.
     busy: bool,
     held: bool,
 }
@@ -199,8 +200,8 @@ impl Sample {
         .collect()
     }
 
-    /// Returns, for each placement and each requested GPU instance, the costs of all ways to assign
-    /// one to the other.
+    /// Returns the costs of all ways to assign a placement to a requested GPU instance, for each
+    /// placement and each requested GPU instance.
     pub(crate) fn all_assignment_costs(
         &self,
         part: &ModelStates,
@@ -217,7 +218,8 @@ impl Sample {
     }
 
     /// Returns the best cost for each assignment. With `remakes`, an instance may also be destroyed
-    /// and created again at its placement. Under the planner's objective, that is never better.
+    /// and created again at its placement. Under the planner's objective, such a replacement is
+    /// never better.
     fn best_assignment_costs(
         &self,
         part: &ModelStates,
@@ -351,8 +353,8 @@ impl Sample {
     }
 }
 
-/// Returns a feasible target whose profiles differ from those of the state in one or two. For such a
-/// target, an instance must be destroyed or created elsewhere, and several choices are possible.
+/// Returns a feasible target that differs from the state in one or two profiles. For such a target,
+/// an instance must be destroyed or created elsewhere, and several choices are possible.
 fn neighbour(part: &ModelStates, own: Multiset, dice: &mut Dice) -> Multiset {
     for _ in 0..40 {
         let mut multiset = own;
@@ -373,7 +375,7 @@ fn neighbour(part: &ModelStates, own: Multiset, dice: &mut Dice) -> Multiset {
 /// Returns whether compute instances are exactly the requested ones.
 fn is_split(end: &[Slot], split: &Split) -> bool {
     let mut left: Vec<Slot> = end.to_vec();
-    // Requests with a fixed start are matched first, because the others accept any start.
+    // Requests with a fixed start are matched first, because other requests accept any start.
     let mut wants: Vec<_> = split.clone();
     wants.sort_by_key(|(_, start)| start.is_none());
     for (profile, start) in wants {

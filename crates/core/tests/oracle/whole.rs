@@ -38,7 +38,8 @@ impl Tally {
     }
 }
 
-/// The oracle's answer: the best final state, or the number of instances in use that block the target.
+/// The oracle's answer: the best final state, or the number of instances in use that block the
+/// target.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Final(State),
@@ -47,7 +48,7 @@ enum Verdict {
 }
 
 /// Tries every final state. With `matchings`, also tries every choice of instances to keep,
-/// although it is never better to keep fewer.
+/// although it is never better to keep fewer instances.
 fn verdict(part: &ModelStates, case: Case, matchings: bool) -> Verdict {
     let finals = part.by_multiset.get(&case.multiset).map_or(&[][..], Vec::as_slice);
     let finals = || finals.iter().map(|n| &part.states[*n]).filter(|f| f.state & case.fixed == case.fixed);

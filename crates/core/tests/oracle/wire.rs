@@ -27,8 +27,8 @@ pub(crate) fn process(pid: u32) -> Process {
     }
 }
 
-/// Returns the instances of a state. Each has one compute instance that occupies the whole GPU
-/// instance. The instances in `busy` have a process.
+/// Returns the instances of a state. Each instance has one compute instance that occupies the whole
+/// GPU instance. The instances in `busy` have a process.
 pub(crate) fn instances(part: &ModelStates, state: State, busy: State) -> Vec<GpuInstance> {
     members(state)
         .map(|n| {

@@ -1,5 +1,4 @@
-//! One simulated GPU. The tests read it as gpushd does, execute steps on it, and run processes on
-//! it.
+//! One simulated GPU. The tests read this GPU as gpushd does, execute steps, and run processes.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 use silicon::machine::{Machine, Pid, Process, ProcessKind};

@@ -1,8 +1,9 @@
-//! Executes plans on simulated hardware. The driver must never refuse a step, the GPU must end
-//! exactly as requested, instances in use must never change, and an interrupted plan must be
+//! Executes plans on simulated hardware. The driver must never refuse a step, and the GPU must end
+//! exactly as requested. Instances in use must never change, and an interrupted plan must be
 //! reversible.
 //!
-//! The simulated hardware has its own rules (`sim/silicon`), so that the planner and the simulator check each other.
+//! The simulated hardware has its own rules (`sim/silicon`), so that the planner and the simulator
+//! check each other.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -90,8 +91,8 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
     let full = Geometry::of_model(&model);
     let mut tally = Tally::default();
     for _ in 0..rounds {
-        // Sometimes the driver does not report a profile. The planner then does not know the
-        // profile of its instances.
+        // Sometimes the driver does not report a profile. The planner then knows no profile for the
+        // instances of that profile.
         let mut described = profiles_of_model(&model);
         if dice.one_in(4) {
             described.remove(dice.below(described.len()));

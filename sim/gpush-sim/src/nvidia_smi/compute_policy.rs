@@ -18,11 +18,12 @@
 //!   code 3 (kubernetes-sigs/dra-driver-nvidia-gpu issue 41).
 //! - Without a command, the program prints its help (NVIDIA/k8s-device-plugin issue 354).
 //!
-//! What is assumed: the position of a value in its column; that the program prints the table of the
-//! other GPUs although one GPU has no levels; and that it prints failures to standard output too.
+//! Three facts are assumed: the position of a value in its column; that the program prints the
+//! table of the other GPUs although one GPU has no levels; and that failures go to standard output
+//! too.
 //!
 //! The simulation accepts levels only as numbers, because the real program's help lists no other
-//! form. If it accepted more, it could hide a mistake.
+//! form. A simulation that accepted other forms could hide a mistake.
 
 use std::process::ExitCode;
 

@@ -26,7 +26,8 @@ enum About {
     ComputeApps,
 }
 
-/// A value: a text, or a number with its unit. It is `Absent` if the driver does not report it.
+/// A value: a text, or a number with its unit. `Absent` means that the driver does not report a
+/// value.
 enum Value {
     Text(String),
     Number(u64, &'static str),

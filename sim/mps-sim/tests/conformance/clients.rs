@@ -105,8 +105,8 @@ pub(crate) async fn server_and_clients_survive_a_killed_daemon(setup: Setup) {
     signal(server, Signal::SIGKILL);
 }
 
-/// The daemon serves the client that connected last first, so other clients may have to wait
-/// several times.
+/// Of several waiting clients, the daemon first serves the client that connected last. So other
+/// clients may have to wait several times.
 pub(crate) async fn client_of_another_uid_waits_for_the_first(setup: Setup) {
     let Some(uid) = another_uid("client_of_another_uid_waits_for_the_first") else { return };
     let daemon = setup.start().await;

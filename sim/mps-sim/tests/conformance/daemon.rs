@@ -1,4 +1,5 @@
-//! A control daemon under test, real or simulated. The simulated server comes first on its `PATH`.
+//! A control daemon under test, real or simulated. The simulated server comes first on the daemon's
+//! `PATH`.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -117,8 +118,8 @@ impl Setup {
         }
     }
 
-    /// Returns whether the program supports several users. For a real program, its file shows that;
-    /// for a simulated one, the table.
+    /// Returns whether the program supports several users. For a real program, the program file
+    /// shows this. For a simulated program, the table shows this.
     pub(crate) fn serves_several_users(&self) -> bool {
         match self.which {
             Which::Real => {
@@ -143,7 +144,7 @@ impl Setup {
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
         // A test in the background ignores SIGINT, and a test under nohup ignores SIGHUP. Child
-        // processes inherit that, so restore the default signal handling.
+        // processes would ignore these signals too, so restore the default signal handling.
         let mut command = Command::new("/usr/bin/env");
         command
             .arg("--default-signal=INT,HUP")

@@ -1,4 +1,4 @@
-//! The control connection. A daemon accepts only one at a time.
+//! The control connection. A daemon accepts only one control connection at a time.
 
 use std::{
     io::IoSlice,

@@ -1,5 +1,6 @@
-//! One set of checks for NVIDIA's control daemon and for the simulated one, through gpush's own
-//! protocol crate. So the checks specify once the behaviour that gpush relies on, for both daemons.
+//! One set of checks for NVIDIA's control daemon and for the simulated daemon, through gpush's own
+//! protocol crate. So the checks specify once, for both daemons, the behaviour that gpush relies
+//! on.
 //!
 //! The real daemon needs no GPU, but its server does. Therefore both daemons use the simulated
 //! server, which they find through `PATH`. If the real daemon is not installed, its checks are

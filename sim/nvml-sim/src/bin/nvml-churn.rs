@@ -187,7 +187,7 @@ struct Tally {
     programs: u64,
     /// Number of kills after which instances existed.
     inhabited: u64,
-    /// Number of created instances, as counted in the state. It must never decrease.
+    /// Number of created instances, as counted in the state. This number must never decrease.
     created: u64,
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn library() -> PathBuf {
 }
 
 /// A client of a simulated host. [`Client::fresh`] creates a client that has not called `nvmlInit`;
-/// the other functions create one that has.
+/// the other functions create a client that has called `nvmlInit`.
 pub(crate) struct Client {
     pub(crate) lib: NvmlLib,
     pub(crate) host: silicon::Host,

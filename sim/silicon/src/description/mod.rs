@@ -28,7 +28,7 @@ pub(crate) use read::{explain, place};
 /// Maximum number of GPUs of a host.
 pub const MAX_GPUS: u32 = 64;
 
-/// Driver version of a host whose description names none, unless a GPU model needs a newer one.
+/// Driver version if the description names no version and no GPU model needs a newer version.
 pub const DEFAULT_DRIVER: DriverVersion = DriverVersion::new(550, 163, 1);
 
 /// A host to simulate.
@@ -88,8 +88,8 @@ pub struct GpuDescription {
     /// module of an HGX baseboard, and otherwise no connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<Wiring>,
-    /// Serial number, for an entry with a single GPU. `None` means that it is derived from the
-    /// seed.
+    /// Serial number, for an entry with a single GPU. `None` means that the serial number is
+    /// derived from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     /// Minor number of the device file, for an entry with a single GPU. `None` means the index. On

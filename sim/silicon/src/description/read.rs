@@ -31,8 +31,8 @@ impl DescriptionError {
         Self { message: message.into(), hint: hint.into(), at: None, subject: None }
     }
 
-    /// Adds to the error the key that it concerns, and the entry of the key (`None` for a key of
-    /// the host).
+    /// Adds to the error the key that the error concerns, and the entry of the key (`None` for a
+    /// key of the host).
     pub(super) fn about(self, entry: Option<usize>, key: &'static str) -> Self {
         Self { subject: Some(Subject { entry, key }), ..self }
     }

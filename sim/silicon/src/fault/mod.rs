@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The counters are in the shared state, so that they count the calls of all processes. The
-//! simulated library calls [`Host::before`] before every call, and [`Host::after`] with its result
-//! at the end of the call:
+//! simulated library calls [`Host::before`] before every call. At the end of the call, it passes
+//! the result of [`Host::before`] to [`Host::after`]:
 //!
 //! ```text
 //!  match rules ─▶ count, mutate the state (under the lock) ─▶ delay, hang, kill "before" ─▶ Decision
@@ -122,7 +122,7 @@ impl Rules {
         Self { path, read: Mutex::new(None) }
     }
 
-    /// Returns the current rules. Returns none if the file does not exist.
+    /// Returns the current rules. Returns no rules if the file does not exist.
     pub(crate) fn current(&self) -> Result<Numbered, HostError> {
         use std::os::unix::fs::MetadataExt;
         let stamp = || -> Stamp {

@@ -58,8 +58,8 @@ pub enum Kill {
 pub enum Mutation {
     /// The GPU falls off the bus, until the next boot.
     Lose,
-    /// The caller keeps an open handle of the instance (or GPU) until it exits. The driver does not
-    /// list that handle, but destroying the object returns `IN_USE`.
+    /// The caller keeps an open handle of the instance (or GPU) until the caller exits. The driver
+    /// does not list that handle, but destroying the object returns `IN_USE`.
     Leak,
     /// The caller sees the instances as they were at its `nvmlInit`.
     Stale,
@@ -74,7 +74,7 @@ pub struct Rule {
     /// GPU index. If absent, the rule matches any GPU, and calls that concern no GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// GPU instance id. If absent, the rule matches any.
+    /// GPU instance id. If absent, the rule matches any GPU instance, or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_instance: Option<u32>,
     /// Whether the rule matches only callers whose effective uid is not 0.
@@ -87,7 +87,7 @@ pub struct Rule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
     /// Probability that the rule takes effect in a call after the first `after` calls. If absent,
-    /// it always does.
+    /// the rule takes effect in every such call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probability: Option<f64>,
     /// Seed of the random choice for `probability`.

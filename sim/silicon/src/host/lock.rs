@@ -34,8 +34,8 @@ impl<T> PerProcess<T> {
     }
 
     /// Returns the value of this process. If the current value belongs to the parent, `make`
-    /// creates a new one. The parent's value is not changed, because a thread that does not exist
-    /// in this process may hold one of its mutexes.
+    /// creates a new value. The parent's value is not changed: one of its mutexes may be locked by
+    /// a thread that does not exist in this process.
     pub(super) fn get(&self, make: impl FnOnce() -> Result<T, HostError>) -> Result<&T, HostError> {
         let pid = std::process::id();
         let found = self.at.load(Ordering::Acquire);
@@ -67,8 +67,8 @@ impl<T> Drop for PerProcess<T> {
         // SAFETY: the pointer comes from `Box::into_raw`, and `&mut self` proves exclusive access.
         let owned = unsafe { Box::from_raw(at) };
         if owned.pid != std::process::id() {
-            // After a fork, this value is a copy of the parent's value. Its locks may never be
-            // unlocked, so it is not dropped.
+            // After a fork, this value is a copy of the parent's value. The locks in the copy may
+            // never be unlocked, so the copy is not dropped.
             std::mem::forget(owned);
         }
     }
@@ -80,7 +80,7 @@ pub(super) struct Lock {
     file: Mutex<File>,
 }
 
-/// A guard of the host's lock. Dropping it releases the lock.
+/// A guard of the host's lock. Dropping the guard releases the lock.
 pub(super) struct Held<'l> {
     file: MutexGuard<'l, File>,
 }

@@ -36,12 +36,12 @@ use super::HostError;
 /// `gpushsil` in ASCII.
 const MAGIC: u64 = u64::from_be_bytes(*b"gpushsil");
 /// Layout version of the header, the slots and the encoded state. Every incompatible change
-/// increments it.
+/// increments this version.
 const LAYOUT: u64 = 1;
 /// Header length in bytes: one page.
 const HEADER: usize = 4096;
-/// Maximum duration of a single wait. It is limited because a writer may be killed before it wakes
-/// waiting processes.
+/// Maximum duration of a single wait. The duration is limited because a writer may be killed before
+/// that writer wakes the waiting processes.
 const MISSED: Duration = Duration::from_secs(1);
 /// Number of words before the bytes of a slot.
 const SLOT_WORDS: usize = 3;

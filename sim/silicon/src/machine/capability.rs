@@ -1,7 +1,7 @@
 //! Minor numbers of the capability devices `/dev/nvidia-caps/nvidia-cap<minor>`.
 //!
-//! The formula is that of the open kernel modules (`nvidia-caps`). It has 135 minor numbers per
-//! GPU, and 9 per GPU instance.
+//! The formula is that of the open kernel modules (`nvidia-caps`). Each GPU has 135 minor numbers,
+//! and each GPU instance has 9 of these.
 
 /// Minor number of `mig/config`.
 pub const CONFIG: u32 = 1;

@@ -18,7 +18,7 @@ pub const MIG_CONFIG_CHANGE: u64 = 0x100;
 /// Number of stored events. Older events are dropped, as in the driver when no process listens.
 const KEPT: usize = 256;
 
-/// An event. It is registered on the whole GPU, and has the ids of the instances that it concerns.
+/// An event. Clients register for events of a whole GPU. An event has the ids of its instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Position in the queue, counted from 1.

@@ -7,7 +7,7 @@
 //!  Hopper +  off ──SetMigMode on──▶ on ──reboot──▶ off       (busy check: at the first instance)
 //! ```
 //!
-//! A change of MIG mode that does not take effect at once still succeeds. Its activation status is
+//! A change of MIG mode that does not take effect at once still succeeds. The activation status is
 //! `IN_USE` if a process has the GPU open, and `RESET_REQUIRED` otherwise.
 
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub struct Gpu {
     pub mig: bool,
     /// MIG mode after the next reset.
     pub mig_pending: bool,
-    /// Whether the GPU has fallen off the bus. It remains lost until the next boot.
+    /// Whether the GPU has fallen off the bus. Such a GPU remains lost until the next boot.
     pub lost: bool,
     /// GPU instances, by id.
     pub instances: Vec<GpuInstance>,
@@ -37,9 +37,10 @@ pub struct Gpu {
     pub timeslice: Timeslice,
     /// Persistence mode.
     pub persistence: bool,
-    /// Accounting mode. Enabling MIG disables it.
+    /// Accounting mode. Enabling MIG disables accounting mode.
     pub accounting: bool,
-    /// Counts of the row remapper. They survive resets and boots, as in the memory of a real GPU.
+    /// Counts of the row remapper. These counts survive resets and boots, as in the memory of a
+    /// real GPU.
     #[serde(default)]
     pub rows: RemappedRows,
 }
@@ -146,8 +147,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds a memory error for the row remapper. The next reset repairs it, unless no spare row is
-    /// left.
+    /// Adds a memory error for the row remapper. The next reset repairs this error, unless no spare
+    /// row is left.
     ///
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist, `NotSupported` on a GPU without a row remapper,

@@ -41,7 +41,7 @@ impl GpuInstance {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigDevice {
     /// Index. The indexes have no gaps, and follow the order of GPU instance id and compute
-    /// instance id. Every change of instances can shift them.
+    /// instance id. Every change of instances can shift the indexes.
     pub index: u32,
     /// GPU instance id.
     pub gpu_instance: u32,

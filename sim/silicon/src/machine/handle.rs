@@ -77,7 +77,7 @@ impl Handle {
             | generation & GENERATION_MASK
     }
 
-    /// Unpacks 64 bits. Returns `None` if they are not a handle.
+    /// Unpacks 64 bits. Returns `None` if the bits are not a handle.
     #[must_use]
     pub fn unpack(bits: u64) -> Option<Self> {
         if bits >> 62 != TAG >> 2 {

@@ -11,8 +11,8 @@ use super::Placement;
 use crate::description::DriverVersion;
 use crate::returns::Return;
 
-/// A chip variant: the physical slot that a chip with seven slices does not have. It determines the
-/// GPU instance ids.
+/// A chip variant: the physical slot that a chip with seven slices does not have. The variant
+/// determines the GPU instance ids.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Chip {

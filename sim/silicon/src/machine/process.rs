@@ -1,7 +1,7 @@
 //! Processes of the simulated GPUs, and clients of the simulated driver.
 //!
 //! The processes are real, because monitors read `/proc`. A process is identified by its pid and
-//! its start time. It is removed after it has ended.
+//! its start time. After a process has ended, it is removed.
 
 use serde::{Deserialize, Serialize};
 
@@ -83,9 +83,9 @@ impl Gpu {
         })
     }
 
-    /// Returns the processes that the driver lists for a kind. The driver never lists `Handle`. It
-    /// lists an MPS client twice, which nvidia-smi shows as type `M+C`. An MPS server is an
-    /// ordinary compute process, `C`.
+    /// Returns the processes that the driver lists for a kind. The driver never lists `Handle`. The
+    /// driver lists an MPS client twice, and nvidia-smi shows this client as type `M+C`. An MPS
+    /// server is an ordinary compute process, `C`.
     pub fn listed(&self, kind: ProcessKind) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| match (kind, p.kind) {
             (ProcessKind::Compute, ProcessKind::Compute | ProcessKind::Mps)

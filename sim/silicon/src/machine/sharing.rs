@@ -13,11 +13,11 @@
 //! - The nvidia-smi manual: compute mode does not survive a reboot.
 //! - The open kernel modules store the compute mode in the driver's registry "so that it persists
 //!   even after the last client disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`). They store
-//!   the level in a database by UUID (`gpudbSetGpuComputePolicyConfig`). Both last until the module
-//!   is unloaded.
+//!   the time-slice level in a database by UUID (`gpudbSetGpuComputePolicyConfig`). Both settings
+//!   last until the module is unloaded.
 //!
 //! None of this was verified on hardware. The simulator uses the shortest of these lifetimes,
-//! because a program that works with the shortest one also works with the others.
+//! because a program that works with the shortest lifetime also works with longer lifetimes.
 
 use serde::{Deserialize, Serialize};
 

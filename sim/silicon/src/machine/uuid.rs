@@ -9,7 +9,7 @@ use uuid::Uuid;
 /// Namespace of all simulated UUIDs.
 const NAMESPACE: Uuid = Uuid::from_u128(0x6770_7573_682d_4d49_b16e_5369_6c69_636f);
 
-/// Returns the `GPU-<uuid>` of a GPU. It depends on the host's seed, the GPU's index and the model.
+/// Returns the `GPU-<uuid>` of a GPU, derived from the host's seed, the GPU's index and the model.
 #[must_use]
 pub fn of_gpu(seed: u64, index: u32, model: &str) -> String {
     format!("GPU-{}", Uuid::new_v5(&NAMESPACE, format!("{seed}/{index}/{model}").as_bytes()))

@@ -27,7 +27,7 @@ fn commented_settings_of_the_example_are_the_defaults() {
     let text = uncommented(EXAMPLE);
     let config = Config::parse(&text, "config.example.toml, uncommented").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.rules.len() >= 3 && !config.layouts.is_empty());
-    // These settings have no default value, but the example contains a group and paths for them.
+    // The example contains a group and paths for these settings, which have no default value.
     let api = Api { socket_group: None, admin_socket: None, ..config.api };
     let mode_change = ModeChange { before: None, after: None, ..config.mode_change };
     let settings =

@@ -5,7 +5,7 @@ use super::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// A GPU has drift if and only if its plan has steps. After the plan, it has no drift.
+    /// A GPU has drift if and only if its plan has steps. After all steps, the GPU has no drift.
     #[test]
     fn drift_and_plan_agree(before in any_layout(), after in any_layout()) {
         let mut gpu = host().remove(7);
@@ -38,7 +38,7 @@ fn fixtures_use_placements_that_the_gpu_model_has() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// A damaged saved host is refused, or gets plans. It never causes a panic.
+    /// A damaged saved host is refused, or gets plans. A damaged saved host never causes a panic.
     #[test]
     fn damaged_saved_hosts_never_panic(figures in prop::collection::vec((0usize..600, 0u32..300), 1..4), which in 0usize..6) {
         let names = ["1g.10gb", "3g.40gb", "1c.3g.40gb*3", "7g.80gb", "none", "1g.10gb@4,2g.20gb"];

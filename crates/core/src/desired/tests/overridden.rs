@@ -21,7 +21,8 @@ fn over(gpus: &mut [Gpu], at: usize, text: &str) {
     gpus[at].overridden = Some(an_override(&gpus[at], &layout));
 }
 
-/// Handles a request as gpushd does: plans it, applies the plans, and updates the overrides.
+/// Handles a request as gpushd does: plans the request, applies the plans, and updates the
+/// overrides.
 fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<OverrideEffect>> {
     let plans = plan_host(&config(), gpus, request).ok()?.plans;
     if plans.iter().any(|plan| plan.error.is_some()) {
@@ -62,7 +63,7 @@ fn override_is_effective_only_under_a_mig_rule() {
         assert_eq!(wanted, expected, "GPU {at}");
     }
     // This version cannot parse the override of a newer gpushd. The rule's layout must not replace
-    // it: nothing changes.
+    // that override, so nothing changes.
     gpus[0].overridden.as_mut().unwrap().layout = vec!["9x.unheard-of".to_owned()];
     describe_all(&config(), &mut gpus);
     assert_eq!(gpus[0].drift, ["the layout of its override is not known to this gpushd"]);
@@ -132,8 +133,8 @@ fn config_changes_under_overrides_are_found() {
     assert_eq!(changed(&CONFIG.replace("\"3g.40gb*2\"", "\"7g.80gb\""), &gpus), [0, 1]);
     assert_eq!(changed(&CONFIG.replace("exclusive", "unmanaged"), &gpus), [3]);
     assert_eq!(changed("", &gpus), [0, 1, 2, 3, 5]);
-    // For a GPU that is not listed, the matching rule is unknown. Without a driver, this is so for
-    // all GPUs.
+    // For a GPU that is not listed, the matching rule is unknown. Without a driver, no GPU is
+    // listed.
     assert_eq!(changed(&CONFIG.replace("exclusive", "unmanaged"), &gpus[..7]), [3, 7]);
     assert_eq!(changed(&CONFIG.replace("\"3g.40gb*2\"", "\"7g.80gb\""), &[]), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(changed(&format!("auto_reconcile = true\n{CONFIG}"), &[]), [0; 0]);

@@ -59,7 +59,7 @@ fn wrong_requests_are_refused_with_their_codes() {
     for (what, config, request, code) in &cases {
         let error = match (plan_host(config, &host, request), what.ends_with("GPU") && *code != Code::Conflict) {
             (Err(error), false) => error,
-            // A GPU in a bad state gets no plan, but the others do.
+            // A GPU in a bad state gets no plan, but the other GPUs get plans.
             (Ok(plans), _) => {
                 let bad: Vec<_> = plans.plans.into_iter().filter(|plan| plan.error.is_some()).collect();
                 assert!(bad.len() == 1 && bad[0].steps.is_empty(), "{what}: {bad:?}");

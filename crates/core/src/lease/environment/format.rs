@@ -10,9 +10,9 @@ pub enum Format {
     /// POSIX shell: lines for `eval`, `export NAME='value'`, and `unset NAME` for variables that do
     /// not apply.
     Shell,
-    /// fish: the same, with `set -gx` and `set -e`.
+    /// fish: the same variables as [`Self::Shell`], with `set -gx` and `set -e`.
     Fish,
-    /// csh and tcsh: the same, with `setenv` and `unsetenv`.
+    /// csh and tcsh: the same variables as [`Self::Shell`], with `setenv` and `unsetenv`.
     Csh,
     /// A JSON object.
     Json,
@@ -23,8 +23,8 @@ pub enum Format {
     Slurm,
 }
 
-/// The output of `gpushctl lease env` in the shell format if the command fails. It makes `eval`
-/// fail too.
+/// The output of `gpushctl lease env` in the shell format if the command fails. This output makes
+/// `eval` fail too.
 pub const SHELL_FAILURE: &str = "false\n";
 
 pub(super) fn text(environment: &Environment, format: Format) -> String {
@@ -67,7 +67,7 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             // Docker parses the list of devices as one CSV field, which needs quotes.
             _ = writeln!(text, "--gpus\n\"device={}\"", devices.join(","));
             for (name, value) in variables {
-                // Devices get new numbers in the container from the container runtime.
+                // In a container, the container runtime gives new numbers to the devices.
                 if name != "CUDA_VISIBLE_DEVICES" {
                     _ = writeln!(text, "--env\n{name}={value}");
                 }

@@ -1,4 +1,5 @@
-//! The states of one lease, as a pure state machine: events in, effects out. The caller executes the effects.
+//! The states of one lease, as a pure state machine: events in, effects out. The caller executes
+//! the effects.
 //!
 //! ```text
 //!  Queued ──Reserved──► Granting ──Committed──► Active ──released, expired, revoked, ──► Releasing
@@ -10,15 +11,17 @@
 //!  Ended ◄───────────────┴──────────────────────────────────────────────────────────────── Ended
 //! ```
 //!
-//! - The holder has access only in `Active`. A lease becomes `Active` only after the grant is durable.
-//! - Capacity is reserved from `Granting` on. It is freed once: when the grant has certainly
+//! - The holder has access only in `Active`. A lease becomes `Active` only after the grant is
+//!   durable.
+//! - Capacity is reserved from `Granting` on. Capacity is freed once: when the grant has certainly
 //!   failed, or when the end is durable. An end is recorded only after all sources have reported
 //!   that no process of the lease is left.
 //! - If the end of a lease is requested in `Granting`, the end waits for the outcome of the grant,
 //!   because a commit or a driver call may still take effect.
 //! - `Releasing` has no time limit. The first reason does not change, but a later revocation can
 //!   still end the processes.
-//! - An event that does not fit the state is late or repeated, and changes nothing. `Ended` is final.
+//! - An event that does not fit the state is late or repeated, and changes nothing. `Ended` is
+//!   final.
 //! - After a reboot, no process of the lease exists, so no source is probed.
 
 use gpush_api::EndReason;

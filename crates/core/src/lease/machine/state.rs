@@ -49,7 +49,7 @@ pub enum GrantBy {
 /// A release in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Releasing {
-    /// Why the lease ends. Later reasons do not replace the first one.
+    /// Why the lease ends. Later reasons do not replace the first reason.
     pub reason: EndReason,
     /// The current step.
     pub step: ReleaseStep,
@@ -77,7 +77,8 @@ pub enum ReleaseStep {
 /// So the lease ends only when all three sources report no process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Remaining {
-    /// Processes in the cgroup of the lease. For a lease that is bound to a process: that process.
+    /// Processes in the cgroup of the lease. If the lease is bound to a process, only that process
+    /// counts.
     pub bound: Option<u32>,
     /// Processes of the holder on the lease's targets, as the driver lists them.
     pub driver: Option<u32>,
@@ -138,7 +139,8 @@ pub enum Event {
     Committed,
     /// The grant is not in the database, and cannot be recorded later.
     CommitFailed,
-    /// The operation failed or was rolled back. Its last commit recorded the end of the lease.
+    /// The operation failed or was rolled back. The last commit of the operation recorded the end
+    /// of the lease.
     OperationFailed,
     /// The holder released or cancelled the lease, or its waiting client disconnected.
     Released,

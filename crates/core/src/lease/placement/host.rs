@@ -51,9 +51,10 @@ pub enum Closed {
 /// Why a GPU offers no leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unoffered {
-    /// The config does not manage it: it has no rule, or a rule with mode `unmanaged`.
+    /// The config does not manage the GPU: no rule claims it, or its rule has mode `unmanaged`.
     Unmanaged,
-    /// It is not in the mode of its rule: MIG mode is on or off against the rule, or it has no MPS target.
+    /// The GPU is not in the mode of its rule: MIG mode is on or off against the rule, or the GPU
+    /// has no MPS target.
     OtherMode(Mode),
 }
 
@@ -82,7 +83,7 @@ pub struct Instance {
     /// Whether another program created the instance. Such an instance is never destroyed for a
     /// lease.
     pub foreign: bool,
-    /// Whether the instance is in use although its devices do not show it.
+    /// Whether the instance is in use, although none of its devices is marked as in use.
     pub busy: bool,
     /// Whether a queued request will destroy the instance. Until then, its devices are not granted.
     pub clearing: bool,

@@ -67,7 +67,7 @@ pub use target::target;
 /// Which GPUs are preferred if several are possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PlacementPolicy {
-    /// Full GPUs, so that others stay free for large requests.
+    /// Full GPUs, so that empty GPUs stay free for large requests.
     #[default]
     Pack,
     /// Empty GPUs, so that each member gets most of its GPU's bandwidth.

@@ -11,7 +11,8 @@ pub enum RequestedDevice {
     Profile(String),
     /// The smallest device with at least these sizes.
     AtLeast {
-        /// Minimum memory in MiB. It is compared with the nominal memory of profiles.
+        /// Minimum memory in MiB. Placement compares this value with the nominal memory of
+        /// profiles.
         memory_mib: u64,
         /// Minimum number of compute slices.
         slices: u8,
@@ -19,7 +20,8 @@ pub enum RequestedDevice {
 }
 
 impl RequestedDevice {
-    /// Returns whether a device that occupies a whole GPU instance of this profile fulfils the request.
+    /// Returns whether a device fulfils the request if the device occupies a whole GPU instance of
+    /// this profile.
     pub(super) fn is_met_by(&self, profile: &Profile) -> bool {
         match self {
             Self::Profile(name) => profile.profile.name == *name,
@@ -37,8 +39,8 @@ impl RequestedDevice {
     }
 }
 
-/// Returns the nominal memory of a profile in MiB: 10 GiB for `1g.10gb`. Drivers report less than
-/// that.
+/// Returns the nominal memory of a profile in MiB: 10 GiB for `1g.10gb`. Drivers report less memory
+/// than the nominal memory.
 fn memory_of(profile: &GpuProfile) -> u64 {
     nominal_mib(&profile.name).unwrap_or(0).max(profile.memory_mib)
 }

@@ -22,13 +22,14 @@
 //! - A gang, or an operation on several GPUs, reserves nothing until it is the first entry on all
 //!   of its GPUs. So two such entries cannot wait for each other.
 //! - No later entry is placed on a reservation. So the capacity that an entry waits for never
-//!   grows, and later entries cannot overtake it indefinitely.
-//! - A grant that creates instances claims its GPUs. They accept grants again in the first pass
-//!   after its operation.
+//!   grows, and later entries cannot overtake that entry indefinitely.
+//! - A grant that creates instances claims its GPUs. These GPUs accept grants again in the first
+//!   pass after the operation of the grant.
 //! - The queue itself holds no capacity. The caller reserves the capacity of a granted assignment
 //!   before the next pass.
 //!
-//! Within one pass, GPUs are identified by index. The caller updates the entries if an index changes.
+//! Within one pass, GPUs are identified by index. The caller updates the entries if an index
+//! changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -236,8 +237,8 @@ impl<'a> Pass<'a> {
                 for device in instances.flat_map(|instance| &mut instance.devices) {
                     device.free &= !targets.contains(&device.uuid);
                 }
-                // The target is marked as full but is not removed, so that a request for it waits
-                // instead of failing.
+                // The target is marked as full but is not removed, so that a request for this
+                // target waits instead of failing.
                 for mps in gpu.mps.iter_mut().filter(|mps| targets.contains(&mps.target)) {
                     mps.leases = mps.leases.max(mps.most_leases);
                 }

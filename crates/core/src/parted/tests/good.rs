@@ -184,7 +184,8 @@ fn group_for_all_gpus_skips_those_without_mig() {
     ];
     assert_eq!(all.remarks, left_out);
 
-    // GPUs that are listed or selected explicitly are not skipped. Their plans report the problem.
+    // GPUs that are listed or selected explicitly are not skipped. The plans of these GPUs report
+    // the problem.
     let listed = resolved(&group("[0, 4]", on), &[]).unwrap();
     assert_eq!((listed.layouts.len(), listed.remarks.len()), (2, 0));
     let selected = resolved(&group("all", on), &["0,4"]).unwrap();
@@ -206,7 +207,7 @@ fn group_for_all_gpus_skips_those_without_mig() {
     );
 }
 
-/// The reading of a GPU that cannot be read shows no MIG, but the GPU may support it.
+/// The reading of a GPU that cannot be read shows no MIG, but the GPU may support MIG.
 #[test]
 fn group_for_all_gpus_keeps_unreadable_ones() {
     let mut host = preset::gpus("dgx-a100").unwrap();

@@ -99,8 +99,7 @@ fn created(profile: u32, placement: Option<Placement>) -> String {
     }
 }
 
-/// Creates a compute instance. It has the default profile, unless the argument names another
-/// profile.
+/// Creates a compute instance with the default profile, unless the argument names another profile.
 fn create_compute_instance(
     host: &Host,
     within: &Profile,

@@ -139,7 +139,7 @@ pub(super) fn act(host: &Host, asked: &Asked) -> Result<ExitCode, HostError> {
     }
 }
 
-/// Returns the GPU instances of a GPU that `-gi` names, or all of them without `-gi`.
+/// Returns the GPU instances that `-gi` names. Without `-gi`, returns all GPU instances of the GPU.
 fn chosen(machine: &Machine, gpu: u32, asked: &Asked) -> Vec<silicon::machine::GpuInstance> {
     let all = machine.gpu(gpu).map_or(&[][..], |at| at.instances.as_slice());
     let named = |id: u32| asked.gpu_instances.as_ref().is_none_or(|ids| ids.contains(&id));

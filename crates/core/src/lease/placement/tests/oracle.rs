@@ -1,4 +1,4 @@
-//! Placement of MIG devices by an exhaustive search. It implements the objective in the
+//! Placement of MIG devices by an exhaustive search. This module implements the objective in the
 //! documentation of `placement` independently.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
@@ -9,7 +9,7 @@ use crate::{
     plan,
 };
 
-/// The cost of an assignment. Its elements are in the order of the objective, most important first.
+/// The cost of an assignment. The elements are in the order of the objective, most important first.
 pub(super) type OracleCost = [usize; 8];
 
 /// Returns whether instances can exist together.
@@ -30,7 +30,8 @@ fn all_instances(mig: &MigOffer) -> Vec<(u32, Placement)> {
     mig.instances.iter().map(|instance| (instance.profile_id, instance.placement)).collect()
 }
 
-/// Returns the number of (profile, placement) pairs that could be created in addition to these instances.
+/// Returns the number of (profile, placement) pairs that could be created in addition to these
+/// instances.
 fn pairs(geometry: &Geometry, instances: &[(u32, Placement)]) -> usize {
     let spots = geometry.profiles.iter().flat_map(|p| p.spots.iter().map(|spot| (p.profile.id, spot.placement)));
     spots.filter(|spot| legal(geometry, &[instances, &[*spot]].concat())).count()
