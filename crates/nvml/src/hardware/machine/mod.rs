@@ -18,10 +18,11 @@
 //!   └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! At most one worker serves. Over all workers, each GPU has at most one call in flight, and the
-//! host has at most one call in flight. If a call passes its deadline, the machine answers the
-//! caller, but the call stays in flight as *late*. The GPU of a late call is unsettled, and gets no
-//! further call until the late reply arrives or the abandoned worker has ended.
+//! At most one worker serves. Over all workers, each GPU has at most one call in flight. At most
+//! one call about the host, such as a list, is in flight. If a call passes its deadline, the
+//! machine answers the caller, but the call stays in flight as *late*. The GPU of a late call is
+//! unsettled, and gets no further call until the late reply arrives or the abandoned worker has
+//! ended.
 //!
 //! When a worker dies, the mutations in flight fail, and the reads are repeated once, one at a
 //! time. If a reading kills the worker again, this identifies the GPU, so that it does not affect
