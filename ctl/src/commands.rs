@@ -159,7 +159,7 @@ pub(crate) fn default_socket() -> Socket {
     }
 }
 
-/// Returns the GPUs that selectors name, in the host's order; all GPUs without selectors.
+/// Returns the GPUs that selectors name, in the host's order. Without selectors, returns all GPUs.
 fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     if selectors.is_empty() {
         return Ok(gpus);
@@ -169,8 +169,8 @@ fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     Ok(chosen.map(|(_, gpu)| gpu).collect())
 }
 
-/// Selects among gpushd's GPUs. They do not include a GPU that the driver lists but cannot
-/// identify. For such a GPU, gpushd's error explains the reason.
+/// Selects among the GPUs that gpushd lists. gpushd does not list a GPU that the driver cannot
+/// identify. For such a GPU, returns gpushd's error, which explains the reason.
 async fn select_of(client: &mut Client, gpus: Vec<Gpu>, texts: &[String]) -> Result<Vec<Gpu>, Failure> {
     let selectors = texts.iter().flat_map(|text| text.split(',')).filter_map(|text| text.parse::<Selector>().ok());
     let absent = selectors.filter_map(|selector| selector.absent(&gpus)).next();

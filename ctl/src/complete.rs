@@ -5,8 +5,9 @@
 //!                                                                     └────► `candidates` ─► gpushd: GPUs, leases, …
 //! ```
 //!
-//! clap's engine offers hidden names if only those match, and does not know hidden aliases of the
-//! typed words. So it gets a command line without aliases, and commands without hidden names.
+//! If only hidden names match, clap's engine offers hidden names. The engine does not know hidden
+//! aliases of the typed words. So this module gives the engine a command line without aliases, and
+//! commands without hidden names.
 
 mod bash;
 mod candidates;
@@ -121,7 +122,7 @@ fn argument(arg: Arg) -> Arg {
     arg.add(ArgValueCandidates::new(move || values.iter().map(CompletionCandidate::new).collect()))
 }
 
-/// Returns whether a typed word is among these.
+/// Returns whether a typed word is one of `names`.
 fn is_one_of(word: &OsStr, names: &[&str]) -> bool {
     word.to_str().is_some_and(|word| names.contains(&word))
 }

@@ -20,7 +20,7 @@ use crate::{
 /// Width if the terminal's width is not known, in columns.
 const USUAL_WIDTH: usize = 80;
 
-/// The kind of output of a command. It determines the permitted formats.
+/// The kind of output of a command, which determines the permitted formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prints {
     /// A list.
@@ -75,11 +75,11 @@ impl Output {
         self.verbatim(text.as_bytes())
     }
 
-    /// Returns text with or without colors. This depends on the stream: stdout may be a terminal
+    /// Returns text with or without colors. The stream decides, because stdout may be a terminal
     /// although stderr is not.
     ///
     /// Converts the whole text at once. A stream adapter would write the text in small pieces. On a
-    /// large host, that takes longer than all other work.
+    /// large host, such writes take longer than all other work.
     fn dressed<'t>(&self, text: &'t str, stream: &impl anstream::stream::RawStream) -> Cow<'t, str> {
         let choice = match self.color {
             ColorChoice::Auto => AutoStream::choice(stream),

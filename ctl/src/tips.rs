@@ -1,4 +1,4 @@
-//! Suggestions in clap's usage errors. This module removes those that do not help.
+//! Suggestions in clap's usage errors. This module removes suggestions that do not help.
 //!
 //! clap suggests the nearest word of any kind: for `operations` it suggested `version`, and for `-i
 //! 0` it suggested `-- -i 0`. This module keeps a suggestion only if the two words have the same

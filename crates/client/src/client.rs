@@ -19,8 +19,8 @@ use crate::{
     socket::Socket,
 };
 
-/// Default time limit for an answer. It suffices for every read, because gpushd limits how long a
-/// read waits for the driver.
+/// Default time limit for an answer. The limit suffices for every read, because gpushd limits how
+/// long a read waits for the driver.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Minimum time limit for entering maintenance. gpushd waits for driver calls in flight, which have their own
@@ -43,8 +43,8 @@ pub struct AuditQuery {
     pub since: Option<Timestamp>,
 }
 
-/// A client of one gpushd. Methods take `&mut self`, because requests run one after the other on one connection. The
-/// first request opens it.
+/// A client of one gpushd. Methods take `&mut self`, because requests run one after the other on
+/// one connection. The first request opens the connection.
 #[derive(Debug)]
 pub struct Client {
     pub(crate) wire: Connection,
@@ -52,7 +52,7 @@ pub struct Client {
     slow: Option<Slow>,
 }
 
-/// The notification about a slow answer. It is sent only once.
+/// The notification about a slow answer, which is sent only once.
 struct Slow {
     after: Duration,
     tell: Box<dyn Fn(Duration) + Send + Sync>,
@@ -161,7 +161,7 @@ impl Client {
         self.change(&format!("/v1/gpus/{}/uncordon", segment(gpu)), why).await
     }
 
-    /// `POST /v1/maintenance/enter`. Returns when gpushd has no driver handle open.
+    /// `POST /v1/maintenance/enter`. Returns as soon as gpushd has no driver handle open.
     ///
     /// # Errors
     /// See [`Kind`].

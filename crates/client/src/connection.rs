@@ -7,9 +7,9 @@
 //!                                                 a request with a key until gpushd has restarted
 //! ```
 //!
-//! A change has an idempotency key, so gpushd executes it only once. So the client can send it
-//! again if the connection ended before the answer, or if gpushd refused it because gpushd was
-//! stopping. After an upgrade, the next gpushd returns the answer to a change that the previous
+//! A change has an idempotency key, so gpushd executes each change only once. So the client can
+//! repeat a change if the connection ended before the answer, or if a stopping gpushd refused the
+//! change. After an upgrade, the next gpushd returns the answer to a change that the previous
 //! gpushd began.
 
 use std::{
@@ -57,7 +57,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// users type `gpushd &` and then a command.
 const STARTUP_WAIT: Duration = Duration::from_millis(300);
 
-/// Interval between two checks for such a socket.
+/// Interval between two checks while the client waits for a socket.
 const STARTUP_POLL: Duration = Duration::from_millis(10);
 
 fn is_absent(error: &std::io::Error) -> bool {
@@ -116,12 +116,12 @@ enum EarlierOutcome {
 
 impl EarlierOutcome {
     /// Updates the outcome after another attempt. If an attempt after a refusal gets no answer, the
-    /// refusal is still certain only if both used the same connection and the refusing gpushd was
-    /// stopping.
+    /// refusal is still certain only if both attempts used the same connection and the refusing
+    /// gpushd was stopping.
     fn after_attempt(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
             // The repeated request reached a restarted gpushd. Even if that gpushd refuses the
-            // change, it is still unknown what the first one did.
+            // change, it is still unknown what the first gpushd did.
             (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
             (Ok(answer), Self::Nothing | Self::Refused(_)) => Self::Refused(answer.clone()),
             (Err(error), Self::Refused(answer))
@@ -186,7 +186,7 @@ impl Connection {
             return self.until_answered(question, first, until, deadline).await;
         }
         match first {
-            // gpushd may close an idle connection, even if it has not ended.
+            // gpushd may close an idle connection, even if gpushd has not ended.
             Err(error) if error.kind == Kind::Lost && reused => self.attempt(question, until, deadline).await,
             other => other,
         }
@@ -220,8 +220,8 @@ impl Connection {
             let began = Instant::now();
             last = self.attempt(question, until, deadline).await;
             if began.elapsed() > question.away {
-                // A gpushd accepted this attempt and kept it in the queue, so this is another
-                // restart.
+                // A gpushd accepted this attempt and kept the request in the queue, so gpushd has
+                // restarted once more.
                 give_up = until.min(Instant::now() + question.away);
             }
         }
@@ -411,8 +411,8 @@ fn is_passing(answer: &Answer) -> bool {
             .is_ok_and(|error| matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable)
 }
 
-/// Returns whether gpushd refused because it is stopping. It will refuse every further request on
-/// this connection.
+/// Returns whether gpushd refused because it is stopping. A stopping gpushd refuses every further
+/// request on this connection.
 fn is_stopping(answer: &Answer) -> bool {
     serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.code == Code::Stopping)
 }

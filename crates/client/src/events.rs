@@ -19,7 +19,7 @@ use crate::{
 /// Maximum silence of a working stream: three times gpushd's keep-alive interval.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Maximum size of an event in bytes, far above that of real events.
+/// Maximum size of an event in bytes. Real events are far smaller.
 const LARGEST: usize = 4 << 20;
 
 /// A selection of events.
@@ -29,7 +29,7 @@ pub struct EventQuery {
     pub kinds: Vec<EventKind>,
     /// Only events about these GPUs, given as selectors; if empty, all events.
     pub gpus: Vec<String>,
-    /// Id of the last known event. Without it the stream begins now.
+    /// Id of the last known event. Without an id, the stream begins now.
     pub after: Option<String>,
 }
 

@@ -60,7 +60,7 @@ pub enum PathContent {
 pub struct Facts {
     /// The socket and how it was chosen.
     pub socket: Socket,
-    /// What exists at its path.
+    /// What exists at the path of the socket.
     pub found: PathContent,
     /// Path of the user's own gpushd, if it was tried too and does not exist.
     pub own: Option<PathBuf>,

@@ -16,8 +16,9 @@ pub(crate) struct EmptyBody {}
 impl Client {
     /// `POST /v1/leases`. Returns when the lease is granted.
     ///
-    /// If the request may wait, the time limit is its `wait` plus the time for one answer. When the caller drops this
-    /// future, the connection closes and gpushd removes the request from the queue.
+    /// If the request may wait, the time limit is the request's `wait` plus the time for one
+    /// answer. When the caller drops this future, the connection closes and gpushd removes the
+    /// request from the queue.
     ///
     /// # Errors
     /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] if the capacity is not free and the request does not wait.

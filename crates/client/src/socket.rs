@@ -32,8 +32,8 @@ pub struct Socket {
     /// How it was chosen.
     pub origin: Origin,
     /// gpushd's second socket, if it exists and the caller is root or the user that gpushd runs as.
-    /// The client tries it first, because other users cannot fill its backlog. If that fails, the
-    /// client uses `path`, and errors are about `path`.
+    /// The client tries this socket first, because other users cannot fill the socket's backlog. If
+    /// the connection fails, the client uses `path`, and errors are about `path`.
     pub(crate) admin: Option<PathBuf>,
 }
 
@@ -67,9 +67,10 @@ impl Socket {
         self
     }
 
-    /// Returns the socket for Slurm's hooks: gpushd refuses them on the first socket. `configured` is `api.admin_socket`
-    /// of the config. A path that `--socket` gives stays. Otherwise, the socket is `configured`, or the admin socket in
-    /// the directory of this socket, also while it does not exist.
+    /// Returns the socket for Slurm's hooks, because gpushd refuses hooks on the first socket.
+    /// `configured` is `api.admin_socket` of the config. If `--socket` gave this path, returns this
+    /// path. Otherwise, returns `configured`, or the admin socket in the directory of this path.
+    /// The admin socket need not exist yet.
     #[must_use]
     pub fn for_hooks(self, configured: Option<&Path>) -> Self {
         let beside = self.path.with_file_name(ADMIN_SOCKET);

@@ -344,7 +344,7 @@ async fn foreign_server_differs_from_other_gpushd_version() {
     assert!(error.error.causes[0].contains("404"), "{error:?}");
 
     // gpushd has another API version. `version` detects this immediately. Every other call detects
-    // it when it cannot parse an answer.
+    // the other version when the client cannot parse an answer.
     let path = dir.path().join("v2");
     serve(&path, |_, path| if path == "/v1/version" { (200, version("v2")) } else { (404, "gone".into()) });
     for error in [client(&path).version().await.unwrap_err(), client(&path).gpus(false).await.unwrap_err()] {

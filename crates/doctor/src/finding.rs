@@ -112,7 +112,7 @@ pub struct Finding {
     pub severity: Severity,
     /// The finding, in one clause.
     pub message: String,
-    /// Facts that explain it.
+    /// Facts that explain the finding.
     pub causes: Vec<String>,
     /// The solution, with a command; `None` when there is no problem.
     pub hint: Option<String>,

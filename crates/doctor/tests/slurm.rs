@@ -167,7 +167,8 @@ fn missing_hooks_are_found() {
     host.finds(Severity::Problem, "Prolog does not run gpush", "prolog");
 }
 
-/// Fault: such a script had the finding "Prolog does not run gpush", whose hint it follows.
+/// Fault: a script that follows the hint of the finding "Prolog does not run gpush" still had this
+/// finding.
 #[test]
 fn script_that_calls_the_packaged_hook_runs_gpush() {
     let host = Planted::healthy();

@@ -23,8 +23,7 @@ use crate::{
 const FABRIC_MANAGER_NAME: &str = "nv-fabricmanage";
 
 /// Minor number of the first capability node of GPU instances, and the number of such nodes for
-/// each GPU:
-/// `/dev/nvidia-caps/nvidia-cap<minor>`.
+/// each GPU. The path of a node is `/dev/nvidia-caps/nvidia-cap<minor>`.
 const CAPS: (u32, u32) = (3, 135);
 
 /// Finds the processes that have one of the GPUs with these minor numbers open. Omits the pids in `except`. Does not
@@ -87,8 +86,8 @@ fn holder(dir: &Path, pid: u32, devices: Vec<String>) -> Option<Holder> {
     Some(Holder { pid: Some(pid), uid: Some(uid(dir)?), user: None, command: None, service, devices })
 }
 
-/// Returns the effective user id. A simulated host has no `status` files, so there it returns the
-/// owner of the directory.
+/// Returns the effective user id. A simulated host has no `status` files. On such a host, returns
+/// the owner of the directory.
 fn uid(dir: &Path) -> Option<u32> {
     match read(dir.join("status")) {
         Ok(status) => Some(Status::parse(&String::from_utf8_lossy(&status))?.uid()),

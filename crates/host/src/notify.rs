@@ -1,7 +1,7 @@
 //! Notifications to the service manager (`sd_notify(3)`).
 //!
-//! A separate thread sends them. So gpushd does not block if the service manager does not read, for example because PID
-//! 1 hangs.
+//! A separate thread sends the notifications. So gpushd does not block if the service manager does
+//! not read, for example because PID 1 hangs.
 
 use std::{
     sync::{
@@ -13,8 +13,8 @@ use std::{
 
 use sd_notify::NotifyState;
 
-/// Maximum number of queued notifications. If the service manager has not read this many, it does
-/// not need more.
+/// Maximum number of queued notifications. A service manager that has not read this many
+/// notifications does not need more.
 const MOST_WAITING: usize = 64;
 
 /// A notification.

@@ -53,7 +53,7 @@ fn find_enabling_link(dir: &Path) -> Option<PathBuf> {
 }
 
 impl MigManager {
-    /// Returns the error about the conflict. `what` is the subject of its message.
+    /// Returns the error about the conflict. `what` is the subject of the message.
     pub fn error(&self, what: &str) -> ApiError {
         let how = if self.running { "is running" } else { "is started at each boot" };
         ApiError::new(Code::Conflict, format!("{what}: nvidia-mig-manager manages MIG on this host"))

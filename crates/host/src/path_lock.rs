@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Why the lock was not taken.
 #[derive(Debug)]
 pub enum LockError {
-    /// Another process holds it.
+    /// Another process holds the lock.
     Held {
         /// Pid of the holder, if it could be read.
         holder: Option<u32>,

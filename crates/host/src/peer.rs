@@ -30,19 +30,19 @@ use crate::{
 /// The process that connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Effective user id when it connected.
+    /// Effective user id when the process connected.
     pub uid: u32,
     /// Process id; `None` when gpushd cannot see into the pid namespace of the process.
     pub pid: Option<u32>,
-    /// Start of the process in clock ticks since the boot. It distinguishes the process from a
+    /// Start of the process in clock ticks since the boot, which distinguishes the process from a
     /// later process with the same pid.
     pub start: Option<u64>,
     /// Effective group and supplementary groups.
     pub groups: Vec<u32>,
-    /// Whether the process is in gpushd's own user and pid namespaces. Root of a container usually
-    /// is not, and can choose any user id and group id there. But if a container shares both
-    /// namespaces with the host (`--pid=host` without user namespaces), its processes cannot be
-    /// distinguished from those of the host.
+    /// Whether the process is in gpushd's own user and pid namespaces. Root of a container is
+    /// usually in other namespaces, and can choose any user id and group id there. But if a
+    /// container shares both namespaces with the host (`--pid=host` without user namespaces), its
+    /// processes cannot be distinguished from those of the host.
     pub is_on_this_host: bool,
 }
 
@@ -66,7 +66,8 @@ impl Peer {
         let Some(pid) = peer.pid else { return peer };
         let Some(process) = process(getsockopt(stream, PeerPidfd), pid) else { return peer };
         let (start, status, is_on_this_host) = (proc::start(pid), Status::of(pid), proc::is_on_this_host(pid));
-        // While the process is alive, no other process has its pid. So all of this was read from the peer.
+        // While the process is alive, no other process has its pid. So the status and the
+        // namespaces are those of the peer.
         if let Some(status) = status
             && !process.has_ended()
         {

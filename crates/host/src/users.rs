@@ -27,7 +27,6 @@ const USER_FRESH: Duration = Duration::from_secs(300);
 
 /// How long the id of a group is fresh. The time is short, so that an administrator who has just
 /// created the group does not have to wait.
-/// not wait.
 const GROUP_FRESH: Duration = Duration::from_secs(10);
 
 /// How long a request waits for the name of a user. After that, the user is shown by uid.
@@ -83,8 +82,8 @@ impl NameService {
         self.users.get(uid, USER_WAIT).await
     }
 
-    /// Returns the ids of all groups of a user; `None` if there is no such user, or they were not
-    /// found within 5 s.
+    /// Returns the ids of all groups of a user; `None` if there is no such user, or the groups were
+    /// not found within 5 s.
     pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
         self.memberships.get(uid, GROUP_WAIT).await
     }

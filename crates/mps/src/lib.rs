@@ -6,8 +6,8 @@
 //! | [`daemon`] | one supervised daemon for each target: its directory, its process, its health, its logs |
 //!
 //! [`protocol`] never starts a daemon, and ends a daemon only with `quit`. [`daemon`] starts,
-//! adopts, probes and ends daemons. It makes no decisions about the host: the caller passes the
-//! desired state of each daemon, and [`daemon::Sources`] for facts about the host.
+//! adopts, probes and ends daemons. [`daemon`] makes no decisions about the host: the caller passes
+//! the desired state of each daemon, and [`daemon::Sources`] for facts about the host.
 
 pub mod daemon;
 pub mod protocol;

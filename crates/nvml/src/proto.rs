@@ -26,8 +26,8 @@ use crate::{
 /// Largest frame in bytes. A reading of a GPU with all profiles is about 40 kB.
 pub const MAX_FRAME: usize = 16 << 20;
 
-/// A GPU as known to the parent. The UUID identifies it. With the index and the PCI address, the
-/// worker finds the GPU without a search. A search would access every GPU.
+/// A GPU as known to the parent. The UUID identifies the GPU. With the index and the PCI address,
+/// the worker finds the GPU without a search. A search would access every GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuRef {
     /// `GPU-<uuid>`.
@@ -49,7 +49,7 @@ impl GpuRef {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// List the GPUs, without accessing those in `skip`.
+    /// List the GPUs, without accessing the GPUs in `skip`.
     List {
         /// GPUs with an unsettled call, by their last index.
         skip: Vec<GpuRef>,

@@ -1,4 +1,4 @@
-//! Readings of a GPU from the driver. They contain everything in [`gpush_api::Gpu`] except policy.
+//! Readings of a GPU from the driver, which contain everything in [`gpush_api::Gpu`] except policy.
 
 use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process, Sensors, USERS_UNKNOWN};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,8 @@ use crate::error::DriverError;
 /// The fixed properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Index in this driver session. It changes when a GPU is lost, so use `uuid` to identify a GPU.
+    /// Index in this driver session. The index changes when a GPU is lost, so use `uuid` to
+    /// identify a GPU.
     pub index: u32,
     /// `GPU-<uuid>`.
     pub uuid: String,

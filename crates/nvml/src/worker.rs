@@ -10,10 +10,10 @@
 //!                    └► event thread (if wanted) ─┘
 //! ```
 //!
-//! The worker never outlives its parent. When the socket closes, it exits without waiting for calls
-//! that hang. The kernel kills it when the parent dies. The worker ignores signals from terminals
-//! and service managers, because they are meant for the parent: a worker that exits during a
-//! mutation would leave the mutation half done.
+//! The worker never outlives its parent. When the socket closes, the worker exits without waiting
+//! for calls that hang. The kernel kills the worker when the parent dies. The worker ignores
+//! signals from terminals and service managers, because they are meant for the parent: a worker
+//! that exits during a mutation would leave the mutation half done.
 #![allow(unsafe_code)] // For the inherited descriptor, signals, and an exit without cleanup.
 
 use std::{

@@ -19,8 +19,8 @@ pub struct NewAnswer<'a> {
     pub uid: u32,
     /// The key.
     pub key: String,
-    /// The request (method, path, body). The store uses it to detect a key that is reused for a
-    /// different request.
+    /// The request (method, path, body). The store uses the request to detect a key that is reused
+    /// for a different request.
     pub request: &'a [u8],
     /// Operation that the request started, if any.
     pub operation: Option<OperationId>,

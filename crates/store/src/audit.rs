@@ -3,7 +3,8 @@
 //!
 //! Any user can cause many records: by leases, or by administrator requests that are refused. So
 //! each of these two kinds has a limit for each user. Beyond the limit, a new record replaces an
-//! older record of the same user and kind. It never replaces a record of an administrator's action.
+//! older record of the same user and kind. A new record never replaces a record of an
+//! administrator's action.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -36,8 +37,8 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome, such as `accepted`, `done`, `refused`.
     pub result: String,
-    /// Other data. For an operation, it contains a list `gpus` of objects with a `gpu_uuid`. A
-    /// search for one of these GPUs finds all records of the operation.
+    /// Other data. For an operation, this data contains a list `gpus` of objects with a `gpu_uuid`.
+    /// A search for one of these GPUs finds all records of the operation.
     pub detail: Value,
 }
 
@@ -46,7 +47,7 @@ pub struct NewAudit {
 pub struct AuditRecord {
     /// Position in the trail.
     pub sequence: u64,
-    /// System time when it was recorded.
+    /// System time when the record was added.
     pub at: Timestamp,
     /// The user; `None` for gpushd itself.
     pub by: Option<Actor>,
@@ -174,7 +175,7 @@ impl Tx<'_> {
     }
 
     /// Deletes the oldest records of an action beyond each user's limit. If all users together
-    /// still have too many, deletes those of the users with the most records first. A record
+    /// still have too many, deletes the records of the users with the most records first. A record
     /// belongs to the caller, or to the holder of the lease if gpushd itself acted.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);

@@ -39,7 +39,7 @@ pub enum ConditionKind {
     Maintenance,
     /// A change and its rollback failed.
     Degraded,
-    /// The database was lost, and with it the record of grants and operations on the GPU.
+    /// The database was lost, together with the record of grants and operations on the GPU.
     Held,
 }
 
@@ -70,7 +70,7 @@ pub struct NewCondition {
     pub cause: String,
     /// Reason for users.
     pub reason: String,
-    /// The user who set it, if any.
+    /// The user who set the condition, if any.
     pub by: Option<Actor>,
 }
 
@@ -85,11 +85,11 @@ pub struct Condition {
     pub cause: String,
     /// Reason for users.
     pub reason: String,
-    /// The user who set it, if any.
+    /// The user who set the condition, if any.
     pub by: Option<Actor>,
-    /// Since when it is active.
+    /// Since when the condition is active.
     pub since: Timestamp,
-    /// Boot on which it was set.
+    /// Boot on which the condition was set.
     pub boot_id: String,
     /// Sequence number of the condition.
     pub sequence: u64,

@@ -18,7 +18,7 @@ pub type CreatedInstances = BTreeMap<String, BTreeSet<Placement>>;
 
 const CREATED: &str = "created_instances";
 
-/// The stored value. It is valid only on its boot, because a reboot removes all instances.
+/// The stored value, which is valid only on its boot, because a reboot removes all instances.
 #[derive(Debug, Serialize, Deserialize)]
 struct Created {
     boot_id: String,

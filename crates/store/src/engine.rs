@@ -1,4 +1,4 @@
-//! The thread that owns the database. It reports success only after the sync.
+//! The thread that owns the database, and reports success only after the sync.
 //!
 //! ```text
 //!          ┌────────────────────────── wait for jobs ◄─────────────────────────┐
@@ -60,7 +60,7 @@ const MOST_COMMITS_A_PRUNE: u64 = 1024;
 /// no write arrives.
 const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The kind of a write. It decides whether the store accepts the write on a full disk.
+/// The kind of a write, which decides whether the store accepts the write on a full disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Any change that does not end something.

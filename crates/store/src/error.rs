@@ -69,23 +69,23 @@ pub enum OpenError {
 /// Why a directory or a file is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Untrusted {
-    /// Another user owns it.
+    /// Another user owns the directory or file.
     Owner {
         /// The owner.
         uid: u32,
         /// gpushd's own uid.
         own: u32,
     },
-    /// Users other than its owner may write to it.
+    /// Users other than the owner may write to the directory or file.
     Mode {
         /// The owner.
         uid: u32,
-        /// Its permissions.
+        /// Permissions of the directory or file.
         mode: u32,
     },
-    /// It is a symbolic link.
+    /// The path is a symbolic link.
     Link,
-    /// It is not a regular file.
+    /// The path does not lead to a regular file.
     NoFile,
 }
 
@@ -126,8 +126,9 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// Why a transaction failed. Nothing of it is recorded, with two exceptions: after [`StoreError::Uncertain`] and
-/// [`StoreError::Gone`], only a restart shows whether it was recorded.
+/// Why a transaction failed. Nothing of the transaction is recorded, with two exceptions: after
+/// [`StoreError::Uncertain`] and [`StoreError::Gone`], only a restart shows whether the transaction
+/// was recorded.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StoreError {
     /// The disk is full. The ends of operations and leases can still be recorded.
@@ -156,7 +157,8 @@ pub enum StoreError {
         /// The missing file.
         file: PathBuf,
     },
-    /// The disk failed during this transaction. Only a restart shows whether it was recorded.
+    /// The disk failed during this transaction. Only a restart shows whether the transaction was
+    /// recorded.
     #[error("it is not known whether the change is recorded in {}: {cause}; check the disk (`dmesg`), then restart \
         gpushd (`systemctl restart gpushd`)", file.display())]
     Uncertain {
@@ -190,7 +192,7 @@ pub enum StoreError {
     Transition {
         /// The operation.
         operation: OperationId,
-        /// Its stage.
+        /// Current stage of the operation.
         from: OperationState,
         /// The stage that was requested.
         to: OperationState,
@@ -203,7 +205,7 @@ pub enum StoreError {
     LeaseTransition {
         /// The lease.
         lease: LeaseId,
-        /// Its state.
+        /// Current state of the lease.
         from: LeaseState,
         /// The state that was requested.
         to: LeaseState,

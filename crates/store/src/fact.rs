@@ -100,7 +100,8 @@ fn held_by_default() -> bool {
     true
 }
 
-/// The time since which all grants are recorded. It is set when a loss on this boot is accepted.
+/// The time since which all grants are recorded. This time is set when a loss on this boot is
+/// accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownSince {
     /// The kernel's id of the boot.
@@ -198,8 +199,8 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: BOOT.to_owned(), value })
     }
 
-    /// Records an observation about a GPU. Replaces the previous one. So gpushd reacts to a lasting
-    /// fault only once, and not again after each restart.
+    /// Records an observation about a GPU. Replaces the previous observation. With this record,
+    /// gpushd reacts to a lasting fault only once, and not again after each restart.
     ///
     /// # Errors
     /// The record cannot be written.

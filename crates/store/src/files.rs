@@ -49,7 +49,7 @@ impl Files {
         None
     }
 
-    /// Adds the path of the file to an error. SQLite's error does not contain it.
+    /// Adds the path of the file to an error. SQLite's error does not contain the path.
     pub(crate) fn locate(&self, error: StoreError) -> StoreError {
         match error {
             StoreError::Full { path } if path.as_os_str().is_empty() => {

@@ -2,8 +2,8 @@
 //!
 //! On network file systems, a lock can be lost without a message, and a sync may only reach a
 //! server's memory. The type numbers are from `statfs(2)` and the kernel's
-//! `include/uapi/linux/magic.h`. Those of parallel file systems are from the headers of these
-//! systems.
+//! `include/uapi/linux/magic.h`. The type numbers of parallel file systems are from the headers of
+//! these systems.
 
 use std::{io, path::Path};
 

@@ -155,7 +155,7 @@ impl Tx<'_> {
         match record.stage {
             OperationState::Queued | OperationState::Waiting => {}
             // The intent contains the state before the operation. A reading of a started operation
-            // must not replace it.
+            // must not replace that state.
             OperationState::Running
             | OperationState::Cancelling
             | OperationState::Interrupted
@@ -213,7 +213,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Replaces the notes of an operation. They are for users.
+    /// Replaces the notes of an operation, which are for users.
     ///
     /// # Errors
     /// The operation has ended, or the record cannot be written.
@@ -258,8 +258,8 @@ impl Tx<'_> {
     }
 
     /// Raises the revision of an operation to `revision`, in any state. While an operation runs,
-    /// clients see revisions that are not recorded. At its end, the revision must not be lower than
-    /// those.
+    /// clients see revisions that are not recorded. At the end of the operation, the revision must
+    /// not be lower than a revision that clients have seen.
     ///
     /// # Errors
     /// There is no such operation, or the record cannot be written.

@@ -27,8 +27,9 @@
 //! | written by a newer gpushd | opened read-only, [`Note::NewerSchema`] |
 //! | clock set back | [`Note::ClockBack`]; records are ordered by sequence number |
 //!
-//! The store detects damage by SQLite's integrity check, a seal over every row ([`record`]), and a comparison of the
-//! whole schema. A [`watermark`] and a marker outside the file record its progress, to detect missing commits.
+//! The store detects damage by SQLite's integrity check, a seal over every row ([`record`]), and a
+//! comparison of the whole schema. A [`watermark`] and a marker outside the file record the
+//! progress of the database, to detect missing commits.
 
 mod answer;
 mod audit;

@@ -1,7 +1,8 @@
-//! The lock of the state directory. gpushd holds it until it exits.
+//! The lock of the state directory. gpushd holds the lock until gpushd exits.
 //!
-//! Without it, two gpushd could change the same GPUs. The lock is an `flock`, so the kernel releases it when the
-//! process ends. The file contains the holder's pid, which a second gpushd reports.
+//! Without the lock, two gpushd could change the same GPUs. The lock is an `flock`, so the kernel
+//! releases it when the process ends. The file contains the holder's pid, which a second gpushd
+//! reports.
 //!
 //! Between `fork` and `exec`, a child process has all descriptors of its parent. If gpushd is
 //! killed in this interval, its child holds the lock for a moment. So the next gpushd tries to get
@@ -74,7 +75,8 @@ impl Lock {
     }
 }
 
-/// Returns the pid in the file, if that process exists. The gpushd that wrote it may have ended.
+/// Returns the pid in the file, if that process exists. The gpushd that wrote the pid may have
+/// ended.
 fn holder(mut file: fs::File) -> Option<u32> {
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;

@@ -14,7 +14,7 @@ use crate::{
 /// The stop of a daemon, with a deadline for its clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsStopped {
-    /// The user who stopped it.
+    /// The user who stopped the daemon.
     pub by: Actor,
     /// When gpushd ends the remaining clients; `None` without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,8 +39,8 @@ pub struct MpsTarget {
     pub stopped: Option<MpsStopped>,
     /// Settings that override the rule's.
     pub set: Option<MpsSet>,
-    /// Boot on which an operation started the daemon of a whole GPU. If it is set, each write of
-    /// the record replaces it with the current boot.
+    /// Boot on which an operation started the daemon of a whole GPU. If this boot is set, each
+    /// write of the record replaces it with the current boot.
     pub in_force: Option<String>,
 }
 

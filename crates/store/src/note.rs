@@ -59,16 +59,16 @@ impl Default for Bounds {
 /// Options for opening.
 #[derive(Clone)]
 pub struct Options {
-    /// Boot on which gpushd runs. It is recorded with operations, conditions and losses.
+    /// Boot on which gpushd runs, which is recorded with operations, conditions and losses.
     pub boot_id: String,
     /// Limits on stored records.
     pub bounds: Bounds,
-    /// The marker: a file in a directory that a reboot clears. With it, the store can distinguish
-    /// an emptied state directory from a first start. Without it, the store checks only the state
-    /// directory itself.
+    /// The marker: a file in a directory that a reboot clears. With the marker, the store can
+    /// distinguish an emptied state directory from a first start. Without a marker, the store
+    /// checks only the state directory itself.
     pub marker: Option<PathBuf>,
-    /// Id of the machine, if it has one. With it, the store recognizes the database of a cloned
-    /// file system, and does not use that database.
+    /// Id of the machine, if it has one. With this id, the store recognizes the database of a
+    /// cloned file system, and does not use that database.
     pub machine_id: Option<String>,
     /// A function that returns the time.
     pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
@@ -138,14 +138,16 @@ pub enum Note {
     },
     /// Recorded state was lost. If [`Lost::holds`], the managed GPUs are `held`.
     Lost(Lost),
-    /// The database belonged to another machine, because the file system was cloned or moved. It was set aside.
+    /// The database belonged to another machine, because the file system was cloned or moved. The
+    /// store has set the database aside.
     OtherHost {
         /// The original path.
         file: PathBuf,
         /// The new path.
         kept: Option<PathBuf>,
     },
-    /// There is no space for the reserve. Until there is, the store records only the ends of operations and leases.
+    /// There is no space for the reserve. Until there is space, the store records only the ends of
+    /// operations and leases.
     NoReserve {
         /// The directory.
         directory: PathBuf,

@@ -11,8 +11,8 @@
 //!   cannot be read for another reason ──────────────► OpenError: left unchanged
 //! ```
 //!
-//! A loss is recorded in the new database at its creation. So every start reports it again until it is accepted.
-//! [`provenance`](crate::provenance) judges the progress.
+//! A loss is recorded in the new database at its creation. So every start reports the loss again
+//! until an administrator accepts the loss. [`provenance`](crate::provenance) judges the progress.
 
 use std::{
     fs, io,
@@ -50,8 +50,8 @@ impl Store {
     /// the store is closed.
     ///
     /// # Errors
-    /// The directory cannot be used, another gpushd holds its lock, or the database cannot be opened and its content is
-    /// not the cause.
+    /// The directory cannot be used, another gpushd holds its lock, or the database cannot be
+    /// opened for a reason other than its content.
     pub fn open(directory: &Path, options: Options) -> Result<Opened, OpenError> {
         open_on(directory, options, None)
     }
@@ -60,17 +60,19 @@ impl Store {
 /// The result of the search for the database.
 enum Found {
     Nothing,
-    /// Trusted. It now has the schema of this build; the number is the schema before migration.
+    /// A trusted database, which now has the schema of this build. The number is the schema before
+    /// the migration.
     Ours(Connection, Head, u32),
     Newer(Connection, Head, u32),
-    /// Not trusted, with the reason. `on_this_boot`: whether grants and operations of this boot may be lost.
-    /// `sequence`: the last sequence number, if it could be read.
+    /// A database that is not trusted, with the reason. `on_this_boot`: whether grants and
+    /// operations of this boot may be lost. `sequence`: the last sequence number, if it could be
+    /// read.
     Damaged {
         cause: String,
         on_this_boot: bool,
         sequence: Option<u64>,
     },
-    /// Sound, but from another machine.
+    /// A sound database from another machine.
     OtherHost,
 }
 

@@ -79,8 +79,8 @@ pub struct Intent {
     #[serde(default)]
     pub more: serde_json::Value,
     /// Sequence number at which the operation was recorded as running; `None` while it is queued.
-    /// The store sets this field. If two operations have the same GPU, the one with the higher
-    /// number began only after the other had ended.
+    /// The store sets this field. If two operations have the same GPU, the operation with the
+    /// higher number began only after the other operation had ended.
     #[serde(default)]
     pub begun: Option<u64>,
 }
@@ -133,16 +133,16 @@ pub struct OperationRecord {
     pub error: Option<ApiError>,
 }
 
-/// An action other than a driver call, such as stopping a service or starting a unit. It is
-/// recorded before it is executed. At the end of the operation it must be undone, after success and
-/// after failure.
+/// An action other than a driver call, such as stopping a service or starting a unit. gpushd
+/// records the action before it executes the action. At the end of the operation, gpushd must undo
+/// the action, after success and after failure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Undo {
-    /// Position in the order of the actions. They are undone in reverse order.
+    /// Position in the order of the actions. gpushd undoes actions in reverse order.
     pub position: u64,
-    /// The action that undoes it.
+    /// The action that undoes this one.
     pub what: serde_json::Value,
-    /// Whether it was undone.
+    /// Whether the action was undone.
     pub undone: bool,
 }
 

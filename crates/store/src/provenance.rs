@@ -37,20 +37,20 @@ pub(crate) struct Identity {
     pub(crate) sequence: u64,
     /// Id of the database; `None` if an older gpushd created it.
     pub(crate) store: Option<Uuid>,
-    /// Machine on which it was last open.
+    /// Machine on which the database was last open.
     pub(crate) machine: Option<String>,
-    /// Whether it records that gpushd ran on this boot.
+    /// Whether the database records that gpushd ran on this boot.
     pub(crate) of_this_boot: bool,
 }
 
 /// The result of judging a sound database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Provenance {
-    /// It contains the latest state.
+    /// The database contains the latest state.
     Current,
     /// State was lost, with the reason. `on_this_boot`: whether grants and operations of this boot may be lost too.
     Lost { cause: String, on_this_boot: bool },
-    /// It belongs to another host, because the file system was cloned or moved.
+    /// The database belongs to another host, because the file system was cloned or moved.
     OtherHost,
 }
 
@@ -63,8 +63,8 @@ impl Evidence {
         Self { watermark, marker, boot, machine }
     }
 
-    /// Returns whether files outside the database show that there was one before. Ignores a
-    /// database without records.
+    /// Returns whether files outside the database show that there was an earlier database. Ignores
+    /// a database without records.
     pub(crate) fn of_an_earlier_database(&self) -> bool {
         [&self.watermark, &self.marker].into_iter().any(|recorded| match recorded {
             Recorded::Missing => false,
@@ -150,7 +150,7 @@ mod tests {
         Identity { sequence, store, machine, of_this_boot: false }
     }
 
-    /// Returns `None` for a current database. For a loss, returns whether it is on this boot.
+    /// Returns `None` for a current database. For a loss, returns whether the loss is on this boot.
     fn lost(evidence: &Evidence, database: &Identity) -> Option<bool> {
         match evidence.judge(database) {
             Provenance::Current => None,

@@ -58,7 +58,7 @@ impl Reserve {
         found
     }
 
-    /// Reserves the space again, if possible. Returns whether it is reserved now.
+    /// Reserves the space again, if possible. Returns whether the space is reserved now.
     pub(crate) fn restore(&mut self) -> bool {
         if !self.standing {
             let length = i64::try_from(self.bytes).unwrap_or(i64::MAX);

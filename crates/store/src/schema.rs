@@ -1,7 +1,8 @@
 //! The tables, the migration of older files, and the identification of a file.
 //!
-//! Migrations only go forward. Two things never change, so that any gpushd can identify a file: `user_version` in
-//! SQLite's header, and the fact `schema` in the table `facts`. If they differ, the file is damaged.
+//! Migrations only go forward. Two things never change, so that any gpushd can identify a file:
+//! `user_version` in SQLite's header, and the fact `schema` in the table `facts`. If these two
+//! numbers differ, the file is damaged.
 
 use rusqlite::Connection;
 

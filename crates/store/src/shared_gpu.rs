@@ -1,5 +1,6 @@
-//! Settings that gpushd makes on whole GPUs while they are shared, and restores afterwards. They are recorded before
-//! the driver call, so that the next gpushd knows which settings gpushd made.
+//! Settings that gpushd makes on whole GPUs while they are shared, and restores afterwards. gpushd
+//! records these settings before the driver call, so that the next gpushd knows which settings
+//! gpushd made.
 //!
 //! The driver resets the compute mode and the time-slice level at a reboot, so these records also end with the boot.
 
@@ -32,8 +33,8 @@ pub struct ComputeModeSet {
     pub before: ComputeMode,
     /// The mode that was set.
     pub set: ComputeMode,
-    /// The mode that gpushd set before this one. It is kept until the change is read back, because
-    /// until then the GPU may have either mode.
+    /// The mode that gpushd set before this one. That mode is kept until the change is read back,
+    /// because until then the GPU may have either mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<ComputeMode>,
     /// The GPU mode for which gpushd set the compute mode. Only the code of that GPU mode restores
@@ -55,8 +56,8 @@ impl ComputeModeSet {
 pub struct LevelSet {
     /// The level that was set.
     pub set: TimesliceLevel,
-    /// The level that gpushd set before this one. It is kept until the change is read back, because
-    /// until then the GPU may have either level.
+    /// The level that gpushd set before this one. That level is kept until the change is read back,
+    /// because until then the GPU may have either level.
     pub last: Option<TimesliceLevel>,
 }
 

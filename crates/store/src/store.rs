@@ -1,4 +1,5 @@
-//! The handle of the store. It is cheap to clone. Its methods do not block the caller, except [`Pending::wait`].
+//! The handle of the store, which is cheap to clone. The methods of the handle do not block the
+//! caller, except [`Pending::wait`].
 
 use std::{
     fmt,
@@ -36,8 +37,8 @@ struct Inner {
     epoch: String,
 }
 
-/// The future result of a transaction. Outside an async runtime, use [`Pending::wait`]. The transaction is executed
-/// even if this is dropped.
+/// The future result of a transaction. Outside an async runtime, use [`Pending::wait`]. The
+/// transaction is executed even if this value is dropped.
 #[must_use = "whether it is recorded is known only from its outcome"]
 #[derive(Debug)]
 pub struct Pending<T> {
@@ -188,14 +189,16 @@ impl Store {
         &self.inner.directory
     }
 
-    /// Returns the id of this run of gpushd. It is recorded with each operation that this run changes.
+    /// Returns the id of this run of gpushd, which is recorded with each operation that this run
+    /// changes.
     #[must_use]
     pub fn instance(&self) -> &str {
         &self.inner.instance
     }
 
-    /// Returns the epoch of this database: 8 hexadecimal digits. A database that replaces a lost one has another epoch.
-    /// Names outside the database, such as those of scopes, contain it, so no name is ever used for two leases.
+    /// Returns the epoch of this database: 8 hexadecimal digits. A database that replaces a lost
+    /// database has another epoch. Names outside the database, such as the names of scopes, contain
+    /// the epoch, so no name is ever used for two leases.
     #[must_use]
     pub fn epoch(&self) -> &str {
         &self.inner.epoch

@@ -16,12 +16,13 @@ use crate::{
     shared_gpu::SharedGpu,
 };
 
-/// The state of the store at the last commit. Within a transaction, it includes the transaction's changes so far.
+/// The state of the store at the last commit. Within a transaction, the view includes the
+/// transaction's changes so far.
 pub struct View<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) head: &'a Head,
     pub(crate) now: Timestamp,
-    /// Whether the seals of rows can be checked. A newer schema may compute them differently.
+    /// Whether the seals of rows can be checked. A newer schema may compute seals differently.
     pub(crate) sealed: bool,
 }
 
@@ -77,7 +78,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Increments and returns the sequence number. Each change of a record takes the next one.
+    /// Increments and returns the sequence number. Each change of a record takes the next number.
     pub(crate) fn next_sequence(&mut self) -> u64 {
         self.head.sequence += 1;
         self.head.sequence

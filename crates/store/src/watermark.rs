@@ -5,11 +5,12 @@
 //! and before the reply, the store writes the commit's sequence number to two files:
 //!
 //! - the **watermark** in the state directory, which survives a reboot;
-//! - the **marker** in the runtime directory (`/run/gpush`), which a reboot removes. It survives if the whole state
-//!   directory is emptied, and it proves that gpushd ran on this boot.
+//! - the **marker** in the runtime directory (`/run/gpush`), which a reboot removes. The marker
+//!   survives if the whole state directory is emptied, and proves that gpushd ran on this boot.
 //!
-//! Both contain the ids of the database and of the boot. Not every commit syncs them, so they can be older than the
-//! database, but never newer. A database that is behind one of them has lost commits.
+//! Both contain the ids of the database and of the boot. Not every commit syncs these files, so the
+//! files can be older than the database, but never newer. A database that is behind one of the
+//! files has lost commits.
 //!
 //! The store syncs the watermark only at quiet moments. After a power failure, the watermark may be
 //! as old as the last quiet moment. If the log of the commits since then is damaged too, the store

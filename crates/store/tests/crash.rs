@@ -57,7 +57,7 @@ fn kill_at_random_moment_keeps_whole_reported_transactions() {
     assert!(recorded > ROUNDS);
 }
 
-/// Kills the process at its n-th call of each kind, for every n that it reaches.
+/// Kills the process at its n-th call of each kind, for every n that the process reaches.
 #[test]
 fn kill_at_each_write_and_sync_keeps_reported_changes() {
     if !have_strace("kills at each write and sync") {

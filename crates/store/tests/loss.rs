@@ -1,5 +1,6 @@
-//! Loss of state. If part of the state directory is missing, old, or from another host, opening the store reports that.
-//! GPUs are held if and only if grants or operations of this boot may be lost.
+//! Loss of state. If part of the state directory is missing, old, or from another host, opening the
+//! store reports the loss. GPUs are held if and only if grants or operations of this boot may be
+//! lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -139,7 +140,7 @@ fn deleted_database_on_new_boot_is_reported_without_hold() {
     remove(&scene.file(DATABASE));
     scene.reboot();
     let loss = scene.expect_loss("was deleted", false);
-    // After it is accepted, it is not reported again.
+    // An accepted loss is not reported again.
     scene.open().store.write(|tx| tx.accept_loss()).wait().unwrap();
     assert_eq!((loss.boot_id.as_str(), lost(&scene.open().notes)), ("boot-2", None));
 }

@@ -1,6 +1,7 @@
-//! Power cuts. `strace` records every write and sync of a process that commits. From this, the test builds the disk
-//! contents that a power cut at any moment could leave, with any part of the unsynced data. It also checks that there
-//! is a sync between two replies, and no unsynced data at a reply.
+//! Power cuts. `strace` records every write and sync of a process that commits. From this, the test
+//! builds the disk contents that a power cut at any moment could leave, with any part of the
+//! unsynced data. The test also checks that there is a sync between two replies, and no unsynced
+//! data at a reply.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]

@@ -38,8 +38,8 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
-/// Returns the GPUs with a rule that differ from their desired state. Omits cordoned GPUs: a user
-/// must name those explicitly.
+/// Returns the GPUs with a rule that differ from their desired state. Omits cordoned GPUs, because
+/// a user must name cordoned GPUs explicitly.
 fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     if all.is_empty() {
         return Err(super::no_gpu());
@@ -148,7 +148,8 @@ async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out:
     out.confirmed(&format!("This destroys {what}. Continue?"))
 }
 
-/// Shows plans. The exit status is that of an apply, which is refused for all GPUs if any plan is refused.
+/// Shows plans. If any plan is refused, an apply is refused for all GPUs. Returns the exit status
+/// that such an apply has.
 pub(super) fn show_plan(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| plan::plans(plans, gpus, look))?;
     let lasting = |(_, plan): &(Code, &GpuPlan)| !plan.error.as_ref().is_some_and(|error| error.retryable);

@@ -19,7 +19,7 @@ use crate::{
     render::{cordon, status::gpu_numbers},
 };
 
-/// Pause between two polls of GPUs in use. A reading stays fresh for the same time.
+/// Pause between two polls of GPUs in use. gpushd's readings stay fresh for the same time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reason to wait for a GPU that has no reading since the cordon.
@@ -243,7 +243,7 @@ fn reason_to_wait(
 }
 
 /// Returns the processes that use a GPU, except MPS servers. An MPS server runs only for its
-/// clients, and these are listed too.
+/// clients, and gpushd lists these clients too.
 fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).filter_map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);

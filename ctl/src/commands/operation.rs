@@ -156,8 +156,8 @@ enum Watched {
 }
 
 /// Shows an operation until it ends, and then its result. Returns the exit status of the operation.
-/// `just` is true if the operation is running or has just ended, so that the GPUs are still in the
-/// state in which it left them.
+/// `just` is true if the operation is running or has just ended. Then the GPUs are still in the
+/// state that the operation produced.
 pub(super) async fn watch(
     client: &mut Client,
     one: Operation,

@@ -29,9 +29,9 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Work of a start that is not finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Unfinished {
-    /// gpushd still works on it.
+    /// gpushd is still doing this work.
     Pending(String),
-    /// gpushd makes no further attempt. The second text is the command that helps.
+    /// gpushd does not try this work again. The second text is the command that helps.
     Failed(String, String),
 }
 

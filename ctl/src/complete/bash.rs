@@ -1,8 +1,8 @@
 //! Completion in bash.
 //!
 //! bash splits words at `:`, `=` and `@`, so it treats `1:2g.20gb@2` and `--gpu=0` as several
-//! words. The script joins these words before it calls gpushctl. Then it removes from the
-//! candidates the part that precedes bash's last word.
+//! words. The script joins these words before it calls gpushctl. Then the script removes the part
+//! of each candidate that precedes bash's last word.
 
 use std::{ffi::OsString, io, path::Path};
 

@@ -24,8 +24,8 @@ const OPERATIONS: usize = 50;
 /// A value, with a description that some shells show.
 type Candidate = (String, String);
 
-/// Returns the completer for the values of an argument; `None` for free text, and if clap knows the
-/// values itself.
+/// Returns the completer for the values of an argument. Returns `None` for free text, and for
+/// values that clap itself knows.
 pub(super) fn of(arg: &Arg) -> Option<ArgValueCompleter> {
     let name = arg.get_value_names()?.first()?.as_str();
     let list: fn(&str) -> Vec<Candidate> = match name {
@@ -114,7 +114,7 @@ fn gpus(current: &str) -> Vec<Candidate> {
     found.into_iter().map(|gpu| (gpu.index.to_string(), gpu.name)).chain(all).collect()
 }
 
-/// A profile with the number of its existing instances, and of the instances that can still be
+/// A profile, the number of its existing instances, and the number of instances that can still be
 /// created.
 struct Room {
     profile: String,
@@ -146,7 +146,8 @@ fn rooms() -> Vec<Room> {
     rooms
 }
 
-/// Lists profiles: for `mig list`, those of existing devices; otherwise those with free capacity.
+/// Lists profiles. For `mig list`, lists the profiles of existing devices. Otherwise, lists the
+/// profiles with free capacity.
 fn profiles(_current: &str) -> Vec<Candidate> {
     let is_list = has_word(&["mig"]);
     let is_offered = |room: &Room| if is_list { room.devices > 0 } else { room.free + room.remaining > 0 };

@@ -19,8 +19,8 @@ pub(crate) enum Charset {
 pub(crate) struct Appearance {
     /// Width in columns.
     pub(crate) width: usize,
-    /// Whether tables may wrap and text may be cut to the width. In a pipe they may not, because
-    /// its reader needs one complete line for each row.
+    /// Whether tables may wrap and text may be cut to the width. False for a pipe, because the
+    /// reader of a pipe needs one complete line for each row.
     pub(crate) wraps: bool,
     /// Whether tables have headings.
     pub(crate) headings: bool,

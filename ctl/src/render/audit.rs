@@ -57,7 +57,7 @@ fn short(uuid: &str) -> String {
     uuid.chars().take("GPU-00000000".len()).collect()
 }
 
-/// Describes the other fields of a record: names with their values, including nested ones.
+/// Describes the fields in `detail` of a record: each name with its value. Includes nested fields.
 fn detail(detail: &Value, gpus: &[Gpu], look: &Appearance) -> String {
     let Value::Object(fields) = detail else {
         return if detail.is_null() { String::new() } else { look.clean(&detail.to_string()) };

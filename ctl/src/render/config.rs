@@ -81,8 +81,7 @@ pub(crate) fn rules(rules: &[RuleView], look: &Appearance) -> String {
     }
 }
 
-/// Returns whether a plan is about a MIG layout. The plan of a GPU that is shared as a whole is
-/// not.
+/// Returns whether a plan is about a MIG layout. Returns false for a GPU that is shared as a whole.
 fn is_cut(plan: &GpuPlan) -> bool {
     plan.layout.iter().any(|entry| entry != "none")
 }

@@ -39,7 +39,8 @@ pub(crate) fn is_step(told: &ReceivedEvent) -> bool {
             let is_going = matches!(change.operation.state, OperationState::Running | OperationState::Cancelling);
             change.note.is_none() && is_going && change.progress.iter().any(|gpu| gpu.done > 0 || gpu.doing.is_some())
         }
-        // While an operation changes a GPU, such an event shows only intermediate instances.
+        // While an operation changes a GPU, an event about the GPU shows only intermediate
+        // instances.
         EventPayload::Gpu(change) => {
             let between = |aspect: &GpuAspect| matches!(aspect, GpuAspect::Instances | GpuAspect::Drift);
             change.state == GpuState::Changing && change.changed.iter().all(between)

@@ -236,7 +236,7 @@ fn row(row: &Row, columns: Columns, look: &Appearance) -> Vec<String> {
     if look.width >= 100 && columns.ids > 0 {
         push(short_uuid(&row.uuid), QUIET, 14, &mut out, &mut taken);
     }
-    // A remark explains why there is no memory to show. It uses the room of the bar.
+    // A remark explains why there is no memory to show, and takes the place of the bar.
     if columns.memory && row.remark.is_empty() {
         match row.memory {
             Some(memory) => {

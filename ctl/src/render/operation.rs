@@ -176,9 +176,9 @@ fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 
-/// Draws which instances were destroyed, created and kept. Uses the plan for this, because the GPU
-/// may have changed since. Takes ids and UUIDs from `gpu`, the reading right after the operation,
-/// if it contains the planned instance.
+/// Draws which instances were destroyed, created and kept, according to the plan. The GPU may have
+/// changed since then. `gpu` is the reading right after the operation. Takes ids and UUIDs from
+/// `gpu` if it contains the planned instance.
 fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let mut altered = false;
@@ -200,8 +200,8 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
                 out.push(paint(GONE, &text));
             }
             InstanceStep::DestroyCompute { gi, ci, profile } => {
-                // If the GPU instance of the compute instance was destroyed too, show only the line of the GPU
-                // instance.
+                // If the operation also destroyed the GPU instance that contained this compute
+                // instance, show only the line of the GPU instance.
                 let with_it = |s: &InstanceStep| matches!(s, InstanceStep::DestroyGpuInstance { gi: g, .. } if g == gi);
                 if !plan.instance_steps().any(with_it) {
                     altered = true;
@@ -303,8 +303,8 @@ fn created_instances(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) ->
     all.into_iter().map(|(_, made)| made).collect()
 }
 
-/// Returns whether a compute instance existed before and had to be kept. Ids are reused, so this
-/// needs both the reading before the operation and the plan.
+/// Returns whether a compute instance existed before and had to be kept. Ids are reused, so the
+/// function needs both the reading before the operation and the plan.
 fn was_kept(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
     let instances = before.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let was = instances.iter().any(|i| i.id == gi && i.compute.iter().any(|c| c.id == ci));

@@ -56,7 +56,8 @@ pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
     plan.steps.iter().map(step)
 }
 
-/// Describes a step: `+` for what it creates or starts, `-` for what it destroys or stops.
+/// Describes a step. `+` marks a step that creates or starts something, and `-` a step that
+/// destroys or stops something.
 fn step(step: &Step) -> (Style, String) {
     let with_reset = |reset: &Option<Reset>| match reset {
         Some(reset) => format!(", with a reset of the GPU{}", disturbed(reset)),

@@ -73,8 +73,8 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Appearance) -> St
     }
 }
 
-/// Returns the minimum width at which [`fn@line`] cuts no pid. The line then contains the first
-/// name and the number of the others.
+/// Returns the minimum width at which [`fn@line`] cuts no pid. At this width, the line contains the
+/// first name and the number of other processes.
 pub(crate) fn least(processes: &[&Process], look: &Appearance) -> usize {
     let others = processes.len().saturating_sub(1);
     let count = if others > 0 { format!(" +{others}").len() } else { 0 };

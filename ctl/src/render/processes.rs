@@ -45,8 +45,8 @@ fn processes(n: usize) -> String {
     if n == 1 { count(n, "process") } else { format!("{n} processes") }
 }
 
-/// Describes how gpushd treats the unleased processes. `exempt` is the number of processes that it
-/// does not end.
+/// Describes how gpushd treats the unleased processes. `exempt` is the number of processes that
+/// gpushd does not end.
 fn policy_words(policy: UnleasedPolicy, found: usize, exempt: usize) -> String {
     let them = if found == 1 { "it" } else { "them" };
     match policy {

@@ -34,8 +34,8 @@ fn starts_of(starts: &[u8]) -> String {
     }
 }
 
-/// Returns how many more instances the driver could create, and the maximum: `3/7`. If the GPUs
-/// have different numbers: `0-7/7`.
+/// Returns how many more instances the driver could create, and the maximum: `3/7`. If the numbers
+/// differ between the GPUs, returns a range: `0-7/7`.
 fn free(of: &[&GpuProfile]) -> String {
     let remaining: Option<Vec<u8>> = of.iter().map(|p| p.remaining).collect();
     let most = of.first().map_or(0, |p| p.max);

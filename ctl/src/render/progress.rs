@@ -32,8 +32,8 @@ pub(crate) struct Progress {
     told: Vec<(bool, Option<String>)>,
     /// Notes that were already printed.
     noted: Vec<String>,
-    /// Number of steps per GPU. It may change, because an operation that waited gets a new plan
-    /// when it begins.
+    /// Number of steps per GPU. The number may change, because an operation that waited gets a new
+    /// plan when it begins.
     steps: Vec<u32>,
 }
 

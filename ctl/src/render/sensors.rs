@@ -38,7 +38,7 @@ pub(crate) fn line(sensors: &Sensors) -> String {
     )
 }
 
-/// Returns names and values for `gpu show`, for the values that the driver reports.
+/// Returns the values that the driver reports, with their names, for `gpu show`.
 pub(crate) fn facts(sensors: &Sensors) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     if let Some(percent) = sensors.utilization_percent {

@@ -31,7 +31,7 @@ pub(crate) fn edge(indent: usize, look: &Appearance) -> usize {
 /// A range of slices.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
-    /// The slices that it covers.
+    /// The slices that the cell covers.
     pub(crate) placement: Placement,
     /// Possible labels, longest first. The first one that fits is drawn.
     pub(crate) labels: Vec<String>,
@@ -66,19 +66,19 @@ fn short(profile: &str) -> String {
 /// The use of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// It has processes.
+    /// The instance has processes.
     Busy,
-    /// It has no process, but leases occupy all of it.
+    /// The instance has no process, but leases occupy all of it.
     Granted,
-    /// It has no process and no lease.
+    /// The instance has no process and no lease.
     Idle,
-    /// It has no compute instance, so no program can use it.
+    /// The instance has no compute instance, so no program can use it.
     Bare,
 }
 
 impl Use {
-    /// Returns the use of a GPU instance. It follows from the processes of the instance and from
-    /// the leases of its GPU.
+    /// Returns the use of a GPU instance, from the processes of the instance and the leases of its
+    /// GPU.
     pub(crate) fn of(instance: &GpuInstance, leases: &[LeaseUse]) -> Self {
         let uses = instance.compute.iter().map(|one| Self::of_target(&one.processes, one.uuid.as_deref(), leases));
         let uses: Vec<Self> = uses.collect();

@@ -1,4 +1,4 @@
-//! The list of a support bundle's files, before it is written.
+//! The list of the files in a support bundle, before the bundle is written.
 
 use std::path::{Path, PathBuf};
 
@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::appearance::{Appearance, count, pad};
 
-/// The contents of a bundle. They are the file `bundle.json` in the archive. With `file`, they are
-/// the output of `--json`.
+/// The contents of a bundle. The archive contains this document as the file `bundle.json`. With
+/// `file`, this document is the output of `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Contents {
     /// Path of the archive that was written.
@@ -32,7 +32,7 @@ pub(crate) struct BundleFile {
     pub(crate) bytes: usize,
     /// The purpose of the file, for a reader of the bundle.
     pub(crate) why: &'static str,
-    /// Its content.
+    /// The content of the file.
     #[serde(skip)]
     pub(crate) data: Vec<u8>,
 }

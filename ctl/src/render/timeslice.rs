@@ -37,13 +37,13 @@ pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Appearance) -> Vec<String> 
     out
 }
 
-/// Describes when the level was read. This may be earlier than the reading of the GPU.
+/// Describes when the level was read. The level may be older than the reading of the GPU.
 fn read(turns: &TimesliceView, look: &Appearance) -> String {
     let read = turns.read_at.filter(|_| turns.state == TimesliceState::Known);
     read.map(|at| format!(", read {}", look.ago(at))).unwrap_or_default()
 }
 
-/// Returns why the level differs from the desired level, if this is worth a note.
+/// Returns why the level differs from the desired level, if the difference is worth a note.
 fn trouble(turns: &TimesliceView) -> Option<&str> {
     let told = match turns.state {
         TimesliceState::Known => turns.level != Some(turns.wanted),

@@ -38,7 +38,7 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         findings.push(Finding::warning(Area::Slurm, message, "run `slurmd -G`: it refuses keys that it does not know"));
     }
     let numbering = Numbering::of(conf, Some(&gres));
-    // A gres.conf for all nodes can list or detect GPUs of a node whose GPUs Slurm does not use.
+    // A gres.conf for all nodes can also list or detect GPUs of a node on which Slurm uses no GPU.
     if ["gpu", "mps", "shard"].iter().any(|name| counts.get(*name).is_some_and(|count| *count > 0)) {
         findings.extend(gpus::order(agent, &path, &numbering, has_owner));
         findings.extend(gpus::leased_by_users(agent, &path, &numbering));

@@ -39,7 +39,7 @@ impl Files {
         &self.conf.nodes
     }
 
-    /// Returns the path of a file that slurm.conf names, or that is in its directory.
+    /// Returns the path of a file that slurm.conf names, or that is in the directory of slurm.conf.
     pub(super) fn sibling(&self, name: &str) -> String {
         if name.starts_with('/') { name.to_owned() } else { format!("{}/{name}", self.directory) }
     }
@@ -60,7 +60,7 @@ impl Files {
         self.get(key).is_some_and(|value| value.split(',').any(|one| one.trim().eq_ignore_ascii_case(element)))
     }
 
-    /// Returns the name of the node that this host is, and its `Gres=`.
+    /// Returns the node name of this host, and the `Gres=` of that node.
     pub(super) fn node(&self, host: &Host) -> Option<(String, String)> {
         let name = host.read("proc/sys/kernel/hostname")?;
         self.conf.node_of_host(name.split('.').next().unwrap_or_default())

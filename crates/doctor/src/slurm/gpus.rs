@@ -8,7 +8,8 @@ use gpush_core::slurm::{
 
 use crate::{Agent, Area, Finding};
 
-/// Whether gpush can tell which GPU has an index, where slurmd finds the devices itself. Otherwise jobs fail.
+/// Checks that gpush knows which GPU has which index, if slurmd finds the devices itself. Without
+/// this knowledge, jobs fail.
 pub(super) fn order(agent: &Agent, path: &str, numbering: &Numbering, has_owner: bool) -> Option<Finding> {
     let (gpus, _) = agent.gpus();
     let cause = match numbering {
@@ -34,13 +35,14 @@ pub(super) fn order(agent: &Agent, path: &str, numbering: &Numbering, has_owner:
     Some(found(Area::Slurm, message, hint).cause(cause))
 }
 
-/// GPUs of Slurm that users can lease as well: then a job and a lease of a user can have the same GPU.
+/// Reports GPUs of Slurm that users can also lease. A job and a user's lease could then have the
+/// same GPU.
 pub(super) fn leased_by_users(agent: &Agent, path: &str, numbering: &Numbering) -> Option<Finding> {
     let (gpus, rules) = agent.gpus();
     let minors: Option<Vec<u32>> = match numbering {
         Numbering::Listed(conf) => Some(conf.gpus().iter().filter_map(GresDevice::minor).collect()),
         Numbering::Nvml { minors, .. } if !minors.is_empty() => Some(minors.clone()),
-        // slurmd uses what it finds.
+        // slurmd uses the GPUs that it finds.
         Numbering::Nvml { .. } | Numbering::Unknown(_) => None,
     };
     let of_users = rules.iter().filter(|rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Users));

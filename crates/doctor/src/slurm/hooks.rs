@@ -50,7 +50,8 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
     findings
 }
 
-/// Returns whether a script runs a command of gpush: `#!/usr/bin/gpushctl slurm prolog`, or a shell that calls it.
+/// Returns whether a script runs a command of gpush: `#!/usr/bin/gpushctl slurm prolog`, or a shell
+/// that calls gpushctl.
 fn runs(text: &str, command: &str) -> bool {
     let first = text.lines().next().and_then(|line| line.strip_prefix("#!")).unwrap_or_default();
     let mut words = first.split_whitespace();
@@ -62,7 +63,7 @@ fn runs(text: &str, command: &str) -> bool {
 }
 
 /// Reports a script that names a gpushctl which does not exist on this host. If the first line
-/// names it, Slurm cannot start the script.
+/// names such a gpushctl, Slurm cannot start the script.
 fn missing_gpushctl(host: &Host, script: &str, text: &str, command: &str) -> Option<Finding> {
     let program = paths(text).find(|path| path.ends_with("/gpushctl") && !host.has(path))?;
     let message = format!("{script} runs {program}, which does not exist: the hook fails");

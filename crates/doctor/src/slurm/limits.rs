@@ -10,8 +10,9 @@ use gpush_core::{
 use super::files::Files;
 use crate::{Area, Finding, Host};
 
-/// Flags of `PrologFlags` with which slurmd runs Prolog when a job is allocated, as `scontrol show config` says for each
-/// with 22.05 and 24.11. `Serial` and `DeferBatch` alone do not.
+/// Flags of `PrologFlags` with which slurmd runs Prolog when a job is allocated. `scontrol show
+/// config` of 22.05 and 24.11 shows this for each flag. `Serial` and `DeferBatch` alone do not have
+/// this effect.
 const ALLOC: [&str; 6] = ["Alloc", "Contain", "NoHold", "X11", "RunInJob", "ForceRequeueOnFail"];
 
 /// Flags that create the step `extern`.

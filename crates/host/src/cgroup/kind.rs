@@ -1,4 +1,5 @@
-//! The kind of cgroup that a process is in. It decides what a lease of the process can be bound to.
+//! The kind of cgroup that a process is in, which decides what a lease of the process can be bound
+//! to.
 //!
 //! ```text
 //! /user.slice/user-1000.slice/session-4.scope                  a login session
@@ -16,8 +17,8 @@
 
 use super::{Hierarchy, slurm_job, unit_path};
 
-/// The slice above the scopes of all leases. It is not below `gpush.slice`, because stopping that
-/// slice ends the programs that gpushd runs.
+/// The slice above the scopes of all leases. This slice is not below `gpush.slice`, because a stop
+/// of `gpush.slice` ends all units below `gpush.slice`.
 const LEASES: &str = "/gpulease.slice/";
 
 /// Beginnings of the names of scopes of containers.
@@ -34,7 +35,7 @@ pub enum CgroupKind {
     Session {
         /// Path of the session's scope.
         cgroup: String,
-        /// Uid in the name of its slice.
+        /// Uid in the name of the session's slice.
         uid: u32,
     },
     /// A cgroup below a user's service manager. The user may create and name cgroups there.
@@ -56,7 +57,7 @@ pub enum CgroupKind {
     SlurmJob {
         /// Path of the job's cgroup.
         cgroup: String,
-        /// Its id.
+        /// Id of the job.
         job: u64,
     },
     /// The scope of a lease.
@@ -64,7 +65,7 @@ pub enum CgroupKind {
         /// Path of the scope.
         cgroup: String,
     },
-    /// None of these.
+    /// A cgroup of none of the other kinds.
     Other,
 }
 
@@ -102,7 +103,7 @@ impl CgroupKind {
     }
 
     /// Parses the text; `created_by` returns the owner of the directory in which a cgroup was
-    /// created. If gpushd cannot see a directory, it is treated as not owned by root.
+    /// created. A directory that gpushd cannot see is treated as not owned by root.
     pub(super) fn parse_with(cgroups: &str, created_by: impl Fn(Hierarchy<'_>, &str) -> Option<u32>) -> Self {
         let lines: Vec<(&str, &str)> =
             cgroups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).collect();
@@ -210,8 +211,8 @@ fn container(path: &str) -> Option<&str> {
     deepest.map(|end| &path[..end])
 }
 
-/// Returns whether a cgroup is one of those that Kubernetes puts between its slice and a container:
-/// a service class or a pod.
+/// Returns whether Kubernetes puts a cgroup with this name between its slice and a container: a
+/// service class or a pod.
 fn is_intermediate(name: &str) -> bool {
     name.starts_with("kubepods") || name.starts_with("pod") || ["besteffort", "burstable", "guaranteed"].contains(&name)
 }

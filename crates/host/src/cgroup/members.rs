@@ -52,7 +52,7 @@ pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
 
 /// Waits until no process is left in a cgroup and below it, or the cgroup no longer exists.
 ///
-/// It waits for one process at a time to end, so it uses no CPU time while the processes run.
+/// Waits for one process at a time, so the wait uses no CPU time while the processes run.
 pub async fn wait_until_empty(cgroup: &str) {
     let mut pause = PAUSE.0;
     loop {
@@ -71,7 +71,8 @@ pub async fn wait_until_empty(cgroup: &str) {
                 break;
             }
         }
-        // Only zombies are left, or processes that gpushd cannot see. Neither can be awaited.
+        // Only zombies are left, or processes that gpushd cannot see. gpushd cannot wait for such
+        // processes.
         if !waited {
             tokio::time::sleep(pause).await;
         }

@@ -1,6 +1,6 @@
-//! The keeper, `gpushd helper DIR`. It takes the lock, runs the program of the spec, ends the
-//! program at its deadline, and records the result. The keeper does not communicate with gpushd,
-//! and outlives it.
+//! The keeper, `gpushd helper DIR`. The keeper takes the lock of a run, runs the program of the
+//! run's spec, ends the program at its deadline, and records the result. The keeper does not
+//! communicate with gpushd, and outlives gpushd.
 
 use std::{
     io::{self, PipeReader, Read, Write},
@@ -24,7 +24,6 @@ const KEPT: usize = 32 * 1024;
 
 /// How long the keeper reads output after the program has ended. Without this limit, a child that
 /// inherited the pipe could block the keeper.
-/// the keeper.
 const OUTPUT_DRAIN: Duration = Duration::from_millis(200);
 
 /// The program's `PATH`.
@@ -111,7 +110,8 @@ fn end_of(status: ExitStatus) -> End {
     }
 }
 
-/// Output of a program up to a limit. The rest is read and discarded, so that the program does not block.
+/// Output of a program up to a limit. The keeper reads and discards further output, so that the
+/// program does not block.
 struct CapturedOutput {
     bytes: Arc<Mutex<Vec<u8>>>,
     closed: mpsc::Receiver<()>,

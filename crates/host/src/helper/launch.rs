@@ -34,10 +34,10 @@ impl Launcher {
         if is_root && systemd::is_the_service_manager() { Self::Systemd(Arc::default()) } else { Self::Child }
     }
 
-    /// Starts the keeper of a run and waits until it holds the lock.
+    /// Starts the keeper of a run and waits until the keeper holds the lock.
     ///
     /// # Errors
-    /// The keeper did not report its start. It may still start later.
+    /// The keeper did not report its start, but may still start later.
     pub(super) async fn launch(&self, run: &RunDir) -> Result<(), String> {
         let started = async {
             match self {

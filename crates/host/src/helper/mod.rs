@@ -4,7 +4,8 @@
 //! a reset that is interrupted does more harm than a reset whose caller no longer exists. So each
 //! program runs under a keeper (`gpushd helper DIR`). With systemd, the keeper is a transient unit
 //! named after operation and step. Without systemd, it is a child in a separate session. A
-//! directory below the state directory records everything about a run, so the next gpushd finds it:
+//! directory below the state directory records everything about a run, so the next gpushd finds the
+//! run:
 //!
 //! ```text
 //!              spec on disk          keeper has the lock         outcome on disk
@@ -21,8 +22,8 @@
 //! the lock, so the kernel releases the lock when both have ended, in either order. Only the
 //! process that holds the lock may change the run.
 //!
-//! gpushd runs only trusted programs ([`trust`]). They get a clean environment and no input. Their output is kept up to
-//! a limit.
+//! gpushd runs only trusted programs ([`trust`]), with a clean environment and no input. The keeper
+//! keeps the output of a program up to a limit.
 //!
 //! | module | subject |
 //! |---|---|
@@ -68,14 +69,14 @@ pub struct Job {
     pub step: String,
     /// The program.
     pub program: String,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: Vec<String>,
-    /// Its environment, in addition to `PATH`.
+    /// Environment of the program, in addition to `PATH`.
     pub env: BTreeMap<String, String>,
     /// Maximum run time.
     pub deadline: Duration,
-    /// Whether the job runs often. Then gpushd logs its runs only at debug level, and the caller
-    /// logs changes of the result.
+    /// Whether the job runs often. gpushd logs the runs of such a job only at debug level, and the
+    /// caller logs changes of the result.
     pub routine: bool,
 }
 

@@ -67,7 +67,7 @@ impl fmt::Display for End {
 /// The end of a run with its output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// How it ended.
+    /// How the run ended.
     pub end: End,
     /// Standard output and standard error together, truncated.
     pub output: String,

@@ -23,16 +23,16 @@ const MOST_LINKS: usize = 40;
 /// Why a file is not trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum Untrusted {
-    /// Its path is not absolute.
+    /// The path is not absolute.
     #[error("it is not an absolute path")]
     Relative,
-    /// It does not exist or cannot be read.
+    /// The file does not exist or cannot be read.
     #[error("cannot read it: {0}")]
     Unreadable(#[from] io::Error),
-    /// It is not an executable file.
+    /// The path does not lead to an executable file.
     #[error("it is not a program")]
     NotAProgram,
-    /// It is a directory or a device.
+    /// The path leads to a directory or a device.
     #[error("it is not a regular file")]
     NotAFile,
     /// The file, or a directory on its path, belongs to an untrusted user.
@@ -40,7 +40,7 @@ pub enum Untrusted {
     Foreign {
         /// The file or directory.
         path: PathBuf,
-        /// Its owner.
+        /// Owner of that file or directory.
         owner: u32,
     },
     /// Other users can write to the file, or to a directory on its path.
@@ -80,7 +80,7 @@ impl Untrusted {
 /// Checks a file that gpushd reads or loads, and every directory and link on its path. `own` is gpushd's uid.
 ///
 /// # Errors
-/// Another user could have written one of them, or there is no such file.
+/// Another user could have written the file, a directory or a link, or the file does not exist.
 pub fn check_file(path: &Path, own: u32) -> Result<(), Untrusted> {
     let (_, meta) = follow(path, own)?;
     if meta.is_file() { Ok(()) } else { Err(Untrusted::NotAFile) }
@@ -154,8 +154,8 @@ fn names(path: &Path) -> VecDeque<OsString> {
 }
 
 /// Returns whether users other than root and `own` can write to a file. Group permission matters
-/// only if gpushd runs as root. Otherwise it is ignored, because the private group of a user has no
-/// other members.
+/// only if gpushd runs as root. Otherwise gpushd ignores group permission, because the private
+/// group of a user has no other members.
 fn is_writable_by_others(meta: &Metadata, own: u32) -> bool {
     let others = if own == 0 { 0o022 } else { 0o002 };
     // The mode of a symbolic link has no effect.
@@ -262,8 +262,8 @@ mod tests {
         let absent = check_file(&at("theirs/absent.so"), own);
         assert!(matches!(absent, Err(Untrusted::Foreign { .. })), "{absent:?}");
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Unreadable(_))));
-        // A sticky directory. It contains a link that another user owns. Another name in it does not exist
-        // yet, so any user may create it.
+        // A sticky directory with a link that another user owns. The directory lacks the second
+        // name, so any user may create a file with that name.
         fs::set_permissions(at("ours"), fs::Permissions::from_mode(0o1777)).unwrap();
         check_file(&at("ours/library.so"), own).unwrap();
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Writable { .. })));

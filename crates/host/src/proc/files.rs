@@ -12,7 +12,8 @@ use super::{AnyPid, positive};
 /// The suffix that `/proc` adds to the path of a file that was deleted or replaced.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Device and inode of a file. They identify the file even if its path later leads to another file.
+/// Device and inode of a file. This pair identifies the file even if its path later leads to
+/// another file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// Device number.

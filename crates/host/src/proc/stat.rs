@@ -67,8 +67,9 @@ pub fn start(pid: impl AnyPid) -> Option<u64> {
     stat_if_alive(pid).map(|stat| stat.starttime)
 }
 
-/// Identifies the program that a process executes: its start time, and the addresses of its environment. They do not
-/// change until the process executes another program.
+/// The program that a process executes, identified by the start time of the process and the
+/// addresses of its environment. These values do not change until the process executes another
+/// program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Image {
     start: u64,

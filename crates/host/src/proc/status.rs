@@ -1,7 +1,8 @@
 //! User ids, groups and pids in nested namespaces, from `/proc/PID/status`.
 //!
-//! `procfs` also has a parser for this file, but it needs the whole file, and a process may have 65,536 groups. The
-//! user ids come before the groups, so the first [`super::LIMIT`] bytes always contain them.
+//! `procfs` also has a parser for this file, but that parser needs the whole file, and a process
+//! may have 65,536 groups. The user ids come before the groups, so the first [`super::LIMIT`] bytes
+//! always contain them.
 
 use super::{AnyPid, open, read};
 

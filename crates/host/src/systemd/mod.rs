@@ -14,8 +14,8 @@
 //! ```
 //!
 //! A start continues after its caller has stopped waiting; [`Manager::state`] returns its result.
-//! The connection is opened when it is first needed, and again after a restart of the bus. It is
-//! checked before each call, so no call is sent twice.
+//! gpushd opens the connection when it is first needed, and again after a restart of the bus.
+//! gpushd checks the connection before each call, so no call is sent twice.
 
 mod proxies;
 mod state;
@@ -55,7 +55,7 @@ pub fn is_the_service_manager() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// systemd's manager. The agent has one; all its calls share one connection.
+/// systemd's manager. gpushd has one such value, whose calls share one connection.
 #[derive(Debug, Default)]
 pub struct Manager {
     connection: Mutex<Option<Link>>,
@@ -78,7 +78,7 @@ pub struct TransientScope {
     pub description: String,
     /// The slice that contains it.
     pub slice: String,
-    /// The process that systemd moves into it.
+    /// The process that systemd moves into the scope.
     pub process: u32,
 }
 
@@ -122,7 +122,7 @@ pub enum Error {
         /// systemd's result.
         result: String,
     },
-    /// systemd did not answer in time. It may still execute the call.
+    /// systemd did not answer in time, but may still execute the call.
     #[error("systemd did not {what} within {} s", .after.as_secs())]
     Deadline {
         /// What gpushd asked for.
@@ -133,7 +133,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the message, with the causes that it does not contain.
+    /// Returns the message, and the causes that the message does not contain.
     pub fn in_full(&self) -> String {
         error_chain::in_full(self)
     }
@@ -300,7 +300,7 @@ impl Manager {
         builder.build().await.map_err(Error::Bus)
     }
 
-    /// Returns the connection, or a new one when it is not alive.
+    /// Returns the connection, or a new connection when the old one is not alive.
     async fn live_connection(&self) -> Result<Connection, Error> {
         let mut link = self.connection.lock().await;
         if let Some(link) = link.as_ref()

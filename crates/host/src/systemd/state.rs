@@ -13,7 +13,7 @@ pub struct State {
     pub active: String,
     /// How the last run of the unit ended: `success`, `exit-code`, `signal`, `oom-kill`, …
     pub result: String,
-    /// Its main process, if it has one.
+    /// Main process of the unit, if any.
     pub main_pid: Option<u32>,
     /// How the main process ended: `CLD_EXITED` (1), `CLD_KILLED` (2), `CLD_DUMPED` (3); 0 while it
     /// has not ended.

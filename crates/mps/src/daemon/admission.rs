@@ -40,8 +40,8 @@ impl SupervisorTask {
         Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
     }
 
-    /// Tells the supervisor whether users hold leases. A draining daemon waits until they hold
-    /// none.
+    /// Tells the supervisor whether users hold leases. A draining daemon waits until no user holds
+    /// a lease.
     pub(super) async fn check_leases(&mut self) {
         let leased = !(self.sources.recorded_users)().is_empty();
         let drains_for_them = self.supervisor.serves_leases();
@@ -104,9 +104,9 @@ impl SupervisorTask {
         self.desired.as_ref().is_some_and(|wanted| wanted.policy.users == MpsUsers::Many)
     }
 
-    /// Restarts a daemon that serves one user if it must serve several, or the reverse. Does so
-    /// only while no user has access and no client is connected. Otherwise the next reconciliation
-    /// tries again.
+    /// Restarts a daemon that serves one user if it must serve several users, or the reverse.
+    /// Restarts the daemon only while no user has access and no client is connected. Otherwise the
+    /// next reconciliation tries again.
     pub(super) async fn change_users_if_idle(&mut self) {
         let is_idle = self.supervisor.admits() && !self.admission_closed && self.users.is_empty();
         if is_idle && self.is_multi_user() != self.desires_multi_user() {

@@ -1,8 +1,8 @@
 //! Finds the processes that prevent a daemon from answering.
 //!
-//! A daemon accepts one connection at a time. If it does not answer, gpushd searches for the
-//! processes that are connected to it. Reports to all callers say only that another process is
-//! connected; the log contains its pid, user and name.
+//! A daemon accepts one connection at a time. If a daemon does not answer, gpushd searches for the
+//! processes that are connected to the daemon. Reports to all callers say only that another process
+//! is connected; the log contains its pid, user and name.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -13,8 +13,8 @@ use crate::protocol::{control::ControlError, holder, session::SessionError};
 /// The message for all callers.
 pub(super) const HELD: &str = "another process is connected to it and keeps it from answering";
 
-/// Returns the pids of the processes that hold the control connection of a daemon that did not answer. Logs those that
-/// are not in `before`.
+/// Returns the pids of the processes that hold the control connection of a daemon that did not
+/// answer. Logs the processes that are not in `before`.
 pub(super) async fn holders(
     error: &ControlError,
     daemon: i32,

@@ -1,9 +1,8 @@
 //! `gpushd mps-daemon DIR`: becomes the control daemon of a target.
 //!
-//! The systemd unit and the process launcher both run this command, so a daemon always has the same environment,
 //! The systemd unit and the process launcher both run this command, so a daemon always has the same
 //! environment, descriptors and signals. The command takes the target's lock on an empty file, and
-//! passes the file to the daemon as standard input. The daemon's servers inherit it. So all
+//! passes the file to the daemon as standard input. The daemon's servers inherit this file. So all
 //! processes of the daemon hold the lock, and no second daemon starts while any of them runs.
 //! Standard output goes to a file, because a daemon that writes to a pipe blocks if no process
 //! reads from the pipe.
@@ -51,8 +50,9 @@ fn ready(place: &TargetDir) -> io::Result<Option<(Spec, File, File)>> {
     let spec = place.spec().ok_or_else(|| io::Error::other("it has no spec.json"))?;
     let Some(lock) = place.lock_with_retry()? else { return Ok(None) };
     let log = OpenOptions::new().append(true).create(true).mode(0o640).open(spec.logs.join(CONTROL_LOG))?;
-    // This process may ignore SIGINT. Servers would inherit that and could not be interrupted. So
-    // set a handler here: `exec` resets a signal with a handler to its default action.
+    // This process may ignore SIGINT. Servers would inherit the ignored signal and could not be
+    // interrupted. So set a handler here: `exec` resets a signal with a handler to its default
+    // action.
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)))?;
     umask(Mode::from_bits_truncate(0o022));
     Ok(Some((spec, lock, log)))

@@ -35,7 +35,7 @@ pub(super) struct Health {
     /// Whether the daemon supports `get_server_status`, as versions from 550 on do. `None`: not known yet.
     reports_states: Option<bool>,
     /// Whether the daemon may have clients that gpushd does not know: a server is busy, and the
-    /// driver does not list its clients either.
+    /// driver does not list the clients of that server either.
     clients_unknown: bool,
     log: LogParser,
     waiting: Pending,
@@ -183,7 +183,8 @@ impl Health {
     /// Returns findings from the log and from the connected processes.
     pub(super) fn findings(&self) -> Vec<String> {
         let lost = self.lost_server.map(|(at, _, clients)| describe_lost_server(at, clients));
-        // Report only one of the two, because both may be about the same server.
+        // Omit the death in the log if there is a fault or a lost server. Both may be about the
+        // same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
             "its clients are not known: one of its servers is starting or ending, and the driver does not list its \
@@ -198,8 +199,7 @@ impl Health {
         self.log.mute().into_iter().chain(lost).chain(death).chain(unknown).chain(others).collect()
     }
 
-    /// Returns the live clients that wait for a server. They are clients although no server lists
-    /// them.
+    /// Returns the live clients that wait for a server. No server lists these clients.
     pub(super) fn waiting(&self) -> Vec<i32> {
         let is_client = |pid: &i32| self.clients.iter().any(|(_, client)| client == pid);
         self.waiting.waiting.iter().copied().filter(|pid| proc::is_alive(*pid) && !is_client(pid)).collect()
@@ -210,7 +210,8 @@ impl Health {
         self.waiting.waiting.iter().copied()
     }
 
-    /// Returns the number of clients, including those that wait for a server. `None` if it is not known.
+    /// Returns the number of clients, including clients that wait for a server. Returns `None` if
+    /// the number is not known.
     pub(super) fn client_count(&self) -> Option<usize> {
         (!self.clients_unknown && !self.waiting.others).then(|| self.clients.len() + self.waiting().len())
     }

@@ -19,11 +19,11 @@ const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_m
 /// Interval between checks of leftovers where no daemon is desired.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Leftovers of a daemon that is no longer desired. They drain: their clients may finish, and no
-/// new client can connect.
+/// Leftovers of a daemon that is no longer desired. Such leftovers drain: their clients may finish,
+/// and no new client can connect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Leftovers {
-    /// When gpushd kills them with their clients; `None` for no deadline.
+    /// When gpushd kills the leftovers with their clients; `None` for no deadline.
     pub(super) until: Option<Instant>,
 }
 
@@ -31,13 +31,14 @@ impl SupervisorTask {
     /// Returns whether a start must wait for leftovers. Kills leftovers without clients.
     pub(super) async fn check_leftovers(&mut self) -> bool {
         let mut left = launcher::processes(&self.dir, &self.uuid);
-        // Omit the orphans that the systemd launcher tracks: it reports their running unit itself.
+        // Omit the orphans that the systemd launcher tracks: the launcher itself reports their
+        // running unit.
         left.retain(|part| !(part.is_orphan && self.launcher.tracks_orphans()));
         if left.is_empty() && !self.dir.is_locked() {
             return false;
         }
-        // A process that started after the daemon's last reply is not a client. It got the pid of a
-        // client that has ended.
+        // A process that started after the daemon's last reply is not a client. Such a process got
+        // the pid of a client that has ended.
         let ago = self.last_reply.map(|at| at.elapsed()).unwrap_or_default();
         self.health.clients.retain(|(_, client)| proc::is_alive_since(*client, ago));
         let mut listed = (self.sources.driver_clients)().await;
@@ -92,7 +93,7 @@ impl SupervisorTask {
         }
     }
 
-    /// Drains leftovers. At the deadline, they are killed with their clients.
+    /// Drains leftovers. At the deadline, gpushd kills the leftovers with their clients.
     pub(super) async fn drain_leftovers(&mut self, until: Option<Instant>) {
         self.leftovers = Some(Leftovers { until });
         self.clear_leftovers().await;

@@ -83,8 +83,8 @@ pub use self::{
 /// How long a caller that only reads a report waits for a probe.
 const PROBE_WAIT: Duration = Duration::from_millis(250);
 
-/// Maximum age of the report of a draining daemon. It is longer than that of other daemons, because
-/// each probe adds lines to the daemon's log.
+/// Maximum age of the report of a draining daemon. This age is greater than for other daemons,
+/// because each probe adds lines to the daemon's log.
 const DRAINING_REPORT_AGE: Duration = Duration::from_secs(5);
 
 /// Pause before gpushd replaces a task that panicked.
@@ -214,8 +214,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the clients that hang until all clients of the user that the daemon serves now have
-    /// ended.
+    /// Returns the clients that hang until the last client of the daemon's current user has ended.
     #[must_use]
     pub fn blocked(&self) -> Vec<i32> {
         if self.multi_user { Vec::new() } else { pending::blocked(&self.servers, &self.waiting) }
@@ -229,7 +228,7 @@ pub struct Sources {
     pub driver_clients: DriverClients,
     /// Returns the users that the store records for the target.
     pub recorded_users: RecordedUsers,
-    /// Returns why no daemon may be started now; `None` if one may.
+    /// Returns why no daemon may be started now; `None` if a daemon may be started.
     pub start_blocked: Arc<dyn Fn() -> Option<String> + Send + Sync>,
 }
 
@@ -241,8 +240,9 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the supervisor task of a target. The task adopts a running daemon. It calls `changed` with each report
-    /// whose state or pid differs from the last one, or that has news.
+    /// Starts the supervisor task of a target. The task adopts a running daemon. The task calls
+    /// `changed` with a report if the state or pid differs from the last report, or if there is
+    /// news.
     pub fn of(
         target: &str,
         uuid: &str,
@@ -313,7 +313,7 @@ impl Daemon {
     }
 }
 
-/// Runs a task to its end. Returns false if it panicked.
+/// Runs a task to its end. Returns false if the task panicked.
 async fn has_ended(task: impl Future<Output = ()>) -> bool {
     let mut task = pin!(task);
     poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))) {

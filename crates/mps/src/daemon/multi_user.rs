@@ -34,9 +34,9 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Whether a control program supports the option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Support {
-    /// It supports the option.
+    /// The program supports the option.
     Supported,
-    /// It serves one user at a time.
+    /// The program serves one user at a time.
     Unsupported,
     /// Only root may use the option, and gpushd does not run as root.
     NeedsRoot,

@@ -1,7 +1,7 @@
 //! Clients that are connected to a daemon but have no server yet. NVIDIA's log calls them pending.
 //!
-//! No command lists them. But the daemon keeps such a client connected, while all other processes
-//! are connected only briefly. So gpushd finds them through the kernel:
+//! No command lists these clients. But the daemon keeps such a client connected, while all other
+//! processes are connected only briefly. So gpushd finds such clients through the kernel:
 //!
 //! ```text
 //! connected, neither server nor client ──► pending
@@ -32,8 +32,9 @@ pub(super) struct Pending {
     pub(super) others: bool,
 }
 
-/// Finds the pending clients of a daemon. `known` contains its servers and clients. `named` contains the pending
-/// clients that its log names, with their users; `None` if the log has stopped growing.
+/// Finds the pending clients of a daemon. `known` contains the daemon's servers and clients.
+/// `named` contains the pending clients that the daemon's log names, with their users; `None` if
+/// the log has stopped growing.
 pub(super) async fn find(daemon: i32, pipe: &Path, known: Vec<i32>, named: Option<&[(i32, u32)]>) -> Pending {
     let (pipe, inside) = (pipe.to_owned(), known.clone());
     let found = tokio::task::spawn_blocking(move || holder::unlisted_clients(daemon, &pipe, &inside)).await;
@@ -59,8 +60,8 @@ fn is_elsewhere(pid: i32) -> bool {
     proc::is_in_our_network(pid) == Some(false)
 }
 
-/// Returns the clients that hang until all clients of the user that the daemon serves now have
-/// ended. If one waiting client belongs to another user, all waiting clients hang.
+/// Returns the clients that hang until the last client of the daemon's current user has ended. If
+/// one waiting client belongs to another user, all waiting clients hang.
 pub(super) fn blocked(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
     let users: Vec<u32> = servers.iter().filter_map(|(server, _)| proc::owner(*server)).collect();
     let is_other = |pid: &i32| proc::owner(*pid).is_some_and(|uid| !users.contains(&uid));

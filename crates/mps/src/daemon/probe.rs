@@ -1,5 +1,5 @@
-//! Probes of a daemon. They run one at a time, each in a separate task, so a hung daemon does not block the supervisor
-//! task.
+//! Probes of a daemon. Probes run one at a time, each in a separate task, so a hung daemon does not
+//! block the supervisor task.
 //!
 //! ```text
 //! due or requested ─► probe ─► reply ─► settings corrected, clients known ──────► Answers, Fault
@@ -8,8 +8,9 @@
 //!                       └ the process ended, or `quit` begins: aborted
 //! ```
 //!
-//! If a daemon does not answer, its clients are those of the last probe that are alive, and those
-//! that the driver lists. gpushd never assumes that there are no clients if they are unknown.
+//! If a daemon does not answer, gpushd uses the clients of the last probe that are alive, and the
+//! clients that the driver lists. gpushd never assumes that there are no clients if the clients are
+//! unknown.
 
 use std::sync::Arc;
 
@@ -95,7 +96,7 @@ impl SupervisorTask {
         self.probe = Some(Probe { task, callers });
     }
 
-    /// Aborts the probe in progress. Its callers wait for the next one.
+    /// Aborts the probe in progress. The callers of that probe wait for the next probe.
     pub(super) fn abort_probe(&mut self) {
         self.waiters.extend(self.probe.take().map(Probe::callers).unwrap_or_default());
     }
@@ -171,7 +172,8 @@ impl SupervisorTask {
         self.next_probe = self.next_probe.map(|at| at.min(Instant::now() + self.probe_interval().min(DEADLINE)));
     }
 
-    /// Records changes of settings that gpushd did not make. Before version 550, any user with access can change them.
+    /// Records changes of settings that gpushd did not make. Before version 550, any user with
+    /// access can change settings.
     fn record_drift(&mut self, settings: &AppliedSettings, starting: bool) {
         let was_applied = self.effective.as_ref() == Some(&settings.effective);
         if settings.changes.is_empty() || starting {

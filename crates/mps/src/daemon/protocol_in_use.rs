@@ -14,7 +14,7 @@ const LARGEST: u64 = 1 << 20;
 
 /// Describes the protocol in use with the daemon of this pid, and the version of the daemon's
 /// program. That version may differ from the driver's version. Uses the driver's version if the
-/// program contains none.
+/// program contains no version.
 pub(super) fn describe(control: &Control, pid: i32, driver: Option<&str>) -> String {
     let (own, tried) = (program_version(pid), tested_branches());
     let version = match (&own, driver) {

@@ -1,5 +1,5 @@
-//! The reports of a supervisor task. The task publishes a report after each step. It passes the
-//! report to the `changed` callback only if the state differs or there is news.
+//! The reports of a supervisor task. The task publishes a report after each step. The task passes
+//! the report to the `changed` callback only if the state differs or there is news.
 
 use std::{mem::discriminant, time::Duration};
 
@@ -31,7 +31,8 @@ impl SupervisorTask {
         }
     }
 
-    /// Returns the deadline of a drain: `Some(None)` for a drain without one, `None` if the daemon does not drain.
+    /// Returns the deadline of a drain: `Some(None)` for a drain without a deadline, `None` if the
+    /// daemon does not drain.
     pub(super) fn drain_deadline(&self) -> Option<Option<Instant>> {
         if let SupervisorState::Draining { until, .. } = self.supervisor.state() {
             Some(until.map(|until| self.started_at + until))

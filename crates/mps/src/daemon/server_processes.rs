@@ -81,7 +81,7 @@ impl Servers {
         }
     }
 
-    /// Returns which server a process is; `None` if it is not one.
+    /// Returns which server a process is; `None` if the process is not a server.
     #[must_use]
     pub fn of_process(&self, pid: u32, kind: ProcessKind) -> Option<Server<'_>> {
         let parent = proc::parent(pid).filter(|parent| *parent > 1);

@@ -1,5 +1,5 @@
-//! Settings of a daemon and its servers. gpushd compares them with the desired ones, sets those that differ, and reads
-//! them back.
+//! Settings of a daemon and its servers. gpushd compares these settings with the desired settings,
+//! sets the settings that differ, and reads the result back.
 //!
 //! A server takes the daemon's values at its start, and keeps them when the daemon's values change.
 //! Before version 550, any user with access can change a server's values. gpushd does not apply a

@@ -7,9 +7,9 @@
 //!                    └ adopt        └──────────────────┴ Occupied: later     └ fails: Ended, a failure
 //! ```
 //!
-//! Another process may hold `control_lock`, because it waited for the end of the daemon. It does
-//! not prevent a start: before the start, gpushd recreates the file while users have no access to
-//! the directory. gpushd reports such a process.
+//! Another process may hold `control_lock`, because it waited for the end of the daemon. Such a
+//! process does not prevent a start: before the start, gpushd recreates the file while users have
+//! no access to the directory. gpushd reports such a process.
 
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ impl SupervisorTask {
                 self.rewrite_spec(&spec, pid);
                 self.take_over(process, spec.clone());
                 self.users = self.dir.users_with_access(spec.tenure).unwrap_or_default();
-                // If the driver is slow, gpushd learns the desired state late. If it revoked access
-                // until then, programs that start in the meantime would run without MPS.
+                // If the driver is slow, gpushd learns the desired state late. If gpushd revoked
+                // access in the meantime, new programs would run without MPS.
                 self.keeps_found_access = self.users == (self.sources.recorded_users)();
                 self.step(SupervisorEvent::Found { pid }).await;
                 self.next_probe = Some(Instant::now());

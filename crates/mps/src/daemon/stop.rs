@@ -1,5 +1,5 @@
-//! How a daemon ends. gpushd ends the GPU work of its clients, then sends `quit`. It also handles
-//! the end of the process if gpushd did not request it.
+//! How a daemon ends. gpushd ends the GPU work of its clients, then sends `quit`. This module also
+//! handles an end of the process that gpushd did not request.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::protocol::{
 /// Pause before gpushd sends `quit` again to a daemon that it could not reach.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Pause before gpushd sends `quit` again to a daemon that accepted it but still runs. A daemon
+/// Pause before gpushd sends `quit` again to a daemon that accepted `quit` but still runs. A daemon
 /// that has just begun to listen may lose a command.
 const REPEAT: Duration = Duration::from_secs(5);
 

@@ -8,11 +8,11 @@
 //!     3/                          0700, access list   CUDA_MPS_PIPE_DIRECTORY of the third user
 //! ```
 //!
-//! A pipe directory belongs to one user, or to no user yet. It is never reused for another user. So
-//! a process that keeps an old directory open, or has left files in it, cannot reach the next
-//! daemon. If the lock is held, at least one process of the daemon runs, possibly only a server
-//! that has outlived the daemon. If the path of the pipe directory has 88 bytes or more, NVIDIA's
-//! daemon ends without a message. So gpushd checks the length first.
+//! A pipe directory belongs to one user, or to no user yet. gpushd never reuses a pipe directory
+//! for another user. So a process that keeps an old directory open, or has left files in it, cannot
+//! reach the next daemon. If the lock is held, at least one process of the daemon runs, possibly
+//! only a server that has outlived the daemon. If the path of the pipe directory has 88 bytes or
+//! more, NVIDIA's daemon ends without a message. So gpushd checks the length first.
 
 use std::{
     collections::BTreeSet,
@@ -122,7 +122,7 @@ impl TargetDir {
         serde_json::from_slice(&fs::read(self.dir.join("spec.json")).ok()?).ok()
     }
 
-    /// Reads the spec. If that fails, recovers it from the running daemon.
+    /// Reads the spec. If that fails, recovers the spec from the running daemon.
     pub(super) fn known_spec(&self) -> Option<Spec> {
         self.spec().or_else(|| launcher::recovered_spec(self))
     }
@@ -130,7 +130,7 @@ impl TargetDir {
     /// Checks that the paths of pipe directories are not too long.
     ///
     /// # Errors
-    /// [`Code::Unsupported`] if they are too long.
+    /// [`Code::Unsupported`] if the paths are too long.
     pub(super) fn check_path_length(&self) -> Result<(), ApiError> {
         let length = self.pipe(LARGEST).as_os_str().as_bytes().len();
         if length <= LONGEST {
@@ -231,8 +231,8 @@ impl TargetDir {
         self.lock()
     }
 
-    /// Returns the identity of the lock file. It is the standard input of a daemon and of everything that the daemon
-    /// started.
+    /// Returns the identity of the lock file. The lock file is the standard input of a daemon and
+    /// of everything that the daemon started.
     pub(super) fn lock_file(&self) -> Option<FileId> {
         fs::symlink_metadata(self.dir.join("lock")).ok().filter(fs::Metadata::is_file).map(|meta| FileId::of(&meta))
     }
@@ -272,7 +272,7 @@ pub fn sweep_removed(base: &Path) {
     }
 }
 
-/// Creates a directory of gpushd with this mode. If it exists, sets its mode.
+/// Creates a directory of gpushd with this mode. If the directory exists, sets its mode.
 pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -1,5 +1,6 @@
-//! The supervisor task of one daemon. It passes events to the state machine in [`gpush_core::supervisor`], and executes
-//! the effects that the machine returns. One task per target does all of this, one step at a time.
+//! The supervisor task of one daemon. The task passes events to the state machine in
+//! [`gpush_core::supervisor`], and executes the effects that the machine returns. One task per
+//! target does all of this, one step at a time.
 //!
 //! ```text
 //! request ───────┐                       ┌─► Start   directory prepared, program started, pidfd opened
@@ -371,7 +372,7 @@ impl SupervisorTask {
         Err(error.hint(format!("`gpushctl mps logs {}` shows its log (administrator)", self.target)).retryable())
     }
 
-    /// Returns the time since the task was created. This is the supervisor's clock.
+    /// Returns the time since the task was created, which is the supervisor's clock.
     pub(super) fn now(&self) -> Duration {
         self.started_at.elapsed()
     }

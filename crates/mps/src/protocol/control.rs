@@ -43,7 +43,7 @@ pub enum ControlError {
     Refused {
         /// The command.
         command: String,
-        /// The daemon's reply, or a description of its status if that was not 0.
+        /// The daemon's reply, or a description of the reply's status if the status was not 0.
         said: String,
     },
     /// This daemon does not know the command.
@@ -78,11 +78,12 @@ pub enum ControlError {
 pub struct Control {
     directory: PathBuf,
     /// The daemon's pid. If another process listens on the socket, gpushd does not send a command
-    /// to it.
+    /// to that process.
     only: Option<Pid>,
     /// NVIDIA's front-end, for a daemon whose protocol gpushd does not know.
     front: Option<PathBuf>,
-    /// Why the direct protocol does not work with this daemon; empty until a command shows that.
+    /// Why the direct protocol does not work with this daemon; empty until a command shows the
+    /// reason.
     foreign: OnceLock<String>,
     turn: Mutex<()>,
 }

@@ -9,9 +9,10 @@
 //! sock_diag ──► name and peer ─────┴─► those bound to its paths ──► peers ──► /proc/*/fd ──► pids
 //! ```
 //!
-//! A daemon has few sockets, so gpushd queries the kernel for each of them. It searches the descriptors of all
-//! processes only if a socket has an unknown peer. The daemon and gpushd must share their network and pid namespaces.
-//! Without root privileges, gpushd finds only processes of its own user.
+//! A daemon has few sockets, so gpushd queries the kernel for each socket. gpushd searches the
+//! descriptors of all processes only if a socket has an unknown peer. The daemon and gpushd must
+//! share their network and pid namespaces. Without root privileges, gpushd finds only processes of
+//! its own user.
 
 use std::{
     collections::BTreeSet,
@@ -92,7 +93,7 @@ pub fn unlisted_clients(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Res
         pid == daemon || pid == us || parent == Some(daemon) || (us != 1 && parent == Some(us))
     };
     // Ignore the connections of these processes, even if another process, such as a forked child,
-    // shares them.
+    // shares the connections.
     for (_, theirs) in having.iter().filter(|(pid, _)| is_ours(*pid)) {
         peers.retain(|inode| !theirs.contains(inode));
     }

@@ -49,8 +49,8 @@ pub fn taken_by(directory: &Path) -> io::Result<Holder> {
     Ok(if asked.l_pid > 0 { Holder::Process(asked.l_pid) } else { Holder::Unnamed })
 }
 
-/// Returns the pid of the process that holds the lock of a directory; `None` if there is none, or the kernel does not
-/// identify it.
+/// Returns the pid of the process that holds the lock of a directory; `None` if no process holds
+/// the lock, or the kernel does not identify the process.
 ///
 /// # Errors
 /// The lock cannot be queried.

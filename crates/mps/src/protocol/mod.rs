@@ -1,8 +1,8 @@
 //! The protocol of `nvidia-cuda-mps-control`, implemented directly.
 //!
-//! NVIDIA's front-end needs one process for each command. It exits with status 0 for refused
-//! commands, and prints nothing while another front-end is connected. So gpushd connects to the
-//! daemon's socket itself.
+//! NVIDIA's front-end needs one process for each command. The front-end exits with status 0 for
+//! refused commands, and prints nothing while another front-end is connected. So gpushd connects to
+//! the daemon's socket itself.
 //!
 //! ```text
 //!   values ──► command ──► wire ──► session ──► control    one command at a time per daemon, with a deadline;

@@ -1,7 +1,7 @@
 //! Queries and settings of one server and its clients.
 //!
-//! The daemon does not pass a command to a server that is starting or ending. It only logs this,
-//! and sends an empty reply. If a valid reply is never empty, an empty reply becomes
+//! The daemon does not pass a command to a server that is starting or ending. The daemon only logs
+//! this, and sends an empty reply. If a valid reply is never empty, an empty reply becomes
 //! [`ControlError::ServerBusy`]. If a valid reply can be empty, as for [`Control::clients`], an
 //! empty reply may also mean "none". Then [`Control::percentage`] shows whether the server is busy.
 
@@ -51,8 +51,8 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Returns the pinned memory limit of a server's next clients. From 1 GiB on, it is rounded
-    /// down to whole GiB. Returns `None` if there is no limit, or if the server is busy.
+    /// Returns the pinned memory limit of a server's next clients. From 1 GiB on, the limit is
+    /// rounded down to whole GiB. Returns `None` if there is no limit, or if the server is busy.
     ///
     /// # Errors
     /// As [`Control::send`].

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! While a session is open, the daemon completes the handshake of a second session and then closes
-//! it. gpushd cannot distinguish this from the end of the daemon, so both are
+//! that session. gpushd cannot distinguish this from the end of the daemon, so both are
 //! [`SessionError::Closed`].
 
 use std::{

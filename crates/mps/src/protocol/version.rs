@@ -1,6 +1,6 @@
-//! Versions of the control daemon: those with which the protocol was tested, and those that gpushd
-//! does not support yet. A daemon does not report its version on its socket. Before CUDA 13.1, it
-//! reports its version nowhere.
+//! Versions of the control daemon: the versions with which the protocol was tested, and the
+//! versions that gpushd does not support yet. A daemon does not report its version on its socket.
+//! Before CUDA 13.1, a daemon reports its version nowhere.
 //!
 //! | version | |
 //! |---|---|
@@ -22,9 +22,9 @@ const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
 /// Whether the protocol was tested with a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
-    /// It was tested.
+    /// The protocol was tested with this branch.
     Tested,
-    /// It was not tested with this branch.
+    /// The protocol was not tested with this branch.
     Untried(u32),
 }
 

@@ -110,11 +110,11 @@ impl<'d> OpenGpuInstance<'d> {
     }
 
     /// Creates a compute instance and reads it back. The caller chooses the first slot, but the
-    /// driver determines the size.
-    /// From Hopper on, it may reserve more slots than the profile has slices.
+    /// driver determines the size. From Hopper on, the driver may reserve more slots than the
+    /// profile has slices.
     ///
     /// # Errors
-    /// Errors of the calls; `NotReflected` if it reads back differently.
+    /// Errors of the calls; `NotReflected` if the instance reads back differently.
     pub fn create_compute_instance(
         &self,
         profile_id: u32,
@@ -169,7 +169,7 @@ impl<'d> OpenGpuInstance<'d> {
     /// Destroys a compute instance and verifies that it no longer exists.
     ///
     /// # Errors
-    /// Errors of the calls; `NotReflected` if it still exists.
+    /// Errors of the calls; `NotReflected` if the instance still exists.
     pub fn destroy_compute_instance(&self, id: u32) -> Result<(), DriverError> {
         let name = format!("compute instance {id} of GPU instance {}", self.id);
         let uuid = &self.gpu.uuid;

@@ -1,9 +1,9 @@
-//! Compute instance profiles. NVML reports them only for an existing GPU instance, but a plan needs them earlier. So
-//! gpush caches the reported profiles by GPU instance profile. Until they are known, it uses [`expected`], a rule that
-//! holds for every recorded GPU model.
+//! Compute instance profiles. NVML reports them only for an existing GPU instance, but a plan needs
+//! them earlier. So gpush caches the reported profiles by GPU instance profile. Until the profiles
+//! are known, gpush uses [`expected`], a rule that holds for every recorded GPU model.
 //!
 //! The rule determines only names and counts. The driver determines the placements. gpush queries
-//! them at creation (see `compute_instance`).
+//! the placements at creation (see `compute_instance`).
 
 use gpush_api::{Architecture, ComputeProfile, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;

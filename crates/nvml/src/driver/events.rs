@@ -1,5 +1,5 @@
 //! Driver events: Xid errors and MIG configuration changes. Unlike the wait function of
-//! nvml-wrapper, this one reports the instances of an event.
+//! nvml-wrapper, [`EventSet::wait`] reports the instances of an event.
 
 use std::time::Duration;
 
@@ -39,7 +39,8 @@ impl Driver {
 }
 
 impl<'d> EventSet<'d> {
-    /// Registers for the two kinds of events, as far as the GPU supports them. Returns `false` if it supports neither.
+    /// Registers for the two kinds of events, as far as the GPU supports them. Returns `false` if
+    /// the GPU supports neither kind.
     ///
     /// # Errors
     /// Errors of the calls.

@@ -116,7 +116,7 @@ impl<'d> Gpu<'d> {
     /// requested, and the driver must find the instance by its id.
     ///
     /// # Errors
-    /// Errors of the calls; `NotReflected` if it reads back differently.
+    /// Errors of the calls; `NotReflected` if the instance reads back differently.
     pub fn create_gpu_instance(&self, profile_id: u32, at: Placement) -> Result<OpenGpuInstance<'d>, DriverError> {
         let wanted = sys::nvmlGpuInstancePlacement_t { start: at.start.into(), size: at.size.into() };
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
@@ -154,7 +154,7 @@ impl<'d> Gpu<'d> {
     /// Destroys a GPU instance and verifies that it no longer exists.
     ///
     /// # Errors
-    /// Errors of the calls; `NotReflected` if it still exists.
+    /// Errors of the calls; `NotReflected` if the instance still exists.
     pub fn destroy_gpu_instance(&self, id: u32) -> Result<(), DriverError> {
         let instance = self.gpu_instance(id)?;
         // SAFETY: `handle` is from this session; the driver refuses stale handles.

@@ -20,9 +20,9 @@ impl Driver {
     /// Loads a library and opens a session. For `None`, the loader searches for `libnvidia-ml.so.1`.
     ///
     /// # Errors
-    /// `LibraryMissing` if it cannot be loaded; `NotNvml` if it does not contain `nvmlInit_v2`.
-    /// Otherwise the error of the initialisation: `DriverNotLoaded`, `LibRmVersionMismatch`,
-    /// `NoPermission` …
+    /// `LibraryMissing` if the library cannot be loaded; `NotNvml` if the library does not contain
+    /// `nvmlInit_v2`. Otherwise the error of the initialisation: `DriverNotLoaded`,
+    /// `LibRmVersionMismatch`, `NoPermission` …
     pub fn load(library: Option<&Path>) -> Result<Self, DriverError> {
         let name: &OsStr = library.map_or(OsStr::new(SONAME), Path::as_os_str);
         let nvml = Nvml::builder().lib_path(name).init().map_err(|error| explain(name, error))?;

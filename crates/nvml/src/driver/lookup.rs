@@ -2,7 +2,7 @@
 //!
 //! An index changes when a GPU is lost. A search by UUID accesses every GPU, including a GPU that
 //! hangs. So the lookup first tries the last known index, then the PCI address, and checks the UUID
-//! each time. It searches by UUID only if both fail.
+//! each time. The lookup searches by UUID only if both attempts fail.
 
 use std::ffi::CString;
 

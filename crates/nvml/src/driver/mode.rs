@@ -37,8 +37,8 @@ impl Gpu<'_> {
         }
     }
 
-    /// Changes MIG mode and reads it back. The call may succeed without effect; then its activation status contains the
-    /// reason.
+    /// Changes MIG mode and reads it back. The call may succeed without effect. Then the activation
+    /// status of the call contains the reason.
     ///
     /// # Errors
     /// Errors of the calls.

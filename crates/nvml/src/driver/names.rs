@@ -20,12 +20,14 @@ pub(super) fn gpu_profile(slices: u8, memory_mib: u64, board_mib: u64, index: u3
     format!("{slices}g.{gib}gb{}", attribute(index))
 }
 
-/// Names the compute instance profiles of a GPU instance profile that have no name, or equal names.
+/// Names those compute instance profiles in `profiles` that have no name, or equal names.
+/// `gpu_profile` is their GPU instance profile.
 ///
-/// The profile that occupies the whole GPU instance has the GPU instance's name; the others are
-/// `Nc.NAME`. Two profiles can have as many slices as the GPU instance: indexes 0 and 7 of a
-/// double-memory `1g` from Hopper on. Then the profile with more streaming multiprocessors occupies
-/// the whole GPU instance. If both have the same number, it is index 7.
+/// The profile that occupies the whole GPU instance has the GPU instance's name; the names of the
+/// other profiles are `Nc.NAME`. Two profiles can have as many slices as the GPU instance: indexes
+/// 0 and 7 of a double-memory `1g` from Hopper on. Then the profile with more streaming
+/// multiprocessors occupies the whole GPU instance. If both profiles have the same number, index 7
+/// occupies the whole GPU instance.
 pub(super) fn compute_profiles(profiles: &mut [ComputeProfile], gpu_profile: &GpuProfile) {
     let all = profiles.iter().enumerate().filter(|(_, profile)| profile.slices == gpu_profile.slices);
     let whole = all

@@ -2,8 +2,8 @@
 //!
 //! On a GPU with MIG enabled, the lists of the whole GPU contain each process's GPU and compute
 //! instance, but only if the caller has permission. The lists of a single MIG device need no
-//! permission. gpush reads both and merges them. Some drivers do not report the memory of a
-//! process; the value is then absent, not zero.
+//! permission. gpush reads both kinds of lists and merges them. Some drivers do not report the
+//! memory of a process; the value is then absent, not zero.
 
 use gpush_api::{Process, ProcessKind};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t};

@@ -3,7 +3,7 @@
 //! NVML returns a profile for an enum index, and drivers differ in the indexes that they support.
 //! So gpush queries all indexes below [`INDEXES`], and skips those that the driver refuses. The
 //! query has three versions; gpush uses the newest version that the library contains. Only the
-//! first version returns no name; then [`super::names`] computes it.
+//! first version returns no name; then [`super::names`] computes the name.
 
 use gpush_api::{Engines, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;
@@ -11,10 +11,10 @@ use nvml_wrapper_sys::bindings as sys;
 use super::{Gpu, names, narrow, text};
 use crate::error::{DriverError, ErrorKind};
 
-/// Number of enum indexes to query. NVML 13 has 18. The rest is for newer drivers.
+/// Number of enum indexes to query. NVML 13 has 18. The remaining indexes are for newer drivers.
 pub(super) const INDEXES: u32 = 32;
 
-/// Length of the buffers. It suffices for all of NVML's lists about one GPU.
+/// Length of the buffers, which suffices for all of NVML's lists about one GPU.
 const ENTRIES: usize = 64;
 
 /// Returns the version word of an NVML struct: its size, with the version in the top byte.
@@ -220,8 +220,8 @@ impl Gpu<'_> {
         Ok(list.iter().take(count as usize).map(|p| placement(p.start, p.size)).collect())
     }
 
-    /// Returns how many more instances of a profile the driver can create; `None` if it does not report that. With MIG
-    /// off, it never does.
+    /// Returns how many more instances of a profile the driver can create; `None` if the driver
+    /// does not report this number. With MIG off, the driver never reports this number.
     ///
     /// # Errors
     /// Errors of the call, except `NotSupported`.

@@ -1,8 +1,8 @@
 //! A complete reading of one GPU, combined from the calls of the other files.
 //!
-//! A problem with one instance does not hide the others. For a GPU instance of an unknown profile,
-//! the reading contains its id and placement. A value that cannot be read is absent, and a warning
-//! names it. The reading fails only if data is missing that a plan needs: memory, MIG mode,
+//! A problem with one instance does not hide the other instances. For a GPU instance of an unknown
+//! profile, the reading contains its id and placement. A value that cannot be read is absent, and a
+//! warning names it. The reading fails only if data is missing that a plan needs: memory, MIG mode,
 //! profiles, and the list of instances.
 
 use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, NvLink, Placement};
@@ -31,8 +31,8 @@ pub struct ProfileCache {
 }
 
 impl ProfileCache {
-    /// Returns the ids of the GPU instance profiles whose compute instance profiles the driver has reported. For the
-    /// others, a rule computes them.
+    /// Returns the ids of the GPU instance profiles whose compute instance profiles the driver has
+    /// reported. For other GPU instance profiles, a rule computes the compute instance profiles.
     #[must_use]
     pub fn reported_profiles(&self) -> Vec<u32> {
         self.told.iter().map(|(id, _)| *id).collect()
@@ -238,8 +238,8 @@ impl Gpu<'_> {
         }
     }
 
-    /// Reads the processes, and whether the lists are complete. If several lists fail, the warning names the
-    /// first.
+    /// Reads the processes, and whether the lists are complete. If several lists fail, the warning
+    /// names the first failed list.
     fn read_processes(
         &self,
         devices: &[(u32, OpenComputeInstance<'_>)],
@@ -251,8 +251,8 @@ impl Gpu<'_> {
         let whole = own.is_ok();
         match own {
             Ok(own) => entries.extend(own),
-            // A caller without permission cannot list all processes of a MIG GPU, but can list those of each MIG
-            // device.
+            // A caller without permission cannot list all processes of a MIG GPU, but can list the
+            // processes of each MIG device.
             Err(error)
                 if matches!(error.kind, ErrorKind::NoPermission | ErrorKind::NotSupported)
                     && !devices.is_empty()

@@ -1,5 +1,5 @@
-//! A second check of a mutation that the driver reports as successful but that reading back does
-//! not show.
+//! A second check of a mutation, if the driver reports success but reading back does not show the
+//! change.
 //!
 //! An NVML session may return outdated state. So if reading back fails, the worker is first
 //! restarted, which opens a fresh session, and the GPU is read again. Only then is the mutation

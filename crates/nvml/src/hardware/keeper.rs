@@ -1,4 +1,5 @@
-//! One thread for each worker. It starts the process, reads its messages, and waits for its end.
+//! One thread for each worker. The thread starts the process, reads its messages, and waits for its
+//! end.
 //!
 //! This thread must live as long as the worker: the kernel kills a worker when the *thread* that
 //! started it ends, and the threads of an async runtime may end at any time. If a worker cannot be
@@ -50,7 +51,7 @@ impl WorkerSocket {
         if options.program == Path::new(THIS_PROGRAM)
             && let Some(name) = env::args_os().next()
         {
-            // Sets the name in process lists. Otherwise it would be /proc/self/exe.
+            // Sets the name in process lists. Otherwise the name would be /proc/self/exe.
             command.arg0(name);
         }
         command.args(&options.args).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
@@ -59,7 +60,7 @@ impl WorkerSocket {
             let how = match command.spawn() {
                 Ok(child) => {
                     // `command` holds a copy of the child's end of the socket. While that copy is
-                    // open, gpushd does not notice when the child closes its own.
+                    // open, gpushd does not notice when the child closes its own copy.
                     drop(command);
                     report(Report::Spawned { pid: child.id() });
                     attend(child, ours, |said| report(Report::Said(said)))
@@ -73,7 +74,7 @@ impl WorkerSocket {
 
     /// Sends a frame without blocking. The buffer of the socket is large enough, because each GPU
     /// has at most one call in flight. If the buffer is full, the worker is not reading, and the
-    /// error makes the caller end it.
+    /// error makes the caller end the worker.
     pub(super) fn say(&self, frame: &ToWorker) -> io::Result<()> {
         use nix::sys::socket::{MsgFlags, send};
         use std::os::fd::AsRawFd;
@@ -94,7 +95,7 @@ impl WorkerSocket {
 }
 
 impl Drop for WorkerSocket {
-    /// Ends the worker, because the runtime drops the supervisor when it stops.
+    /// Ends the worker, because the runtime drops the supervisor when the runtime stops.
     fn drop(&mut self) {
         self.kill();
     }

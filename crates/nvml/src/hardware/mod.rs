@@ -1,9 +1,10 @@
 //! gpushd's side of the driver worker: async access to the hardware.
 //!
-//! Driver calls run in a child process, so that a crash or a hang of NVIDIA's library does not affect gpushd.
-//! [`Hardware`] is a handle to a task that manages the child. The task starts the child with the first call, and sends
-//! it at most one call per GPU at a time. It enforces each call's deadline, and abandons a child that does not answer.
-//! `machine` makes the task's decisions as a pure state machine, and `supervisor` executes them. `keeper` is the thread
+//! Driver calls run in a child process, so that a crash or a hang of NVIDIA's library does not
+//! affect gpushd. [`Hardware`] is a handle to a task that manages the child. The task starts the
+//! child with the first call, and sends the child at most one call per GPU at a time. The task
+//! enforces each call's deadline, and abandons a child that does not answer. `machine` makes the
+//! task's decisions as a pure state machine, and `supervisor` executes them. `keeper` is the thread
 //! that owns a worker process.
 //!
 //! A mutation may still take effect after its deadline. Its caller gets [`ErrorKind::Deadline`] with `may_land`. Every
@@ -87,7 +88,7 @@ pub struct Deadlines {
     /// time is allowed for a worker to end on request.
     pub grace: Duration,
     /// How long a failed start is remembered. Calls within this time get the same error. The first
-    /// call after it tries again.
+    /// call after this time tries again.
     pub retry: Duration,
 }
 
@@ -137,13 +138,14 @@ pub struct Status {
 /// A worker that was abandoned because a call in it did not return.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AbandonedWorker {
-    /// Its pid, if known.
+    /// Pid of the worker, if known.
     pub pid: Option<u32>,
     /// The calls that hang, each with its duration.
     pub calls: Vec<String>,
     /// Time when the worker was abandoned.
     pub since: SystemTime,
-    /// Whether the worker was killed but has not ended. It hangs in the kernel, and only a reboot ends it.
+    /// Whether the worker was killed but has not ended. Such a worker hangs in the kernel, and only
+    /// a reboot ends it.
     pub stuck: bool,
 }
 
@@ -296,8 +298,9 @@ impl Hardware {
         }
     }
 
-    /// Sets the compute mode and reads it back. `Ok` means that it is effective for new contexts. This also works on a
-    /// GPU that is in use. A GPU in MIG mode supports only DEFAULT.
+    /// Sets the compute mode and reads it back. `Ok` means that the mode is effective for new
+    /// contexts. The call also works on a GPU that is in use. A GPU in MIG mode supports only
+    /// DEFAULT.
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].

@@ -42,7 +42,7 @@ impl Hardware {
         self.call(request).await
     }
 
-    /// Returns the object of `request`; `None` if it does not exist or is in use.
+    /// Returns the object of `request`; `None` if the object does not exist or is in use.
     async fn unused(&self, request: &Request) -> Option<Object> {
         let reading = self.read(&request.gpu()?.uuid).await.ok()?;
         object(request, &reading)

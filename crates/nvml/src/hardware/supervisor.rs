@@ -140,7 +140,7 @@ impl Supervisor {
             Report::Said(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
             Report::Said(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
             Report::Said(ToParent::Event(event)) => {
-                // Without a receiver, this call fails. That is not an error.
+                // Without a receiver, this call fails, which is not an error.
                 let _ = self.events.send(event);
                 None
             }
@@ -164,7 +164,7 @@ impl Supervisor {
         }
     }
 
-    /// Executes an effect. If the effect fails immediately, returns the event for that.
+    /// Executes an effect. If the effect fails immediately, returns the event for the failure.
     fn execute(&mut self, effect: Effect) -> Option<Event> {
         match effect {
             Effect::Spawn(worker) => match WorkerSocket::open(worker, &self.options, self.reports.clone()) {

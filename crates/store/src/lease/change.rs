@@ -136,7 +136,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Creates a queued lease with the next number. Does not write it.
+    /// Creates a queued lease with the next number, but does not write the record.
     fn new_lease(&mut self, new: NewLease) -> Result<LeaseRecord, StoreError> {
         let id = LeaseId(self.view().last_lease()?.0 + 1);
         record::put(self.connection, &Fact { name: LAST_LEASE.to_owned(), value: id.0.to_string() })?;

@@ -6,9 +6,10 @@
 //!                    └──────────────────────┴──────────────────────────┴──end_lease──► ended ◄─────┘
 //! ```
 //!
-//! Granting a free share takes one commit. A grant that creates MIG devices takes two: the commit that begins its
-//! operation makes the lease `granting`, and the commit that ends the operation makes it `active`. The members of a
-//! lease are a column of its row, so they are always complete.
+//! Granting a free share takes one commit. A grant that creates MIG devices takes two commits. The
+//! first commit begins the operation and makes the lease `granting`. The second commit ends the
+//! operation and makes the lease `active`. The members of a lease are a column of its row, so they
+//! are always complete.
 //!
 //! A database never uses a lease number twice. A database that replaces a lost database continues
 //! after the lost numbers. If the lost numbers are not known, they may occur again. So every name

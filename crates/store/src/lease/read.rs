@@ -7,10 +7,10 @@ use crate::{error::StoreError, fact::LAST_LEASE, record, tx::View};
 
 /// Leases that have not ended, in order of arrival. SQLite uses the partial index only for exactly this condition.
 pub(super) const OPEN: &str = "WHERE state <> 'ended' ORDER BY id";
-/// Ended leases of one user. Those that ended last come first.
+/// Ended leases of one user. The leases that ended last come first.
 pub(super) const ENDED_OF_USER: &str =
     "WHERE state = 'ended' AND uid = ?1 AND sequence < ?2 ORDER BY sequence DESC LIMIT ?3";
-/// Ended leases of all users. Those that ended last come first.
+/// Ended leases of all users. The leases that ended last come first.
 pub(super) const ENDED: &str = "WHERE state = 'ended' AND sequence < ?1 ORDER BY sequence DESC LIMIT ?2";
 
 /// Which ended leases to read.
@@ -25,7 +25,8 @@ pub struct LeaseHistory {
 }
 
 impl View<'_> {
-    /// Returns the leases that have not ended, in order of arrival. Includes those past their end time.
+    /// Returns the leases that have not ended, in order of arrival. Includes leases past their end
+    /// time.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -41,7 +42,7 @@ impl View<'_> {
         Ok(record::select(self.connection, "WHERE id = ?1", [id.0.cast_signed()], self.sealed)?.pop())
     }
 
-    /// Returns ended leases. Those that ended last come first.
+    /// Returns ended leases. The leases that ended last come first.
     ///
     /// # Errors
     /// The store cannot be read.

@@ -87,7 +87,8 @@ fn is_own(lease: &Lease) -> bool {
     matches!(lease.state, LeaseState::Queued | LeaseState::Granting) && pid == Some(std::process::id())
 }
 
-/// Prints the warnings of a grant, and on a terminal why the lease has no cgroup, unless the command is to be quiet.
+/// Prints the warnings of a grant. On a terminal, also prints why the lease has no cgroup. Prints
+/// nothing if `quiet` is set.
 pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
     if quiet {
         return;
@@ -116,7 +117,8 @@ fn uid(user: &str) -> Result<u32, ApiError> {
     }
 }
 
-/// Returns the pid of the session leader of this command. A lease without another end ends when that process exits.
+/// Returns the pid of the session leader of this command. A lease without another end ends when the
+/// session leader exits.
 fn session() -> Result<u32, ApiError> {
     let no_end = |cause: String| {
         let error = ApiError::new(Code::BadRequest, "the lease needs an end").cause(cause);

@@ -13,7 +13,7 @@ use crate::{
     render::plan,
 };
 
-/// The layout on a command line. The form of the text shows whether it is a name or entries.
+/// The layout on a command line: a layout name, layout entries, or a label of a mig-parted file.
 enum LayoutArgument {
     Layout(LayoutSource),
     /// A label of a mig-parted file. Its meaning depends on the GPUs.
@@ -162,7 +162,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
     Ok(desired::plan_host(&Config::default(), &gpus, &request)?)
 }
 
-/// Returns 0 if every GPU has its layout, 3 if a GPU differs, and another status if that is not
+/// Returns 0 if every GPU has its layout, 3 if a GPU differs, and another status if a layout is not
 /// known.
 fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| {

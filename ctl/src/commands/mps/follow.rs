@@ -87,8 +87,8 @@ pub(super) async fn end(
     watch_change(client, what, &before, accepted, watch, out).await
 }
 
-/// Stops a daemon as soon as it is not in use. If it is still in use after `limit`, it serves
-/// again.
+/// Stops a daemon as soon as no client uses the daemon. If clients still use the daemon after
+/// `limit`, the daemon serves again.
 pub(super) async fn stop_when_free(
     client: &mut Client,
     target: &str,
@@ -108,8 +108,8 @@ pub(super) async fn stop_when_free(
     ended
 }
 
-/// Returns the progress of a change, from the daemon before the change and now. `going` is true if
-/// an earlier poll saw the change in progress.
+/// Compares the daemon before the change with the daemon `now`, and returns the progress of the
+/// change. `going` is true if an earlier poll saw the change in progress.
 fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> ChangeState {
     // If gpushd has recorded the request but has not begun it, the daemon is still in its previous
     // state.

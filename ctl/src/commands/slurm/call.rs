@@ -23,14 +23,15 @@ const SHORT: Duration = Duration::from_secs(2);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Time between the deadline of gpushd and that of the hook, so that gpushd answers before the hook
-/// gives up.
+/// Time between the deadline of gpushd and the deadline of the hook. The margin lets gpushd answer
+/// before the hook gives up.
 const MARGIN: Duration = Duration::from_millis(500);
 
 /// Maximum number of ends of other jobs that one hook delivers.
 const MOST_ENDS: usize = 16;
 
-/// Maximum number of ends of other jobs that may fail before the hook delivers no more.
+/// Maximum number of deliveries that may fail. After one more failure, the hook delivers no more
+/// ends.
 const MOST_FAILED: usize = 2;
 
 /// Time limit of the delivery of one end.
@@ -41,7 +42,7 @@ const DELIVERY: Duration = Duration::from_secs(1);
 pub(super) enum Unanswered {
     /// gpushd did not receive the request, or was stopping and did not carry it out.
     NotSent(ApiError),
-    /// gpushd did not answer in time. It may carry out the request.
+    /// gpushd did not answer in time, but may carry out the request.
     NoAnswer(ApiError),
     /// gpushd answered with an error.
     Error(ApiError),
@@ -56,18 +57,18 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The calls of a hook.
+    /// Returns the calls of a hook.
     pub(super) fn new(global: &Global, settings: &Settings) -> Self {
         Self { client: Client::new(settings.socket(global)), until: settings.until, restart: RESTART }
     }
 
-    /// The calls for one of several jobs: each job has the whole time of a hook.
+    /// Returns the calls for one of several jobs. Each job has the whole time of a hook.
     pub(super) fn of_one_job(global: &Global, settings: &Settings) -> Self {
         Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
     }
 
-    /// The same calls, for a job with this reason to need gpushd. Without a reason, they do not wait for a gpushd that
-    /// restarts: the node may have no gpushd.
+    /// Returns the same calls for a job that needs gpushd for this reason. Without a reason, the
+    /// calls do not wait for a restart of gpushd, because the node may have no gpushd.
     pub(super) fn for_concern(self, concern: Concern) -> Self {
         match concern {
             Concern::Request | Concern::Gpus => self,
@@ -77,7 +78,7 @@ impl Calls {
         }
     }
 
-    /// The same calls with a short time limit.
+    /// Returns the same calls with a short time limit.
     pub(super) fn short(self) -> Self {
         Self { until: self.until.min(Instant::now() + SHORT), ..self }
     }
@@ -106,8 +107,8 @@ impl Calls {
         self.end_run(|| Some(job.clone())).await
     }
 
-    /// Ends the run that `run` returns; `None` if there is none to end. Calls `run` before each attempt, because the
-    /// next run may begin while the hook waits for gpushd.
+    /// Ends the run that `run` returns. Sends no request if `run` returns `None`. Calls `run`
+    /// before each attempt, because the next run may begin while the hook waits for gpushd.
     pub(super) async fn end_run(&mut self, run: impl Fn() -> Option<SlurmJobEnd>) -> Result<SlurmJobEnded, Unanswered> {
         self.repeat(async |client, until_ms| match run() {
             Some(end) => client.slurm_end(&SlurmJobEnd { until_ms, ..end }).await,
@@ -121,7 +122,8 @@ impl Calls {
         self.repeat(async |client, _| client.leases(0).await).await
     }
 
-    /// Delivers ends that earlier hooks could not deliver. The next hook delivers those that fail again.
+    /// Delivers ends of jobs that earlier hooks could not deliver. If a delivery fails again, the
+    /// next hook repeats it.
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
         let mut failed = 0;
         for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {
@@ -134,7 +136,7 @@ impl Calls {
                 continue;
             };
             match (error.kind, error.code()) {
-                // gpushd never accepts it, so no lease of this job can exist.
+                // gpushd never accepts this end, so no lease of this job can exist.
                 (Kind::Answer, Code::BadRequest) => directory.end_delivered(&end),
                 // One job may have a call in progress. If gpushd does not answer at all, the hook has no time for more.
                 (Kind::Answer | Kind::TimedOut, _) if failed < MOST_FAILED => failed += 1,
@@ -147,7 +149,8 @@ impl Calls {
         &mut self,
         call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
-        // When the hook no longer waits for a gpushd that restarts: each restart has its own time.
+        // The time at which the hook stops waiting for a restart of gpushd. Each restart has a
+        // separate limit.
         let mut give_up: Option<Instant> = None;
         let mut is_sent = false;
         let unanswered =
@@ -172,7 +175,7 @@ impl Calls {
                     (is_sent, give_up) = (true, None);
                     self.until
                 }
-                // It stops or starts, or an MPS daemon does.
+                // gpushd or an MPS daemon is stopping or starting.
                 Kind::Answer if error.error.retryable => {
                     give_up = None;
                     self.until
@@ -187,8 +190,8 @@ impl Calls {
             };
             if Instant::now() + PAUSE >= until.min(self.until) {
                 return Err(match error.kind {
-                    // A gpushd that stops or is late is not an error of the node: the policy for a gpushd that does not
-                    // answer decides.
+                    // If gpushd stops or is late, the node has no error. The policy for a gpushd
+                    // that does not answer decides.
                     Kind::Answer if !is_stopping && !is_late => Unanswered::Error(*error.error),
                     Kind::Answer | Kind::Connect | Kind::Lost | Kind::TimedOut | Kind::Foreign => {
                         unanswered(*error.error, is_sent)
@@ -213,7 +216,7 @@ fn late() -> ApiError {
     ApiError::new(Code::TimedOut, "gpushd did not answer in time")
 }
 
-/// The end of a run of a job, and of all runs before it.
+/// Returns the request that ends a run of a job and all earlier runs.
 pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
     SlurmJobEnd {
         cluster: job.cluster.clone(),

@@ -1,4 +1,4 @@
-//! `gpushctl slurm epilog`. It needs only the job id, and can run twice.
+//! `gpushctl slurm epilog`. The command needs only the job id, and can run twice.
 
 use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
@@ -37,7 +37,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         EndedRun::Earlier { restart: Some(_) } | EndedRun::NoFile => false,
     };
     let has_request = !matches!(requested(&job), Ok(None));
-    // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows that it had GPUs.
+    // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows
+    // that the job had GPUs.
     let shows_gpus = had_lease || job.has_devices() || has_request;
     // Slurm always sets the restart count. Without it, nothing but the job id is known.
     if !shows_gpus && job.restart.is_some() {
@@ -71,8 +72,9 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 
-/// Returns the end of the run that an Epilog ends, as the files show it now. `run` is what they showed when the Epilog
-/// began, and `started` is when Slurm started it. If there was no file, the Prolog of the next run may have made one.
+/// Returns the end of the run that an Epilog ends, from the current files. `run` is the run that
+/// the files showed when the Epilog began. `started` is the time at which Slurm started the Epilog.
+/// If the job had no file then, the Prolog of the next run may have made a file since.
 fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&HookStart>) -> Option<SlurmJobEnd> {
     let run = match run {
         EndedRun::NoFile => directory.ended_run(job, started),
@@ -86,8 +88,8 @@ fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&Hoo
     Some(end_of(job, restart))
 }
 
-/// Removes the file of a job, and notes an end that gpushd did not receive. Without a note, the file must stay: it shows
-/// that the job may have a lease.
+/// Removes the file of a job, and notes an end that gpushd did not receive. Without a note, the
+/// file must stay, because only the file shows that the job may have a lease.
 fn finish(directory: &Directory, job: &Job, end: &SlurmJobEnd, ended: Ended, had_lease: bool) {
     match ended {
         Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(end),

@@ -29,8 +29,9 @@ pub(super) struct HookStart {
 }
 
 impl HookStart {
-    /// Returns when Slurm started the hook that runs gpushctl: gpushctl itself, or the first of the scripts that run it.
-    /// A script of the hook has the job in its environment, and slurmd has not. `None` if `/proc` cannot be read.
+    /// Returns when Slurm started this hook. The hook is gpushctl itself, or the outermost script
+    /// that runs gpushctl. Every script of the hook has the job id in its environment, but slurmd
+    /// has not. Returns `None` if `/proc` cannot be read.
     pub(super) fn of_this_process(job: u32) -> Option<Self> {
         let boot = boot::id(Path::new(BOOT_ID)).ok()?;
         let is_of_job = |pid: u32| match proc::environment(pid, "SLURM_JOB_ID") {

@@ -22,7 +22,7 @@ pub(super) struct NotFound {
 /// Finds the devices of a job. `gres_conf` is the path of gres.conf if it is not next to slurm.conf.
 ///
 /// # Errors
-/// Why they are not known.
+/// Returns why the devices of the job are not known.
 pub(super) fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, NotFound> {
     let wrong = |text: String| NotFound { text, is_refusal: false };
     let numbering = match job.gres.is_empty() {
@@ -63,7 +63,8 @@ pub(super) fn read_slurm_conf(path: &Path) -> SlurmConf {
     SlurmConf::parse(&String::from_utf8_lossy(&text), included(path))
 }
 
-/// Returns a function that reads a file that a file of Slurm includes. A relative path is relative to its directory.
+/// Returns a function that reads a file that `file` includes. A relative path is relative to the
+/// directory of `file`.
 fn included(file: &Path) -> impl Fn(&str) -> Option<String> {
     let directory = file.parent().unwrap_or(Path::new("/")).to_owned();
     move |name| {

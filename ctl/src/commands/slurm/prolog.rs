@@ -43,7 +43,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let request = requested(&job);
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
-    // Most jobs of a cluster have no GPU. They pass immediately.
+    // Most jobs of a cluster have no GPU, and pass immediately.
     if matches!(request, Ok(None)) && !job.has_devices() {
         // TaskProlog must know this cluster and node, because their jobs may have no file.
         directory.keep_place(&HookPlace::new(&job.cluster, &job.node));
@@ -131,7 +131,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         (Started::Broken, Concern::Request) => true,
         (Started::NotConcerned | Started::Granted | Started::Refused, Concern::Request | Concern::Gpus) => false,
     };
-    // A later hook then ends the lease, and Epilog need not.
+    // If the end is noted, a later hook ends the lease, and Epilog need not end the lease.
     let is_noted = may_be_granted && directory.note_end(&end_of(&job, job.begun_run())).is_ok();
     let leases = if is_noted { PossibleLeases::None } else { leases };
     let state = match (verdict, state) {
@@ -168,7 +168,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     }
 }
 
-/// Fails Prolog for a job with GPUs. A job with a request alone could be submitted to drain the node.
+/// Fails Prolog only for a job with GPUs. Otherwise, users could drain the node with jobs that have
+/// only a request.
 fn fail_with_gpus(concern: Concern, job: &Job, why: &str) -> u8 {
     match concern {
         Concern::Gpus => fail(job.id, why),

@@ -80,7 +80,8 @@ pub(super) fn run(
         let is_known = |end: &SlurmJobEnd| known.get(&end.node).is_some_and(|jobs| jobs.contains(&end.job));
         let gone: Vec<OfJob> = of_jobs.into_iter().filter(|one| !is_known(&one.end)).collect();
         let mut first_error = None;
-        // One lease may wait for its processes until the deadline. The others do not wait for it.
+        // One lease may wait for its processes until the deadline. So the other leases end at the
+        // same time.
         for some in gone.chunks(MOST_AT_ONCE) {
             let mut ending = Vec::new();
             for OfJob { end, .. } in some {
@@ -134,10 +135,10 @@ fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, A
     Ok(leases)
 }
 
-/// Returns the ids of the jobs that may run on a node. squeue has the time `limit`.
+/// Returns the ids of the jobs that may run on a node. `limit` is the time limit of squeue.
 async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<u32>, ApiError> {
     let mut command = Command::new(squeue);
-    // A list of states omits jobs that have a flag which the list does not name.
+    // With a list of states, squeue would omit jobs with a flag that is not in the list.
     command.args(["--noheader", "--all", "--states=all", "--format=%A %T"]).stdin(Stdio::null()).kill_on_drop(true);
     // With variables such as SQUEUE_PARTITION, squeue would omit jobs, and the leases of these jobs
     // would end.
@@ -168,7 +169,7 @@ async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<
 /// Returns the ids of the jobs that may run, from lines `ID STATE`.
 ///
 /// # Errors
-/// The line that is not valid.
+/// Returns the first line that is not valid.
 fn may_run(lines: &str) -> Result<BTreeSet<u32>, &str> {
     let mut jobs = BTreeSet::new();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -57,7 +57,7 @@ impl Settings {
         Self::new(read(path), files, Duration::ZERO)
     }
 
-    /// The socket of gpushd for hooks.
+    /// Returns the socket of gpushd for hooks.
     pub(super) fn socket(&self, global: &Global) -> Socket {
         super::super::socket(global).for_hooks(self.admin_socket.as_deref())
     }
@@ -80,8 +80,8 @@ impl Settings {
     }
 }
 
-/// The config. A file that is missing, cannot be read, or is wrong gives the defaults: gpushd has its own copy, and a hook
-/// that fails would drain the node.
+/// Returns the config, or the defaults if the file is missing, invalid or cannot be read. A hook
+/// that fails would drain the node, and gpushd has a separate copy of the config.
 fn read(path: &Path) -> Config {
     let Ok(bytes) = offline::read_up_to(path, LONGEST) else { return Config::default() };
     Config::from_bytes(&bytes, &offline::name(path)).unwrap_or_default()

@@ -37,11 +37,11 @@ const JOURNAL: [&str; 8] = ["-q", "-u", "gpushd", "-n", "2000", "-o", "short-iso
 /// A part of the bundle.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Name of its file.
+    /// Name of the part's file.
     pub(super) name: &'static str,
     /// The purpose of the part, for a reader of the bundle.
     pub(super) why: &'static str,
-    /// Its content, or why there is none.
+    /// The content of the part, or why the part is missing.
     pub(super) content: Result<Content, String>,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Content {
     Text(String),
 }
 
-/// Collects all parts. Adds the names and command lines in them to `redactor`.
+/// Collects all parts. Adds the names and command lines in the parts to `redactor`.
 pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Result<Vec<Part>, Failure> {
     let (mut parts, config, agent) = with_agent(global, async |client| Ok(Answers::new(client).collect(out).await))?;
     let host = Host::at("/");
@@ -183,7 +183,7 @@ impl<'c> Answers<'c> {
         self.note(answer)
     }
 
-    /// Returns the last audit records. Only root gets them, so that a user does not include them by
+    /// Returns the last audit records, but only to root. So a user cannot include audit records by
     /// accident.
     async fn audit(&mut self) -> Result<Vec<gpush_api::AuditRecord>, ApiError> {
         if !nix::unistd::geteuid().is_root() {

@@ -2,9 +2,9 @@
 //!
 //! - A user name becomes `uid:1000`. Names come from the JSON documents, the config and
 //!   `/etc/passwd`. Names of system users are kept, because they are not personal.
-//! - A command line becomes `(command)`. In JSON, it is the value of a field. In messages, it is
-//!   recognized by its form, because its process may have ended long ago. When in doubt, more of
-//!   the line is removed.
+//! - A command line becomes `(command)`. In JSON, a command line is the value of a field. In
+//!   messages, this module recognizes a command line by its form, because the process may have ended
+//!   long ago. When in doubt, this module removes more of the line.
 //! - A value that looks like a password or token becomes `(secret)`, even with `--with-names`.
 
 use std::{

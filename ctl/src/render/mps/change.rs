@@ -86,7 +86,7 @@ pub(crate) fn set(set: &MpsSetResponse, look: &Appearance) -> String {
     out
 }
 
-/// Draws logs one after the other. If there are several, each one starts with its path.
+/// Draws logs one after the other. If there are several logs, each log starts with its path.
 pub(crate) fn logs(logs: &MpsLogs, look: &Appearance) -> String {
     let text: Vec<String> = logs.files.iter().map(|file| log(file, logs.files.len() > 1, look)).collect();
     text.join(if logs.files.len() > 1 { "\n" } else { "" })

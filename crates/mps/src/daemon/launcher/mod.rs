@@ -1,5 +1,6 @@
-//! Starts a daemon's process, reports how it ended, and kills it with everything that it started. The supervisor
-//! ([`gpush_core::supervisor`]) does not depend on the kind of launcher.
+//! Starts a daemon's process, reports how the process ended, and kills the process with everything
+//! that it started. The supervisor ([`gpush_core::supervisor`]) does not depend on the kind of
+//! launcher.
 //!
 //! ```text
 //!               process launcher                   systemd launcher
@@ -124,8 +125,9 @@ impl Launcher {
         }
     }
 
-    /// Returns whether the launcher itself tracks daemons whose directories were deleted. If so, it
-    /// starts no other daemon in their place, and ends them when they have no clients.
+    /// Returns whether the launcher itself tracks daemons whose directories were deleted. Such a
+    /// launcher starts no other daemon in place of these daemons, and ends them when they have no
+    /// clients.
     pub(super) fn tracks_orphans(&self) -> bool {
         matches!(self.0, Kind::Systemd(_))
     }
@@ -144,7 +146,7 @@ impl Launcher {
 /// The process of a daemon. It need not be a child of gpushd.
 #[derive(Debug)]
 pub(super) struct DaemonProcess {
-    /// Its pid.
+    /// Pid of the process.
     pub(super) pid: i32,
     handle: AsyncPidFd,
     /// The exit status, if the process is a child of this gpushd.

@@ -1,8 +1,9 @@
 //! Identifies the processes of a target by facts that users cannot imitate.
 //!
-//! A user with a share can lock `control_lock`, and can start a process with the daemon's environment and name. So
-//! these facts do not identify a process of gpushd. The file `lock` does: it has mode 0600, and it is the standard
-//! input of a daemon and of everything that the daemon started.
+//! A user with a share can lock `control_lock`, and can start a process with the daemon's
+//! environment and name. So these facts do not identify a process of gpushd. Only the file `lock`
+//! identifies such a process. The file has mode 0600, and is the standard input of a daemon and of
+//! everything that the daemon started.
 //!
 //! ```text
 //!                   the daemon                               processes that it started
@@ -13,9 +14,9 @@
 //! control_lock      held, as the kernel reports              not held
 //! ```
 //!
-//! `lock` may have been deleted since, alone or with its directory. The kernel still reports its
-//! path. A process is an orphan if its lock file is not the current lock file of its directory: no
-//! user can reach the process, but it holds the GPU.
+//! `lock` may have been deleted since, alone or with its directory. The kernel still reports the
+//! path of a deleted `lock`. A process is an orphan if its lock file is not the current lock file
+//! of its directory: no user can reach the process, but it holds the GPU.
 
 use std::{
     collections::BTreeSet,
@@ -50,9 +51,9 @@ pub(in crate::daemon) struct OwnedProcess {
     pub(in crate::daemon) pid: i32,
     /// Identity of the process's lock file.
     pub(in crate::daemon) lock: FileId,
-    /// Whether it is a control daemon. Otherwise it is a server.
+    /// Whether the process is a control daemon. Otherwise the process is a server.
     pub(in crate::daemon) is_daemon: bool,
-    /// Whether its lock is not the current lock of its directory.
+    /// Whether the process's lock is not the current lock of the directory.
     pub(in crate::daemon) is_orphan: bool,
 }
 
@@ -60,7 +61,7 @@ pub(in crate::daemon) struct OwnedProcess {
 struct Input {
     file: FileId,
     owner: u32,
-    /// Its path, even if the file was deleted.
+    /// Path of the file, even if the file was deleted.
     path: PathBuf,
 }
 
@@ -75,7 +76,8 @@ impl Input {
         meta.is_file().then(|| Self { file: FileId::of(&meta), owner: meta.uid(), path })
     }
 
-    /// Returns whether it is the lock of a directory, or was that lock until the file was deleted.
+    /// Returns whether this input is the lock of a directory, or was that lock until the file was
+    /// deleted.
     fn is_of(&self, place: &TargetDir) -> bool {
         // A deleted lock file is recognized by its path, because only gpushd can create files in
         // the directory.
@@ -84,7 +86,8 @@ impl Input {
     }
 }
 
-/// Returns the process that holds the lock of the pipe directory, and whether it is the daemon of this spec.
+/// Returns the process that holds the lock of the pipe directory, and whether that process is the
+/// daemon of this spec.
 pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
     let pipe = place.pipe(spec.tenure);
     let pid = match lock::taken_by(&pipe)? {
@@ -149,7 +152,7 @@ pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
     killed
 }
 
-/// Returns the lock of a daemon, if it is, or was, the lock of this directory.
+/// Returns the lock of a daemon, if that lock is, or was, the lock of this directory.
 pub(super) fn lock_of(place: &TargetDir, daemon: &DaemonProcess) -> Option<FileId> {
     let input = Input::of(daemon.pid).filter(|input| input.is_of(place))?;
     (!daemon.has_ended()).then_some(input.file)

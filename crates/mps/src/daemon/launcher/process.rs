@@ -1,5 +1,5 @@
-//! The process launcher: daemons are detached children of gpushd. It is used in containers, and where gpushd is not the
-//! system service.
+//! The process launcher: daemons are detached children of gpushd. gpushd uses this launcher in
+//! containers, and where gpushd is not the system service.
 //!
 //! The daemons continue to run when gpushd ends, unless gpushd is the first process of a container.
 

@@ -1,9 +1,9 @@
 //! Recovers a spec from the running daemon when `spec.json` cannot be read, for example after a full disk.
 //!
-//! Without a spec, gpushd does not know the pipe directory, the user and the logs of a daemon. It
-//! would have to treat the daemon as leftovers and wait for its clients to end. The environment of
-//! the daemon contains these values. gpushd trusts this environment, because only root can have set
-//! the environment of a process that holds the lock.
+//! Without a spec, gpushd does not know the pipe directory, the user and the logs of a daemon.
+//! gpushd would have to treat the daemon as leftovers and wait for its clients to end. The
+//! environment of the daemon contains these values. gpushd trusts this environment, because only
+//! root can have set the environment of a process that holds the lock.
 
 use std::{os::unix::ffi::OsStringExt, path::PathBuf};
 

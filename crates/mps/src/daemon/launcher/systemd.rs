@@ -37,7 +37,7 @@ const EXITED: i32 = 1;
 pub(super) struct Units(Arc<Manager>);
 
 impl Units {
-    /// Checks that the unit is inactive. Resets it if it has failed.
+    /// Checks that the unit is inactive. Resets a failed unit.
     pub(super) async fn check_free(&self, place: &TargetDir) -> Result<(), StartError> {
         let unit = name(place);
         let state = self.0.state(&unit).await.map_err(|error| not_started(&error))?;
@@ -45,8 +45,8 @@ impl Units {
             "inactive" => Ok(()),
             "failed" => self.0.reset_failed(&unit).await.map_err(|error| not_started(&error)),
             "deactivating" => Err(StartError::locked()),
-            // The unit is still starting. A previous gpushd may have requested that just before it
-            // ended.
+            // The unit is still starting. A previous gpushd may have requested the start just
+            // before that gpushd ended.
             "activating" => Err(StartError::Later(format!("systemd has not started {unit} yet"))),
             active => Err(StartError::Later(format!(
                 "its unit {unit} is {active}, but no daemon has its directory: `systemctl stop {unit}` ends the \
@@ -55,7 +55,7 @@ impl Units {
         }
     }
 
-    /// Starts the unit. Its main process is the daemon, or will become it.
+    /// Starts the unit. The main process of the unit is the daemon, or becomes the daemon.
     pub(super) async fn start(&self, place: &TargetDir) -> Result<DaemonProcess, StartError> {
         let unit = name(place);
         match self.0.start(&unit).await {

@@ -1,6 +1,6 @@
-//! Filter for the log of a control daemon. It omits the probes of gpushd, which are sessions that
-//! consist of queries. Each session writes about five lines into the log, and a probe has several
-//! sessions.
+//! Filter for the log of a control daemon. The filter omits the probes of gpushd. A probe has
+//! several sessions, and each session consists of queries. A session writes about five lines into
+//! the log.
 //!
 //! ```text
 //! Accepting connection…            ┐
@@ -11,13 +11,14 @@
 //! NEW CLIENT 4712 from user 1000 …   any other line is an event: shown, with the session around it
 //! ```
 //!
-//! The filter shows every line that it does not know. It also shows a session with a pause, because
-//! a process may hold the control connection there without sending anything. The filter uses only
-//! the times in the log, so the same log always gives the same result.
+//! The filter shows every line that it does not know. The filter also shows a session with a pause,
+//! because a process may hold the control connection during the pause without sending anything. The
+//! filter uses only the times in the log, so the same log always gives the same result.
 //!
 //! A simpler rule does not work. A control daemon does not log which peer sends a command, so the
-//! filter cannot select lines by gpushd's pid. If it omitted each known line separately, it would
-//! hide half-open sessions, and replies to an administrator's commands, such as a pid or a state.
+//! filter cannot select lines by gpushd's pid. If the filter omitted each known line separately,
+//! the filter would hide half-open sessions, and replies to an administrator's commands, such as a
+//! pid or a state.
 
 use std::time::Duration;
 
@@ -41,11 +42,11 @@ enum Line {
     Event,
 }
 
-/// Maximum number of lines that the filter holds back while a session may be a probe. It shows
-/// longer sessions. The limit is necessary because users can write into the log.
+/// Maximum number of lines that the filter holds back while a session may be a probe. The filter
+/// shows longer sessions. The limit is necessary because users can write into the log.
 const LONGEST_SESSION: usize = 256;
 
-/// Omits the probes of gpushd, line by line.
+/// A filter that omits the probes of gpushd, line by line.
 #[derive(Debug)]
 pub(super) struct Filter {
     /// Whether the input starts at the first line of the log.

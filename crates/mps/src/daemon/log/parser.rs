@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{CONTROL_LOG, rotation::BEFORE};
 
-/// Number of servers that must end with an error within [`WITHIN`]. gpushd then reports a fault.
+/// gpushd reports a fault if this number of servers end with an error within [`WITHIN`].
 const DEATHS: usize = 3;
 
 /// The period for [`DEATHS`].
@@ -28,7 +28,7 @@ const WITHIN: Duration = Duration::from_secs(60);
 /// Maximum number of bytes of the log that one probe reads.
 const MOST: u64 = 64 << 10;
 
-/// Maximum number of pending clients to remember. A daemon accepts fewer.
+/// Maximum number of pending clients to remember. A daemon accepts fewer clients.
 const MOST_PENDING: usize = 256;
 
 /// The facts from the log so far.
@@ -40,7 +40,8 @@ pub(in crate::daemon) struct LogParser {
     charged: Option<u64>,
     /// Recent ends of servers with an error: when, exit status.
     recent: VecDeque<(Instant, i32)>,
-    /// Whether the log did not grow although the daemon received commands, which it logs.
+    /// Whether the log did not grow although the daemon received commands, and a daemon logs each
+    /// command.
     mute: bool,
     /// Live clients that connected while there was no server for them, with their users.
     waiting: Vec<(i32, u32)>,
@@ -59,7 +60,7 @@ impl LogParser {
         let length = log.metadata().map_or(0, |meta| meta.len());
         let before = self.read.replace(length);
         // The log should have grown: the daemon logs each command, and this probe has just sent
-        // some.
+        // some commands.
         self.mute = before == Some(length);
         // The kernel charges the daemon before the daemon writes the line.
         let has_ended = matches!((self.charged, charged.1), (Some(before), Some(now)) if before != now);

@@ -1,5 +1,5 @@
 //! Selects queued calls for the worker: in order, and only for GPUs without a call in flight. While
-//! reads that a dead worker had in flight are repeated, selects only one call at a time.
+//! the machine repeats the reads of a dead worker, this module selects only one call at a time.
 
 use std::{
     collections::{BTreeSet, VecDeque},

@@ -1,4 +1,5 @@
-//! Calls that pass their deadline. Their worker is abandoned, and their GPU is unsettled until the outcome is known.
+//! Calls that pass their deadline. The machine abandons the worker of such a call, and the GPU of
+//! the call is unsettled until the outcome is known.
 
 use std::{
     collections::{BTreeSet, VecDeque},

@@ -18,10 +18,11 @@
 //!   └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! At most one worker serves. Each GPU has at most one call in flight over all workers, and so has
-//! the host. If a call passes its deadline, the machine answers the caller, but the call stays in
-//! flight as *late*. Its GPU is unsettled, and gets no further call until the late reply arrives or
-//! the abandoned worker has ended.
+//! At most one worker serves. Over all workers, each GPU has at most one call in flight. At most
+//! one call about the host, such as a list, is in flight. If a call passes its deadline, the
+//! machine answers the caller, but the call stays in flight as *late*. The GPU of a late call is
+//! unsettled, and gets no further call until the late reply arrives or the abandoned worker has
+//! ended.
 //!
 //! When a worker dies, the mutations in flight fail, and the reads are repeated once, one at a
 //! time. If a reading kills the worker again, this identifies the GPU, so that it does not affect
@@ -52,7 +53,7 @@ pub(super) type WorkerId = u64;
 /// Number of a call or another request of the handle.
 pub(super) type Ticket = u64;
 
-/// Maximum number of abandoned workers. When it is reached, no more workers are started.
+/// Maximum number of abandoned workers. At this number, the machine starts no more workers.
 const MOST_ABANDONED: usize = 4;
 
 /// Time after which a killed worker that has not ended is considered stuck.
@@ -136,7 +137,8 @@ struct Pending {
     ticket: Ticket,
     ask: Ask,
     until: Instant,
-    /// Whether the call was in flight when a worker died. Its next attempt then runs alone.
+    /// Whether the call was in flight when a worker died. The next attempt of such a call runs
+    /// alone.
     suspect: bool,
 }
 
@@ -339,7 +341,8 @@ impl Machine {
         }
     }
 
-    /// Stores the last index and PCI address of each GPU. They save the worker a search.
+    /// Stores the last index and PCI address of each GPU. With these values, the worker needs no
+    /// search.
     fn learn(&mut self, answer: &Answer) {
         use Answer::{ComputeInstance, ComputeModeSet, Destroyed, GpuInstance, Listed, Mode, Reading};
         let identities: Vec<_> = match answer {
@@ -354,8 +357,8 @@ impl Machine {
         }
     }
 
-    /// Returns the calls in flight in a worker that must not end now; `None` for another worker. If
-    /// such a worker ends, it has crashed.
+    /// Returns the calls in flight in a worker that must not end now, because its end is a crash.
+    /// Returns `None` for any other worker.
     pub(super) fn calls_of_required_worker(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
@@ -393,7 +396,7 @@ impl Machine {
         &self.abandoned
     }
 
-    /// Returns the number of workers started, and of those that crashed.
+    /// Returns the number of workers started, and the number of workers that crashed.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.started, self.crashed)
     }

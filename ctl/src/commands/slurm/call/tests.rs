@@ -12,7 +12,7 @@ use gpush_client::{Origin, Socket};
 
 use super::*;
 
-/// An answer of gpushd; `None`: it closes the connection without an answer.
+/// An answer of gpushd. With `None`, gpushd closes the connection without an answer.
 pub(in crate::commands::slurm) type Answer = Option<(u16, String)>;
 
 impl Calls {
@@ -57,7 +57,7 @@ pub(in crate::commands::slurm) fn error(error: &ApiError) -> Answer {
     Some((503, serde_json::to_string(error).unwrap()))
 }
 
-/// The answer to Prolog that gpush is not concerned with the job.
+/// Returns gpushd's answer to Prolog for a job that does not concern gpush.
 fn not_concerned() -> Answer {
     let started = SlurmJobStarted { outcome: SlurmOutcome::NotConcerned, owned: Vec::new() };
     Some((200, serde_json::to_string(&started).unwrap()))
@@ -81,7 +81,8 @@ fn job() -> SlurmJobStart {
     }
 }
 
-/// Begins a job. `answers` are the answers to the first requests; later requests get the last of them.
+/// Begins a job. Each request gets the next one of `answers`. Requests after the last answer get
+/// the last answer again.
 fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<SlurmJobStarted, Unanswered> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
@@ -93,7 +94,8 @@ fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<Slur
     crate::commands::runtime().unwrap().block_on(Calls::to(&socket, time, restart).start(job()))
 }
 
-/// Fault: when the host's clock was set forward, gpushd took the request for a late one, and Prolog drained the node.
+/// Fault: when the host's clock was set forward, gpushd considered the request late, and Prolog
+/// drained the node.
 #[test]
 fn request_that_is_late_by_the_clock_is_sent_again() {
     let late = || error(&ApiError::new(Code::TimedOut, "gpushd read the request after its deadline"));
@@ -103,7 +105,7 @@ fn request_that_is_late_by_the_clock_is_sent_again() {
     assert!(matches!(answer, Err(Unanswered::NoAnswer(_))), "{answer:?}");
 }
 
-/// Fault: a gpushd that restarted late in a hook had no time to restart.
+/// Fault: if gpushd restarted late during a hook, the hook did not wait for the restart.
 #[test]
 fn every_restart_of_gpushd_has_its_time() {
     let restart = PAUSE * 5;

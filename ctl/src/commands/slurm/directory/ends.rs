@@ -35,7 +35,7 @@ impl Directory {
             Ok(noted) if noted.restart > end.restart => {}
             Ok(_) => self.remove_file(&name),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // If the record cannot be read, it can never be delivered.
+            // A record that cannot be read can never be delivered.
             Err(_) => self.remove_file(&name),
         }
     }

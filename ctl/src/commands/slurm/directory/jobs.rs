@@ -20,7 +20,7 @@ use super::{super::hook_start::HookStart, Directory, Locked, access};
 /// Suffix of the file that records a run. The name of a node never contains a `+`.
 const RUN: &str = "+run";
 
-/// The run of a Prolog, to which a file of a job belongs.
+/// The run of a job that a Prolog began. Each file of a job belongs to one run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::commands::slurm) struct Run {
     /// How often the job was requeued.
@@ -50,11 +50,11 @@ struct RunRecord {
 /// Which leases of a job may exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum PossibleLeases {
-    /// None: gpushd refused this run, and has ended the leases of earlier runs.
+    /// No lease: gpushd refused this run, and has ended the leases of earlier runs.
     None,
-    /// Only those of earlier runs: this run did not reach gpushd.
+    /// Only leases of earlier runs, because this run did not reach gpushd.
     Earlier,
-    /// That of this run, and those of earlier runs.
+    /// The lease of this run, and leases of earlier runs.
     All,
 }
 
@@ -73,17 +73,18 @@ impl PossibleLeases {
 pub(in crate::commands::slurm) enum EndedRun {
     /// The run whose Prolog made the file of the job.
     OfFile {
-        /// Its restart count.
+        /// Restart count of that run.
         restart: u32,
         /// Whether a lease of this or an earlier run may exist.
         may_have_lease: bool,
     },
-    /// A run before that of the file.
+    /// A run before the run that made the file.
     Earlier {
-        /// Its restart count or a larger one; `None` if it was a run of another job, which had the id before.
+        /// Restart count of the earlier run, or a larger count. `None` if another job had this job
+        /// id before, and the run belongs to that job.
         restart: Option<u32>,
     },
-    /// Not known: there is no file of the job.
+    /// The run is not known, because the job has no file.
     NoFile,
 }
 
@@ -91,10 +92,11 @@ pub(in crate::commands::slurm) enum EndedRun {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum FileWritten {
     Yes,
-    /// No: Slurm runs another Prolog for the same run of the job. That Prolog writes its own
-    /// result.
+    /// Not written, because Slurm runs another Prolog for the same run of the job. That Prolog
+    /// writes the result.
     Again,
-    /// No: Epilog has run, or a later run of the job has begun. Slurm no longer waits for this Prolog.
+    /// Not written, because Epilog has run, or a later run of the job has begun. Slurm no longer
+    /// waits for this Prolog.
     Late,
 }
 
@@ -111,8 +113,9 @@ pub(in crate::commands::slurm) enum Found {
 }
 
 impl Directory {
-    /// Begins a run of a job: writes its file with the state `begun`, and replaces those of earlier runs.
-    /// `started` says when Slurm started the Prolog, and `leases` which leases may exist until the file is written.
+    /// Begins a run of a job. Writes the file of this run with the state `begun`, and replaces the
+    /// files of earlier runs. `started` is the time at which Slurm started the Prolog. `leases`
+    /// says which leases may exist until the file is written.
     pub(in crate::commands::slurm) fn begin(
         &self,
         job: &Job,

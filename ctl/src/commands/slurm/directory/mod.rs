@@ -15,7 +15,7 @@
 //!
 //! The file of the job is for the user, and hooks of root make no decision from it. Hooks of
 //! several jobs and runs change the directory at the same time, so each change holds the lock while
-//! it reads and writes. TaskProlog only reads. It needs no lock, because every file is replaced as
+//! it reads and writes. TaskProlog only reads, and needs no lock, because every file is replaced as
 //! a whole.
 //!
 //! | file | subject |
@@ -77,8 +77,8 @@ struct Locked {
 }
 
 impl Directory {
-    /// Creates the handle of the directory at `path`. Methods wait for the lock until `until`, or for [`LOCK_WAIT`] if
-    /// that ends later.
+    /// Creates the handle of the directory at `path`. Methods wait for the lock until `until`, but
+    /// for at least [`LOCK_WAIT`].
     pub(super) fn new(path: &Path, until: Instant) -> Self {
         Self { path: path.to_owned(), until }
     }

@@ -39,7 +39,7 @@ fn state(directory: &Directory, job: u32) -> Option<JobState> {
     }
 }
 
-/// Files without the lock and the list of places.
+/// Returns the names of the files, except the lock and the list of places.
 fn left(directory: &Directory) -> Vec<String> {
     let mut names = directory.names().unwrap();
     names.retain(|name| name != "lock" && name != "places");
@@ -164,7 +164,7 @@ fn leader_and_component_have_files_of_different_names() {
     assert_eq!(state(&directory, 41), Some(JobState::Begun));
     directory.remove_run(&leader, &of_leader);
     assert_eq!(state(&directory, 41), Some(refused("component")));
-    // In the other order.
+    // Remove the component before the leader.
     directory.begin(&leader, None, PossibleLeases::All).unwrap();
     directory.remove(&component, 0);
     assert_eq!(state(&directory, 41), Some(JobState::Begun));
