@@ -1,5 +1,5 @@
-//! Unleased processes on a shared GPU: gpushd shows them, warns about them, and ends them. Also
-//! processes that gpushd must never end.
+//! Unleased processes on a shared GPU: gpushd shows them, warns about them, and ends them. The
+//! tests also cover processes that gpushd must never end.
 //!
 //! | file | subject |
 //! |---|---|
@@ -109,8 +109,8 @@ fn done(agent: &Agent, pid: u32) -> String {
     agent.until("the action on the process is reported", || listed(agent, pid)?.unleased_action)
 }
 
-/// A program that runs as a given user and that the driver lists on a GPU. It is killed when this
-/// value is dropped.
+/// A program that runs as a given user and that the driver lists on a GPU. The program is killed
+/// when this value is dropped.
 struct Job(Child);
 
 impl Job {
