@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ends` | what gpushd does with unleased processes, and how it reports that |
+//! | `ends` | the actions of gpushd on unleased processes, and the reports about these actions |
 //! | `servers` | MPS servers, which are not unleased processes |
 //! | `unseen` | unreadable GPUs, and a lost database |
 //! | `long` | processes with command lines of any length |

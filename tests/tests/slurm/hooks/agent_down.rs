@@ -120,7 +120,7 @@ fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
                 assert!(node.task(&job).expect("the task runs").contains("without a lease"));
             }
         }
-        // Epilog needs no gpushd, because it records the end of the job in a file.
+        // Epilog needs no gpushd, because Prolog has already recorded the end in a file.
         assert!(node.directory().join("ci-1@n1+ended").exists(), "{policy}");
         if policy == "pass" {
             node.epilog(&job);
