@@ -50,7 +50,7 @@ impl Around {
     fn script(&self, name: &str, body: &str) {
         let at = self.dir.display();
         // The file `kill` lists the calls at which the script kills gpushd, such as `3 before`. The
-        // parent of the script is the keeper, and the parent of the keeper is gpushd.
+        // parent of the script is a process `gpushd helper`. The parent of that process is gpushd.
         let text = format!(
             "#!/bin/sh
 D='{at}'
@@ -72,8 +72,8 @@ exit $rc
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a script can be made one");
     }
 
-    /// Replaces the body of the hook that runs before a change. The exit code of the hook is that
-    /// of the last command in `body`.
+    /// Replaces the body of the hook that runs before a change. The exit code of the hook is the
+    /// exit code of the last command in `body`.
     ///
     /// # Panics
     /// If the file cannot be written.

@@ -2,9 +2,9 @@
 //! differences from another reading.
 //!
 //! The record contains only values that are the same for every board of that model under that
-//! driver. So it has no UUID, no process and no usage. It has compute instance profiles only for
-//! the GPU instance profiles that had an instance during the recording, because the driver reports
-//! no others.
+//! driver. So the record has no UUID, no process and no usage. The driver reports compute instance
+//! profiles only for a GPU instance profile that has an instance. Therefore the record lacks the
+//! compute instance profiles of all other GPU instance profiles.
 
 use gpush_api::{Architecture, GpuProfile};
 use gpush_nvml::Reading;

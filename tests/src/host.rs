@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A simulated host. It exists from [`Host::up`] until it is dropped.
+/// A simulated host, which exists from [`Host::up`] until this value is dropped.
 #[derive(Debug)]
 pub struct Host {
-    // Dropping it removes the host's directory.
+    // Dropping this field removes the host's directory.
     _scratch: tempfile::TempDir,
     dir: PathBuf,
     env: BTreeMap<String, String>,
@@ -189,7 +189,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The simulated daemons end with their host. NVIDIA's control daemon does not end with it.
+        // The simulated daemons end with their host. NVIDIA's control daemon does not end with the
+        // host.
         if self.dir.join("real").exists() {
             for pid in crate::mps::controls(&self.dir) {
                 let _ended = crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);

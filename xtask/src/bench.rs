@@ -1,9 +1,9 @@
 //! `cargo xtask bench`: measures the release builds of the programs for docs/benchmarks.md.
 //!
-//! It measures counts, and ratios within one run, which are also valid on other machines. Absolute
-//! times appear only if the target is a time. Such times can be compared only with times of the
-//! same machine. The document contains no date, so that a second run on the same machine changes
-//! little.
+//! The command measures counts, and ratios within one run. Both are also valid on other machines.
+//! Absolute times appear only if the target is a time. A time can be compared only with times of
+//! the same machine. The document contains no date, so that a second run on the same machine
+//! changes little.
 
 use std::{fmt::Write as _, fs, process::Stdio};
 
@@ -90,8 +90,8 @@ fn measure(command: &[&str]) -> Result<Value> {
     })
 }
 
-/// Returns the percentiles of the planner's bench as a report with a table and targets, which that
-/// bench itself does not have.
+/// Returns the percentiles of the planner's bench as a report. That bench itself has no table and
+/// no targets, so this function adds both.
 fn planning(rows: &[Value]) -> Value {
     let microseconds = |row: &Value, key: &str| row[key].as_f64().unwrap_or(f64::NAN) / 1e3;
     let name = |row: &Value| row["what"].as_str().unwrap_or_default().to_owned();

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: runs all checks and tests, without manual preparation.
 //!
 //! A failed step does not stop the run, so that one run reports everything. The last line is always
-//! `N passed, N failed, N skipped`. It counts tests; a step without tests counts as one test. The
-//! lines before it list the skipped tests and their reasons.
+//! `N passed, N failed, N skipped`. This line counts tests; a step without tests counts as one
+//! test. The lines before the last line list the skipped tests and their reasons.
 
 use std::{collections::BTreeSet, path::Path, process::Command, time::Instant};
 
@@ -52,8 +52,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], verbose));
     } else {
         // The build comes first, so that the end-to-end tests find the programs next to the
-        // simulated library. It includes the tests, because the tests enable features of
-        // dependencies: building them later would build the workspace twice.
+        // simulated library. The build includes the tests, because the tests enable features of
+        // dependencies. A later build of the tests would build the workspace a second time.
         let build = cargo("build", &["build", "--workspace", "--lib", "--bins", "--tests", "--locked"], verbose);
         let built = build.outcome == Outcome::Passed;
         steps.push(build);

@@ -21,8 +21,8 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// Returns the directory for xtask's logs and installed tools. It is in `target`, so that no other
-/// folder changes.
+/// Returns the directory for xtask's logs and installed tools. This directory is in `target`, so
+/// that no other folder changes.
 pub(crate) fn scratch() -> Result<PathBuf> {
     let dir = target().join("xtask");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;

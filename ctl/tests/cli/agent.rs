@@ -108,8 +108,8 @@ fn as_wanted() -> GpuPlan {
 
 fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     let progress = |gpu, done, total| StepState { gpu, done, total, doing: None, rolling_back: false, error: None };
-    // All answers contain the same time for the operation. It is in the future, so that the age in
-    // the output is always 0.
+    // All answers contain the same time for the operation. This time is in the future, so that the
+    // age in the output is always 0.
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
         begun: true,
@@ -129,7 +129,7 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     }
 }
 
-/// Starts a stand-in agent. Its first GPU has the new layout after `polls` polls of the operation.
+/// Starts a stand-in agent whose first GPU has the new layout after `polls` polls of the operation.
 /// `other` answers all requests that are not readings.
 fn agent(host: &Host, polls: usize, other: impl Fn(&Request, usize) -> Answer + Send + Sync + 'static) -> Agent {
     let polled = Arc::new(AtomicUsize::new(0));
@@ -359,7 +359,7 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
     let mut child = host.command(&["mig", "apply"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // The first line says that the operation has begun. From then on, gpushctl handles Ctrl-C.
+    // The first line says that the operation has begun. After that line, gpushctl handles Ctrl-C.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
@@ -377,7 +377,7 @@ fn agent_restarts_during_an_apply() {
     agent(&host, usize::MAX, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => Answer::ok(&operation(1, OperationState::Running, 0)),
         (_, 0) => Answer::ok(&operation(2, OperationState::Running, 1)),
-        // The agent cannot be reached for a while. After its restart, it does not know the
+        // The agent cannot be reached for a while. After the restart, the agent does not know the
         // operation.
         (_, 1..5) => Answer::HangUp,
         (_, _) => Answer::error(&ApiError::new(Code::NotFound, "no operation is called op-1")),

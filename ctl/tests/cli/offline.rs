@@ -6,8 +6,7 @@ use insta::assert_snapshot;
 
 use crate::support::Host;
 
-/// Writes a saved host with one A100. It has an idle 2g.20gb at 0, and a 3g.40gb at 4 that is in
-/// use.
+/// Writes a saved host with one A100: an idle 2g.20gb at 0, and a 3g.40gb in use at 4.
 fn saved(host: &Host) -> String {
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);

@@ -31,8 +31,8 @@ impl Host {
         path
     }
 
-    /// Returns the command with a clean environment. The path of its socket, `gpushd.sock`, is
-    /// relative, so that lines wrap at the same place on every machine.
+    /// Returns the command with a clean environment. The path of the agent's socket, `gpushd.sock`,
+    /// is relative, so that lines wrap at the same place on every machine.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(GPUSHCTL);
         command
@@ -107,7 +107,7 @@ impl Answer {
     }
 }
 
-/// A stand-in agent. It sends the answers that a test defines, and records its requests.
+/// A stand-in agent, which sends the answers that a test defines, and records all requests.
 #[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) requests: Arc<Mutex<Vec<Request>>>,

@@ -33,7 +33,8 @@ fn denied_to_another_user() {
     // Other users may have no access to the build directory. So the test copies the binary.
     let binary = host.path("gpushctl");
     // Use `cp`, which is another process. If this process wrote the file, a parallel test could
-    // fork in the meantime. Its child would then keep the file open for writing: "text file busy".
+    // fork in the meantime. The child of that fork would keep the file open for writing, and the
+    // copy could not be executed ("text file busy").
     assert!(std::process::Command::new("cp").arg(GPUSHCTL).arg(&binary).status().unwrap().success());
     let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     mode(host.dir.path(), 0o755);

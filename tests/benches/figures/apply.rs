@@ -216,8 +216,8 @@ fn wanted_text(model: &Model, wanted: &[&str]) -> String {
     ids.collect::<Vec<_>>().join(",")
 }
 
-/// Returns each profile with its id, and the id of the compute instance profile that occupies all
-/// of it.
+/// Returns each profile with its id, and the id of the compute instance profile that occupies the
+/// whole GPU instance.
 fn all_profiles(model: &Model) -> Vec<(String, (u32, u32))> {
     let ids = model.gi_profiles.iter().filter_map(|profile| {
         let whole = profile.compute.iter().find(|compute| compute.name == profile.name)?;

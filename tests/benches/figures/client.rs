@@ -24,8 +24,8 @@ impl Client {
     }
 
     /// Connects as another user. The server reads the client's credentials at this moment. Only
-    /// root can do this; a process of another user connects as its own user. Two threads must not
-    /// call this function at the same time, because a process has only one effective user.
+    /// root can connect as another user; any other process connects as its own user. Two threads
+    /// must not call this function at the same time, because a process has only one effective user.
     pub(crate) fn connect_as(uid: u32, socket: &Path) -> io::Result<Self> {
         if !geteuid().is_root() {
             return Self::connect(socket);

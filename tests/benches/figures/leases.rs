@@ -130,7 +130,7 @@ const DELAYS: [&str; 2] =
     ["nvmlDeviceCreateGpuInstance* --delay-ms 250", "nvmlGpuInstanceCreateComputeInstance* --delay-ms 75"];
 
 /// Returns the seconds of a grant that creates a MIG device, and the seconds of the same two driver
-/// calls without gpushd. Both have the [`DELAYS`].
+/// calls without gpushd. In both cases, the driver calls have the [`DELAYS`].
 fn dynamic() -> (f64, f64) {
     let toml = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
     let (host, direct) = (Host::up(toml), Host::up(toml));
@@ -221,8 +221,8 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     (median(bare), median(run), free)
 }
 
-/// Returns the seconds of a grant of two agents, measured alternately. The first has no history,
-/// the second has [`HISTORY`] ended leases.
+/// Returns the seconds of a grant of two agents, measured alternately. The first agent has no
+/// history, and the second agent has [`HISTORY`] ended leases.
 fn histories() -> (f64, f64) {
     let hosts = [(); 2].map(|()| Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n"));
     let agents = hosts.each_ref().map(|host| {

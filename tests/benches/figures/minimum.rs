@@ -1,9 +1,9 @@
 //! The minimum number of instances to destroy and create for a layout, by exhaustive search.
 //!
-//! This module intentionally shares no code and no optimisation with the planner. It tries every
-//! subset of the existing instances as the instances to keep, and every placement of the others.
-//! Both use the same geometry data of GPU models, but they implement the placement rules
-//! separately.
+//! This module intentionally shares no code and no optimisation with the planner. This module tries
+//! every subset of the existing instances as the instances to keep, and every placement of the
+//! missing instances. The planner and this module use the same geometry data of GPU models, but
+//! implement the placement rules separately.
 
 use gpush_geometry::{GpuProfile, Model};
 
@@ -79,7 +79,7 @@ fn place<'a>(model: &'a Model, placed: &mut Vec<(&'a GpuProfile, u8)>, missing: 
     false
 }
 
-/// Returns whether the instance that was placed last is compatible with the others.
+/// Returns whether the instance that was placed last is compatible with the other instances.
 fn stands(model: &Model, placed: &[(&GpuProfile, u8)], start: u8, size: u8) -> bool {
     let Some(((newest, _), others)) = placed.split_last() else { return true };
     let apart = others.iter().all(|(other, at)| {

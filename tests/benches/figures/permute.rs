@@ -1,9 +1,9 @@
 //! The reference method for comparisons: permute and retry.
 //!
-//! Earlier tools, such as mig-parted, use this method. They destroy every instance, then create the
-//! requested instances in some order, and let the driver choose each placement. If an instance does
-//! not fit, they destroy the new instances and try the next order. This module implements that
-//! description. It runs as a separate process on the same simulated driver.
+//! Earlier tools, such as mig-parted, use this method. Such a tool destroys every instance, then
+//! creates the requested instances in some order, and lets the driver choose each placement. If an
+//! instance does not fit, the tool destroys the new instances and tries the next order. This module
+//! implements that description. It runs as a separate process on the same simulated driver.
 
 #![allow(unsafe_code)] // Calls NVML's C functions for instances: no safe crate creates them without a placement.
 
@@ -15,7 +15,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, n
 #[derive(Debug)]
 pub(crate) struct Stuck(pub(crate) String);
 
-/// A requested GPU instance, and the single compute instance that occupies all of it.
+/// A requested GPU instance, and the single compute instance that occupies the whole GPU instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
     /// Position of the first instance with this profile in the request. The first order to try is

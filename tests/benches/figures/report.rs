@@ -1,5 +1,5 @@
-//! Output of a bench: a table, and targets with their measurements. The bench prints them as one
-//! JSON object on standard output, which `cargo xtask bench` renders.
+//! Output of a bench: a table, and targets with their measurements. The bench prints this report as
+//! one JSON object on standard output, which `cargo xtask bench` renders.
 
 use serde_json::{Value, json};
 

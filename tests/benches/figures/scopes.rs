@@ -57,7 +57,7 @@ fn used(machine: &Machine) -> u64 {
     machine.property("gpushd.service", "CPUUsageNSec").parse().expect("nanoseconds")
 }
 
-/// Measures everything.
+/// Measures the cost of leases with scopes.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Scopes of leases",
@@ -79,7 +79,8 @@ pub(crate) fn run() -> Report {
     let begun = Instant::now();
     let scope = median(seconds(&machine, "scope"));
     let all = begun.elapsed();
-    // systemd reports the end of a scope to gpushd, which grants no lease meanwhile.
+    // Wait until systemd has reported the ends of the scopes to gpushd. During this time, gpushd
+    // grants no lease.
     machine
         .await_that("the leases have ended", |machine| machine.sh("gpushctl lease list -o name | wc -l").trim() == "0");
     let left = scopes(&machine);

@@ -73,7 +73,7 @@ impl Agent {
 
     /// Starts gpushd again on a host whose previous gpushd has ended, but only when the next second
     /// begins. Times of the API are whole seconds. Without the wait, an operation of the previous
-    /// gpushd could seem to belong to the new one.
+    /// gpushd could seem to belong to the new gpushd.
     #[must_use]
     pub fn start_again(host: &Host, config: &str) -> Self {
         let into_second = jiff::Timestamp::now().as_millisecond().rem_euclid(1000).unsigned_abs();

@@ -50,7 +50,7 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets an environment variable of gpushd. It replaces the host's variable of the same name.
+    /// Sets an environment variable of gpushd, which replaces the host's variable of the same name.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
@@ -101,7 +101,7 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets the standard error of gpushd. By default it is a file.
+    /// Sets the standard error of gpushd, which is a file by default.
     #[must_use]
     pub fn stderr(mut self, stderr: OwnedFd) -> Self {
         self.stderr = Some(stderr.into());
@@ -158,7 +158,7 @@ impl<'h> Setup<'h> {
     /// Starts gpushd and waits until it is ready.
     ///
     /// # Panics
-    /// If gpushd ends instead. The panic shows its output.
+    /// If gpushd ends instead. The panic shows the output of gpushd.
     #[must_use]
     pub fn start(self) -> Agent {
         self.spawn(None)

@@ -147,8 +147,9 @@ async fn client_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Kills a control daemon. Checks that gpushd notices it, waits for the client of the daemon's
-/// server, and then starts another daemon. The result also tells what happened to that client.
+/// Kills a control daemon. Checks that gpushd notices the kill, waits for the client of the
+/// daemon's server, and then starts another daemon. The result also tells what happened to that
+/// client.
 async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let pid = before.pid.ok_or("gpushd does not tell the daemon's pid")?;

@@ -65,7 +65,7 @@ enum Said {
 /// A client that is ready to compute.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Ready {
-    /// The client's pid, which may differ from that of `gpushctl run`.
+    /// The client's pid, which may differ from the pid of `gpushctl run`.
     pub pid: u32,
     /// Name of the GPU.
     pub device: String,
@@ -215,8 +215,8 @@ impl Client {
         self.ended().await
     }
 
-    /// Waits until a client that was killed or has failed has ended, and also the programs that
-    /// started it.
+    /// Waits until a killed or failed client has ended. Also waits for the programs that started
+    /// the client.
     ///
     /// # Errors
     /// If the client does not end in time.

@@ -72,8 +72,8 @@ impl Settings {
 
 impl Ground {
     /// Examines the first GPU and the host. `simulated` accepts a simulated driver, for a client
-    /// that supports one. PyTorch would ignore the simulated driver, and compute on a real GPU that
-    /// was not examined.
+    /// that supports such a driver. PyTorch would ignore the simulated driver, and compute on a
+    /// real GPU that was not examined.
     ///
     /// # Errors
     /// If a prerequisite is missing, or something prevents the checks.

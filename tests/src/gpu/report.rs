@@ -22,9 +22,9 @@ pub struct Found {
 /// A check with its result. A check that could not run is also listed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
-    /// Its name.
+    /// Name of the check.
     pub name: &'static str,
-    /// Its result.
+    /// Result of the check.
     #[serde(flatten)]
     pub found: Found,
 }

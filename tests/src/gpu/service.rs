@@ -1,5 +1,5 @@
-//! A separate gpushd for the checks, which shares the first GPU through MPS. The checks control it
-//! with `gpushctl`, as users do.
+//! A separate gpushd for the checks, which shares the first GPU through MPS. The checks control
+//! this gpushd with `gpushctl`, as users do.
 //!
 //! Everything is in a scratch directory: config, sockets, state, MPS daemons. Every process that
 //! the service starts, directly or indirectly, has the path of that directory in its environment.
@@ -211,8 +211,8 @@ impl Service {
     /// Starts a client with its own lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
     ///
     /// # Errors
-    /// If the client cannot be started. If gpushd refuses the lease, the caller notices it when it
-    /// waits for the client.
+    /// If the client cannot be started. If gpushd refuses the lease, the caller notices the refusal
+    /// when it waits for the client.
     pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let mut command = self.command("gpushctl");
         command
@@ -282,8 +282,8 @@ impl Service {
     /// Ends all processes in order, and copies the logs to a directory.
     pub async fn end(&mut self, logs: &Path) {
         if self.gpushd.is_some() {
-            // This ends the clients' work on the GPU before the processes end. A signal alone would
-            // not do that.
+            // `mps stop` ends the clients' work on the GPU before the processes end. A signal alone
+            // would not end that work.
             let _swept_below = self.ctl::<serde_json::Value>(&["mps", "stop", TARGET, "--force"]).await;
         }
         if let Some(mut gpushd) = self.gpushd.take() {
@@ -328,8 +328,8 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // gpushd is still set only if `end` did not run. gpushd ends first, because it would
-        // restart its daemons.
+        // The field `gpushd` is still set only if `end` did not run. gpushd ends before its
+        // daemons, because it would restart them.
         if let Some(gpushd) = &mut self.gpushd {
             let _gone_already = gpushd.start_kill();
         }

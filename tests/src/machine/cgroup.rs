@@ -2,7 +2,8 @@
 //!
 //! `systemd-nspawn --keep-unit` creates cgroups below the cgroup in which it starts. Two machines
 //! in one cgroup would therefore collide. The name of the cgroup contains the pid of the test
-//! program. If a test program was killed, the next test program removes its cgroups.
+//! program. If a test program was killed, the next test program removes the cgroups of the killed
+//! program.
 
 use std::{
     fs, io,
@@ -35,7 +36,8 @@ fn hierarchies() -> Vec<PathBuf> {
 
 impl Cgroup {
     /// Creates the cgroup with this name. `controllers` are controllers of cgroup v1 that the
-    /// machine mounts itself; the cgroup is created there too, if this host has them.
+    /// machine mounts itself. If this host has such a controller, the cgroup is also created in the
+    /// controller's hierarchy.
     pub(super) fn make(name: &str, controllers: &[&str]) -> Result<Self, String> {
         let mut hierarchies = hierarchies();
         if hierarchies.is_empty() {

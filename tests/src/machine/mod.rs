@@ -45,7 +45,7 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("setpriv", "util-linux"),
 ];
 
-/// A running machine. Dropping it stops the machine and deletes its files.
+/// A running machine. Dropping this value stops the machine and deletes its files.
 #[derive(Debug)]
 pub struct Machine {
     nspawn: Child,
@@ -71,8 +71,8 @@ impl Machine {
     }
 
     /// As [`Machine::boot`], with Debian 13 and its Slurm 24.11. If the host has the cgroup v1
-    /// controllers `freezer` and `devices`, the machine can mount them; they then show the
-    /// machine's own cgroups.
+    /// controllers `freezer` and `devices`, the machine can mount these controllers. The mounts
+    /// then show the machine's own cgroups.
     #[must_use]
     pub fn boot_with_slurm(what: &str) -> Option<Self> {
         Self::boot_root(what, root::with_slurm, &["freezer", "devices"])
@@ -123,7 +123,7 @@ impl Machine {
     }
 
     /// Waits until init reports that all units of the boot are up. The first message of init
-    /// contains its pid.
+    /// contains the pid of init.
     fn wait_until_ready(&mut self, notify: &UnixDatagram) {
         let until = Instant::now() + PATIENCE;
         notify.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");

@@ -1,9 +1,10 @@
 //! The root file system of the machines: a small Debian with systemd, created once.
 //!
-//! The packages come from the Debian sources in this host's package lists. The release is the one
-//! that this host runs, so that programs built here also run in the machine. The root file system
-//! with Slurm 24.11 has a fixed later release, from the same sources. Both are stored below the
-//! target directory, and are created again if the recipe changes. Machines never write to them.
+//! The packages come from the Debian sources in this host's package lists. The release is the same
+//! as on this host, so that programs built here also run in the machine. The root file system with
+//! Slurm 24.11 has a fixed later release, from the same sources. Both file systems are stored below
+//! the target directory, and are created again if the recipe changes. Machines never write to these
+//! file systems.
 
 use std::{
     fs,
@@ -49,7 +50,7 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     if sources.is_empty() {
         return Err(format!("apt has no source of Debian's {release} here"));
     }
-    // The same archive also has the other release.
+    // The archive of this host's release also has the requested release.
     sources.iter_mut().for_each(|(_, text)| *text = text.replace(&release, wanted_release));
     let release = wanted_release;
     let wanted = format!("{release} {packages}\n");

@@ -56,7 +56,7 @@ impl Client {
         Self { stdin: child.stdin.take(), child, lines, first: String::new() }
     }
 
-    /// Returns its pid.
+    /// Returns the pid of the program.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.child.id().cast_signed()

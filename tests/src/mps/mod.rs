@@ -1,4 +1,4 @@
-//! MPS on a simulated host: its daemons as gpushd reports them, and as the kernel reports them.
+//! MPS daemons on a simulated host, as gpushd reports them and as the kernel reports them.
 //!
 //! Tests do not rely on gpushd alone to find daemons. The environment of a control daemon, and of
 //! each process that the daemon started, names the daemon's pipe directory.
@@ -240,11 +240,11 @@ pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
 /// A process whose environment names a pipe directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Part {
-    /// Its pid.
+    /// Pid of the process.
     pub pid: i32,
-    /// Its role.
+    /// Role of the process.
     pub role: Role,
-    /// Its pipe directory.
+    /// Pipe directory that the environment names.
     pub pipe: PathBuf,
 }
 
@@ -299,7 +299,7 @@ pub fn controls(base: &Path) -> Vec<i32> {
     all.into_iter().filter(|part| part.role == Role::Control).map(|part| part.pid).collect()
 }
 
-/// Returns the sorted names in a directory; none if it does not exist.
+/// Returns the sorted names in a directory. If the directory does not exist, returns no names.
 #[must_use]
 pub fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();

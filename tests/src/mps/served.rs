@@ -45,8 +45,8 @@ impl Served {
         Self::on(Host::up(Self::HOST), None)
     }
 
-    /// Starts gpushd with [`Self::CONFIG`] on a host. If given, `programs` is the directory of the
-    /// MPS programs; it replaces the host's directory.
+    /// Starts gpushd with [`Self::CONFIG`] on a host. If given, `programs` is a directory of MPS
+    /// programs that replaces the host's directory.
     ///
     /// # Panics
     /// If the daemon is not ready in time.

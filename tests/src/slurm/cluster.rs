@@ -16,7 +16,8 @@ use nix::{
 use super::{User, munge::Munge};
 use crate::agent::PATIENCE;
 
-/// A running Slurm cluster. Dropping it cancels all jobs and ends every process that it started.
+/// A running Slurm cluster. Dropping this value cancels all jobs and ends every process of the
+/// cluster.
 #[derive(Debug)]
 pub struct Cluster {
     controller: Child,
@@ -139,7 +140,7 @@ impl Cluster {
         }
     }
 
-    /// Starts the slurmd of a node again after it has ended.
+    /// Starts the slurmd of a node again after that slurmd has ended.
     pub fn restart_node(&mut self, node: usize) {
         self.nodes[node] = self.slurmd(&format!("n{}", node + 1));
     }
@@ -147,7 +148,7 @@ impl Cluster {
     /// Ends slurmctld, and starts it again with its state.
     ///
     /// # Panics
-    /// If it does not end.
+    /// If slurmctld does not end.
     pub fn restart_controller(&mut self) {
         kill(Pid::from_raw(self.controller.id().cast_signed()), Signal::SIGTERM).expect("slurmctld can be signalled");
         self.controller.wait().expect("slurmctld ends");

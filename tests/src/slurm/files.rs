@@ -35,7 +35,8 @@ fn put(dir: &Path, name: &str, text: &str) {
     fs::write(dir.join(name), text).expect("a file can be written");
 }
 
-/// Returns this host's name without its domain. slurmctld compares it with the name in slurm.conf.
+/// Returns this host's name without its domain. slurmctld compares this name with the name in
+/// slurm.conf.
 fn host() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").expect("the host has a name");
     name.trim().split('.').next().unwrap_or_default().to_owned()

@@ -14,7 +14,7 @@ impl fmt::Display for JobId {
     }
 }
 
-/// A job that has ended. Its Epilog has ended too.
+/// A job that has ended. The job's Epilog has ended too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// State, such as `COMPLETED`, `FAILED`, `CANCELLED` or `TIMEOUT`.
@@ -44,7 +44,7 @@ impl Cluster {
     /// Submits a batch job.
     ///
     /// # Errors
-    /// The output of sbatch, if it refuses the job.
+    /// The output of sbatch, if sbatch refuses the job.
     ///
     /// # Panics
     /// If sbatch cannot be started.
@@ -112,7 +112,7 @@ impl Cluster {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Submits a job and waits until it and its Epilog have ended.
+    /// Submits a job and waits until the job and its Epilog have ended.
     #[must_use]
     pub fn run_job(&self, user: User, arguments: &[&str], script: &str) -> Ended {
         self.ended(self.sbatch(user, arguments, script))

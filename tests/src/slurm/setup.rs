@@ -42,8 +42,8 @@ impl Setup {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
         let devices = dir.path().join("dev");
         fs::create_dir(&devices).expect("a directory");
-        // slurmd assigns an index only to a character device. It does not open the device unless
-        // ConstrainDevices is set.
+        // slurmd assigns an index only to a character device. slurmd does not open the device
+        // unless ConstrainDevices is set.
         for minor in 0..8 {
             let path = devices.join(format!("nvidia{minor}"));
             let (kind, mode) = (SFlag::S_IFCHR, Mode::from_bits_truncate(0o666));
@@ -79,7 +79,7 @@ impl Setup {
         self.dir().join("dev")
     }
 
-    /// Returns the path of slurm.conf. It exists once the cluster runs.
+    /// Returns the path of slurm.conf, which exists once the cluster runs.
     #[must_use]
     pub fn slurm_conf(&self) -> PathBuf {
         self.dir().join("slurm.conf")

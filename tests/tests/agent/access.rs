@@ -223,7 +223,7 @@ fn one_user_cannot_use_all_connections() {
     let poll = format!("http://gpush/v1/operations/op-1?after={}&wait_ms=60000", operation.revision);
     // One curl opens as many long polls as the limit allows. Then another curl sends one more
     // request. A request of this test may use a connection before the first curl has opened all its
-    // long polls, so that curl retries.
+    // long polls, so the first curl retries.
     let mut held = Command::new("curl");
     held.uid(NOBODY).gid(NOBODY).current_dir("/").env("HOME", "/");
     held.args(["--silent", "--parallel", "--parallel-immediate", "--parallel-max", "40"]);

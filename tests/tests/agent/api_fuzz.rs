@@ -12,7 +12,8 @@ use std::{
 use gpush_api::MpsState;
 use gpush_tests::{agent::Agent, host::Host, mps::reaches};
 
-/// Minimum number of requests for each API operation. Over all operations, this is more than 2,000.
+/// Minimum number of requests for each API operation. All operations together get more than 2,000
+/// requests.
 const EXAMPLES: usize = 70;
 
 /// Minimum total number of requests.
@@ -22,7 +23,8 @@ const CASES: u64 = 2000;
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n
     [[gpu]]\nmatch = [\"1\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n";
 
-/// Returns the path of schemathesis. If it is not installed, prints a message and returns `None`.
+/// Returns the path of schemathesis. If schemathesis is not installed, prints a message and returns
+/// `None`.
 fn schemathesis() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace");
     let venv = std::env::var_os("GPUSH_TEST_VENV").map_or_else(|| root.join("target/venv"), PathBuf::from);

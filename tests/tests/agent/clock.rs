@@ -15,8 +15,8 @@ use crate::leases::request;
 
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n";
 
-/// Returns the path of the library from Debian's package `faketime`. If it is not installed, prints
-/// that `what` is skipped and returns `None`.
+/// Returns the path of the library from Debian's package `faketime`. If the package is not
+/// installed, prints that `what` is skipped and returns `None`.
 fn faketime(what: &str) -> Option<PathBuf> {
     let found = fs::read_dir("/usr/lib").ok()?.flatten().map(|dir| dir.path().join("faketime/libfaketimeMT.so.1"));
     let library = found.into_iter().find(|library| library.is_file());

@@ -65,7 +65,7 @@ fn each_change_is_one_event_in_order() {
     assert!(!serde_json::to_string(&told).unwrap().contains("\"plans\""));
 
     // The event that shows the GPU as free, with its new instances, comes before the end of the
-    // operation. gpushd sends it even if no client reads the GPU.
+    // operation. gpushd sends this event even if no client reads the GPU.
     let gpu = told.iter().rev().find_map(|event| match &event.what {
         EventPayload::Gpu(change) if change.gpu == 1 => Some(change),
         _ => None,
@@ -135,8 +135,8 @@ fn reconnecting_listener_gets_exactly_missed_events() {
     let mut reconnected = 0;
     for round in 0..6 {
         let layout = if round % 2 == 0 { "1g.10gb*7" } else { "7g.80gb" };
-        // In every third round the listener is not connected. In the other rounds it disconnects
-        // during the operation.
+        // In every third round the listener is not connected. In the other rounds, the listener
+        // disconnects during the operation.
         let mut listener = (round % 3 > 0 || place.is_none()).then(|| agent.listen("", place.as_deref()));
         let operation = agent.begin(&["0"], &[layout]).unwrap();
         if let Some(mut listener) = listener.take() {
@@ -276,8 +276,8 @@ fn unread_event_stream_delays_nothing_and_bounds_memory() {
     // gpushd stores the last thousand events once, however many listeners have not read them. On
     // this host, an event has at most 1.5 kB.
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
-    // A listener that reads late first receives the events that gpushd had already sent. Then it
-    // receives a resync instead of the missed events.
+    // A listener that reads late first receives the events that gpushd had already sent. Then the
+    // listener receives a resync instead of the missed events.
     let heard = deaf.until(|event| matches!(event.what, EventPayload::Resync(_)));
     let Some(EventPayload::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
     assert_eq!(resync.reason, ResyncReason::Missed);

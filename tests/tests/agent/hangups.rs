@@ -62,7 +62,7 @@ fn cancelled_queued_operation_leaves_no_claim() {
         let waiting = agent.begin_with(&body).expect("it waits");
         ask_and_hang_up(&agent, "POST", &format!("/v1/operations/{}/cancel", waiting.id), round % 12);
         if !on_record(&agent, "operation.cancel", &waiting.id) {
-            // This request fails if gpushd has executed the first one in the meantime.
+            // This request fails if gpushd has executed the first request in the meantime.
             let _ = agent.cancel(&waiting.id);
         }
         let ended = agent.follow(waiting);

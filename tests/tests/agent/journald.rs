@@ -103,7 +103,7 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     // The first message is empty, because gpushd probed whether a journal exists.
     assert!(told.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{told:?}");
     // The test does not read now. The kernel buffers a few messages, and gpushd's queue holds a
-    // thousand more. gpushd drops the rest.
+    // thousand more. gpushd drops all further messages.
     let begun = Instant::now();
     let mut rounds = 0;
     while rounds < 120 {

@@ -144,7 +144,7 @@ fn concurrent_lease_and_operation_get_different_devices() {
         let name = gpu.to_string();
         let (mut leased, mut changed, mut waits) = (0, 0, 0);
         for round in 0..ROUNDS {
-            // The operation replaces the current layout by the other one. The lease requests a
+            // The operation replaces the current layout by the other layout. The lease requests a
             // device of the current layout.
             let profile = if truth(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
             let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };

@@ -57,8 +57,8 @@ fn live_socket_is_refused_and_stale_one_replaced() {
 fn one_of_ten_agents_serves_and_the_others_name_it() {
     let host = Host::up("a30x4");
     let socket = host.scratch("shared.sock");
-    // Two rounds: in the first one the directory is empty, in the second one it has the socket file
-    // of a killed agent.
+    // In the first round, the directory is empty. In the second round, the directory has the socket
+    // file of a killed agent.
     for round in 0..2 {
         let started: Vec<_> = std::thread::scope(|scope| {
             let agents: Vec<_> = (0..10)

@@ -57,8 +57,8 @@ fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
         "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n",
     );
     agent.wait_for_layouts_at_start();
-    // MIG is enabled on GPU 1 although the GPU's rule says `exclusive`. `mig apply` without a GPU
-    // does not change that.
+    // MIG is enabled on GPU 1 although the GPU's rule says `exclusive`. `mig assert` without a GPU
+    // accepts this difference, and `apply` removes the difference.
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
     assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(3));

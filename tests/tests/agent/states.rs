@@ -163,7 +163,8 @@ fn xid_is_received_after_worker_died() {
     let before = clients(&host);
     let worker = i32::try_from(before[0].as_i64().unwrap()).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
-    // No client sends a request. The agent starts to listen for driver events again without one.
+    // No client sends a request. The agent starts to listen for driver events again without a
+    // request.
     agent.until("another worker", || {
         let now = clients(&host);
         (!now.is_empty() && now != before).then_some(())
@@ -338,7 +339,8 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));
     agent.stop();
 
-    // After a restart in the same boot, the GPUs are still held. After a reboot, they are not.
+    // After a restart in the same boot, the GPUs are still held. After a reboot, the GPUs are not
+    // held.
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
     let recovered = done(&agent, "/v1/recover", "no user is left");

@@ -428,8 +428,8 @@ fn lost_gpu_is_an_error_and_others_work() {
     // The other GPU still works.
     let other = run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "1g.10gb", "--quiet"]);
     assert!(other.ends_with("[exit 0]\n"), "{other}");
-    // An agent that has never read the lost GPU knows only the index that the driver lists. It
-    // accepts that index in requests.
+    // An agent that has never read the lost GPU knows only the index that the driver lists. The
+    // agent accepts that index in requests.
     drop(agent);
     let agent = Agent::start(&host, "");
     assert!(run(&agent, &["status"]).contains("! GPU 0 can't be identified"));

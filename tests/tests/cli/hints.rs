@@ -37,7 +37,7 @@ fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
     quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
-/// Runs the suggested command that begins with `start`. It must succeed.
+/// Runs the suggested command that begins with `start`. The command must succeed.
 fn type_hint(agent: &Agent, args: &[&str], start: &str) {
     let commands = hinted(agent, args);
     let command = commands.iter().find(|command| command.join(" ").starts_with(start));
@@ -115,7 +115,7 @@ fn hinted_commands_of_leases_and_layouts_work() {
     let lease = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
     assert_eq!((lease.usage, lease.available), (DeviceUse::Granted, false));
     assert!(lease.grants[0].expires_at.is_some(), "holder and end are shown: {lease:?}");
-    // The last device of the profile is not free, and the list shows who holds it.
+    // The last device of the profile is not free, and the list shows the holder of the device.
     let free = ["mig", "list", "--free", "--profile", "3g.40gb", "-o", "uuid"];
     let (code, text) = run(&agent, &free);
     assert_eq!(code, i32::from(Code::Blocked.exit_status()), "{text}");
@@ -155,8 +155,8 @@ fn words(command: &[String]) -> Vec<&str> {
     command.iter().map(String::as_str).collect()
 }
 
-/// Adds the quoted `gpushctl` commands in the texts of a document to `found`, except those in texts
-/// for administrators.
+/// Adds the quoted `gpushctl` commands in the texts of a document to `found`, except commands in
+/// texts for administrators.
 fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
     match value {
         serde_json::Value::String(text) if !text.contains("administrator") => {

@@ -247,7 +247,7 @@ fn group_owner_and_quota_limit_leases() {
     };
     let (code, text) = as_nobody(&["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
-    // Only Slurm's hooks can lease this GPU. An administrator cannot.
+    // Only Slurm's hooks can lease this GPU. An administrator cannot lease the GPU directly.
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
     let (code, text) = run(&agent, &["lease", "request", "--whole", "-g", "1", "--for", "1h", "--user", "65534"]);

@@ -130,7 +130,7 @@ fn waiting_operation_is_followed_and_cancelled() {
     let show = stdout(&run(&agent, &["operation", "show", &id]));
     assert!(show.contains("reason: for the workshop") && show.contains("waits: "), "{show}");
     // The command that cancels the operation succeeds. The command that follows the operation
-    // reports that it was cancelled.
+    // reports the cancellation.
     let cancelled = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(cancelled.status.code(), Some(0), "{cancelled:?}");
     let (status, text) = ended(child);
@@ -227,8 +227,8 @@ fn audit_needs_administrator_and_events_hide_pids() {
     let table = stdout(&run(&agent, &["audit", "--since", "1h", "--object", "op-1"]));
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.contains("accepted") && table.contains("7g.80gb") && table.contains("gpushd"), "{table}");
-    // `--object` finds a record by any name of the GPU that the record concerns, and does not find
-    // it by another GPU's name.
+    // `--object` finds a record by any name of the record's GPU, but not by the name of another
+    // GPU.
     let gpu = agent.gpu(0);
     for object in ["0", &gpu.uuid, &gpu.uuid[..12], &gpu.pci, "0,1", "op-7,0"] {
         let found: Vec<AuditRecord> = json(&run(&agent, &["audit", "--json", "--object", object]));

@@ -1,8 +1,8 @@
 //! Independent clients of the driver, as unmodified programs on a simulated host: nvidia-ml-py,
 //! nvitop, gpustat, nvtop.
 //!
-//! They show that the simulated library behaves as a driver, and not only as gpush expects. If a
-//! client is not installed, its test prints `SKIPPED`. `cargo xtask test` installs all four
+//! The tests show that the simulated library behaves as a driver, and not only as gpush expects. If
+//! a client is not installed, its test prints `SKIPPED`. `cargo xtask test` installs all four
 //! clients.
 
 use std::collections::BTreeSet;

@@ -103,7 +103,7 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
 }
 
 /// The files of instances appear and disappear with the instances, even if another client creates
-/// or destroys these.
+/// or destroys the instances.
 #[test]
 fn capability_files_follow_instances() {
     let host = Host::up(HOST);

@@ -3,8 +3,8 @@
 //! and no files.
 //!
 //! A model (`sim/mps-sim/src/work.rs`) determines the speed of the simulated client. Therefore the
-//! figures only show that the checks measure, compare and print. They are not measurements of a
-//! GPU.
+//! figures only show that the checks measure, compare and print. The figures are not measurements
+//! of a GPU.
 
 use std::{
     fs,
@@ -66,8 +66,8 @@ fn on(host: &Host, command: &str) -> Command {
     command
 }
 
-/// Runs `tests/gpu/run` with `client`, or with the default client. If given, `mps_programs` is the
-/// directory of the MPS programs; it replaces the host's `bin`.
+/// Runs `tests/gpu/run` with `client`, or with the default client. If given, `mps_programs` is a
+/// directory of MPS programs that replaces the host's `bin`.
 fn run(host: &Host, client: Option<&str>, mps_programs: Option<&Path>) -> Output {
     let mut command = on(host, tests_gpu().join("run").to_str().expect("a path"));
     command.arg(out(host));
@@ -224,8 +224,8 @@ fn checks_without_gpu_are_skipped() {
     let output = command.arg(scratch.path()).env("PATH", "/usr/bin:/bin").output().expect("sh can be started");
     assert!(output.status.success());
     assert_eq!(said(&output), "SKIPPED: no NVIDIA GPU on this host (no /dev/nvidiactl, no nvidia-smi)\n");
-    // Run gpu_mps without `tests/gpu/run`, whose own check comes first. That check passes on a host
-    // on which another program is called nvidia-smi.
+    // Run gpu_mps without `tests/gpu/run`. That script also looks for a GPU, but would run gpu_mps
+    // if another program is called nvidia-smi.
     let mut command = Command::new(program("gpu_mps"));
     command.arg(scratch.path()).arg(tests_gpu().join("client.py")).env_remove("LD_LIBRARY_PATH");
     let output = command.env_remove("GPU_CLIENT").output().expect("gpu_mps can be started");

@@ -1,5 +1,5 @@
 //! GPUs that were recorded from a real driver, compared with the simulator's GPUs of the same
-//! models. Also tests of the program that records them, on the simulator.
+//! models. The tests also run the program that records such GPUs, on the simulator.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 

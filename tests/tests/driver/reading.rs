@@ -178,7 +178,7 @@ async fn processes_of_a_gpu_without_mig_are_listed() {
     assert_eq!(seen, [(ProcessKind::Compute, compute, 300), (ProcessKind::Graphics, graphics, 5)]);
     assert_eq!(hardware.read(&list[5]).await.unwrap().processes, []);
     // An MPS server is a compute process. The driver lists the server's clients both as compute
-    // processes and as MPS clients. gpush lists them as MPS clients.
+    // processes and as MPS clients. gpush lists these clients as MPS clients.
     let (server, client) =
         (host.process("--gpu 5 --kind mps-server --memory 30"), host.process("--gpu 5 --kind mps --memory 400"));
     let reading = hardware.read(&list[5]).await.unwrap();

@@ -71,7 +71,8 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
          /v1/version {version:?}, /v1/health {health:?}, in calm {calm:?}",
         answers.len()
     );
-    // If a cheap read were queued behind expensive requests, it would take as long as they do.
+    // If a cheap read were queued behind expensive requests, it would take as long as an expensive
+    // request.
     assert!(version * 2 < usual, "{what}: /v1/version took {version:?}, a heavy answer {usual:?}");
     assert!(health < usual, "{what}: /v1/health took {health:?}, a heavy answer {usual:?}");
 }

@@ -16,8 +16,9 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Numbers of requests before and after the first measurement. The requests before it fill caches
-/// and pools. `cargo xtask soak` raises the second number through `GPUSH_TEST_REQUESTS`.
+/// Numbers of requests before and after the first measurement. The requests before the first
+/// measurement fill caches and pools. `cargo xtask soak` raises the second number through
+/// `GPUSH_TEST_REQUESTS`.
 const WARM_UP: usize = 300;
 const REQUESTS: usize = 1000;
 

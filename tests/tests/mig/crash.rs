@@ -203,7 +203,7 @@ fn kill_during_recovery_is_recovered() {
                 }
                 agent = match Setup::on(&host).config(CONFIG).try_start() {
                     Ok(agent) => agent,
-                    // The fault killed gpushd before gpushd was ready. This is one of the points to
+                    // The fault killed gpushd before gpushd was ready, which is also a point to
                     // test.
                     Err(_) => {
                         deaths += 1;

@@ -185,8 +185,8 @@ fn prepare(agent: &Agent) {
     }
 }
 
-/// Kills gpushd around each driver call of a grant, or around each call after the one that `fault`
-/// makes fail. Counts how the leases end.
+/// Kills gpushd around each driver call of a grant. If `fault` makes a call fail, kills gpushd only
+/// around each later call. Counts the outcomes of the leases.
 fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
     let (host, mut agent) = started();
     prepare(&agent);

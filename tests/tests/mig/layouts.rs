@@ -8,7 +8,8 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Applies layouts to a GPU one after the other, and compares each with the resulting instances.
+/// Applies layouts to a GPU one after the other, and compares each layout with the resulting
+/// instances.
 fn walk(host: &Host, agent: &Agent, gpu: usize, layouts: &[(&[&str], &[&str])]) {
     for (entries, expected) in layouts {
         let operation = agent.apply(&[&gpu.to_string()], entries);
@@ -127,8 +128,8 @@ layout = ["3g.40gb", "4g.40gb"]
     let host = Host::up("mixed");
     let agent = Agent::start(&host, "");
     let mut tries = 0;
-    // Until this is true, gpushd applies the layouts that it read at start, even if the config has
-    // changed.
+    // Until `complete` is true, gpushd applies the layouts that it read at start, even if the
+    // config has changed.
     while agent.get("/v1/health").json()["layouts_at_start"]["complete"] != json!(true) {
         tries += 1;
         assert!(tries < 100_000, "{}", agent.log());

@@ -210,8 +210,8 @@ fn kill_around_each_mode_change_call_is_recovered() {
     for direction in ["on", "off"] {
         let calls = calls(&scene, &agent);
         for (k, call) in calls.iter().enumerate() {
-            // The reset is not a call of the driver worker. gpushd runs a program for it, which
-            // another test covers.
+            // The reset is not a call of the driver worker. gpushd runs a program for the reset,
+            // and another test kills gpushd around that program.
             if call == "gpu-reset" {
                 continue;
             }

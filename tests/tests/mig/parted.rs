@@ -259,8 +259,8 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     assert_eq!(status, 0, "{said}");
     assert_eq!((truth(&host, 1).len(), truth(&host, 2).len()), (7, 7));
 
-    // A new agent has never seen the missing GPU and lists two GPUs. Neither of them is the first
-    // GPU of the file.
+    // A new agent has never seen the missing GPU and lists two GPUs. Neither of these two GPUs is
+    // the first GPU of the file.
     agent.stop();
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus().len(), 2);

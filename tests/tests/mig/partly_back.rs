@@ -10,8 +10,8 @@ use gpush_tests::{
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
 /// A layout without any instance of BEFORE, so that the apply destroys all instances of BEFORE.
 const AFTER: &[&str] = &["3g.40gb@0", "2g.20gb@4"];
-/// A fault rule that delays the creation of the second GPU instance, so that the test can act
-/// before it, and then makes it fail.
+/// A fault rule that delays the creation of the second GPU instance, and then makes this creation
+/// fail. During the delay, the test can act.
 const FAILS: &str = "nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --delay-ms 1500 --rc UNKNOWN";
 
 /// Starts an apply from BEFORE to AFTER, calls `meanwhile`, and then lets the apply fail.

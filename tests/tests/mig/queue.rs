@@ -100,7 +100,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::TimedOut), "{error:?}");
     assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1 s"), "{error:?}");
 
-    // An operation can also be cancelled while it is queued behind another one.
+    // An operation can also be cancelled while it is queued behind another operation.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --times 1 --delay-ms 1500");
     let first = agent.begin(&["1"], &["7g.80gb"]).unwrap();
     let queued = wait_for(&agent, &["1"], &["1g.10gb"], 3600);
@@ -109,7 +109,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
     assert!(!agent.operation(&first.id).state.is_final(), "it did not wait for the other one");
     assert_eq!(agent.follow(first).state, OperationState::Done);
-    // A cancelled operation no longer delays others.
+    // A cancelled operation no longer delays other operations.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*2"]).state, OperationState::Done);
 
     // An impossible layout is refused at once.
@@ -166,8 +166,8 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let ended = agent.operation(&waiting.id);
     assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::RolledBack, Code::Cancelled));
     host.end_process(pid);
-    // Cancel an operation that has started. The next agent rolls it back, although it could finish
-    // it.
+    // Cancel an operation that has started. The next agent rolls the operation back, although the
+    // operation could be finished.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 5000");
     let running = agent.begin(&["0"], &["3g.40gb@4", "1g.10gb*4"]).unwrap();
     let answer = agent.cancel(&running.id);

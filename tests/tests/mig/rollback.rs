@@ -254,7 +254,7 @@ fn failed_rollback_degrades_gpu_until_a_change_succeeds() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // Every creation fails, including those of the rollback.
+    // Every creation fails, including the creations of the rollback.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc UNKNOWN");
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
@@ -308,8 +308,8 @@ fn unchanged_gpu_lost_at_read_back_is_named() {
         let agent = Agent::start(&host, CONFIG);
         assert_eq!(agent.apply(&["1"], &["4g.24gb"]).state, OperationState::Done);
         host.fault(&format!("nvmlDeviceGetMigMode --gpu 1 --after {after} --times 1 --mutate lose"));
-        // If the GPU is lost too early, gpushd refuses the operation. If it is lost too late, the
-        // operation succeeds.
+        // If the GPU is lost too early, gpushd refuses the operation. If the GPU is lost too late,
+        // the operation succeeds.
         let Ok(operation) = agent.begin(&["0", "1"], &["4g.24gb"]) else { continue };
         let operation = agent.follow(operation);
         if operation.state == OperationState::Done {
@@ -329,8 +329,8 @@ fn outcome_unknown(host: &Host, agent: &Agent, when: &str) -> Operation {
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
     // The operation creates one GPU instance with one compute instance. With "before", the worker
-    // is killed before it creates the GPU instance. With "after", it is killed after it has created
-    // the compute instance.
+    // is killed before it creates the GPU instance. With "after", the worker is killed after it has
+    // created the compute instance.
     let function =
         if when == "after" { "nvmlGpuInstanceCreateComputeInstance*" } else { "nvmlDeviceCreateGpuInstance*" };
     host.fault(&format!("{function} --gpu 0 --times 1 --delay-ms 800 --kill {when}"));

@@ -275,7 +275,8 @@ fn blocker_of_start_layout_is_named_only_in_log() {
     agent.wait_for_log(&format!("is held by pid {pid} ("));
 }
 
-/// If two agents used one MPS directory, each would adopt and end the daemons of the other.
+/// If two agents used one MPS directory, each agent would adopt and end the daemons of the other
+/// agent.
 #[test]
 fn second_agent_on_the_same_mps_directory_is_refused() {
     let host = Host::up("a30x4");

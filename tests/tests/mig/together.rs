@@ -173,7 +173,7 @@ fn other_operations_are_refused_or_queued_during_reset() {
 fn operation_cancelled_during_another_reset_resets_nothing() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
-    // Both operations start before either of them resets its GPU.
+    // Both operations start before either operation resets its GPU.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\"; sleep 0.3;; esac");
     let agent = Agent::start(&host, &around.config(&[], ""));
     host.start_trace();

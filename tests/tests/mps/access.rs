@@ -95,8 +95,8 @@ fn unprobed_server_is_used_unless_driver_lists_no_client() {
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not list")), "{untold:#?}");
     host.clear_faults();
-    // The driver lists no client, and no client waits for the server. The lease ends after gpushd
-    // has seen both.
+    // The lease ends after gpushd has seen that the driver lists no client and that no client waits
+    // for the server.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     clear_faults(&host);
     reaches(&agent, "0", MpsState::Stopped);

@@ -1,5 +1,6 @@
 //! Compute modes that gpushd set for MPS and cannot restore immediately. gpushd reports the failure
-//! and retries, even after a restart. Also the part of a daemon's log that gpushd shows to users.
+//! and retries, even after a restart. The tests also check which part of a daemon's log gpushd
+//! shows to users.
 
 use std::path::Path;
 
@@ -122,7 +123,8 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     loop {
         driver.set_compute_mode(&uuid, ComputeMode::Default).await.expect("the compute mode can be set");
         host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
-        // If the mode is not 0, gpushd had repaired it before the fault was active: try again.
+        // If the mode is not 0, gpushd repaired the mode before the fault was active. In this case,
+        // try again.
         if mode(&host) == 0 {
             break;
         }

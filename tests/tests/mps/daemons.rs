@@ -1,5 +1,6 @@
 //! MPS daemons that the real gpushd starts, adopts, stops, drains and ends. The tests use a
-//! simulated control daemon, and also NVIDIA's own if it is installed. The servers are simulated.
+//! simulated control daemon, and also NVIDIA's control daemon if it is installed. The servers are
+//! simulated.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +38,8 @@ fn compute_mode(host: &Host, gpu: usize) -> Value {
     host.show()["gpus"][gpu]["state"]["compute_mode"].clone()
 }
 
-/// Runs a test with the simulated control daemon, and then with NVIDIA's own if it is installed.
+/// Runs a test with the simulated control daemon, and then with NVIDIA's control daemon if it is
+/// installed.
 fn both(what: &str, test: impl Fn(&Host, Option<&Path>)) {
     let host = Host::up(HOST);
     test(&host, None);
@@ -69,8 +71,8 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
         assert_eq!(seen.clients[0].lease, Some(taken.lease.id.to_string()));
         assert_eq!(seen.findings, Vec::<String>::new());
 
-        // The daemon outlives gpushd when gpushd is stopped, when it is killed, and when it is
-        // killed while the daemon has no clients.
+        // The daemon outlives a stop of gpushd, and a kill of gpushd with or without clients of the
+        // daemon.
         agent.stop();
         let agent = start(host, programs, &config);
         assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, ready.pid);

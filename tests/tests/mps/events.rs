@@ -1,5 +1,5 @@
 //! Reports about MPS daemons: events of state changes, too many clients, and unsupported protocol
-//! versions. Also logs, which gpushd truncates before they fill a disk.
+//! versions. The tests also check that gpushd truncates logs before the logs fill a disk.
 
 use std::{
     fs::{self, OpenOptions},

@@ -44,7 +44,7 @@ fn lease_blocks_stop_before_its_program_uses_cuda() {
     BufReader::new(run.stdout.take().expect("piped")).read_line(&mut first).expect("the program writes");
     assert!(first.starts_with("active"), "it runs through MPS: {first}");
     run.kill().and_then(|()| run.wait()).expect("the program ends");
-    // The lease ends with its program. Retry until gpushd has noticed that.
+    // The lease ends with its program. Retry until gpushd has noticed the end.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Stopped);
 }

@@ -24,7 +24,7 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 3\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\nfailures = 100\nwithin_s = 60\n\
                       [[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// Actions. Each round executes one of them.
+/// The actions. Each round executes one action.
 const DEEDS: [&str; 14] = [
     "kill the daemon",
     "kill the server",
@@ -64,7 +64,7 @@ impl World {
         parts(&base(&self.host)).into_iter().find(|part| part.role == role).map(|part| part.pid)
     }
 
-    /// Executes an action. Returns whether the daemon must survive it.
+    /// Executes an action. Returns whether the daemon must survive the action.
     fn does(&mut self, deed: &str) -> bool {
         let kill = |pid: Option<i32>| pid.is_some_and(|pid| signal(pid, Signal::SIGKILL));
         match deed {
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Adds a fault to the simulated programs, and waits until it has occurred.
+    /// Adds a fault to the simulated programs, and waits until the fault has occurred.
     fn goes_wrong(&self, rule: &str, then: impl Fn(&Self)) {
         fault(&self.host, rule);
         self.agent().await_that("the fault has occurred", || {

@@ -1,5 +1,5 @@
-//! Leases on MPS targets: granted, used, refused and ended. Also which users have access to the
-//! pipe directory.
+//! Leases on MPS targets: granted, used, refused and ended. The tests also check which users have
+//! access to the pipe directory.
 
 use std::{
     fs,

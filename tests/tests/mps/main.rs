@@ -1,5 +1,5 @@
 //! MPS through the real gpushd and gpushctl. The tests use a simulated control daemon, and also
-//! NVIDIA's own if it is installed. The servers and clients are simulated.
+//! NVIDIA's control daemon if it is installed. The servers and clients are simulated.
 
 mod access;
 mod adopt;

@@ -36,7 +36,7 @@ fn refused(agent: &Agent) -> ApiError {
     agent.begin_with(&wanted()).expect_err("the request is refused")
 }
 
-/// Waits until all operations have ended, including those of an earlier gpushd.
+/// Waits until all operations have ended, including the operations of an earlier gpushd.
 fn all_ended(agent: &Agent) {
     let all = agent.get("/v1/operations?limit=50").json();
     for one in all.as_array().expect("operations") {
@@ -128,7 +128,7 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
 }
 
-/// While the first operation runs, gpushd refuses the second one. With `wait_s`, the second
+/// While the first operation runs, gpushd refuses the second operation. With `wait_s`, the second
 /// operation waits.
 #[test]
 fn conflicting_mode_changes_run_one_after_the_other() {

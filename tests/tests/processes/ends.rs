@@ -1,4 +1,4 @@
-//! What gpushd does with unleased processes, and how it reports that.
+//! The actions of gpushd on unleased processes, and the reports about these actions.
 
 use gpush_api::{AuditRecord, GpuProcesses, MpsState, ProcessKind, UnleasedStep};
 use gpush_tests::{host::program, mps::reaches};
@@ -38,7 +38,8 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     let sleep = || Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     let mut draws = sleep().on(&host, "--gpu 0 --kind graphics");
     assert_eq!(done(&agent, draws.pid()), "warning in the log");
-    // The next round warns about the other process, and does not repeat the warning about this one.
+    // The next round warns about the other process, and does not repeat the warning about the first
+    // process.
     let other = sleep().on(&host, "--gpu 0 --kind compute");
     assert_eq!(done(&agent, other.pid()), "warning in the log");
     let log = agent.wait_for_log(&format!("process {} ", other.pid()));

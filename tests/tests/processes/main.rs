@@ -1,9 +1,9 @@
-//! Unleased processes on a shared GPU: gpushd shows them, warns about them, and ends them. Also
-//! processes that gpushd must never end.
+//! Unleased processes on a shared GPU: gpushd shows them, warns about them, and ends them. The
+//! tests also cover processes that gpushd must never end.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ends` | what gpushd does with unleased processes, and how it reports that |
+//! | `ends` | the actions of gpushd on unleased processes, and the reports about these actions |
 //! | `servers` | MPS servers, which are not unleased processes |
 //! | `unseen` | unreadable GPUs, and a lost database |
 //! | `long` | processes with command lines of any length |
@@ -109,8 +109,8 @@ fn done(agent: &Agent, pid: u32) -> String {
     agent.until("the action on the process is reported", || listed(agent, pid)?.unleased_action)
 }
 
-/// A program that runs as a given user and that the driver lists on a GPU. It is killed when this
-/// value is dropped.
+/// A program that runs as a given user and that the driver lists on a GPU. The program is killed
+/// when this value is dropped.
 struct Job(Child);
 
 impl Job {

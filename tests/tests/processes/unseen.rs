@@ -72,8 +72,8 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     assert_eq!((seen.unleased, seen.unleased_action), (None, None));
     assert!(client.lives() && client.said().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
-    // The database no longer has the lease, but the client may have started with one. gpushd still
-    // considers that after a restart.
+    // The database no longer has the lease, but the client may have started with that lease. gpushd
+    // still considers this possibility after a restart.
     let pid = client.pid().cast_unsigned();
     let left = |agent: &Agent| {
         agent.until("the process is not ended", || {

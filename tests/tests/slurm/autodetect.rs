@@ -39,7 +39,8 @@ fn with_devices(around: &Path) -> Vec<String> {
     program.into_iter().chain([around.display().to_string()]).collect()
 }
 
-/// Returns the directories of Slurm's plugins with that for NVML. `None` if slurmd cannot use it here; a skip is reported.
+/// Returns the directories of Slurm's plugins, including the NVML plugin. If slurmd cannot use the
+/// NVML plugin here, reports a skip and returns `None`.
 fn plugins() -> Option<String> {
     let own = ["/usr/lib/x86_64-linux-gnu/slurm-wlm", "/usr/lib/aarch64-linux-gnu/slurm-wlm"];
     let own = own.into_iter().find(|dir| Path::new(dir).is_dir())?;
@@ -73,7 +74,7 @@ fn devices(site: &Site, gres: &str) -> Vec<String> {
     devices
 }
 
-/// Fault: every job with a whole GPU of `owner = "slurm"` drained the node.
+/// Earlier, every job with a whole GPU of `owner = "slurm"` drained the node.
 #[test]
 fn whole_gpus_are_found_in_the_order_of_the_driver() {
     let Some(plugins) = plugins() else { return };
@@ -89,7 +90,8 @@ fn whole_gpus_are_found_in_the_order_of_the_driver() {
     site.assert_clean();
 }
 
-/// slurmd numbers detected GPUs in the order of the driver, also where slurm.conf has the types in another order.
+/// slurmd numbers detected GPUs in the order of the driver, even if slurm.conf lists the types in
+/// another order.
 #[test]
 fn types_of_slurm_conf_do_not_change_the_order_of_detected_gpus() {
     let Some(plugins) = plugins() else { return };
@@ -108,7 +110,8 @@ fn types_of_slurm_conf_do_not_change_the_order_of_detected_gpus() {
     site.assert_clean();
 }
 
-/// The printed lines of a node with whole GPUs and MIG devices, of which Slurm gets only some, name what slurmd finds.
+/// Slurm gets only some GPUs of a node with whole GPUs and MIG devices. The lines that `gpushctl
+/// slurm gres-conf` prints match the devices that slurmd finds.
 #[test]
 fn printed_lines_of_a_node_with_whole_gpus_and_mig_devices_serve_both() {
     let Some(plugins) = plugins() else { return };
@@ -156,7 +159,7 @@ fn printed_lines_with_mig_devices_are_accepted_and_a_job_gets_one() {
     site.assert_clean();
 }
 
-/// The commands of docs/slurm.md, section "Change the MIG layout", for 22.05.
+/// Runs the commands for Slurm 22.05 in section "Change the MIG layout" of docs/slurm.md.
 #[test]
 fn mig_layout_is_changed_on_a_drained_node() {
     let Some(plugins) = plugins() else { return };

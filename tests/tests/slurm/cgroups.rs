@@ -1,4 +1,5 @@
-//! `proctrack/cgroup`, where this host has the hierarchies of cgroup v1 that Slurm needs.
+//! Tests of `proctrack/cgroup`, which run if this host has the hierarchies of cgroup v1 that Slurm
+//! needs.
 
 use std::{
     fs,
@@ -14,8 +15,8 @@ use super::{HOST, WHOLE, completed, wait_for_output};
 /// The hierarchy in which Slurm tracks processes.
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
-/// Has Slurm track processes by cgroups. The ids of jobs differ between tests, because the path of a job's cgroup does not
-/// name the cluster.
+/// Makes Slurm track processes by cgroups. The ids of jobs differ between tests, because the path
+/// of a job's cgroup does not name the cluster.
 fn tracked(setup: Setup) -> Setup {
     setup.line("ProctrackType=proctrack/cgroup").line(&format!("FirstJobId={}", std::process::id()))
 }
@@ -38,7 +39,7 @@ fn cgroup_of(job: JobId) -> Option<PathBuf> {
     slurm.map(|dir| dir.join(format!("uid_{}/job_{job}", ALICE.uid))).find(|dir| dir.is_dir())
 }
 
-/// A process that is in the cgroup of the job, but in none of its steps: Slurm does not end it.
+/// Slurm does not end a process that is in the cgroup of the job, but in no step of the job.
 #[test]
 fn process_that_slurm_leaves_in_the_cgroup_of_the_job_is_ended_by_epilog() {
     if !is_possible() {
@@ -60,7 +61,7 @@ fn process_that_slurm_leaves_in_the_cgroup_of_the_job_is_ended_by_epilog() {
     let (gpu, pid) = (gpu.to_string(), left.id().to_string());
     site.host.sim("process", &["add", "--gpu", &gpu, "--kind", "compute", "--pid", &pid]);
     fs::write(&go, "").expect("a file");
-    // Epilog ends it. This test is its parent.
+    // Epilog ends the process. This test is the parent of the process, and must reap it.
     site.cluster.until("end of the process", || left.try_wait().ok().flatten());
     completed(site.cluster.ended(job));
     site.assert_clean();

@@ -1,4 +1,4 @@
-//! Invalid requests of users. None of them may drain a node.
+//! Invalid requests of users. No request may drain a node.
 
 use std::{
     os::unix::process::CommandExt,

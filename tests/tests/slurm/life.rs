@@ -131,7 +131,7 @@ fn concurrent_prologs_on_one_gpu_share_its_replicas() {
     site.assert_clean();
 }
 
-/// Users of `gpushctl run` use other GPUs of the same host than jobs.
+/// On one host, users of `gpushctl run` and jobs use different GPUs.
 #[test]
 fn users_of_run_and_jobs_have_different_gpus() {
     let config = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n\

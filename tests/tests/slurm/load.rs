@@ -39,7 +39,8 @@ fn two_hundred_jobs_of_two_users_leave_nothing() {
     });
     fs::write(&go, "").expect("a file");
     let mut ended = (Instant::now(), usize::MAX);
-    // No limit for all jobs together: the machine may be busy. Each minute one must end.
+    // The machine may be busy, so there is no time limit for all jobs together. But at least one
+    // job must end each minute.
     loop {
         let left = cluster.run("squeue", &["-h", "-r", "-o", "%i"]).lines().count();
         most = most.max(site.leases().len());

@@ -74,7 +74,7 @@ fn job_on_two_nodes_has_a_lease_with_the_agent_of_each() {
         assert_eq!(value("GPUSH_LEASE"), Some(lease.id.to_string().as_str()), "{name}: {text}");
         assert_eq!(value("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("25"), "{name}: {text}");
         // Slurm starts all tasks of the job with the environment of the first node, but the pipe
-        // directory must be that of the task's own node.
+        // directory must be the directory of the task's own node.
         let pipe = value("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_default();
         assert!(pipe.starts_with(&base(&node.host).display().to_string()), "{name}: {pipe}");
     }

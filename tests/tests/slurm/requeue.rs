@@ -36,7 +36,7 @@ fn release(site: &Site, job: JobId) {
         let is = |field, value: &str| cluster.job_field(job, field).as_deref() == Some(value);
         (is("JobState", "PENDING") && is("Restarts", "1")).then_some(())
     });
-    // slurmd starts no run whose credential is from the second in which the run before ended.
+    // slurmd refuses a run if the credential is from the second in which the previous run ended.
     let ended = jiff::Timestamp::now().as_second();
     cluster.until("another second", || (jiff::Timestamp::now().as_second() > ended + 1).then_some(()));
     cluster.run("scontrol", &["release", &job.to_string()]);
@@ -44,8 +44,9 @@ fn release(site: &Site, job: JobId) {
     cluster.run("scontrol", &["update", &format!("jobid={job}"), "StartTime=now"]);
 }
 
-/// Fault: Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. If a script delays this
-/// Epilog and slurmd restarts, Slurm can start the next run meanwhile. The Epilog then ended the lease of the next run.
+/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. If a script
+/// delays this Epilog and slurmd restarts, Slurm can start the next run meanwhile. Earlier, the
+/// Epilog then ended the lease of the next run.
 #[test]
 fn delayed_epilog_of_a_requeued_job_spares_its_next_run() {
     let Some(mut site) = Site::start(HOST, WHOLE, |setup, host, _| held_first_epilog(setup, host)) else { return };

@@ -5,7 +5,7 @@ use gpush_tests::machine::Machine;
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// Version of the package for the upgrade. It contains the same programs.
+/// Version of the package for the upgrade. Both versions contain the same programs.
 const LATER: &str = "99.0.0";
 
 const CONFIG: &str = "/etc/gpush/config.toml";

@@ -48,9 +48,9 @@ fn is_of_cgroup_conf(line: &str) -> bool {
     line.contains("# cgroup.conf")
 }
 
-/// Writes cgroup.conf with the lines of the page. Returns whether Slurm can use cgroups. Slurm's
-/// plugin for cgroup v2 needs controllers that a host with cgroup v1 does not offer there, so this
-/// function mounts the controllers of cgroup v1.
+/// Writes cgroup.conf with the lines of the page. Returns whether Slurm can use cgroups. On a host
+/// with cgroup v1, Slurm's plugin for cgroup v2 lacks controllers. Therefore this function mounts
+/// the controllers of cgroup v1.
 fn writes_cgroup_conf(machine: &Machine, constrain: &str) -> bool {
     let mount = |name: &str| {
         let at = format!("/srv/cgroup/{name}");
@@ -76,12 +76,12 @@ fn leases(machine: &Machine) -> usize {
 
 /// Returns ports that are free now: machines share the network of the host.
 fn free_ports() -> [u16; 2] {
-    // Both are bound at the same time, so that they differ.
+    // Both ports are bound at the same time, so that they differ.
     let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
     listeners.map(|listener| listener.local_addr().expect("an address").port())
 }
 
-/// What the page says about the first steps.
+/// The commands and settings of the first steps in the page.
 struct Steps {
     config: String,
     reload: String,
@@ -113,8 +113,9 @@ impl Steps {
         }
     }
 
-    /// Boots a machine with gpush and a Slurm of one node, as the page says. `change` changes gres.conf. Returns the
-    /// machine, and whether Slurm uses cgroups; `None` if that is not possible here; a skip is reported.
+    /// Boots a machine with gpush and a Slurm of one node, as the page says. `change` changes
+    /// gres.conf. Returns the machine, and whether Slurm uses cgroups. If this host cannot run such
+    /// a machine, reports a skip and returns `None`.
     fn follow(&self, what: &str, host: &str, change: impl FnOnce(String) -> String) -> Option<(Machine, bool)> {
         let machine = Machine::boot_with_slurm(what)?;
         machine.install_package(None)?;
@@ -183,8 +184,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     assert!(accepted.contains("GPUSH_LEASE=L") && accepted.contains("CUDA_VISIBLE_DEVICES=GPU-"), "{accepted}");
     machine.sh(list);
     if has_cgroups {
-        // The device files have no device behind them, so opening an allowed one gives another
-        // error than opening a denied one.
+        // The device files have no device behind them, so opening an allowed file gives another
+        // error than opening a denied file.
         let open = "for n in 0 1; do cat /dev/nvidia$n 2>&1; done; true";
         let opened = machine.sh(&as_user(&format!("srun --gres=gpu:1 sh -c \"{}\"", open.replace('$', "\\$"))));
         let denied: Vec<&str> = opened.lines().filter(|line| line.contains("Operation not permitted")).collect();
@@ -224,7 +225,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.await_that("no lease after the restart of slurmd", |machine| leases(machine) == 0);
 }
 
-/// The section "Change the MIG layout" of the page. Debian's slurmd has no NVML: gres.conf has `AutoDetect=off`.
+/// Follows the section "Change the MIG layout" of the page. Debian's slurmd has no NVML, so
+/// gres.conf has `AutoDetect=off`.
 #[test]
 fn page_about_mig_layouts_works_with_slurm_24_11() {
     let page = document("slurm.md");

@@ -71,9 +71,8 @@ fn units_contain_required_settings() {
     assert!(!service.contains("PrivateDevices="), "it would hide the GPUs");
 }
 
-/// If gpushd's slice stops, everything in it ends. The scopes of leases are outside this slice.
-/// They
-/// have the same limit as systemd's user slices.
+/// If gpushd's slice stops, everything in the slice ends. The scopes of leases are outside gpushd's
+/// slice, in slices that have the same limit as systemd's user slices.
 #[test]
 fn slices_of_leases_have_the_limit_of_user_slices() {
     let drop_in = read("systemd/gpulease-.slice.d/10-defaults.conf");

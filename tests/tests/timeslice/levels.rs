@@ -1,6 +1,6 @@
 //! Time-sliced GPUs: gpushd sets, keeps, repairs and restores the level and the compute mode
-//! through the real programs. Also an nvidia-smi that has no support for levels, fails, hangs or is
-//! missing.
+//! through the real programs. The tests also cover an nvidia-smi that has no support for levels,
+//! fails, hangs or is missing.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -190,8 +190,8 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
         let log = agent.log();
         log.contains("restored its time-slice level default") && log.contains("restored its compute mode DEFAULT")
     });
-    // The next gpushd also restores the settings, without reading them first: the record tells it
-    // which settings were applied.
+    // The next gpushd also restores the settings, without reading them first, because the record
+    // shows which settings were applied.
     reload(&mut agent, LONG);
     await_kept(&agent);
     agent.stop();

@@ -1,6 +1,6 @@
-//! Changes to and from mode `timeslice` through the real programs. An operation ends after gpushd
-//! has read back the level and the compute mode. It starts after gpushd has removed earlier
-//! time-slice settings. It reports settings that could not be applied.
+//! Changes to and from mode `timeslice` through the real programs. An operation starts after gpushd
+//! has removed earlier time-slice settings. The operation ends after gpushd has read back the level
+//! and the compute mode. The operation reports settings that could not be applied.
 
 use gpush_api::{Operation, OperationState};
 use gpush_tests::{

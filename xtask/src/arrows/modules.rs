@@ -20,7 +20,7 @@ use crate::workspace;
 const DOCUMENT: &str = "ARCHITECTURE.md";
 const SRC: &str = "agent/src";
 
-/// Dependencies: the module that uses another one, and the module that is used.
+/// Dependencies, each as the using module and the used module.
 type Arrows = BTreeSet<(String, String)>;
 
 /// Checks the dependencies between the agent's modules. Returns a summary.

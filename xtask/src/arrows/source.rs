@@ -33,8 +33,7 @@ pub(crate) struct Position {
 pub(crate) struct CrateSource {
     /// Names of the top-level modules, including [`ROOT`].
     pub(crate) modules: BTreeSet<String>,
-    /// First position of each dependency. The key is the module that uses another one, and the
-    /// module that is used.
+    /// First position of each dependency. The key consists of the using module and the used module.
     pub(crate) uses: BTreeMap<(String, String), Position>,
 }
 

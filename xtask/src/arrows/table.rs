@@ -23,7 +23,7 @@ pub(crate) struct Row {
     layer: String,
     /// Name of the module.
     pub(crate) module: String,
-    /// Names of the modules that it uses.
+    /// Names of the modules that this module uses.
     pub(crate) uses: BTreeSet<String>,
 }
 

@@ -167,7 +167,7 @@ impl<'d> Shape<'d> {
         }
     }
 
-    /// Merges two shapes as `allOf` does: the result has the requirements of both.
+    /// Merges two shapes as `allOf` does: the result has the requirements of both shapes.
     fn merged(mut self, other: Self) -> Self {
         self.sources.extend(other.sources);
         self.types.extend(other.types);
@@ -196,8 +196,8 @@ impl<'d> Shape<'d> {
         }
     }
 
-    /// Returns the name by which an alternative is distinguished from others: its tag, or its type
-    /// if it is not an object.
+    /// Returns the name that distinguishes an alternative from other alternatives: the tag, or the
+    /// type of an alternative that is not an object.
     fn name(&self) -> String {
         if self.properties.is_empty() {
             return self.type_name();

@@ -79,7 +79,7 @@ impl Session {
         let mut shell = self.command(&program);
         shell.env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
         let status = shell.status().with_context(|| format!("{program} cannot be started"))?;
-        // The exit code of a shell is that of the last command in it, which does not matter here.
+        // A shell ends with the exit code of its last command. This exit code does not matter here.
         Ok(status.signal().is_none())
     }
 

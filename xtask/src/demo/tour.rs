@@ -11,7 +11,7 @@ pub(super) struct Tour {
     pub(super) about: &'static str,
     /// Selectors: of the GPUs with the mixed layout, and of the GPUs with the even layout.
     pub(super) gpus: [&'static str; 2],
-    /// Instances of different sizes on one GPU. A program uses the first of them.
+    /// Instances of different sizes on one GPU. A program uses the first instance.
     mixed: &'static [&'static str],
     /// Instances of nearly equal size.
     even: &'static [&'static str],
@@ -21,7 +21,7 @@ pub(super) struct Tour {
     pub(super) whole: &'static str,
     /// Profile of the instance in use.
     pub(super) used: &'static str,
-    /// Index of a GPU with the even layout. At the end of the tour, it is shared through MPS.
+    /// Index of a GPU with the even layout. At the end of the tour, this GPU is shared through MPS.
     pub(super) shared: u32,
 }
 

@@ -113,7 +113,7 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
     ))
 }
 
-/// Adds Debian's changelog. It refers to another file, which lists the changes.
+/// Adds Debian's changelog, which refers to another file with the list of changes.
 fn add_changelog(release: &Release, package: Package, tree: &Path) -> Result<()> {
     let date = output(Command::new("date").args(["--utc", "--rfc-email", &format!("--date=@{}", release.epoch)]))?;
     let text = format!(

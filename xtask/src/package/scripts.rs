@@ -1,4 +1,4 @@
-//! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of
+//! Maintainer scripts and the spec. These files are templates below `packaging/` with two kinds of
 //! placeholders.
 //!
 //! - `#include NAME` is replaced by the text of `packaging/scripts/NAME`, with the indentation of

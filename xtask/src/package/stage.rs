@@ -184,7 +184,7 @@ impl Stage {
     }
 
     /// Copies a program, and moves its debug symbols to the package of debug symbols. A debugger
-    /// finds them there by build id.
+    /// finds the symbols in that package by build id.
     fn add_program(&self, name: &str, entry: &Entry, profile: Profile) -> Result<()> {
         let (built, target) = (self.programs.join(name), self.path(entry.package, entry.path));
         copy(&built, &target, entry.mode)?;

@@ -137,7 +137,7 @@ fn lease_without_another_end_is_bound_to_the_session() {
     let (stdin, mut inherited) = (leader.stdin.take(), leader.stdout.take().unwrap());
     assert!(leader.wait().unwrap().success());
     drop(stdin);
-    // The background process inherited stdout, so stdout ends with it.
+    // The background process inherited stdout, so stdout ends with that process.
     inherited.read_to_end(&mut Vec::new()).unwrap();
     let text = std::fs::read_to_string(host.path("out")).unwrap();
     assert!(text.contains("the lease needs an end") && text.contains("--for 2h"), "{text}");

@@ -120,8 +120,8 @@ fn no_lease(id: &str) -> Answer {
     Answer::error(&error.hint("list all leases with `gpushctl lease list`"))
 }
 
-/// Starts a stand-in agent. It has lease L17 of this user and lease L18 of another user, and grants every request as
-/// L17.
+/// Starts a stand-in agent with lease L17 of this user and lease L18 of another user. The agent
+/// grants every request as L17.
 fn agent(host: &Host) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), answer)
 }

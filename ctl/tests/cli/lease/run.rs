@@ -53,7 +53,8 @@ fn lease_is_bound_to_the_command_itself() {
     let agent = agent(&host);
     let waits = "trap 'echo term; exit 9' TERM; trap 'echo int; exit 8' INT; echo $$; while :; do sleep 0.01; done";
     for (sent, printed, status) in [(Signal::SIGTERM, "term\n", 9), (Signal::SIGINT, "int\n", 8)] {
-        // A shell starts background processes with SIGINT ignored, and their children inherit that.
+        // A shell starts background processes with SIGINT ignored, and children inherit this
+        // setting.
         let mut child = Command::new("env");
         child.args(["--default-signal=INT,TERM", "setsid", "--wait", GPUSHCTL, "run", "--", "/bin/sh", "-c", waits]);
         child.current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock").env_remove("GPUSH_LEASE");

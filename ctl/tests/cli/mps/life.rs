@@ -82,7 +82,7 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // The first line names the clients that gpushctl waits for. From then on, gpushctl handles
+    // The first line names the clients that gpushctl waits for. After that line, gpushctl handles
     // Ctrl-C.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "GPU 0: draining; still connected: alice 5120\n");

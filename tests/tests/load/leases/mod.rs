@@ -6,8 +6,8 @@
 //! repeats a run. `cargo xtask soak` runs 10,000 steps.
 //!
 //! To test the test itself, three faults are inserted between gpushd and the test. The test must
-//! find each of them: one target in two leases, a lost release, and capacity that becomes free
-//! while a process still runs.
+//! find each of these faults: one target in two leases, a lost release, and capacity that becomes
+//! free while a process still runs.
 //!
 //! | file | subject |
 //! |---|---|

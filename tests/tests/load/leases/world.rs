@@ -25,7 +25,7 @@ const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.2
 /// Layouts of GPU 0.
 pub(super) const LAYOUTS: [&[&str]; 2] = [&["3g.20gb", "2g.10gb", "1g.5gb*2"], &["2g.10gb*3", "1g.5gb"]];
 
-/// The profiles of these layouts, and one profile that is in neither layout.
+/// The profiles of [`LAYOUTS`], and one profile that is in neither layout.
 pub(super) const PROFILES: [&str; 4] = ["1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"];
 
 /// Time limit for gpushd to show a change.

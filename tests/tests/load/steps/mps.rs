@@ -134,8 +134,8 @@ pub(super) fn restart(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-/// Updates the model of a target whose daemon was stopped. Its clients have ended, but its leases
-/// have not.
+/// Updates the model of a target whose daemon was stopped. The target's clients have ended, but the
+/// target's leases have not ended.
 fn stopped(world: &mut World, name: &'static str) {
     reaches(world.agent(), name, MpsState::Stopped);
     let target = world.targets.get_mut(name).expect("a target");

@@ -227,7 +227,7 @@ fn failed_operation_keeps_previous_override() {
 #[test]
 fn killed_agent_keeps_layout_and_override_consistent() {
     // The fault kills gpushd during a driver call. The next agent finishes the operation, or rolls
-    // it back if it cannot finish.
+    // back an operation that it cannot finish.
     for carried_on in [true, false] {
         let host = Host::up(HOST);
         let agent = started(&host);

@@ -25,8 +25,8 @@ const FILE: &str = "GPUSH_TEST_CONTROL_LOCK";
 /// kernel reports no pid.
 const OPEN_FILE: &str = "GPUSH_TEST_OPEN_FILE_LOCK";
 
-/// A process of root that waits for a lock. It leads a process group that also contains a
-/// bystander, another process of root.
+/// A process of root that waits for a lock. The process leads a process group. Another process of
+/// root, the bystander, is in the same group.
 struct Waiter {
     child: Child,
     said: BufReader<ChildStdout>,

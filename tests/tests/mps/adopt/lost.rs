@@ -132,7 +132,7 @@ fn daemon_with_a_replaced_program_or_lock_is_adopted() {
     served.restart(|served| fs::remove_file(served.place().join("lock")).expect("the lock can be deleted"));
     assert_eq!(pid_of(&reaches(&served.agent, "0", MpsState::Ready)), served.pid);
     assert!(client.lives());
-    // All processes of the daemon end, although none of them holds the current lock.
+    // All processes of the daemon end, although no process of the daemon holds the current lock.
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
     served.another();
     assert_eq!(parts(&base(&served.host)).len(), 1);

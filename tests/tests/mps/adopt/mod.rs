@@ -1,4 +1,5 @@
-//! Daemons that gpushd adopts. It starts no second daemon while an unreachable daemon still runs.
+//! Daemons that gpushd adopts. gpushd starts no second daemon while an unreachable daemon still
+//! runs.
 
 mod foreign;
 mod lost;

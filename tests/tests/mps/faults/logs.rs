@@ -1,6 +1,6 @@
 //! Lines that another program writes into a daemon's log. Every user who had access to the pipe
-//! directory at some time can do this. The lines must not make gpushd report a client or a fault,
-//! and must not fill a disk.
+//! directory at some time can write such lines. The lines must not make gpushd report a client or a
+//! fault, and must not fill a disk.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::serves;
 
-/// Runs a test with the simulated daemon, and then with NVIDIA's own if it is installed.
+/// Runs a test with the simulated daemon, and then with NVIDIA's daemon if it is installed.
 fn each(what: &str, config: &str, test: impl Fn(Served)) {
     test(Served::of(Host::up(Served::HOST), "0", config, None));
     let host = Host::up(Served::HOST);

@@ -1,5 +1,5 @@
 //! Servers that end, never become ready, have a fatal fault, or continue after their daemon has
-//! ended. Also combinations of kills.
+//! ended. The tests also combine kills.
 
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
@@ -118,7 +118,7 @@ fn one_daemon_remains_after_kills_in_any_order() {
         let left = parts(&base(&served.host));
         assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "{order}: {left:?}");
         assert_eq!(ready.leases.len(), 1, "{order}");
-        // A stop and a start reset the failure count. Without them, gpushd would give up.
+        // A stop and a start reset the failure count. Without this reset, gpushd would give up.
         assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
         reaches(&served.agent, "0", MpsState::Stopped);
         assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);

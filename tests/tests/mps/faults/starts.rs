@@ -33,7 +33,8 @@ fn failing_daemon_is_given_up_and_can_be_started_manually() {
     // Retry, because gpushd's operation at start may still change the target.
     agent.await_that("a start", || act(&agent, "0", "start", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Ready);
-    // Stop the daemon here. Its programs are not the host's own, so the host would not end it.
+    // Stop the daemon here. The daemon's programs are not the host's programs, so the host would
+    // not end the daemon.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);
 }

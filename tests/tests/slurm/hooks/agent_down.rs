@@ -96,7 +96,7 @@ fn pass_on(from: &Path, to: &Path, before: impl Fn() + Send + 'static) {
     });
 }
 
-/// gpushd has recorded the grant, and believes that Prolog has its answer.
+/// gpushd has recorded the grant, and believes that Prolog has received the answer.
 #[test]
 fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
     for policy in ["fail", "pass"] {
@@ -120,7 +120,7 @@ fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
                 assert!(node.task(&job).expect("the task runs").contains("without a lease"));
             }
         }
-        // Epilog needs no gpushd: the end is noted.
+        // Epilog needs no gpushd, because Prolog has already recorded the end in a file.
         assert!(node.directory().join("ci-1@n1+ended").exists(), "{policy}");
         if policy == "pass" {
             node.epilog(&job);
@@ -233,7 +233,7 @@ fn prolog_waits_for_a_late_reading_of_its_gpu() {
 
 const COMMENT: &str = "SLURM_JOB_COMMENT";
 
-/// Fault: any user drained a node without gpushd with `--comment=mps`.
+/// Earlier, on a node without gpushd, any user could drain the node with `--comment=mps`.
 #[test]
 fn request_of_a_job_without_a_gpu_drains_no_node() {
     let mut node = Node::two_gpus(MIXED);
@@ -250,7 +250,7 @@ fn request_of_a_job_without_a_gpu_drains_no_node() {
     }
 }
 
-/// A gpushd that is suspended may have received the request, and grant it later.
+/// A suspended gpushd may have received the request, and may grant the request later.
 #[test]
 fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
     let node = Node::two_gpus(MIXED);
@@ -270,7 +270,8 @@ fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
     assert!(node.lease(2).is_none());
 }
 
-/// On a node that never had a gpushd, a request is the user's error, whatever GPUs the job has.
+/// On a node that never had a gpushd, a request is a mistake of the user, whichever GPUs the job
+/// has.
 #[test]
 fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
     let mut node = Node::two_gpus(MIXED);
@@ -282,7 +283,7 @@ fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
     node.epilog(&job);
 }
 
-/// Fault: Epilog asked gpushd to end the lease of a job that was refused without gpushd.
+/// Earlier, Epilog asked gpushd to end the lease of a job that was refused without gpushd.
 #[test]
 fn epilog_after_a_refused_request_needs_no_gpushd() {
     let mut node = Node::two_gpus(WHOLE);
@@ -290,7 +291,8 @@ fn epilog_after_a_refused_request_needs_no_gpushd() {
     node.refusal(&by_gpushd);
     let by_the_hook = Job::new(2).on("1").with(COMMENT, "gpush:mps=0");
     node.refusal(&by_the_hook);
-    // A wrong request after a granted one: the lease of the earlier run may still exist.
+    // If an invalid request follows a granted request, the lease of the earlier run may still
+    // exist.
     let run = |restart| Job::new(3).on("1").with("SLURM_JOB_RESTART_COUNT", restart);
     node.prolog(&run(0));
     node.refusal(&run(1).with(COMMENT, "gpush:mps=0"));

@@ -35,8 +35,8 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!(node.granted(2).members[0].target, uuids[0]);
 }
 
-/// Fault: a Prolog that ran again for the same run, with another MIG device of the same GPU, got the lease of the first
-/// device.
+/// Earlier, if Prolog ran again for the same run with another MIG device of the GPU, Prolog got the
+/// lease of the first device.
 #[test]
 fn repeated_prolog_with_another_mig_device_gets_a_lease_of_that_device() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*3\"]\nowner = \"slurm\"\n";
@@ -55,14 +55,15 @@ fn repeated_prolog_with_another_mig_device_gets_a_lease_of_that_device() {
         assert_eq!(second.members[0].target, uuids[1], "{comment}");
         assert_eq!(lease_now(node.agent(), first.id).state, LeaseState::Ended);
         assert!(node.task(&on(1)).expect("the task runs").contains(&uuids[1]));
-        // The same device again: the same lease.
+        // For the same device, a repeated Prolog gets the same lease.
         node.prolog(&on(1));
         assert_eq!(node.granted(id).id, second.id);
         node.epilog(&on(1));
     }
 }
 
-/// Without NVML, Slurm gives a MIG device an index too. It is found by its device files.
+/// Without NVML, Slurm gives a MIG device an index too. The hooks find the MIG device by the
+/// device's files.
 #[test]
 fn node_with_whole_gpus_and_mig_devices_serves_both() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\nowner = \"slurm\"\n\

@@ -22,11 +22,11 @@ const WHOLE_0: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nowner = \
 
 const NODE: &str = "SLURMD_NODENAME";
 
-/// A process of a job on a GPU; killed when dropped.
+/// A process of a job on a GPU. The process is killed when this value is dropped.
 pub(super) struct Left(Child);
 
 impl Left {
-    /// A process that ignores SIGTERM, in this cgroup.
+    /// Starts a process that ignores SIGTERM, in this cgroup.
     pub(super) fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
         Self::of("trap '' TERM; while :; do sleep 1; done", host, gpu, cgroup)
     }
@@ -55,16 +55,17 @@ impl Drop for Left {
     }
 }
 
-/// The cgroup of a job, as Slurm makes it with proctrack/cgroup on the first hierarchies.
+/// The cgroup of a job, as Slurm creates it with proctrack/cgroup in a hierarchy of cgroup v1.
 pub(super) struct Cgroup(PathBuf);
 
-/// A name of a node that no real Slurm on this host has, with a suffix for each test.
+/// Returns a node name that no real Slurm on this host uses, with a suffix for each test.
 pub(super) fn node_name(suffix: &str) -> String {
     format!("gpush-test-{}{suffix}", std::process::id())
 }
 
 impl Cgroup {
-    /// The cgroup of a job on a node. Prints that the test is skipped if it cannot be created.
+    /// Creates the cgroup of a job on a node. If the cgroup cannot be created, prints that the test
+    /// is skipped.
     pub(super) fn of(node: &str, job: u32) -> Option<Self> {
         let parent = format!("slurm_{node}/uid_{NOBODY}/job_{job}");
         let hierarchies = ["freezer", "pids", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
@@ -179,7 +180,7 @@ fn job_of_another_node_with_the_same_id_keeps_its_processes() {
 }
 
 /// Jobs of two clusters with the same id have the same cgroup. While both jobs have a lease, gpushd
-/// does not know to which of them a process belongs.
+/// does not know to which job a process belongs.
 #[test]
 fn process_that_may_belong_to_two_clusters_is_not_ended() {
     if !is_root("leftovers of two clusters") {

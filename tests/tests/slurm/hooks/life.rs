@@ -144,7 +144,8 @@ fn components_of_a_heterogeneous_job_keep_their_own_leases() {
     assert!(node.lease(42).is_none());
 }
 
-/// `slurm.directory` may be below `/run`, which a reboot empties, or last.
+/// If `slurm.directory` is below `/run`, a reboot empties the directory. Otherwise, the directory
+/// survives the reboot.
 #[test]
 fn reboot_ends_the_lease_of_a_job() {
     for lasts in [false, true] {
@@ -158,7 +159,8 @@ fn reboot_ends_the_lease_of_a_job() {
         }
         let ended = lease_now(node.agent(), lease.id);
         assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
-        // Slurm runs the Epilog of a job that it requeues after the reboot, or only the next Prolog.
+        // After a reboot, Slurm may run the Epilog of a requeued job before the next Prolog, or run
+        // only the next Prolog.
         if lasts {
             node.epilog(&job.with("SLURM_JOB_RESTART_COUNT", 1));
         }

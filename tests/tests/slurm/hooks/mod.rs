@@ -54,7 +54,8 @@ struct Node {
     config: String,
 }
 
-/// Returns the uid of the user of the jobs. If the test runs as root, this is another user.
+/// Returns the uid of the user of the jobs. If the test runs as root, the jobs belong to another
+/// user.
 fn user() -> u32 {
     let own = nix::unistd::geteuid();
     if own.is_root() { NOBODY } else { own.as_raw() }
@@ -90,7 +91,7 @@ impl Node {
         self.host.scratch("jobs")
     }
 
-    /// Kills gpushd. [`Self::start_again`] starts it again.
+    /// Kills gpushd. [`Self::start_again`] starts gpushd again.
     fn kill(&mut self) {
         self.agent.take().expect("gpushd runs").kill();
     }
@@ -99,7 +100,7 @@ impl Node {
         self.agent = Some(Setup::on(&self.host).config(&self.config).start());
     }
 
-    /// Reboots the host: another boot id, and no process of before.
+    /// Reboots the host. Afterwards, the host has another boot id and no earlier process.
     fn reboot(&mut self) {
         self.kill();
         let boot = self.host.scratch("boot-id");
@@ -112,7 +113,7 @@ impl Node {
         self.command_at(verb, &self.host.scratch("gpushd.admin.sock"))
     }
 
-    /// A hook that asks the gpushd of a socket.
+    /// Returns a command that runs a hook with the gpushd at this socket.
     fn command_at(&self, verb: &str, socket: &Path) -> Command {
         let mut command = Command::new(program("gpushctl"));
         command.env_clear().stdin(Stdio::null()).args(["slurm", verb]);
@@ -200,7 +201,7 @@ impl Job {
         Self::known_by_id(id).with("SLURM_JOB_UID", user()).with("SLURM_JOB_RESTART_COUNT", 0)
     }
 
-    /// A job of which nothing but the id is known.
+    /// Returns a job of which only the id is known.
     fn known_by_id(id: u32) -> Self {
         Self(Vec::new()).with("SLURM_JOB_ID", id).with("SLURM_CLUSTER_NAME", "ci").with("SLURMD_NODENAME", "n1")
     }

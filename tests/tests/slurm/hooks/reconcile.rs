@@ -18,7 +18,7 @@ use super::{
     silent,
 };
 
-/// A squeue of which this is the script.
+/// Writes a script that replaces squeue, with this body. Returns the path of the script.
 fn squeue(node: &Node, body: &str) -> PathBuf {
     let squeue = node.host.scratch("squeue");
     fs::write(&squeue, format!("#!/bin/sh\n{body}\n")).expect("a script");
@@ -26,7 +26,7 @@ fn squeue(node: &Node, body: &str) -> PathBuf {
     squeue
 }
 
-/// `gpushctl slurm reconcile` on a node whose Slurm knows no job.
+/// Returns a command that runs `gpushctl slurm reconcile` on a node whose Slurm knows no job.
 fn reconcile(node: &Node) -> Command {
     let mut command = node.command("reconcile");
     command.arg("--squeue").arg(squeue(node, "true"));
@@ -52,7 +52,8 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     script("echo slurmctld is down >&2; exit 1");
     assert_eq!(reconcile().status.code(), Some(6));
     assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
-    // Fault: squeue left out jobs that variables of the administrator exclude, and their leases ended.
+    // Earlier, environment variables of the administrator made squeue omit jobs, and the leases of
+    // these jobs ended.
     script(
         "echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4 SIGNALING; echo 3 COMPLETED",
     );
@@ -63,7 +64,7 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     assert!(arguments.contains("--nodelist=n1") && arguments.contains("--states=all"), "{arguments}");
 }
 
-/// Fault: the leases of another cluster's jobs ended when squeue did not list these jobs.
+/// Earlier, the leases of another cluster's jobs ended when squeue did not list these jobs.
 #[test]
 fn reconcile_ends_only_leases_of_the_cluster_of_slurm_conf() {
     let node = Node::two_gpus(WHOLE);
@@ -78,7 +79,8 @@ fn reconcile_ends_only_leases_of_the_cluster_of_slurm_conf() {
     assert!(node.lease(3).is_none());
 }
 
-/// Fault: all leases had one time limit, and one that did not end left no time for the others.
+/// Earlier, all leases together had one time limit. A lease that did not end left no time for the
+/// other leases.
 #[test]
 fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     if !is_root("leftovers of a job") {
@@ -109,7 +111,7 @@ fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     node.agent().await_that("no lease", || node.lease(3).is_none());
 }
 
-/// Fault: reconcile listed the leases through the socket of all users, which these can block.
+/// Earlier, reconcile listed the leases through the user socket, which users can block.
 #[test]
 fn reconcile_needs_the_admin_socket_alone() {
     let node = Node::two_gpus(WHOLE);
@@ -124,7 +126,8 @@ fn reconcile_needs_the_admin_socket_alone() {
     assert!(node.lease(3).is_none());
 }
 
-/// Fault: an end that gpushd did not accept was delivered again by every hook, and those after it by none.
+/// Earlier, if gpushd did not accept the end of a job, every hook delivered that end again. No hook
+/// delivered the later ends.
 #[test]
 fn end_that_cannot_be_delivered_holds_up_no_other() {
     let node = Node::two_gpus(WHOLE);
@@ -160,7 +163,8 @@ fn serve_stopping(path: &Path) {
     });
 }
 
-/// Fault: a gpushd that was stopping until the deadline of Prolog drained the node whatever `agent_down` says.
+/// Earlier, if gpushd was still stopping at the deadline of Prolog, Prolog drained the node,
+/// whatever `agent_down` says.
 #[test]
 fn gpushd_that_does_not_stop_in_time_is_judged_by_the_policy() {
     let mut node = Node::two_gpus(WHOLE);

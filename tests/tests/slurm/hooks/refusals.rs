@@ -34,7 +34,7 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     }
     let quota = "[[quota]]\neverybody = true\nleases = 1\nlongest = \"1h\"\n";
     let node = Node::two_gpus(&format!("{quota}{WHOLE}"));
-    // Slurm limits the duration of a job, so `longest` does not apply to it.
+    // Slurm limits the duration of a job, so `longest` does not apply to jobs.
     node.prolog(&Job::new(1).on("0"));
     node.granted(1);
     let over = node.refusal(&Job::new(2).on("1"));
@@ -56,8 +56,8 @@ fn job_without_gres_creates_no_mig_device() {
     assert!(node.agent().gpu(0).mig.is_none_or(|mig| mig.instances.is_empty()));
 }
 
-/// Faults: on a node whose slurmd finds the devices itself, a comment failed Prolog, and so drained the node; and with
-/// `owner = "slurm"`, every job did.
+/// Earlier, if slurmd found the devices itself, a comment made Prolog fail, which drained the node.
+/// With `owner = "slurm"`, every job made Prolog fail.
 #[test]
 fn devices_whose_order_is_not_known_fail_the_job_and_not_the_node() {
     for (owner, detect, gres, reason) in [

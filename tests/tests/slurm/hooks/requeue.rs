@@ -12,7 +12,8 @@ use super::{Job, Node, WHOLE, silent};
 
 const RESTARTS: &str = "SLURM_JOB_RESTART_COUNT";
 
-/// The Epilog of a site: a script that slurmd started, and that runs `gpushctl slurm epilog` when it may continue.
+/// Starts the Epilog script of a site, as slurmd does. After [`go_on`], the script runs `gpushctl
+/// slurm epilog`.
 fn delayed_epilog(node: &Node, job: &Job) -> Child {
     let epilog = node.command("epilog");
     let mut script = Command::new("/bin/sh");
@@ -21,7 +22,8 @@ fn delayed_epilog(node: &Node, job: &Job) -> Child {
     script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sh can be started")
 }
 
-/// Waits until processes that start now have a later start than this one. The kernel counts in ticks of 10 ms.
+/// Waits until a process that starts now has a later start time than process `pid`. The kernel
+/// counts start times in ticks of 10 ms.
 fn await_later_ticks(node: &Node, pid: u32) {
     let start = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
@@ -42,8 +44,8 @@ fn go_on(mut epilog: Child) {
     silent(&epilog.wait_with_output().expect("it ends"));
 }
 
-/// Fault: Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. An Epilog that continued after
-/// the next Prolog ended the lease of the next run.
+/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Earlier, an
+/// Epilog that continued after the next Prolog ended the lease of the next run.
 #[test]
 fn epilog_that_slurm_started_before_a_prolog_spares_its_run() {
     let node = Node::two_gpus(WHOLE);
@@ -58,12 +60,12 @@ fn epilog_that_slurm_started_before_a_prolog_spares_its_run() {
     go_on(late);
     assert_eq!(node.granted(7), lease);
     assert!(node.task(&second).is_ok(), "the file of the next run stays");
-    // The Epilog of the run itself.
+    // The Epilog of the next run ends the lease of that run.
     node.epilog(&second);
     assert!(node.lease(7).is_none() && !node.directory().join("ci-7@n1").exists());
 }
 
-/// The Epilog of a run that ends is not late, whatever count it has and however long its script waits.
+/// Epilog ends its own run, whatever restart count it gets and however long its script waits.
 #[test]
 fn delayed_epilog_ends_its_own_run() {
     let node = Node::two_gpus(WHOLE);
@@ -76,7 +78,8 @@ fn delayed_epilog_ends_its_own_run() {
     }
 }
 
-/// A job id is used again after years. The Epilog of the earlier job with this id ends nothing of the later one.
+/// A job id is used again after years. The Epilog of the earlier job with this id does not end the
+/// lease of the later job.
 #[test]
 fn epilog_of_an_earlier_job_with_the_same_id_spares_the_later_job() {
     let node = Node::two_gpus(WHOLE);
@@ -90,7 +93,8 @@ fn epilog_of_an_earlier_job_with_the_same_id_spares_the_later_job() {
     assert!(node.task(&job).is_ok());
 }
 
-/// Fault: without the file of the job, an Epilog with nothing but the job id ended only the first run.
+/// Earlier, without the file of the job, an Epilog that knew only the job id could end only the
+/// first run.
 #[test]
 fn epilog_needs_only_the_job_id_also_without_the_file_of_the_job() {
     let node = Node::two_gpus(WHOLE);
@@ -103,7 +107,8 @@ fn epilog_needs_only_the_job_id_also_without_the_file_of_the_job() {
     }
 }
 
-/// A job that is known by its id alone may have no lease. So this Epilog does not fail while gpushd does not answer.
+/// A job that is known by its id alone may have no lease. So the Epilog of such a job does not fail
+/// while gpushd does not answer.
 #[test]
 fn epilog_with_the_job_id_alone_passes_without_gpushd() {
     let mut node = Node::two_gpus(WHOLE);

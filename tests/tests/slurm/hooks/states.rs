@@ -69,7 +69,7 @@ fn lost_database_holds_the_node_until_recover() {
 }
 
 /// A user can stop the daemon of a target, for example with clients that crash its server.
-/// Therefore this must not drain the node.
+/// Therefore such a daemon must not drain the node.
 #[test]
 fn mps_daemon_that_does_not_serve_refuses_the_job() {
     let config = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";

@@ -54,8 +54,8 @@ fn only_hooks_lease_gpus_of_slurm_and_for_jobs() {
     assert_eq!(node.agent().post("/v1/leases", &body).error().code, Code::Denied, "also when it names the GPU");
 }
 
-/// Fault: with `GPUSH_SOCKET`, hooks used the socket of all users, where gpushd refuses them. That drained the node. They also
-/// ignored `api.admin_socket`.
+/// Earlier, if `GPUSH_SOCKET` was set, hooks used the user socket. gpushd refuses hooks on that
+/// socket, so the node was drained. The hooks also ignored `api.admin_socket`.
 #[test]
 fn hooks_use_the_admin_socket_whatever_names_gpushd() {
     let mut node = Node::two_gpus(WHOLE);
@@ -74,7 +74,7 @@ fn hooks_use_the_admin_socket_whatever_names_gpushd() {
     node.granted(1);
     run(&node, "epilog", &Job::new(1).on("0"), node.agent().socket());
     assert!(node.lease(1).is_none());
-    // Without that setting, it is next to the other socket.
+    // Without `api.admin_socket`, the admin socket is next to the user socket.
     node.kill();
     node.agent = Some(Setup::on(&node.host).config(WHOLE).admin_beside().start());
     run(&node, "prolog", &Job::new(2).on("0"), node.agent().socket());

@@ -50,7 +50,8 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
     for forged in
         ["gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
     {
-        // The user creates a cgroup below the one that systemd has delegated, and enters it.
+        // The user creates a cgroup below the cgroup that systemd has delegated, and enters the new
+        // cgroup.
         let script = format!(
             "#!/bin/sh\nset -e\nown={root}$(sed -n s/^0:://p /proc/self/cgroup)\nmkdir -p $own/{forged}\necho $$ > $own/{forged}/cgroup.procs\nexec gpushctl run --timeslice -- sleep 1000\n"
         );
@@ -78,8 +79,8 @@ fn only_the_calling_process_is_moved() {
     // The request is for another process of the same user.
     let said = machine.sh(&in_session(ALICE, "1", "perl /srv/client.pl other"));
     assert!(said.contains("it is not the process that sent the request") && said.contains("session-1.scope"), "{said}");
-    // The request comes on a connection of a process that has ended. Another process may have its
-    // pid.
+    // The request comes on a connection of a process that has ended. Another process may now have
+    // the pid of that process.
     machine.sh("chmod 1777 /srv");
     start_in_session(&machine, ALICE, "2", "perl /srv/client.pl passed");
     machine.await_that("the request was answered", |machine| machine.run("test -e /srv/passed.done").status.success());
@@ -119,7 +120,7 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
     );
     assert_eq!((&same["lease_id"], &same["unattributed"], &same["unleased"]), (&"L1".into(), &true.into(), &().into()));
     assert_eq!((&other["lease_id"], &other["unleased"]), (&().into(), &"its user holds no lease".into()));
-    // The lease waits for both processes of its user. gpushd never ends the unattributed one.
+    // The lease waits for both processes of its user. gpushd never ends the unattributed process.
     machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
     machine.await_that("the scope is empty", |machine| scopes(machine).is_empty());
     let left = leases(&machine);

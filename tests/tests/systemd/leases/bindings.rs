@@ -118,7 +118,7 @@ fn grant_with_a_scope_takes_two_round_trips() {
     let calls = |member: &str| all.lines().filter(|line| *line == member).count();
     println!("{all}");
     assert_eq!(calls("AddMatch"), GRANTS, "{all}");
-    // The test does not count RemoveMatch calls. No grant waits for them, so the last of them may
-    // be missing.
+    // The test does not count RemoveMatch calls. No grant waits for these calls, so the last calls
+    // may be missing.
     assert_eq!(all.lines().count() - calls("RemoveMatch"), 2 * GRANTS, "{all}");
 }

@@ -62,7 +62,8 @@ fn in_session(uid: u32, session: &str, line: &str) -> String {
     )
 }
 
-/// Starts a command in the background, in a new login session. Its output goes to `/srv/SESSION`.
+/// Starts a command in the background, in a new login session. The output of the command goes to
+/// `/srv/SESSION`.
 fn start_in_session(machine: &Machine, uid: u32, session: &str, line: &str) {
     let line = in_session(uid, session, line);
     machine.write(&format!("/srv/{session}.sh"), format!("exec {line} > /srv/{session} 2>&1\n"));

@@ -45,7 +45,7 @@ fn machine(what: &str) -> Option<Machine> {
     machine.install();
     machine.simulated_host(HOST);
     // Servers and clients of other users register here which GPUs they have open. The real driver
-    // would know that itself.
+    // would know the open GPUs itself.
     machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
     machine.put("/usr/bin/nvidia-cuda-mps-control", control);
     machine.write("/etc/gpush/config.toml", format!("{MPS}{RULES}"));
