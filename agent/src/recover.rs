@@ -74,7 +74,7 @@ pub(crate) struct LossAcceptance {
 }
 
 impl LossAcceptance {
-    /// Accepts the loss, if there is one.
+    /// Accepts that the database was lost; does nothing if it was not lost.
     ///
     /// # Errors
     /// If the GPUs cannot be listed although there are MPS daemons, or if the acceptance cannot be

@@ -85,8 +85,8 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
             }
         },
     };
-    // Without rules, no GPU is selected, and the planner's hint would be about gpushd's config. An
-    // invalid layout is still reported by the planner.
+    // Without rules, the planner would select no GPU, and its hint would name gpushd's config, which
+    // is not used here. So this case is reported here. The planner still reports an invalid layout.
     let (by_rules, has_layout) = match &request.layout {
         LayoutSource::PerGpu(_) => (false, true),
         LayoutSource::Config | LayoutSource::Wanted => (true, false),

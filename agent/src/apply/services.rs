@@ -44,7 +44,8 @@ const HOOK_BEFORE: &str = "hook-before";
 /// Name of the helper step for the hook after the operation.
 const HOOK_AFTER: &str = "hook-after";
 
-/// Opens and undoes the brackets that are noted in the journal.
+/// Stops services and runs hooks around a change, and undoes both. The journal records each of
+/// them, so that a later gpushd can undo them too.
 #[derive(Debug, Clone)]
 pub(crate) struct Services {
     pub(crate) state: State,

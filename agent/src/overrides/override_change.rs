@@ -58,5 +58,5 @@ pub(crate) fn check_expiry_applies(
     }
     Err(ApiError::new(Code::BadRequest, "an expiry has no effect: this request makes no override")
         .cause("only a layout that differs from the rule's, on a GPU whose rule has mode `mig`, makes an override")
-        .hint("leave out the expiry; `gpushctl config show` shows which rule claims which GPU"))
+        .hint("repeat the command without an expiry, or change the rule of the GPU: `gpushctl config show` lists the rules"))
 }

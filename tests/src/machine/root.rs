@@ -50,7 +50,8 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     if sources.is_empty() {
         return Err(format!("apt has no source of Debian's {release} here"));
     }
-    // The archive of this host's release also has the requested release.
+    // The package archive of this host also has the packages of the requested release. So only the
+    // name of the release changes in the lists of sources.
     sources.iter_mut().for_each(|(_, text)| *text = text.replace(&release, wanted_release));
     let release = wanted_release;
     let wanted = format!("{release} {packages}\n");
