@@ -98,10 +98,9 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
         return Err(match (indexes(gpus), selectable(gpus, &request.gpus)) {
             (Some(indexes), _) if has_layout => error.hint(format!("select GPUs: --gpu {indexes}")),
             (_, Some(selected)) => error.hint(format!("give GPUs and a layout: {selected}")),
-            (_, None) => error.cause("none of its GPUs supports MIG").hint(
-                "name another host: `gpushctl mig plan \
-                --help`",
-            ),
+            (_, None) => error
+                .cause("none of its GPUs supports MIG")
+                .hint("name another host; `gpushctl mig plan --help` shows how"),
         });
     }
     desired::plan_host(&config, gpus, request)

@@ -126,7 +126,8 @@ impl GpuSnapshot {
             overridden: overridden.map(|one| super::overridden(one.clone(), Some(sight.identity.index))),
             state,
             cordons: known.conditions.cordons(uuid),
-            // Before the first reading the fields below are empty. No change is planned on such a GPU.
+            // Before the first reading of a GPU, the fields below are empty, and gpushd plans no
+            // change of this GPU.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
             timeslice: known.levels.get(uuid).cloned(),

@@ -71,8 +71,8 @@ pub struct AuditQuery {
     pub limit: usize,
     /// Whether to select the last records instead of the first.
     pub latest: bool,
-    /// Only records about one of these: the object, a GPU of an operation or lease, or the user who acted. If empty,
-    /// all records.
+    /// Selects the records that name one of these values as their object, as a GPU of their
+    /// operation or lease, or as the user who acted. If empty, selects all records.
     pub objects: Vec<String>,
     /// Only records from this time or later, by the system clock.
     pub since: Option<Timestamp>,

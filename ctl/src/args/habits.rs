@@ -107,9 +107,9 @@ pub(crate) fn parted_label(name: &str) -> Option<ApiError> {
         slices.parse::<u8>().is_ok() && rest.split_once("gb").is_some_and(|(memory, _)| memory.parse::<u16>().is_ok())
     });
     is_profile.then(|| {
-        error
-            .cause("it is a label of mig-parted")
-            .hint(format!("write the entries, '{profile}*7' for seven instances, or --file config.yaml -c {name}"))
+        error.cause("it is a label of mig-parted").hint(format!(
+            "write the entries of the layout, such as '{profile}*7', or use --file config.yaml -c {name}"
+        ))
     })
 }
 

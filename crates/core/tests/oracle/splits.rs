@@ -18,8 +18,8 @@ use crate::objective::{Cost, Objective, PlanValue};
 use crate::whole::Tally;
 use crate::wire::{gi_of, pair_of, process};
 
-/// Requested compute instances of one GPU instance: position of the profile, and the fixed start,
-/// if any.
+/// Requested compute instances of one GPU instance. For each: the index of its profile in the list
+/// of profiles, and its fixed start, if any.
 type Split = Vec<(usize, Option<u8>)>;
 
 /// `tolls[placement][request]`: the least cost of assigning the placement to the requested GPU

@@ -122,8 +122,8 @@ impl Calls {
         self.repeat(async |client, _| client.leases(0).await).await
     }
 
-    /// Delivers ends of jobs that earlier hooks could not deliver. If a delivery fails again, the
-    /// next hook repeats it.
+    /// Reports to gpushd the ended jobs that earlier hooks could not report. If a report fails
+    /// again, the next hook repeats it.
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
         let mut failed = 0;
         for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {

@@ -19,7 +19,7 @@ pub enum Chip {
     /// Slot 7 is missing. The ids increase with the placement. Most boards have this variant.
     #[default]
     Slot7Missing,
-    /// Slot 3 is missing. The ids of the two halves are swapped.
+    /// Slot 3 is missing. The two halves of the GPU have each other's ids.
     Slot3Missing,
 }
 

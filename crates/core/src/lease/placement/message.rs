@@ -76,7 +76,7 @@ impl NoAssignment {
                     Some(LargestFree::Percentage { gpu, tenths }) => {
                         let percent = percent(*tenths);
                         error
-                            .cause(format!("at most {percent} % is free, on GPU {gpu}"))
+                            .cause(format!("GPU {gpu} has the most free: {percent} %"))
                             .hint(format!("request {percent} % or less, or add `--wait`"))
                     }
                     Some(LargestFree::Device { gpu, profile }) if wanted.count == 1 => error

@@ -181,8 +181,9 @@ fn is_question(command: &str) -> bool {
     word == "ps" || word.starts_with("get_")
 }
 
-/// Returns whether a text is a pid, a percentage, a priority, an amount of memory, or the state of a healthy server. A
-/// fault of a server, or a missing server, is an event.
+/// Returns whether a text is a pid, a percentage, a priority, an amount of memory, or the state of
+/// a healthy server. Such a text is only an answer to a query. A fault of a server, or a missing
+/// server, is not an answer but an event.
 fn is_answer(said: &str) -> bool {
     let is_number = |text: &str| {
         let digits = text.strip_prefix('-').unwrap_or(text);

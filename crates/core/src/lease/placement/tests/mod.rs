@@ -151,7 +151,7 @@ fn refusal_names_the_largest_free_size() {
         (error.causes.join("; "), error.hint.unwrap())
     };
     let (why, hint) = refused(Host { gpus: vec![mps(0, 900, None), mps(1, 755, None)] }, some_mps("50"), 1);
-    assert!(why.contains("at most 24.5 % is free, on GPU 1"), "{why}");
+    assert!(why.contains("GPU 1 has the most free: 24.5 %"), "{why}");
     assert_eq!(hint, "request 24.5 % or less, or add `--wait`");
     let devices = || Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0 used, 2g.20gb@4, 1g.10gb@6")] };
     let (why, hint) = refused(devices(), profile("3g.40gb"), 1);
@@ -266,7 +266,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
         "the MPS daemon of GPU 2 serves another user (uid 2000)",
         "GPU 3 has no room",
         "GPU 4 is cordoned",
-        "at most 5 % is free, on GPU 3",
+        "GPU 3 has the most free: 5 %",
     ];
     assert_eq!((error.causes.as_slice(), error.retryable), (causes.map(str::to_owned).as_slice(), true));
 
