@@ -129,7 +129,8 @@ impl Output {
         }
         let listing = listing(&self.look);
         match self.format {
-            Format::Json | Format::Table | Format::Wide => self.text(listing.text()),
+            Format::Json | Format::Table | Format::Wide if self.look.headings => self.text(listing.text()),
+            Format::Json | Format::Table | Format::Wide => self.text(listing.text_without_headings()),
             Format::Name => self.verbatim(listing.name_lines().as_bytes()),
             Format::Csv => self.verbatim(listing.csv(self.look.headings).as_bytes()),
             Format::Uuid => match listing.uuid_lines() {

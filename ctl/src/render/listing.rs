@@ -15,6 +15,8 @@ pub(crate) struct Listing {
     names: Vec<String>,
     uuids: Option<Vec<String>>,
     drawn: String,
+    /// Whether the drawing is only the sentence that the list is empty.
+    only_says_empty: bool,
 }
 
 impl Listing {
@@ -55,7 +57,7 @@ impl Listing {
     /// Sets the drawing of an empty list.
     pub(crate) fn or_empty(mut self, text: &str) -> Self {
         if self.rows.is_empty() {
-            self.drawn = format!("{text}\n");
+            (self.drawn, self.only_says_empty) = (format!("{text}\n"), true);
         }
         self
     }
@@ -63,12 +65,19 @@ impl Listing {
     /// Appends text to the drawing.
     pub(crate) fn after(mut self, text: &str) -> Self {
         self.drawn += text;
+        self.only_says_empty &= text.is_empty();
         self
     }
 
     /// Returns the drawing.
     pub(crate) fn text(&self) -> &str {
         &self.drawn
+    }
+
+    /// Returns the drawing for `--no-headers`: an empty list is empty text, so that a script counts
+    /// no line.
+    pub(crate) fn text_without_headings(&self) -> &str {
+        if self.only_says_empty { "" } else { &self.drawn }
     }
 
     /// Returns one name per line.
@@ -115,6 +124,9 @@ mod tests {
         assert_eq!(listing.csv(true), "gpu,a_b\n0,\"3g.40gb, \"\"x\"\"\"\n");
         assert_eq!(listing.csv(false).lines().count(), 1);
         assert_eq!(listing.uuid_lines(), None);
+        let empty = Listing::default().or_empty("none");
+        assert_eq!((empty.text(), empty.text_without_headings()), ("none\n", ""));
+        assert_eq!(empty.after("1 GPU is lost").text_without_headings(), "none\n1 GPU is lost");
         assert_eq!(listing.or_empty("none").names(["0".to_owned()]).name_lines(), "0\n");
     }
 }

@@ -89,7 +89,7 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
     let index = gpu.index;
     let entries = example_profile(gpu).unwrap_or("none");
     format!(
-        "name one: --gpu {index} --layout {entries}; or add a rule with match = [\"{index}\"], mode = \"mig\" and a \
+        "name one, as in `gpushctl mig plan {entries} -g {index}`; or add a rule with match = [\"{index}\"], mode = \"mig\" and a \
          layout to the config, {RELOAD}"
     )
 }
