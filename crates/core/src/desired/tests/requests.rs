@@ -118,8 +118,9 @@ layout = "none"
                         None => continue,
                     },
                 };
-                if let Some(others) = between(&hint, "--gpu ", &[' ', ';', '`']) {
-                    let entries = between(&hint, "--layout ", &[' ', ';', '`']).unwrap_or("none");
+                let plan = between(&hint, "`gpushctl mig plan ", &['`']).and_then(|command| command.split_once(" -g "));
+                let others = between(&hint, "--gpu ", &[' ', ';', '`']).map(|others| ("none", others));
+                if let Some((entries, others)) = plan.or(others) {
                     let plans = plan_host(&config, &host, &request(&[others], entries_or_none(entries)));
                     let plans = plans.unwrap_or_else(|e| panic!("{hint}: {e:?}")).plans;
                     assert!(plans.iter().all(|plan| plan.error.is_none()), "{hint}: {plans:?}");
