@@ -34,6 +34,7 @@ pub enum SlurmDevice {
         /// Index in `SLURM_JOB_GPUS`.
         index: u32,
         /// Number of GPUs and MIG devices that slurm.conf gives the node.
+        #[serde(rename = "device_count")]
         devices: u32,
         /// Minor number of the GPU of each GPU and MIG device that gres.conf lists; empty if slurmd uses all.
         #[serde(default)]
