@@ -58,7 +58,7 @@ impl Environments {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lease that a process's environment names, whoever holds it. Reads files that may
+    /// Returns the lease that a process's environment names, regardless of its holder. Reads files that may
     /// be large.
     pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
         match self.cached_lease(pid) {

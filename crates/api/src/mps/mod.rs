@@ -263,7 +263,7 @@ pub struct MpsDaemon {
     /// Directory of the daemon's logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_directory: Option<String>,
-    /// User id of the user whom the daemon serves now; absent while the daemon has neither leases
+    /// User id of the only user that the daemon serves now; absent while the daemon has neither leases
     /// nor clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
