@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-/// The last answer, and when its computation began. Locked while an answer is computed.
+/// The last answer, and when its computation began; no answer if the computation exceeded its limit.
+/// Locked while an answer is computed.
 #[derive(Debug)]
-pub(crate) struct Coalesced<T>(Mutex<Option<(Instant, T)>>);
+pub(crate) struct Coalesced<T>(Mutex<Option<(Instant, Option<T>)>>);
 
 impl<T> Default for Coalesced<T> {
     fn default() -> Self {
@@ -30,17 +31,18 @@ impl<T: Clone> Coalesced<T> {
     pub(crate) async fn after_now<F: Future<Output = T>>(&self, compute: impl FnOnce() -> F) -> T {
         let called = Instant::now();
         let mut last = self.0.lock().await;
-        if let Some(answer) = since(&last, called) {
+        if let Some(Some(answer)) = since(&last, called) {
             return answer;
         }
         let begun = Instant::now();
         let answer = compute().await;
-        *last = Some((begun, answer.clone()));
+        *last = Some((begun, Some(answer.clone())));
         answer
     }
 
-    /// As [`Coalesced::after_now`]. Returns `None` if this caller's own computation takes longer
-    /// than `limit`. Time spent waiting for another caller's computation does not count.
+    /// As [`Coalesced::after_now`]. Returns `None` if the computation takes longer than `limit`, and
+    /// callers with a limit share this too. Time spent waiting for an earlier computation does not
+    /// count.
     pub(crate) async fn after_now_within<F: Future<Output = T>>(
         &self,
         limit: Duration,
@@ -49,17 +51,17 @@ impl<T: Clone> Coalesced<T> {
         let called = Instant::now();
         let mut last = self.0.lock().await;
         if let Some(answer) = since(&last, called) {
-            return Some(answer);
+            return answer;
         }
         let begun = Instant::now();
-        let answer = tokio::time::timeout(limit, compute()).await.ok()?;
+        let answer = tokio::time::timeout(limit, compute()).await.ok();
         *last = Some((begun, answer.clone()));
-        Some(answer)
+        answer
     }
 }
 
 /// Returns the last answer if its computation began at `called` or later.
-fn since<T: Clone>(last: &Option<(Instant, T)>, called: Instant) -> Option<T> {
+fn since<T: Clone>(last: &Option<(Instant, Option<T>)>, called: Instant) -> Option<Option<T>> {
     last.as_ref().filter(|(begun, _)| *begun >= called).map(|(_, answer)| answer.clone())
 }
 
@@ -129,6 +131,33 @@ mod tests {
         assert_eq!((first.await.unwrap(), second.await.unwrap()), (1, Some(7)));
         let never = shared.after_now_within(Duration::ZERO, std::future::pending);
         assert_eq!(never.await, None, "the time of its own computation counts");
+    }
+
+    /// Fault: each of the callers that waited for a hung GPU read it in turn.
+    #[tokio::test]
+    async fn callers_with_a_limit_share_that_it_was_exceeded() {
+        let (shared, computed, permits) = (Arc::default(), Arc::default(), Arc::new(Semaphore::new(0)));
+        let first = call(1, &shared, &computed, &permits).remove(0);
+        tokio::task::yield_now().await;
+        let limited: Vec<_> = (0..8)
+            .map(|_| {
+                let (shared, computed) = (Arc::clone(&shared), Arc::clone(&computed));
+                tokio::spawn(async move {
+                    let never = || {
+                        computed.fetch_add(1, Relaxed);
+                        std::future::pending()
+                    };
+                    shared.after_now_within(Duration::ZERO, never).await
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        permits.add_permits(1);
+        assert_eq!(first.await.unwrap(), 1);
+        for one in limited {
+            assert_eq!(one.await.unwrap(), None);
+        }
+        assert_eq!(computed.load(Relaxed), 2);
     }
 
     #[tokio::test]
