@@ -93,6 +93,12 @@ impl fmt::Display for NotMapped {
 
 impl std::error::Error for NotMapped {}
 
+/// Returns whether some device of the job has only an index, so that its numbering must be read.
+#[must_use]
+pub fn has_indexes(job: &Job) -> bool {
+    job.gres.len() > job.visible.iter().filter(|entry| DeviceUuid::new(entry).is_ok()).count()
+}
+
 /// Returns the devices of a job, in Slurm's order. `numbering` says how slurmd numbers the
 /// devices of the node.
 ///

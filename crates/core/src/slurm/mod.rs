@@ -44,5 +44,5 @@ pub use self::{
     gres_lines::{GresLines, gres_lines},
     host_list::{HostList, HostListError},
     lines::{KeyValue, LineError, LogicalLine, lines},
-    slurm_conf::SlurmConf,
+    slurm_conf::{SLURM_CONF_PATHS, SlurmConf},
 };

@@ -5,6 +5,11 @@ use super::{HostList, KeyValue, lines};
 /// Maximum depth to which files may include each other.
 const DEEPEST: usize = 16;
 
+/// Paths at which slurm.conf is searched, in order, if the variable `SLURM_CONF` is not set. The
+/// second path is slurmd's copy if the controller serves the files.
+pub const SLURM_CONF_PATHS: [&str; 4] =
+    ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/opt/slurm/etc/slurm.conf"];
+
 /// The pairs of slurm.conf. Lines that slurmd refuses are omitted, because slurmd reports such
 /// lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,13 +1,8 @@
 //! slurm.conf with the files that it includes, and the other files in its directory.
 
-use gpush_core::slurm::{KeyValue, SlurmConf};
+use gpush_core::slurm::{KeyValue, SLURM_CONF_PATHS, SlurmConf};
 
 use crate::Host;
-
-/// Paths at which slurm.conf is searched, in order. The second path is slurmd's copy if the
-/// controller serves the files.
-pub(super) const PLACES: [&str; 4] =
-    ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/opt/slurm/etc/slurm.conf"];
 
 /// The files of Slurm on a host.
 #[derive(Debug)]
@@ -21,7 +16,7 @@ pub(super) struct Files {
 impl Files {
     /// Reads slurm.conf; `None` when the host has none.
     pub(super) fn of(host: &Host) -> Option<Self> {
-        let path = PLACES.into_iter().find(|path| host.has(path))?;
+        let path = SLURM_CONF_PATHS.into_iter().find(|path| host.has(path))?;
         let directory = path.rsplit_once('/').map_or(String::new(), |(directory, _)| directory.to_owned());
         let mut files = Self { path, directory, conf: SlurmConf::default() };
         files.conf =

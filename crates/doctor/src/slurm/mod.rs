@@ -17,7 +17,7 @@ mod hooks;
 mod limits;
 
 use gpush_api::LeaseOwner;
-use gpush_core::config::Config;
+use gpush_core::{config::Config, slurm::SLURM_CONF_PATHS};
 
 pub(crate) use self::excerpt::excerpt;
 use self::files::Files;
@@ -30,7 +30,7 @@ pub(crate) fn examine(host: &Host, agent: &Agent, config: &Config) -> Vec<Findin
         return vec![if has_owner {
             let message = "a rule of the config has owner = \"slurm\", and this host has no slurm.conf";
             let hint = "install Slurm, or remove the key and run `gpushctl config reload`";
-            Finding::problem(Area::Slurm, message, hint).cause(format!("looked for {}", files::PLACES.join(", ")))
+            Finding::problem(Area::Slurm, message, hint).cause(format!("looked for {}", SLURM_CONF_PATHS.join(", ")))
         } else {
             Finding::ok(Area::Slurm, "Slurm is not used on this host")
         }];

@@ -3,18 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use gpush_api::SlurmDevice;
-use gpush_core::slurm::{GresConf, Job, SlurmConf, devices::devices, numbering::Numbering};
+use gpush_core::slurm::{
+    GresConf, Job, SLURM_CONF_PATHS, SlurmConf,
+    devices::{devices, has_indexes},
+    numbering::Numbering,
+};
 
 use super::variable;
-
-/// Path of slurm.conf if the variable `SLURM_CONF` is not set. gres.conf is in the same directory.
-const SLURM_CONF: &str = "/etc/slurm/slurm.conf";
 
 /// Why the devices of a job are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NotFound {
     /// One sentence.
     pub(super) text: String,
+    /// What the administrator, or the user of a refused job, can do.
+    pub(super) hint: &'static str,
     /// Whether only jobs with these devices cannot be served. Otherwise the files of the node are wrong.
     pub(super) is_refusal: bool,
 }
@@ -24,13 +27,21 @@ pub(super) struct NotFound {
 /// # Errors
 /// Returns why the devices of the job are not known.
 pub(super) fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, NotFound> {
-    let wrong = |text: String| NotFound { text, is_refusal: false };
-    let numbering = match job.gres.is_empty() {
-        true => Numbering::Listed(GresConf::default()),
-        false => numbering(job, gres_conf).map_err(wrong)?,
+    let wrong = |text: String| NotFound {
+        text,
+        hint: "check the files with `gpushctl doctor --only slurm`",
+        is_refusal: false,
+    };
+    let numbering = match has_indexes(job) {
+        true => numbering(job, gres_conf).map_err(wrong)?,
+        false => Numbering::Listed(GresConf::default()),
     };
     devices(job, &numbering).map_err(|error| NotFound {
-        text: format!("{error}: print the lines of gres.conf with `gpushctl slurm gres-conf`"),
+        text: error.to_string(),
+        hint: match error.is_refusal() {
+            true => "ask the administrator of the node to run `gpushctl doctor --only slurm`",
+            false => "print the lines of gres.conf with `gpushctl slurm gres-conf`",
+        },
         is_refusal: error.is_refusal(),
     })
 }
@@ -45,16 +56,19 @@ fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
     };
-    let conf = GresConf::parse(&text, &job.node, included(&path));
+    let conf = GresConf::parse(&text, &job.node, included(&slurm_conf));
     let conf = conf.map_err(|error| format!("{}: {error}", path.display()))?;
     // Without slurm.conf, the types follow the order of gres.conf.
     Ok(Numbering::of(conf, read_slurm_conf(&slurm_conf).node_gres(&job.node).as_deref()))
 }
 
-/// Returns the path of slurm.conf.
+/// Returns the path of slurm.conf: the variable `SLURM_CONF`, or else the first usual path that exists.
 pub(super) fn slurm_conf_path() -> PathBuf {
-    let path = variable("SLURM_CONF").filter(|path| !path.is_empty());
-    path.map_or_else(|| PathBuf::from(SLURM_CONF), PathBuf::from)
+    if let Some(path) = variable("SLURM_CONF").filter(|path| !path.is_empty()) {
+        return path.into();
+    }
+    let existing = SLURM_CONF_PATHS.into_iter().find(|path| Path::new(path).exists());
+    existing.unwrap_or(SLURM_CONF_PATHS[0]).into()
 }
 
 /// Reads slurm.conf. A file that cannot be read has no settings.

@@ -68,9 +68,11 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let concern = Concern::of(owned, request.is_some(), job.has_devices() && has_gpushd);
     if let Err(why) = &found {
         return match (owned && !why.is_refusal, concern) {
-            (true, _) => fail(job.id, &why.text),
+            (true, _) => fail(job.id, &format!("{}: {}", why.text, why.hint)),
             // Only this job cannot be served, so the node stays in use.
-            (false, Concern::Request | Concern::Gpus) => refuse(&settings, &job, concern, vec![why.text.clone()], None),
+            (false, Concern::Request | Concern::Gpus) => {
+                refuse(&settings, &job, concern, vec![why.text.clone()], Some(why.hint.to_owned()))
+            }
             (false, Concern::Nothing) => 0,
         };
     }

@@ -30,6 +30,10 @@ impl Directory {
     /// hook may have recorded in the meantime.
     pub(in crate::commands::slurm) fn end_delivered(&self, end: &SlurmJobEnd) {
         let name = name_of(end);
+        // Most jobs have no such record, so most hooks do not wait for the lock.
+        if !self.path.join(&name).exists() {
+            return;
+        }
         let Ok(_locked) = self.lock() else { return };
         match self.read_json::<SlurmJobEnd>(&name) {
             Ok(noted) if noted.restart > end.restart => {}
