@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! a daemon was found, or its target is desired ──► an entry, with a supervisor task
-//!    desired ───────────────────────────────────► Want(policy): started, or set
-//!    not desired, or stopped on request ────────► Want(nothing): drained, stopped
+//!    desired ───────────────────────────────────► started, or set to its policy
+//!    not desired, or stopped on request ────────► drained, then stopped
 //!    its GPU cannot be read ────────────────────► unchanged: it may be in use
 //! stopped, and not desired ─────────────────────► no entry, no directory
 //! ```

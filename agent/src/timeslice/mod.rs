@@ -1,9 +1,9 @@
 //! Keeps the time-slice level and compute mode of time-sliced GPUs as their rules require.
 //!
 //! ```text
-//! config, layouts of the GPUs ──► core::timeslice_plan: keep, wait, let go
+//! config, layouts of the GPUs ──► core::timeslice_plan: keep, wait, restore
 //!                                        │
-//!   woken, or a minute has passed ──► settle ──► compute mode, through the driver worker
+//!   woken, or a minute has passed ► reconcile ─► compute mode, through the driver worker
 //!                                        │
 //!                                        └─────► level: read ─ as desired ────────────► seen
 //!                                                       │ differs                        ▲

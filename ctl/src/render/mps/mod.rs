@@ -113,7 +113,7 @@ fn granted_bar(daemon: &MpsDaemon, columns: usize, look: &Appearance) -> (String
     (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
 }
 
-/// Returns the width of the bar that `given` draws.
+/// Returns the width of the bar that `granted_bar` draws.
 fn bar_columns(look: &Appearance) -> usize {
     match look.width {
         0..100 => 8,

@@ -56,6 +56,8 @@ pub enum Unoffered {
     /// The GPU is not in the mode of its rule: MIG mode is on or off against the rule, or the GPU
     /// has no MPS target.
     OtherMode(Mode),
+    /// Its state does not allow grants, so what it could offer is not known.
+    NotReady,
 }
 
 /// The MIG devices that a GPU offers.

@@ -25,10 +25,10 @@ impl NoAssignment {
             Self::NotOffered { offered, unoffered, .. } if offered.is_empty() => {
                 let why = "no GPU that the request may use can be leased".to_owned();
                 let mut error = error(Code::Unsupported, why);
-                error.causes.extend(unoffered.iter().take(MOST_NAMED).map(|(gpu, why)| nothing(*gpu, *why)));
+                error.causes.extend(unoffered.iter().take(MOST_NAMED).map(|(gpu, why)| unoffered_cause(*gpu, *why)));
                 let differ = |(gpu, why): &(u32, Unoffered)| match why {
                     Unoffered::OtherMode(_) => Some(gpu.to_string()),
-                    Unoffered::Unmanaged => None,
+                    Unoffered::Unmanaged | Unoffered::NotReady => None,
                 };
                 let differ: Vec<String> = unoffered.iter().filter_map(differ).collect();
                 error.hint(match differ.as_slice() {
@@ -97,8 +97,10 @@ fn percent(tenths: u32) -> String {
     }
 }
 
-fn nothing(gpu: u32, why: Unoffered) -> String {
+/// Returns why a GPU offers no lease.
+fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
     match why {
+        Unoffered::NotReady => format!("GPU {gpu} is not ready"),
         Unoffered::Unmanaged => format!("the config does not manage GPU {gpu}"),
         Unoffered::OtherMode(mode) => format!("GPU {gpu} is not in the mode of its rule, `{}`", mode.name()),
     }

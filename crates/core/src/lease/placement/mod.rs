@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! Host (one snapshot) ─┐
-//! Wanted (request) ────┼─► each GPU alone: the best way to hold 0, 1, 2 … members ──► over all GPUs ──► Assignment
-//! Policy ──────────────┘
+//! PlacementRequest ────┼─► each GPU alone: the best way to hold 0, 1, 2 … members ──► over all GPUs ──► Assignment
+//! PlacementPolicy ─────┘
 //! ```
 //!
 //! A gang is placed completely or not at all. The search is exact: if an assignment is possible, it

@@ -97,6 +97,7 @@ fn offer(
     if offer.kinds().next().is_none() {
         offer.unoffered = Some(match desired_state.mode {
             Mode::Unmanaged => Unoffered::Unmanaged,
+            _ if offer.closed == Some(Closed::NotReady) => Unoffered::NotReady,
             mode @ (Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive) => Unoffered::OtherMode(mode),
         });
     }
@@ -280,6 +281,17 @@ mod tests {
         assert!(kinds(4).is_empty(), "the config does not claim it");
         assert_eq!(host.gpus[1].mps[0].capacity_tenths, 1500);
         assert!(host.gpus.iter().all(|gpu| gpu.closed.is_none()));
+    }
+
+    #[test]
+    fn gpu_without_an_offer_has_the_reason() {
+        let mut scene = Scene::new();
+        scene.gpus[1].state = GpuState::Lost;
+        scene.gpus[3].mig.as_mut().unwrap().set_mode(true, true);
+        let host = scene.host();
+        let reasons: Vec<_> = host.gpus.iter().map(|gpu| gpu.unoffered).take(5).collect();
+        let other_mode = Some(Unoffered::OtherMode(Mode::Exclusive));
+        assert_eq!(reasons, [None, Some(Unoffered::NotReady), None, other_mode, Some(Unoffered::Unmanaged)]);
     }
 
     #[test]
