@@ -45,7 +45,7 @@ pub(crate) struct MaintenanceControl {
     /// Runs the driver worker, which is stopped during maintenance.
     pub(crate) hardware: Hardware,
     /// Runs helper units, which may have the driver open.
-    pub(crate) outside: Arc<HostServices>,
+    pub(crate) host_services: Arc<HostServices>,
     /// Serializes changes of the host's state.
     pub(crate) host_lock: Arc<Mutex<()>>,
 }
@@ -93,7 +93,7 @@ impl MaintenanceControl {
         tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
         // A running helper unit may also have the driver open. That unit ends soon, and no other
         // helper unit starts.
-        let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.outside.driverless.write()).await;
+        let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.host_services.driverless.write()).await;
         self.end_worker().await?;
         tracing::info!("the driver worker has ended: gpushd has no handle open");
         Ok(self.state.maintenance().unwrap_or(maintenance))

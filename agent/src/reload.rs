@@ -253,7 +253,7 @@ pub(crate) struct Differences {
     /// Reads the GPUs.
     pub(crate) readings: Readings,
     /// Knows whether a reset is in progress.
-    pub(crate) outside: Arc<HostServices>,
+    pub(crate) host_services: Arc<HostServices>,
 }
 
 impl Differences {
@@ -289,7 +289,7 @@ impl Differences {
         if let Some(maintenance) = self.state.maintenance() {
             return vec![words::refusal(&maintenance)];
         }
-        let gpus = match (seen, not_resetting(&self.outside)) {
+        let gpus = match (seen, not_resetting(&self.host_services)) {
             (Ok(gpus), Ok(())) => gpus,
             (Err(error), _) => return vec![error.clone()],
             (Ok(_), Err(resetting)) => return vec![resetting],

@@ -107,7 +107,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     // operation begins at once or is refused.
     let ahead = order.wait.and_then(|_| engine.lanes.would_wait_for(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
-    let free = first.and_then(|()| not_resetting(&engine.outside));
+    let free = first.and_then(|()| not_resetting(&engine.host_services));
     let claimed = free.and_then(|()| engine.lanes.claim(&operation::gpus(&meant)));
     let ready = match claimed {
         Ok(claim) => Ready::plan_again(engine, caller.viewer, &order, &meant, claim).await,

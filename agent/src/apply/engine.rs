@@ -32,7 +32,7 @@ pub(crate) struct EngineHandles {
     /// Reads the hardware into the state.
     pub(crate) readings: Readings,
     /// Access to helper units and other processes.
-    pub(crate) outside: Arc<HostServices>,
+    pub(crate) host_services: Arc<HostServices>,
     /// Looks up the users of processes.
     pub(crate) users: Users,
     /// Requests with an idempotency key that are in flight.

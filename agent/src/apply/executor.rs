@@ -207,7 +207,7 @@ impl Executor {
         };
         ongoing.end(state, error, Box::new(also), Box::new(then)).await;
         self.mps.forget_operation(&id);
-        self.mig.outside.helpers.forget(&id);
+        self.mig.host_services.helpers.forget(&id);
     }
 }
 

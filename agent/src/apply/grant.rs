@@ -52,7 +52,7 @@ impl Creation {
         also: BeginWrites,
     ) -> Result<Self, ApiError> {
         refuse_now(engine)?;
-        not_resetting(&engine.outside)?;
+        not_resetting(&engine.host_services)?;
         claim.wait_until_alone().await;
         let host = engine.state.now();
         let creates =

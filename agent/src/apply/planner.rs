@@ -50,7 +50,7 @@ impl Planner {
             // During maintenance no GPU can be read. Each plan already has this error.
             return Ok(Plans { plans: meant });
         }
-        not_resetting(&self.mig.outside)?;
+        not_resetting(&self.mig.host_services)?;
         let mut fresh = Vec::new();
         let mut unread = BTreeMap::new();
         // A GPU that is being changed is not read. The reading would wait for a step, and would show an intermediate

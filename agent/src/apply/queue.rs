@@ -290,7 +290,7 @@ fn is_retryable(error: &ApiError) -> bool {
 
 /// Claims the GPUs of an operation if the last readings permit its plan.
 async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(Vec<GpuPlan>, Claim), ApiError> {
-    not_resetting(&engine.outside)?;
+    not_resetting(&engine.host_services)?;
     let (meant, needs) = engine.planner.planned_with_needs(gpus, &one.order.request).await?;
     one.place.set_needs(needs);
     if let Some(ahead) = one.place.ahead() {

@@ -118,7 +118,7 @@ impl Recovery {
         let recovery = self.clone();
         self.executor.tasks.spawn(async move {
             let Self { executor, stopping, .. } = recovery;
-            let helpers = &executor.mig.outside.helpers;
+            let helpers = &executor.mig.host_services.helpers;
             helpers.adopt(&id.to_string()).await;
             // Starting a stopped service may open the GPUs, which must stay closed during maintenance.
             while executor.mig.state.maintenance().is_some() {
@@ -159,20 +159,20 @@ impl Recovery {
     async fn wait_for_resets(&self, unfinished: &[UnfinishedOperation]) {
         let mig = &self.executor.mig;
         let ids: Vec<String> = unfinished.iter().map(|left| left.record.id.to_string()).collect();
-        mig.outside.helpers.forget_others(&ids);
-        let resets = |id: &&String| mig.outside.helpers.running(id).iter().any(|step| step == RESET);
+        mig.host_services.helpers.forget_others(&ids);
+        let resets = |id: &&String| mig.host_services.helpers.running(id).iter().any(|step| step == RESET);
         let resetting: Vec<String> = ids.iter().filter(resets).cloned().collect();
         if resetting.is_empty() {
             return;
         }
-        let gate = Arc::clone(&mig.outside.driverless).write_owned().await;
+        let gate = Arc::clone(&mig.host_services.driverless).write_owned().await;
         if let Err(error) = mig.driver.hardware.pause().await {
             tracing::warn!("cannot pause driver calls: {error}");
         }
         let mig = mig.clone();
         self.executor.tasks.spawn(async move {
             for id in &resetting {
-                mig.outside.helpers.adopt(id).await;
+                mig.host_services.helpers.adopt(id).await;
             }
             mig.driver.hardware.unpause();
             drop(gate);
@@ -187,7 +187,7 @@ impl Recovery {
         {
             tracing::warn!(operation = ongoing.id(), "cannot record that it was interrupted: {error}");
         }
-        for told in self.executor.mig.outside.helpers.adopt(&ongoing.id()).await {
+        for told in self.executor.mig.host_services.helpers.adopt(&ongoing.id()).await {
             ongoing.note(told);
         }
         let Some(read) = self.read(&left.intent.gpus).await else { return };

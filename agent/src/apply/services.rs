@@ -50,7 +50,7 @@ const HOOK_AFTER: &str = "hook-after";
 pub(crate) struct Services {
     pub(crate) state: State,
     pub(crate) store: Store,
-    pub(crate) outside: Arc<HostServices>,
+    pub(crate) host_services: Arc<HostServices>,
     pub(crate) stopping: CancellationToken,
 }
 
@@ -61,7 +61,7 @@ impl Services {
     /// If the state of the service is unknown, or the service cannot be stopped. A noted bracket is
     /// undone later.
     pub(super) async fn stop(&self, operation: OperationId, service: &str) -> Result<(), ApiError> {
-        let _lock = self.outside.services.lock().await;
+        let _lock = self.host_services.services.lock().await;
         let bracket = Bracket::Service { service: service.to_owned() };
         // A previous gpushd may have noted the bracket and died before it stopped the service.
         if !self.noted(operation).await?.contains(&bracket) {
@@ -101,7 +101,7 @@ impl Services {
         program: &str,
         env: BTreeMap<String, String>,
     ) -> Result<(), ApiError> {
-        if self.outside.helpers.ended_well(&operation.to_string(), HOOK_BEFORE) {
+        if self.host_services.helpers.ended_well(&operation.to_string(), HOOK_BEFORE) {
             return Ok(());
         }
         let ended = self.hook(operation, HOOK_BEFORE, program, env).await?;
@@ -128,7 +128,7 @@ impl Services {
             // The lock is held until the record is written. Otherwise two operations that stopped
             // the same service might each rely on the other one to start it.
             let _lock = match &bracket {
-                Bracket::Service { .. } => Some(self.outside.services.lock().await),
+                Bracket::Service { .. } => Some(self.host_services.services.lock().await),
                 Bracket::HookAfter { .. }
                 | Bracket::HookBefore { .. }
                 | Bracket::Timeslice
@@ -219,7 +219,7 @@ impl Services {
         if left.is_empty() {
             return;
         }
-        self.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
+        self.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
         let services = self.clone();
         // The task is not tracked, so gpushd does not wait for it before exiting.
         tokio::spawn(async move {
@@ -234,7 +234,7 @@ impl Services {
                 }
                 services.undo_brackets(operation, state).await;
                 let left = services.services_to_start(operation).await;
-                let mut known = services.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut known = services.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner);
                 if left.is_empty() {
                     known.remove(&operation);
                     return;
@@ -329,7 +329,7 @@ impl Services {
             deadline: Duration::from_secs(config.mode_change.service_s.into()),
             routine: false,
         };
-        self.outside.helpers.run(job).await
+        self.host_services.helpers.run(job).await
     }
 
     async fn hook(
@@ -348,13 +348,13 @@ impl Services {
             deadline: Duration::from_secs(self.state.config().mode_change.hook_s.into()),
             routine: false,
         };
-        self.outside.helpers.run(job).await
+        self.host_services.helpers.run(job).await
     }
 }
 
 /// Returns the health errors about services that an operation stopped and gpushd cannot start.
-pub(crate) fn health(outside: &HostServices) -> Vec<ApiError> {
-    let known = outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn health(host_services: &HostServices) -> Vec<ApiError> {
+    let known = host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner);
     let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));
     each.map(|(operation, service)| {
         ApiError::new(

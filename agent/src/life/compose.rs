@@ -47,7 +47,7 @@ pub(super) struct HostEnvironment {
     /// Root of the host's file system.
     pub(super) host_root: PathBuf,
     /// Access to helper units and other processes of the host.
-    pub(super) outside: Arc<HostServices>,
+    pub(super) host_services: Arc<HostServices>,
     /// Directory of MPS daemons.
     pub(super) mps_dir: PathBuf,
     /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
@@ -96,7 +96,7 @@ pub(super) fn compose(
     remembered: StoredState,
     options: Options,
 ) -> anyhow::Result<Parts> {
-    let HostEnvironment { boot, host_root, outside, mps_dir, mps_programs } = origin;
+    let HostEnvironment { boot, host_root, host_services, mps_dir, mps_programs } = origin;
     let StoredState {
         store,
         notes,
@@ -144,7 +144,7 @@ pub(super) fn compose(
         hardware.clone(),
         lanes.clone(),
         shared_gpus.clone(),
-        Arc::clone(&outside),
+        Arc::clone(&host_services),
         stopping.clone(),
     );
     let own_uid = nix::unistd::geteuid().as_raw();
@@ -179,7 +179,7 @@ pub(super) fn compose(
     let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone());
     let mig = MigMode {
         driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
-        outside: Arc::clone(&outside),
+        host_services: Arc::clone(&host_services),
         users: users.clone(),
         state: state.clone(),
     };
@@ -193,7 +193,7 @@ pub(super) fn compose(
         services: Services {
             state: state.clone(),
             store: store.clone(),
-            outside: Arc::clone(&outside),
+            host_services: Arc::clone(&host_services),
             stopping: stopping.clone(),
         },
         operations: operations.clone(),
@@ -205,7 +205,7 @@ pub(super) fn compose(
         read_only: read_only.clone(),
         state: state.clone(),
         readings: readings.clone(),
-        outside: Arc::clone(&outside),
+        host_services: Arc::clone(&host_services),
         users: users.clone(),
         idempotency: idempotency.clone(),
         operations: operations.clone(),
@@ -238,7 +238,7 @@ pub(super) fn compose(
         checks: vec![
             check(&settings, |settings| settings.trouble().into_iter().collect()),
             check(&engine, |engine| engine.operations.not_stopping(&engine.stopping).err().into_iter().collect()),
-            check(&outside, |outside| apply::services_health(outside)),
+            check(&host_services, |host_services| apply::services_health(host_services)),
             check(&timeslice, Timeslice::health),
             check(&shared_gpus, SharedGpus::health),
             check(&mps, mps::health),
@@ -265,7 +265,7 @@ pub(super) fn compose(
         readings: readings.clone(),
         operations: operations.clone(),
         hardware: hardware.clone(),
-        outside: Arc::clone(&outside),
+        host_services: Arc::clone(&host_services),
         host_lock: Arc::clone(&host_lock),
     };
     let acceptance = LossAcceptance {
@@ -277,7 +277,7 @@ pub(super) fn compose(
         host_lock,
     };
     let differences =
-        Differences { settings: settings.clone(), state: state.clone(), readings: readings.clone(), outside };
+        Differences { settings: settings.clone(), state: state.clone(), readings: readings.clone(), host_services };
     let reload = Reload {
         settings: settings.clone(),
         state: state.clone(),

@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
     check_trust(&paths, options.library.as_deref())?;
-    let outside = HostServices {
+    let host_services = HostServices {
         helpers: Helpers::new(&paths.state_dir),
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
@@ -131,7 +131,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // A log filter from the command line overrides the config.
     let level = arguments.log.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
-    let here = StartupContext { boot, host_root: arguments.host_root.clone(), outside, early, mps_dir, mps_programs };
+    let here =
+        StartupContext { boot, host_root: arguments.host_root.clone(), host_services, early, mps_dir, mps_programs };
     let result = runtime.block_on(serve(settings, here, remembered, sockets, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
@@ -145,7 +146,7 @@ struct StartupContext {
     /// Root of the host's file system.
     host_root: PathBuf,
     /// Access to helper units and other processes of the host.
-    outside: HostServices,
+    host_services: HostServices,
     /// Signals that arrived before the runtime started.
     early: signals::EarlyStop,
     /// Directory of MPS daemons.
@@ -234,7 +235,7 @@ async fn serve(
     let origin = HostEnvironment {
         boot: here.boot,
         host_root: here.host_root,
-        outside: Arc::new(here.outside),
+        host_services: Arc::new(here.host_services),
         mps_dir: here.mps_dir,
         mps_programs: here.mps_programs,
     };

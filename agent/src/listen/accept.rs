@@ -164,17 +164,17 @@ impl Limits {
         let is_privileged = self.is_privileged(&client.peer) && client.peer.is_on_this_host;
         let rank = if is_privileged { Rank::Privileged } else { Rank::User };
         let entered = match self.caps.take_slot(account, rank, now) {
-            Err(SlotRefusal::InAll(why)) => {
+            Err(SlotRefusal::Total(why)) => {
                 client.identify(stream);
                 if self.has_admin_reserve(&client.peer) {
                     self.caps.take_slot(account, Rank::Admin, now)
                 } else {
-                    Err(SlotRefusal::InAll(why))
+                    Err(SlotRefusal::Total(why))
                 }
             }
             entered => entered,
         };
-        entered.map_err(|(SlotRefusal::Account(why) | SlotRefusal::InAll(why))| why)
+        entered.map_err(|(SlotRefusal::Account(why) | SlotRefusal::Total(why))| why)
     }
 
     /// Returns whether an identified peer may use the slots that are reserved for admin groups.

@@ -62,7 +62,7 @@ pub(crate) enum SlotRefusal {
     /// The account has reached its limit.
     Account(String),
     /// The total has reached its limit. A higher rank may still connect.
-    InAll(String),
+    Total(String),
 }
 
 /// Connections of one account.
@@ -138,7 +138,7 @@ impl Caps {
             }));
         }
         if all >= self.most(rank) {
-            return Err(SlotRefusal::InAll(format!("gpushd has {all} connections open and takes no more for now")));
+            return Err(SlotRefusal::Total(format!("gpushd has {all} connections open and takes no more for now")));
         }
         let earliest = now.checked_sub(INTERVAL * BURST).unwrap_or(now);
         let count = accounts.entry(account).or_insert(Count { open: 0, next: earliest });
@@ -201,7 +201,7 @@ mod tests {
             loop {
                 match enter(&caps, Account::User(uid), rank) {
                     Ok(place) => places.push(place),
-                    Err(SlotRefusal::InAll(_)) => return places.len() - before,
+                    Err(SlotRefusal::Total(_)) => return places.len() - before,
                     Err(SlotRefusal::Account(_)) => uid += 1,
                 }
             }

@@ -87,7 +87,7 @@ pub(crate) struct Inner {
     hardware: Hardware,
     lanes: Lanes,
     shared_gpus: SharedGpus,
-    outside: Arc<HostServices>,
+    host_services: Arc<HostServices>,
     stopping: CancellationToken,
     seen: Mutex<BTreeMap<String, LevelState>>,
     /// UUIDs of GPUs whose level was read at least once, so these GPUs have levels. This fact
@@ -143,7 +143,7 @@ impl Timeslice {
         hardware: Hardware,
         lanes: Lanes,
         shared_gpus: SharedGpus,
-        outside: Arc<HostServices>,
+        host_services: Arc<HostServices>,
         stopping: CancellationToken,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -152,7 +152,7 @@ impl Timeslice {
             hardware,
             lanes,
             shared_gpus,
-            outside,
+            host_services,
             stopping,
             seen: Mutex::default(),
             proven: Mutex::default(),

@@ -137,7 +137,7 @@ impl Reconciler {
         let sight = LastCheck {
             aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
             workers: timeslice.hardware.status().started,
-            program: timeslice.outside.nvidia_smi(&config.mode_change),
+            program: timeslice.host_services.nvidia_smi(&config.mode_change),
         };
         let new = sight.is_new_after(&self.last) && !aims.is_empty();
         self.last = sight;
@@ -171,7 +171,7 @@ pub(super) fn targets(
     // A GPU whose state is unclear may return unchanged, so its data is kept. A GPU in MIG mode has
     // no level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
-    let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::LetGo && whole(gpu));
+    let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::Restore && whole(gpu));
     let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);
     timeslice.retain(takes_turns, is_tended);
     let aim = |(gpu, care): (&Gpu, &TimeslicePlan)| {
@@ -180,7 +180,7 @@ pub(super) fn targets(
             // The MPS daemon still runs and needs its compute mode. gpushd checks again when the daemon has exited.
             TimeslicePlan::Keep(_) if has_daemon(&gpu.uuid) => return None,
             TimeslicePlan::Keep(policy) => Some(policy.clone()),
-            TimeslicePlan::LetGo => None,
+            TimeslicePlan::Restore => None,
         };
         Some(TimeslicedGpu { gpu: gpu.clone(), policy })
     };

@@ -29,8 +29,8 @@ pub(super) enum NotSet {
 
 /// Waits for runs that a previous gpushd started.
 pub(super) async fn adopt(timeslice: &Timeslice) {
-    timeslice.outside.helpers.adopt(HELPER_OPERATION).await;
-    timeslice.outside.helpers.forget(HELPER_OPERATION);
+    timeslice.host_services.helpers.adopt(HELPER_OPERATION).await;
+    timeslice.host_services.helpers.forget(HELPER_OPERATION);
 }
 
 /// Returns the reported level of each GPU.
@@ -95,11 +95,11 @@ async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) ->
     // Only one run at a time, because the reconciler and operations may need the program
     // concurrently.
     let _alone = timeslice.smi.lock().await;
-    let helpers = &timeslice.outside.helpers;
-    let program = timeslice.outside.nvidia_smi(&timeslice.state.config().mode_change);
+    let helpers = &timeslice.host_services.helpers;
+    let program = timeslice.host_services.nvidia_smi(&timeslice.state.config().mode_change);
     // The program keeps the driver open. This lock prevents resets and delays maintenance until the
     // program exits.
-    let _open = timeslice.outside.driverless.read().await;
+    let _open = timeslice.host_services.driverless.read().await;
     if let Some(maintenance) = timeslice.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));
     }

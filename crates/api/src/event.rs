@@ -414,7 +414,7 @@ pub struct Resync {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum ResyncReason {
     /// The event id is from another run of gpushd.
-    OtherLife,
+    OtherRun,
     /// gpushd no longer has the next events, because the client was disconnected or slow for too long.
     Missed,
 }
@@ -441,10 +441,10 @@ mod tests {
         for kind in EventKind::ALL {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
         }
-        let resync = EventPayload::Resync(Resync { reason: ResyncReason::OtherLife });
+        let resync = EventPayload::Resync(Resync { reason: ResyncReason::OtherRun });
         assert_eq!(
             serde_json::to_value(&resync).unwrap(),
-            serde_json::json!({"kind": "resync", "reason": "other_life"})
+            serde_json::json!({"kind": "resync", "reason": "other_run"})
         );
         assert_eq!(resync.kind(), EventKind::Resync);
     }

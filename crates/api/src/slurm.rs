@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(serde_json::from_value::<SlurmJobStarted>(json).unwrap(), started);
         let device: SlurmDevice = serde_json::from_str(r#"{"minor":3}"#).unwrap();
         assert_eq!(device, SlurmDevice::Minor(3));
-        let device: SlurmDevice = serde_json::from_str(r#"{"detected":{"index":1,"devices":4}}"#).unwrap();
-        assert_eq!(device, SlurmDevice::Detected { index: 1, devices: 4, minors: Vec::new() });
+        let device: SlurmDevice = serde_json::from_str(r#"{"detected":{"index":1,"device_count":4}}"#).unwrap();
+        assert_eq!(device, SlurmDevice::Detected { index: 1, device_count: 4, minors: Vec::new() });
     }
 }

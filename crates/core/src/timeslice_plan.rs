@@ -3,7 +3,7 @@
 //! ```text
 //! rule of mode timeslice, GPU without MIG, usable ────► Keep: gpushd maintains its level and compute mode
 //!    …, MIG mode on or pending ───────────────────────► Wait: drift names the obstacle
-//! any other rule, or none ────────────────────────────► LetGo: gpushd restores the earlier settings
+//! any other rule, or none ────────────────────────────► Restore: gpushd restores the earlier settings
 //! lost, unknown, held, changing, maintenance, stale ──► Wait: the state is unknown, or another change runs
 //! ```
 //!
@@ -27,7 +27,7 @@ pub enum TimeslicePlan {
     Wait,
     /// The GPU is not time-sliced, or is no longer time-sliced: gpushd restores its earlier
     /// settings.
-    LetGo,
+    Restore,
 }
 
 /// Returns how gpushd treats the settings of each GPU, in order.
@@ -51,7 +51,7 @@ fn plan_for(desired_state: DesiredState, gpu: &Gpu) -> TimeslicePlan {
             TimeslicePlan::Keep(policy)
         }
         (true, Mode::Timeslice, _) => TimeslicePlan::Wait,
-        (true, Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps, _) => TimeslicePlan::LetGo,
+        (true, Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps, _) => TimeslicePlan::Restore,
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
         let mut gpus = whole();
         let cares = timeslice_plans(&config, &gpus);
         assert!(cares[..4].iter().all(|care| *care == TimeslicePlan::Keep(policy.clone())));
-        assert!(cares[4..].iter().all(|care| *care == TimeslicePlan::LetGo), "of another rule, and of none");
+        assert!(cares[4..].iter().all(|care| *care == TimeslicePlan::Restore), "of another rule, and of none");
         for (enabled, pending) in [(true, true), (true, false), (false, true)] {
             let mig = gpus[0].mig.as_mut().unwrap();
             mig.set_mode(enabled, pending);
@@ -135,7 +135,7 @@ mod tests {
             gpus[4].state = state;
             let cares = timeslice_plans(&config, &gpus);
             let expected = if at_hand {
-                (TimeslicePlan::Keep(policy.clone()), TimeslicePlan::LetGo)
+                (TimeslicePlan::Keep(policy.clone()), TimeslicePlan::Restore)
             } else {
                 (TimeslicePlan::Wait, TimeslicePlan::Wait)
             };

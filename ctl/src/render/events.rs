@@ -129,7 +129,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
         }
         EventPayload::Resync(resync) => {
             let text = match resync.reason {
-                ResyncReason::OtherLife => "gpushd restarted; earlier events are not known",
+                ResyncReason::OtherRun => "gpushd restarted; earlier events are not known",
                 ResyncReason::Missed => "some events are missing: more happened than gpushd keeps",
             };
             ("resync".to_owned(), ("resync", NOTE), text.to_owned())
@@ -388,7 +388,7 @@ mod tests {
                 reason: Some("not \u{1b}now".into()),
                 gpu_uuids: Vec::new(),
             }),
-            EventPayload::Resync(Resync { reason: ResyncReason::OtherLife }),
+            EventPayload::Resync(Resync { reason: ResyncReason::OtherRun }),
             EventPayload::Resync(Resync { reason: ResyncReason::Missed }),
         ];
         let at = look.now;

@@ -102,7 +102,7 @@ fn driver_appearance_is_an_event() {
     let mut next = || match listener.event().unwrap().what {
         EventPayload::Driver(change) => (change.driver.is_some(), change.before.is_some(), change.error.is_some()),
         EventPayload::Resync(resync) => {
-            assert_eq!(resync.reason, ResyncReason::OtherLife);
+            assert_eq!(resync.reason, ResyncReason::OtherRun);
             (false, false, false)
         }
         other => panic!("{other:?}"),
@@ -171,7 +171,7 @@ fn event_id_of_previous_agent_gets_resync() {
     let mut listener = agent.listen("?kinds=operation", Some(&place));
     let first = listener.event().unwrap();
     assert!(
-        matches!(&first.what, EventPayload::Resync(resync) if resync.reason == ResyncReason::OtherLife),
+        matches!(&first.what, EventPayload::Resync(resync) if resync.reason == ResyncReason::OtherRun),
         "{first:?}"
     );
     // Later events follow the resync.

@@ -20,7 +20,7 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
     let status = mig.driver.hardware.status();
     let own = [Some(std::process::id()), status.worker];
     let own: Vec<u32> = own.into_iter().chain(status.abandoned.iter().map(|worker| worker.pid)).flatten().collect();
-    let (proc, minors) = (mig.outside.proc.clone(), minors.to_vec());
+    let (proc, minors) = (mig.host_services.proc.clone(), minors.to_vec());
     let search = tokio::task::spawn_blocking(move || device_files::holders(&proc, &minors, &own));
     let mut found = match tokio::time::timeout(SEARCH, search).await {
         Ok(Ok(Ok(found))) => found,
@@ -29,7 +29,7 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
         Err(_) => return Err(unknown(&format!("the search took longer than {} s", SEARCH.as_secs()))),
     };
     let processes: Vec<(u32, u32)> = found.iter().filter_map(|holder| Some((holder.pid?, holder.uid?))).collect();
-    let mut commands = mig.users.commands(&mig.outside.proc, &processes).await;
+    let mut commands = mig.users.commands(&mig.host_services.proc, &processes).await;
     for holder in &mut found {
         holder.command = holder.pid.and_then(|pid| commands.remove(&pid));
         if let Some(uid) = holder.uid {
@@ -41,8 +41,8 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
 
 /// Returns whether a trusted user runs a fabric manager. Returns `false` if the search fails: a
 /// reset then requires more GPUs to be free, not fewer.
-pub(super) async fn fabric_manager_runs(outside: &HostServices) -> bool {
-    let proc = outside.proc.clone();
+pub(super) async fn fabric_manager_runs(host_services: &HostServices) -> bool {
+    let proc = host_services.proc.clone();
     let search = tokio::task::spawn_blocking(move || device_files::fabric_manager_runs(&proc));
     matches!(tokio::time::timeout(SEARCH, search).await, Ok(Ok(Ok(true))))
 }

@@ -47,7 +47,7 @@ pub(crate) const LOGGED: &str = "gpushd's log has its output: `journalctl -u gpu
 #[derive(Debug, Clone)]
 pub(crate) struct MigMode {
     pub(crate) driver: Driver,
-    pub(crate) outside: Arc<HostServices>,
+    pub(crate) host_services: Arc<HostServices>,
     pub(crate) users: Users,
     pub(crate) state: State,
 }

@@ -65,20 +65,20 @@ impl MigMode {
 
     /// Returns whether a trusted user runs a fabric manager on this host.
     pub(crate) async fn fabric_manager_runs(&self) -> bool {
-        holders::fabric_manager_runs(&self.outside).await
+        holders::fabric_manager_runs(&self.host_services).await
     }
 
     /// Checks that gpushd may run every program that a reset needs.
     fn programs_exist(&self, reset: &Reset) -> Result<(), ApiError> {
         let change = &self.state.config().mode_change;
         let systemctl = (!reset.services.is_empty()).then(|| change.systemctl.clone());
-        let programs = reset.hooks.iter().cloned().chain(systemctl).chain([self.outside.nvidia_smi(change)]);
+        let programs = reset.hooks.iter().cloned().chain(systemctl).chain([self.host_services.nvidia_smi(change)]);
         programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))
     }
 
     /// Returns whether this host is a virtual machine, according to the processor flags.
     fn is_guest(&self) -> bool {
-        let text = std::fs::read_to_string(self.outside.proc.join("cpuinfo")).unwrap_or_default();
+        let text = std::fs::read_to_string(self.host_services.proc.join("cpuinfo")).unwrap_or_default();
         let flags = text.lines().find(|line| line.starts_with("flags"));
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     }

@@ -58,8 +58,8 @@ impl Drop for PauseGuard<'_> {
 ///
 /// # Errors
 /// [`Code::Resetting`] during a reset. The condition is temporary.
-pub(crate) fn not_resetting(outside: &HostServices) -> Result<(), ApiError> {
-    if outside.driverless.try_read().is_ok() {
+pub(crate) fn not_resetting(host_services: &HostServices) -> Result<(), ApiError> {
+    if host_services.driverless.try_read().is_ok() {
         return Ok(());
     }
     Err(ApiError::new(Code::Resetting, "a GPU is being reset: gpushd can read no GPU until the reset has ended")
@@ -76,11 +76,11 @@ impl MigMode {
         uuids.sort();
         uuids.dedup();
         let _gate = match &purpose.cancel {
-            None => self.outside.driverless.write().await,
+            None => self.host_services.driverless.write().await,
             Some(cancel) => tokio::select! {
                 biased;
                 () = cancel.cancelled.cancelled() => return Err(NotReset::Cancelled((cancel.why)())),
-                gate = self.outside.driverless.write() => gate,
+                gate = self.host_services.driverless.write() => gate,
             },
         };
         let is_peer = |uuid: &&String| due.iter().all(|change| change.gpu.uuid != **uuid);
@@ -111,13 +111,13 @@ impl MigMode {
         let job = Job {
             operation: operation.to_owned(),
             step: RESET.to_owned(),
-            program: self.outside.nvidia_smi(change),
+            program: self.host_services.nvidia_smi(change),
             args: vec!["--gpu-reset".to_owned(), "-i".to_owned(), uuids.join(",")],
             env: BTreeMap::new(),
             deadline: Duration::from_secs(change.reset_s.into()),
             routine: false,
         };
-        let ended = self.outside.helpers.run(job).await?;
+        let ended = self.host_services.helpers.run(job).await?;
         match ended.end {
             End::Exited(0) => Ok(()),
             ref end @ (End::Exited(_)

@@ -81,7 +81,7 @@ impl Events {
         let (at, resync) = match id.map(|id| self.number(id)) {
             None => (last, None),
             Some(Some(number)) => (number, None),
-            Some(None) => (last, Some(ResyncReason::OtherLife)),
+            Some(None) => (last, Some(ResyncReason::OtherRun)),
         };
         Cursor { events: self.clone(), news, at, resync }
     }
@@ -164,7 +164,7 @@ mod tests {
                     heard.extend(events.iter().map(|event| event.id.rsplit_once('-').unwrap().1.to_owned()));
                 }
                 Next::Resync(ResyncReason::Missed) => heard.push("missed".to_owned()),
-                Next::Resync(ResyncReason::OtherLife) => heard.push("other life".to_owned()),
+                Next::Resync(ResyncReason::OtherRun) => heard.push("other life".to_owned()),
                 Next::Nothing | Next::Closed => return heard,
             }
         }

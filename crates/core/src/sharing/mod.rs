@@ -237,9 +237,9 @@ fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>,
     let start = daemon_start(gpu);
     for target in targets {
         match start {
-            DaemonStart::New => {}
-            DaemonStart::Never(why) | DaemonStart::OnlyWhatWas(why) => {
-                let stays = matches!(start, DaemonStart::OnlyWhatWas(_)) && shared_before.contains(&target.uuid);
+            DaemonStart::Allowed => {}
+            DaemonStart::Forbidden(why) | DaemonStart::ExistingOnly(why) => {
+                let stays = matches!(start, DaemonStart::ExistingOnly(_)) && shared_before.contains(&target.uuid);
                 if !stays {
                     sharing.findings.push(Finding::of(&target, why));
                     continue;
@@ -254,28 +254,29 @@ fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>,
 /// Whether new daemons may be started on a GPU.
 #[derive(Debug, Clone, Copy)]
 enum DaemonStart {
-    New,
+    /// Yes.
+    Allowed,
     /// No: existing daemons are kept, but no new daemon starts. Contains the reason.
-    OnlyWhatWas(&'static str),
+    ExistingOnly(&'static str),
     /// No: the GPU cannot be shared at all. Contains the reason.
-    Never(&'static str),
+    Forbidden(&'static str),
 }
 
 fn daemon_start(gpu: &Gpu) -> DaemonStart {
     match gpu.state {
-        GpuState::Lost => DaemonStart::Never("the GPU is lost: it has fallen off the bus"),
-        GpuState::Unknown => DaemonStart::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it"),
+        GpuState::Lost => DaemonStart::Forbidden("the GPU is lost: it has fallen off the bus"),
+        GpuState::Unknown => DaemonStart::ExistingOnly("the GPU can't be read, so no MPS daemon is started on it"),
         GpuState::Maintenance => {
-            DaemonStart::OnlyWhatWas("the GPU is in maintenance, so no MPS daemon is started on it")
+            DaemonStart::ExistingOnly("the GPU is in maintenance, so no MPS daemon is started on it")
         }
-        GpuState::Held => DaemonStart::OnlyWhatWas("the GPU is held, so no MPS daemon is started on it"),
-        GpuState::Degraded => DaemonStart::OnlyWhatWas("the GPU is degraded, so no MPS daemon is started on it"),
-        GpuState::Changing => DaemonStart::OnlyWhatWas("the GPU is being changed; its MPS daemon starts afterwards"),
+        GpuState::Held => DaemonStart::ExistingOnly("the GPU is held, so no MPS daemon is started on it"),
+        GpuState::Degraded => DaemonStart::ExistingOnly("the GPU is degraded, so no MPS daemon is started on it"),
+        GpuState::Changing => DaemonStart::ExistingOnly("the GPU is being changed; its MPS daemon starts afterwards"),
         GpuState::Ready | GpuState::Cordoned if gpu.stale => {
-            DaemonStart::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
+            DaemonStart::ExistingOnly("the GPU can't be read, so no MPS daemon is started on it")
         }
         // A cordon does not stop daemons: admission keeps new clients away.
-        GpuState::Ready | GpuState::Cordoned => DaemonStart::New,
+        GpuState::Ready | GpuState::Cordoned => DaemonStart::Allowed,
     }
 }
 

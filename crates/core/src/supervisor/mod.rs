@@ -191,7 +191,7 @@ impl Supervisor {
                 self.wanted = Some(*wanted);
                 self.advance(now)
             }
-            SupervisorEvent::StartAnyway => {
+            SupervisorEvent::ForceStart => {
                 self.wanted = Some(true);
                 match self.state {
                     SupervisorState::GivenUp | SupervisorState::BackingOff { .. } => {
@@ -393,7 +393,7 @@ impl Supervisor {
                 self.state = SupervisorState::Hung { pid, silences: SILENCES };
                 let mut effects = self.hung(now);
                 if effects.is_empty() {
-                    effects.push(SupervisorEffect::TellHung);
+                    effects.push(SupervisorEffect::ReportHung);
                 }
                 effects
             }
@@ -482,7 +482,7 @@ impl Supervisor {
         let count = self.failed.len();
         if count >= self.policy.failures {
             self.state = SupervisorState::GivenUp;
-            return vec![SupervisorEffect::TellGivenUp];
+            return vec![SupervisorEffect::ReportGivenUp];
         }
         let doubled = |times: usize| u32::try_from(times).map_or(u32::MAX, |times| 2_u32.saturating_pow(times));
         let pause = match count {

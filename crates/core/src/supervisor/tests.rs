@@ -29,11 +29,11 @@ fn ended_daemon_restarts_with_backoff_then_is_given_up() {
         now = until;
         assert_eq!(one.step(&SupervisorEvent::Tick, now), [SupervisorEffect::Start]);
         let told = one.step(&SupervisorEvent::Ended, now);
-        assert_eq!(told == [SupervisorEffect::TellGivenUp], *one.state() == SupervisorState::GivenUp);
+        assert_eq!(told == [SupervisorEffect::ReportGivenUp], *one.state() == SupervisorState::GivenUp);
     }
     assert_eq!((pauses, one.state()), (vec![0, 1, 2, 4], &SupervisorState::GivenUp));
     assert_eq!((one.step(&SupervisorEvent::Tick, now + at(9999)), one.due()), (vec![], None));
-    assert_eq!(one.step(&SupervisorEvent::StartAnyway, now), [SupervisorEffect::Start]);
+    assert_eq!(one.step(&SupervisorEvent::ForceStart, now), [SupervisorEffect::Start]);
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn hung_daemon_restarts_only_after_its_clients_end() {
     let mut one = ready();
     assert_eq!(one.step(&SupervisorEvent::Clients(Some(2)), at(1)), []);
     assert_eq!(one.step(&SupervisorEvent::Silent, at(2)), [], "one silence may come from an open front-end");
-    assert_eq!(one.step(&SupervisorEvent::Silent, at(3)), [SupervisorEffect::TellHung]);
+    assert_eq!(one.step(&SupervisorEvent::Silent, at(3)), [SupervisorEffect::ReportHung]);
     assert_eq!(one.step(&SupervisorEvent::Answers { pid: PID }, at(4)), [], "it was only slow");
     one.step(&SupervisorEvent::Silent, at(5));
     one.step(&SupervisorEvent::Silent, at(6));
@@ -287,7 +287,7 @@ proptest! {
                     world.clients -= 1;
                     SupervisorEvent::Clients(Some(world.clients))
                 }
-                7 => SupervisorEvent::StartAnyway,
+                7 => SupervisorEvent::ForceStart,
                 8 if world.alive => SupervisorEvent::Fault,
                 9 => SupervisorEvent::Leave((later < 30).then(|| Duration::from_secs(later))),
                 10 if later > 30 => SupervisorEvent::Restart,
@@ -317,7 +317,7 @@ proptest! {
                         let ends = matches!(event, SupervisorEvent::Restart | SupervisorEvent::Leave(Some(Duration::ZERO)));
                         prop_assert!(!(world.leased && drains) || is_over || ends, "{:?} under a lease", effect);
                     }
-                    SupervisorEffect::TellGivenUp | SupervisorEffect::TellHung => {}
+                    SupervisorEffect::ReportGivenUp | SupervisorEffect::ReportHung => {}
                 }
             }
             admitted = one.admits() || one.serves_leases();

@@ -129,7 +129,7 @@ pub enum SupervisorEvent {
     Wanted(bool),
     /// The daemon must be started, even if the supervisor has given up or has scheduled the start
     /// for later.
-    StartAnyway,
+    ForceStart,
     /// The daemon is no longer desired. Its clients may run for this time; `None` for no limit. A
     /// limit of zero ends the clients at once. A later event of this kind replaces an earlier
     /// event.
@@ -177,7 +177,7 @@ pub enum SupervisorEffect {
     /// Kill the daemon and all processes that it started.
     Kill,
     /// Report that the supervisor has given up.
-    TellGivenUp,
+    ReportGivenUp,
     /// Report that the daemon hangs and is left running because of its clients.
-    TellHung,
+    ReportHung,
 }

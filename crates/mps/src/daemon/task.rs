@@ -317,7 +317,7 @@ impl SupervisorTask {
     async fn handle_request(&mut self, request: DaemonRequest) -> Result<(), ApiError> {
         match request {
             DaemonRequest::Start => {
-                self.step(SupervisorEvent::StartAnyway).await;
+                self.step(SupervisorEvent::ForceStart).await;
                 self.start_result()?;
             }
             DaemonRequest::CloseAdmission => self.close_unless_used().await?,
@@ -392,7 +392,7 @@ impl SupervisorTask {
                         Some(process) => self.launcher.kill(&self.dir, Some(process)).await,
                         None => next = Some(SupervisorEvent::Ended),
                     },
-                    SupervisorEffect::TellGivenUp => {
+                    SupervisorEffect::ReportGivenUp => {
                         tracing::error!(
                             mps = self.target,
                             "given up: it failed {} \
@@ -400,7 +400,7 @@ impl SupervisorTask {
                             self.supervisor.failures()
                         );
                     }
-                    SupervisorEffect::TellHung => tracing::error!(
+                    SupervisorEffect::ReportHung => tracing::error!(
                         mps = self.target,
                         "hangs with {}, so gpushd does not restart it",
                         match self.supervisor.clients() {

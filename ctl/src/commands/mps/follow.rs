@@ -56,8 +56,8 @@ pub(super) enum Watch {
 /// The progress of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChangeState {
-    OnItsWay,
-    AsWanted,
+    InProgress,
+    Done,
     Otherwise,
 }
 
@@ -115,9 +115,9 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Change
     // state.
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
     match (what, now.state) {
-        (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => ChangeState::AsWanted,
+        (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => ChangeState::Done,
         (Change::Restart, MpsState::Ready) if moved && (before.since, before.pid) != (now.since, now.pid) => {
-            ChangeState::AsWanted
+            ChangeState::Done
         }
         (Change::Start | Change::Restart, MpsState::Fault | MpsState::GivenUp) if moved => ChangeState::Otherwise,
         // Another administrator has stopped the daemon again.
@@ -135,7 +135,7 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Change
             | MpsState::GivenUp
             | MpsState::Draining
             | MpsState::Stopping,
-        ) => ChangeState::OnItsWay,
+        ) => ChangeState::InProgress,
     }
 }
 
@@ -190,11 +190,11 @@ async fn watch_change(
     loop {
         going |= is_intermediate(what, now.state);
         match far(what, before, &now, going) {
-            ChangeState::OnItsWay => {}
-            reached @ (ChangeState::AsWanted | ChangeState::Otherwise) => {
+            ChangeState::InProgress => {}
+            reached @ (ChangeState::Done | ChangeState::Otherwise) => {
                 progress.end();
                 out.show(&now, |look| change::ended(&now, look))?;
-                if reached == ChangeState::AsWanted {
+                if reached == ChangeState::Done {
                     return Ok(0);
                 }
                 out.remark(&format!("{}: {}\n", label(&now, &out.look), explain_other_state(what, now.state)));
@@ -337,21 +337,21 @@ mod tests {
         let given_up = at(MpsState::GivenUp, 1, None);
         let again = at(MpsState::GivenUp, 9, None);
         for (what, before, now, going, reached) in [
-            (Change::Start, &stopped, &ready, false, ChangeState::AsWanted),
-            (Change::Start, &ready, &ready, false, ChangeState::AsWanted),
-            (Change::Start, &stopped, &stopped, false, ChangeState::OnItsWay),
+            (Change::Start, &stopped, &ready, false, ChangeState::Done),
+            (Change::Start, &ready, &ready, false, ChangeState::Done),
+            (Change::Start, &stopped, &stopped, false, ChangeState::InProgress),
             (Change::Start, &stopped, &stopped, true, ChangeState::Otherwise),
-            (Change::Start, &given_up, &given_up, false, ChangeState::OnItsWay),
+            (Change::Start, &given_up, &given_up, false, ChangeState::InProgress),
             (Change::Start, &given_up, &again, false, ChangeState::Otherwise),
-            (Change::Restart, &ready, &ready, false, ChangeState::OnItsWay),
-            (Change::Restart, &ready, &ready, true, ChangeState::OnItsWay),
-            (Change::Restart, &ready, &stopped, true, ChangeState::OnItsWay),
-            (Change::Restart, &ready, &new, true, ChangeState::AsWanted),
+            (Change::Restart, &ready, &ready, false, ChangeState::InProgress),
+            (Change::Restart, &ready, &ready, true, ChangeState::InProgress),
+            (Change::Restart, &ready, &stopped, true, ChangeState::InProgress),
+            (Change::Restart, &ready, &new, true, ChangeState::Done),
             (Change::Restart, &ready, &again, true, ChangeState::Otherwise),
-            (Change::Stop, &ready, &ready, false, ChangeState::OnItsWay),
-            (Change::Stop, &ready, &stopped, true, ChangeState::AsWanted),
-            (Change::Stop, &stopped, &stopped, false, ChangeState::AsWanted),
-            (Change::Drain, &ready, &at(MpsState::Draining, 2, Some(7)), true, ChangeState::OnItsWay),
+            (Change::Stop, &ready, &ready, false, ChangeState::InProgress),
+            (Change::Stop, &ready, &stopped, true, ChangeState::Done),
+            (Change::Stop, &stopped, &stopped, false, ChangeState::Done),
+            (Change::Drain, &ready, &at(MpsState::Draining, 2, Some(7)), true, ChangeState::InProgress),
             (Change::Drain, &ready, &ready, true, ChangeState::Otherwise),
         ] {
             assert_eq!(far(what, before, now, going), reached, "{what:?} {:?} to {:?}", before.state, now.state);

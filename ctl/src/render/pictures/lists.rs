@@ -49,7 +49,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
     let event = Event {
         id: "e-7".to_owned(),
         at: look.now,
-        what: EventPayload::Resync(Resync { reason: ResyncReason::OtherLife }),
+        what: EventPayload::Resync(Resync { reason: ResyncReason::OtherRun }),
     };
     let leases = fixtures::lease::all();
     let granted = gpush_api::LeaseGrant {

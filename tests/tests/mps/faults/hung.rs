@@ -87,7 +87,7 @@ fn stopped_daemon_process_is_reported_as_hung() {
 /// Starts a front-end that holds the control connection until its standard input is closed.
 /// NVIDIA's front-end prints nothing until it ends, so this function waits until gpushd reports the
 /// daemon as hung.
-fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
+fn holds_the_control_connection(front: &Path, served: &Served) -> (Child, ChildStdin) {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         let mut command = Command::new(front);
@@ -141,7 +141,7 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
         }
         let front = programs.clone().unwrap_or_else(|| host.dir().join("bin")).join("nvidia-cuda-mps-control");
         let served = Served::on(host, programs.as_deref());
-        let (mut prompt, typed) = has_the_ear(&front, &served);
+        let (mut prompt, typed) = holds_the_control_connection(&front, &served);
         // The daemon has no client, but gpushd still does not end it.
         let busy = told_as(&served, MpsState::Hung, "another process holds the daemon's control connection");
         assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
