@@ -382,7 +382,7 @@ async fn read_first(readings: Readings, hardware: Hardware, state: State) {
                 || ("?".to_owned(), ""),
                 |driver| (driver.version, if driver.simulated { ", simulated" } else { "" }),
             );
-            tracing::info!("driver {version}{simulated}: {} GPUs", observed.host.gpus.len());
+            tracing::info!("driver {version}{simulated}, number of GPUs: {}", observed.host.gpus.len());
             let gpus = observed.gpus(Viewer::Agent);
             for finding in gpush_core::desired::findings(&state.config(), &gpus) {
                 tracing::warn!("{finding}");

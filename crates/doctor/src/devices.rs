@@ -17,7 +17,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     if !host.has("dev/nvidiactl") {
         findings.push(Finding::problem(Area::Devices, "/dev/nvidiactl is missing", create));
     } else if nodes.len() < gpus {
-        let message = format!("{gpus} GPUs have {} device nodes", nodes.len());
+        let message = format!("device nodes are missing: there are {} for {}", nodes.len(), count(gpus));
         findings.push(Finding::problem(Area::Devices, message, create));
     }
     if !host.has("dev/nvidia-uvm") {
@@ -46,9 +46,13 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
         )));
     }
     if findings.is_empty() {
-        findings.push(Finding::ok(Area::Devices, format!("{gpus} GPUs with their device nodes, open to all users")));
+        findings.push(Finding::ok(Area::Devices, format!("{} with device nodes, open to all users", count(gpus))));
     }
     findings
+}
+
+fn count(gpus: usize) -> String {
+    if gpus == 1 { "1 GPU".to_owned() } else { format!("{gpus} GPUs") }
 }
 
 /// Returns whether all users may read and write a device node. Returns `true` for a missing node, which another check

@@ -147,7 +147,13 @@ fn every_planted_fault_is_found_with_a_command() {
             reached(),
         ),
         (Area::Devices, Severity::Problem, "/dev/nvidiactl is missing", &|h| h.remove("dev/nvidiactl"), reached()),
-        (Area::Devices, Severity::Problem, "1 GPUs have 0 device nodes", &|h| h.remove("dev/nvidia0"), reached()),
+        (
+            Area::Devices,
+            Severity::Problem,
+            "device nodes are missing: there are 0 for 1 GPU",
+            &|h| h.remove("dev/nvidia0"),
+            reached(),
+        ),
         (Area::Devices, Severity::Warning, "/dev/nvidia-uvm is missing", &|h| h.remove("dev/nvidia-uvm"), reached()),
         (
             Area::Devices,

@@ -3,7 +3,7 @@
 //! | version | `-multiuser-server` | an unknown argument |
 //! |---|---|---|
 //! | 535, 550 | ignored: starts the front-end | ignored: starts the front-end |
-//! | 555 | accepted; without `-d` or `-f` starts the front-end | prints the help |
+//! | 555, 580 | accepted; without `-d` or `-f` starts the front-end | prints the help |
 //!
 //! The help does not mention the option, and the programs exit with status 1 in all these cases. So
 //! gpushd runs the program with the option, and again with an argument that no version supports. If

@@ -68,8 +68,11 @@ mod tests {
         let control = Control::of(Path::new("/nowhere"));
         let words = |driver| describe(&control, i32::MAX, driver);
         assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, direct connection");
-        assert_eq!(words(Some("580.65.06")), "of driver 580.65.06, direct connection (tested with 535, 550 and 555)");
-        assert_eq!(words(None), "direct connection (tested with 535, 550 and 555)");
+        assert_eq!(
+            words(Some("570.86.15")),
+            "of driver 570.86.15, direct connection (tested with 535, 550, 555 and 580)"
+        );
+        assert_eq!(words(None), "direct connection (tested with 535, 550, 555 and 580)");
         assert_eq!(unsupported(i32::MAX), None);
     }
 }

@@ -5,6 +5,7 @@
 //! | version | |
 //! |---|---|
 //! | 535, 550, 555 | tested: the same bytes; 535 has fewer commands |
+//! | 580 | tested with gpushd on two GPUs; this daemon needs a GPU, so the conformance tests cannot run |
 //! | others | the same protocol as far as known: used directly, and through the front-end if that fails |
 //! | 590 (CUDA 13.1) on, with `-S` | static SM partitioning: other commands; not supported yet |
 //! | 615 on, with `-p 3` or `CUDA_MPS_PROTOCOL_VERSION=3` | MPS v3: another protocol; not supported yet |
@@ -14,7 +15,7 @@
 use std::fmt;
 
 /// Driver branches whose daemons were used to test the protocol.
-pub const TESTED: [u32; 3] = [535, 550, 555];
+pub const TESTED: [u32; 4] = [535, 550, 555, 580];
 
 /// Environment variable that selects another protocol.
 const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
@@ -104,7 +105,8 @@ mod tests {
         for (version, is) in [
             ("535.309.01", Some(Known::Tested)),
             ("550.163.01", Some(Known::Tested)),
-            ("580.65.06", Some(Known::Untried(580))),
+            ("580.65.06", Some(Known::Tested)),
+            ("570.86.15", Some(Known::Untried(570))),
             ("615.10", Some(Known::Untried(615))),
             ("", None),
             ("unknown", None),
