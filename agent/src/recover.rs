@@ -7,8 +7,9 @@
 //! as drift. A process that was already running may have had a grant, so gpushd never ends it for a
 //! missing lease.
 //!
-//! A loss of records from before this boot holds no GPU, because no grant survives a reboot. But
-//! overrides and cordons are gone. So health reports the loss until an administrator accepts it, or
+//! If records from before this boot are lost, no GPU is held, because no grant survives a reboot.
+//! But overrides and cordons are lost too. So health reports the loss until an administrator
+//! accepts it, or
 //! until the next boot.
 
 use std::sync::Arc;

@@ -110,9 +110,9 @@ fn planning(rows: &[Value]) -> Value {
     json!({
         "title": "Planning",
         "note": "The table shows times in µs. The planner plans from every state of an A100 and of an H100 to every \
-                 layout of up to eight instances. On a host of 64 GPUs, each GPU has a different state and layout. The \
-                 time of such a host begins when gpush reads the profiles that the driver reported. It ends when all \
-                 plans are ready.",
+                 layout of up to eight instances. The last case is a host of 64 GPUs, each with a different state and \
+                 layout. Its time is measured from when gpush starts to read the profiles that the driver reported, \
+                 until all plans are ready.",
         "columns": ["", "calls", "p50", "p99", "p99.9"],
         "rows": table,
         "targets": [

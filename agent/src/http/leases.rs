@@ -43,7 +43,7 @@ pub(super) struct LeaseReleaseRequest {}
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases", operation_id = "requestLease", tag = "leases", request_body = LeaseRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key gets the same lease")),
-    responses((status = 200, description = "The lease, active, and the environment of its processes", body = LeaseGrant), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    responses((status = 200, description = "The active lease, and the environment for its processes", body = LeaseGrant), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn request(
     State(leases): State<Leases>,
     State(requests): State<Requests>,

@@ -161,7 +161,7 @@ fn warnings(record: &LeaseRecord) -> Vec<String> {
     let mut warnings = Vec::new();
     match record.kind {
         LeaseKind::Mig if record.members.len() > 1 => warnings.push(
-            "one process uses one MIG device with drivers before R570; start one process for each device".to_owned(),
+            "before driver R570, a process can use only one MIG device; start one process for each device".to_owned(),
         ),
         LeaseKind::Mig | LeaseKind::Whole => {}
         LeaseKind::Mps => warnings.push(

@@ -10,8 +10,8 @@
 //!                                        └─ not settled in time: Unknown
 //! ```
 //!
-//! A call without an answer may still take effect. gpushd waits until the driver can no longer change the GPU for this
-//! call, and then reads the outcome from the hardware.
+//! A call without an answer may still take effect. gpushd waits until the call can no longer change
+//! the GPU, and then reads the outcome from the hardware.
 
 use std::{sync::Arc, time::Duration};
 

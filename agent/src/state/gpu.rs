@@ -233,7 +233,7 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
         GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     match (gpu.mode, shared) {
-        // Other drift already explains why MPS is not active.
+        // Without other drift, nothing else explains why MPS is not active.
         (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::mps_unsupported_reason(gpu) {
             Some(why) => format!("it can't be shared through MPS: {why}"),
             None => "it is not shared through MPS yet".to_owned(),

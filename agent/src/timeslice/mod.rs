@@ -90,8 +90,8 @@ pub(crate) struct Inner {
     host_services: Arc<HostServices>,
     stopping: CancellationToken,
     seen: Mutex<BTreeMap<String, LevelState>>,
-    /// UUIDs of GPUs whose level was read at least once, so these GPUs have levels. This fact
-    /// cannot change while the host is up, so entries are never removed.
+    /// UUIDs of GPUs that are known to support time-slice levels, because their level was read at
+    /// least once. Support cannot change while the host is up, so entries are never removed.
     proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
     /// Incremented to wake the reconciler.

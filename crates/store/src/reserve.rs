@@ -64,7 +64,8 @@ impl Reserve {
             let length = i64::try_from(self.bytes).unwrap_or(i64::MAX);
             self.standing = posix_fallocate(&self.file, 0, length).is_ok();
             if !self.standing {
-                // A partial reserve would take the space that ends of operations and leases need.
+                // A partial reserve would take disk space that gpushd needs to record how
+                // operations and leases end.
                 self.release();
             }
         }

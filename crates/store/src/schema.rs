@@ -120,7 +120,7 @@ pub(crate) fn check_tables(connection: &Connection, version: u32) -> Result<(), 
     if tables(connection)? == tables(&fresh)? {
         Ok(())
     } else {
-        Err(damaged("its tables are not those of its schema".to_owned()))
+        Err(damaged("its tables do not match its schema version".to_owned()))
     }
 }
 

@@ -97,5 +97,5 @@ fn reset(uuids: &str) -> Result<(), ApiError> {
         let text = String::from_utf8_lossy(text);
         error.causes.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
     }
-    Err(error.hint("see which processes have the GPU open with 'fuser -v /dev/nvidia*'"))
+    Err(error.hint("run 'fuser -v /dev/nvidia*' to see which processes have the GPU open"))
 }

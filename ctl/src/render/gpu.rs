@@ -345,7 +345,7 @@ fn unexplained(state: GpuState) -> &'static str {
         GpuState::Ready => "",
         GpuState::Cordoned => "it takes no new work (gpushctl gpu uncordon)",
         GpuState::Held => "the records of who uses it were lost (gpushctl recover)",
-        GpuState::Maintenance => "gpushd has no handle of it open (gpushctl maintenance leave)",
+        GpuState::Maintenance => "gpushd has no driver handle of it open (gpushctl maintenance leave)",
         GpuState::Changing => "an operation is changing it (gpushctl operation list)",
         GpuState::Degraded => "a change and its rollback failed",
         GpuState::Unknown => "the driver has not answered about it",

@@ -129,8 +129,8 @@ fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f
 const DELAYS: [&str; 2] =
     ["nvmlDeviceCreateGpuInstance* --delay-ms 250", "nvmlGpuInstanceCreateComputeInstance* --delay-ms 75"];
 
-/// Returns the seconds of a grant that creates a MIG device, and the seconds of the same two driver
-/// calls without gpushd. In both cases, the driver calls have the [`DELAYS`].
+/// Returns two durations in seconds: of a grant that creates a MIG device with two driver calls,
+/// and of the same two calls without gpushd. In both cases, the driver calls have the [`DELAYS`].
 fn dynamic() -> (f64, f64) {
     let toml = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
     let (host, direct) = (Host::up(toml), Host::up(toml));

@@ -75,7 +75,7 @@ fn clock_set_back_while_running_keeps_operation_order() {
     let ahead = done(&agent, &["7g.80gb"]);
     let seconds_ahead = (ahead.created_at - jiff::Timestamp::now()).get_seconds();
     assert!(seconds_ahead > 86_400, "the clock of gpushd is ahead: {ahead:?}");
-    // The override expires after three seconds, even if the system clock shows another time then.
+    // The override expires after three seconds, even if the system clock was changed meanwhile.
     let now = ahead.created_at.max(ahead.ended_at.expect("an end"));
     let body = json!({
         "selectors": ["1"], "layout_source": { "entries": ["7g.80gb"] },

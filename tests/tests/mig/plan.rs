@@ -80,7 +80,7 @@ fn plan_during_change_names_operation_and_hides_old_layout() {
     assert!(plans(&agent, &["0"], &["1g.6gb"])[0].steps.is_empty());
 }
 
-/// `config check` offline, with a preset, has the same GPUs as the simulated host with that name.
+/// Offline, `config check` with a preset uses the same GPUs as the simulated host of the same name.
 #[test]
 fn offline_preset_matches_simulated_host() {
     let mut compared = 0;

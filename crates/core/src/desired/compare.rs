@@ -43,8 +43,8 @@ pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String])
     uuids.iter().filter(changed).cloned().collect()
 }
 
-/// Returns the states of each GPU, in order: the desired state by the file, the desired state by
-/// the effective config, the override, and the actual instances.
+/// Returns the states of each GPU, in order: the desired state according to the config file, the
+/// desired state according to the effective config, the override, and the actual instances.
 #[must_use]
 pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec<GpuDiff> {
     let mut file = in_file.map(|config| desired_by_rule(config, gpus).into_iter());

@@ -120,7 +120,7 @@ pub const TABLE: [Aspect; 5] = [
             cell("yes", "of the GPU; PCIe and NVLink are shared with other GPUs", &[4]),
             cell("yes", "own L2 banks, memory controllers and buses; PCIe is shared", &[1]),
             cell("no", "all clients share memory bandwidth and L2", &[2]),
-            cell("no", "all of it for the program whose turn it is", &[3]),
+            cell("no", "all of it, for the program in the current time slice", &[3]),
         ],
     },
     Aspect {

@@ -84,8 +84,8 @@ impl SearchProblem<'_> {
             things[count..count + group.count].fill(index);
             count += group.count;
         }
-        // Starts at the last item. The last k items of a group save at most the sum of the k
-        // largest savings of the group.
+        // Goes from the last item to the first. The last k items of a group save at most the sum of
+        // the k largest savings of the group, which is an upper bound.
         let mut thing = count;
         for group in self.groups.iter().rev() {
             let after = most_saved[thing];

@@ -22,8 +22,8 @@
 //! the lock, so the kernel releases the lock when both have ended, in either order. Only the
 //! process that holds the lock may change the run.
 //!
-//! gpushd runs only trusted programs ([`trust`]), with a clean environment and no input. The keeper
-//! keeps the output of a program up to a limit.
+//! gpushd runs only trusted programs ([`trust`]), with a clean environment and no input. A keeper
+//! stores the output of its program, up to a limit.
 //!
 //! | module | subject |
 //! |---|---|

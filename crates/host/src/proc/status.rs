@@ -84,7 +84,8 @@ pub fn owner(pid: impl AnyPid) -> Option<u32> {
 /// The reason, as a clause: the peer has ended, or the pid is in another pid namespace and is not
 /// the pid of the peer itself.
 pub fn local_pid(peer: Option<u32>, named: u32) -> Result<u32, &'static str> {
-    const ELSEWHERE: &str = "it is in another pid namespace (a container); from there only the caller itself is known";
+    const ELSEWHERE: &str =
+        "it is in another pid namespace (a container); in that namespace, gpushd can identify only the caller itself";
     let peer = peer.ok_or(ELSEWHERE)?;
     let status = Status::of(peer).ok_or("the caller has ended")?;
     match status.pids.as_slice() {

@@ -103,7 +103,7 @@ pub(super) async fn stop_when_free(
     let ended = end(client, Change::Drain, &before.target, &how, watch, out).await;
     if matches!(ended, Ok(status) if status == Code::TimedOut.exit_status() || status == INTERRUPTED) {
         client.mps_start(&before.target).await?;
-        out.remark(&format!("{}: not stopped, it serves again\n", label(&before, &out.look)));
+        out.remark(&format!("{}: the daemon was not stopped, and serves clients again\n", label(&before, &out.look)));
     }
     ended
 }

@@ -23,7 +23,7 @@ const COLUMNS: [(&str, Align); 6] = [
 /// Maximum width of a command line in a table on a terminal.
 const COMMAND: usize = 60;
 
-/// Lists the clients of `gpushctl mps clients`.
+/// Lists the MPS clients for `gpushctl mps clients`.
 pub(crate) fn all(daemons: &[MpsDaemon], look: &Appearance) -> Listing {
     let none = if daemons.iter().all(|daemon| daemon.clients.is_empty()) {
         let of = match daemons {

@@ -96,7 +96,11 @@ fn time_sliced_gpu_shows_the_limits_of_time_slicing() {
     let gpus = vec![
         of(turns(known, Some(gpush_api::TimesliceLevel::Long), None), &[]),
         of(
-            turns(known, Some(gpush_api::TimesliceLevel::Default), Some("nvidia-smi cannot set long: Unknown Error")),
+            turns(
+                known,
+                Some(gpush_api::TimesliceLevel::Default),
+                Some("nvidia-smi cannot set the time-slice level long: Unknown Error"),
+            ),
             &["time-slice level is default, but the config says long"],
         ),
         of(turns(gpush_api::TimesliceState::Unsupported, None, Some("Turing and later have them")), &[]),

@@ -14,7 +14,7 @@ pub(super) enum Planted {
     /// If gpushd refuses a request for lack of capacity, the fault grants a target that already has
     /// a lease.
     DoubleGrant,
-    /// The fault answers a release, but gpushd does not receive the release.
+    /// The caller gets an answer to its release, but gpushd never receives the release.
     LostRelease,
     /// The fault shows a releasing lease as ended while a process still runs.
     FreedEarly,

@@ -126,8 +126,8 @@ fn reconcile_needs_the_admin_socket_alone() {
     assert!(node.lease(3).is_none());
 }
 
-/// Earlier, if gpushd did not accept the end of a job, every hook delivered that end again. No hook
-/// delivered the later ends.
+/// Fault: if gpushd refused the end of a job, every later hook delivered only that end again, and
+/// never the ends of other jobs.
 #[test]
 fn end_that_cannot_be_delivered_holds_up_no_other() {
     let node = Node::two_gpus(WHOLE);

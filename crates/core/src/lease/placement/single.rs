@@ -6,7 +6,7 @@ use super::{
     gang::GpuChoice,
 };
 
-/// Returns the best choices for no member and for one member.
+/// Returns the best choice without a member on this GPU, and with one member.
 pub(super) fn best_choices(
     gpu: &GpuOffer,
     wanted: &PlacementRequest,
