@@ -165,7 +165,7 @@ impl MaintenanceControl {
         match tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.hardware.stop()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(hangs(error.to_string())),
-            Err(_) => Err(hangs(format!("it did not end within {} s", WORKER_EXIT_TIMEOUT.as_secs()))),
+            Err(_) => Err(hangs(format!("it did not end within {}s", WORKER_EXIT_TIMEOUT.as_secs()))),
         }
     }
 }

@@ -86,7 +86,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Timeslice(Timeslice::List(_))
         | Command::Process(Process::List { .. })
         | Command::Operation(Operation::List { .. })
-        | Command::Config(Config::Overrides { command: None | Some(Overrides::List) })
+        | Command::Config(Config::Overrides { command: None | Some(Overrides::List { .. }) })
         | Command::Audit(_) => true,
         Command::Events(args) => !args.follow,
         Command::Status(_)

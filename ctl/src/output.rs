@@ -63,6 +63,7 @@ impl Output {
             width: width(),
             wraps: format == Format::Table && std::io::stdout().is_terminal(),
             headings: !global.no_headers,
+            wide: format == Format::Wide,
             charset,
             now: jiff::Timestamp::now(),
         };

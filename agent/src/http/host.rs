@@ -79,5 +79,5 @@ fn state(control: &MaintenanceControl, caller: &Caller) -> Json<MaintenanceState
     if let Some(by) = maintenance.as_mut().and_then(|maintenance| maintenance.by.as_mut()) {
         redact::actor(by, caller.viewer);
     }
-    Json(MaintenanceState { maintenance })
+    Json(maintenance.into())
 }

@@ -88,9 +88,17 @@ pub struct ReasonRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MaintenanceState {
+    /// Whether the host is in maintenance.
+    pub in_maintenance: bool,
     /// Maintenance of the host; absent if the host is not in maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
+}
+
+impl From<Option<Maintenance>> for MaintenanceState {
+    fn from(maintenance: Option<Maintenance>) -> Self {
+        Self { in_maintenance: maintenance.is_some(), maintenance }
+    }
 }
 
 /// Answer of `POST /v1/recover`: the loss of data that the administrator accepted.

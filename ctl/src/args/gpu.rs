@@ -39,9 +39,12 @@ Examples:
     /// Block new work on GPUs, and wait until they are idle
     #[command(after_help = "\
 Exits with 8 after --timeout and with 130 on Ctrl-C. The GPUs stay cordoned.
+The wait is not an operation of gpushd, so --detach prints no operation id. To
+wait later, run the command again.
 
 Examples:
-  gpushctl gpu drain 3 --reason 'new fan' --timeout 1h && echo idle")]
+  gpushctl gpu drain 3 --reason 'new fan' --timeout 1h && echo idle
+  gpushctl gpu drain 3 --detach")]
     Drain {
         #[command(flatten)]
         which: SomeGpus,
@@ -50,6 +53,9 @@ Examples:
         /// Stop waiting after DURATION [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = duration_or_zero, allow_negative_numbers = true)]
         timeout: Option<Duration>,
+        /// Do not wait until the GPUs are idle; exit once they are cordoned
+        #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
+        detach: bool,
         /// Do not show what the command waits for
         #[arg(long, short)]
         quiet: bool,

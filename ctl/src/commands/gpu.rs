@@ -34,7 +34,8 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             out.show(&gpus, text)?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,
-        Gpu::Drain { which, why, timeout, quiet } => {
+        Gpu::Drain { which, why, detach: true, .. } => return drain::begin(client, which, why, out).await,
+        Gpu::Drain { which, why, timeout, detach: false, quiet } => {
             return drain::drain(client, which, why, *timeout, *quiet, out).await;
         }
         Gpu::Uncordon { which, why } => return drain::uncordon(client, which, why, out).await,

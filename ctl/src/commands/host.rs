@@ -18,18 +18,27 @@ use crate::{
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: &Output) -> Outcome {
-    let state = match command {
-        Maintenance::Status => MaintenanceState { maintenance: client.health().await?.maintenance },
-        Maintenance::Enter { why, queueing } => match queueing.limit() {
-            None => client.enter_maintenance(&ReasonRequest { reason: why.reason }).await?,
-            Some(limit) => match enter_when_free(client, why, limit, out).await? {
-                Entered::Yes(state) => state,
-                Entered::Not(status) => return Ok(status),
-            },
-        },
-        Maintenance::Leave(Why { reason }) => client.leave_maintenance(&ReasonRequest { reason }).await?,
-    };
-    out.show(&state, |look| host::maintenance(state.maintenance.as_ref(), look))?;
+    match command {
+        Maintenance::Status => {
+            let state = MaintenanceState::from(client.health().await?.maintenance);
+            out.show(&state, |look| host::status(state.maintenance.as_ref(), look))?;
+        }
+        Maintenance::Enter { why, queueing } => {
+            let state = match queueing.limit() {
+                None => client.enter_maintenance(&ReasonRequest { reason: why.reason }).await?,
+                Some(limit) => match enter_when_free(client, why, limit, out).await? {
+                    Entered::Yes(state) => state,
+                    Entered::Not(status) => return Ok(status),
+                },
+            };
+            out.show(&state, |look| host::entered(state.maintenance.as_ref(), look))?;
+        }
+        Maintenance::Leave(Why { reason }) => {
+            let before = client.health().await?.maintenance;
+            let state = client.leave_maintenance(&ReasonRequest { reason }).await?;
+            out.show(&state, |look| host::left(before.as_ref(), look))?;
+        }
+    }
     Ok(0)
 }
 

@@ -63,7 +63,8 @@ async fn of_gpus(
 pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Output) -> Outcome {
     match command {
         args::Operation::List { number, before, which } => {
-            let gpus = match which.gpus.as_slice() {
+            let selectors = which.selectors();
+            let gpus = match selectors.as_slice() {
                 [] => None,
                 named => {
                     let gpus = client.gpus(false).await?;
@@ -89,9 +90,9 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
                 && out.is_drawn()
             {
                 let id = &first.id;
-                out.remark(&match which.gpus.join(",") {
+                out.remark(&match selectors.join(",") {
                     of if of.is_empty() => format!("earlier operations: `gpushctl operation list --before {id}`\n"),
-                    of => format!("earlier operations: `gpushctl operation list -g {of} --before {id}`\n"),
+                    of => format!("earlier operations: `gpushctl operation list {of} --before {id}`\n"),
                 });
             }
             Ok(0)
@@ -298,7 +299,7 @@ async fn follow(
                 }
                 if since.elapsed() > super::SILENCE && !told_away {
                     told_away = true;
-                    progress.say(&format!("gpushd does not answer; trying again for up to {} s", AWAY.as_secs()));
+                    progress.say(&format!("gpushd does not answer; trying again for up to {}s", AWAY.as_secs()));
                 }
                 tokio::time::sleep(RETRY).await;
             }

@@ -20,7 +20,7 @@ pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Appearance) 
         ("DETAIL", Align::Left),
     ];
     let rows = records.iter().map(|record| row(record, gpus, look));
-    Listing::new(&columns, rows.collect(), Narrow { spare: &[], prose: true }, look)
+    Listing::new(&columns, rows.collect(), Narrow::default().prose(), look)
         .names(records.iter().map(|record| record.sequence.to_string()))
 }
 

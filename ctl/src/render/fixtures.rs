@@ -16,7 +16,8 @@ pub(crate) mod mps;
 pub(crate) const READ_AT: i64 = 1_790_000_000;
 
 pub(crate) fn look(width: usize, charset: Charset) -> Appearance {
-    Appearance { width, wraps: true, headings: true, charset, now: Timestamp::from_second(READ_AT + 3).unwrap() }
+    let now = Timestamp::from_second(READ_AT + 3).unwrap();
+    Appearance { width, wraps: true, headings: true, wide: false, charset, now }
 }
 
 /// Returns the text of a snapshot, without colors.

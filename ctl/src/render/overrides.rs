@@ -15,7 +15,7 @@ use super::{
     trouble,
 };
 
-/// Describes an override: `by alice 2 h ago: big run, expires in 3 h`.
+/// Describes an override: `by alice 2h ago: big run, expires in 3h`.
 fn sentence(one: &Override, look: &Appearance) -> String {
     let expires = one.expires_at.map_or_else(String::new, |at| format!(", expires {}", look.ahead(at)));
     of(one, look) + &expires
@@ -56,7 +56,7 @@ pub(crate) fn list(all: &Overrides, look: &Appearance) -> Listing {
             if one.reason.is_empty() { dash() } else { look.clean(&one.reason) },
         ]
     };
-    Listing::new(&columns, all.overrides.iter().map(row).collect(), Narrow { spare: &[], prose: true }, look)
+    Listing::new(&columns, all.overrides.iter().map(row).collect(), Narrow::default().prose(), look)
         .names(all.overrides.iter().map(|one| number(one, look)))
         .uuids(all.overrides.iter().map(|one| one.uuid.clone()))
         .or_empty("No override is active: the rules of the config decide every layout.")

@@ -86,7 +86,7 @@ fn table(processes: &[GpuProcess], look: &Appearance) -> Listing {
         }
         row
     });
-    Listing::new(&columns, rows.collect(), Narrow { spare: &["KIND", "GIB"], prose: true }, look)
+    Listing::new(&columns, rows.collect(), Narrow::spare(&["KIND", "GIB"]).prose(), look)
         .names(processes.iter().filter_map(|one| Some(one.process.pid?.to_string())))
         .uuids(processes.iter().map(|one| one.gpu_uuid.clone()))
 }

@@ -172,12 +172,18 @@ fn taking_back(now: &StepState) -> String {
     format!("GPU {}  rolling back {}{why}", now.gpu, count(now.done as usize, "step"))
 }
 
+/// Returns the characters of a bar: full, the end of the full part, empty. The empty part looks like that of other bars,
+/// and not like a rule.
+fn bar_characters(charset: Charset) -> &'static str {
+    match charset {
+        Charset::Utf8 => "━╸·",
+        Charset::Ascii => "#>.",
+    }
+}
+
 fn bars(operation: &Operation, look: &Appearance) -> Shown {
     let all = MultiProgress::new();
-    let characters = match look.charset {
-        Charset::Utf8 => "━╸─",
-        Charset::Ascii => "#>.",
-    };
+    let characters = bar_characters(look.charset);
     // The template is valid. If it were not, the default bar would be sufficient.
     let style = ProgressStyle::with_template("{prefix:>7}  {bar:20}  {pos:>2}/{len:<2}  {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -214,6 +220,14 @@ mod tests {
 
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
+        }
+    }
+
+    #[test]
+    fn empty_part_of_a_bar_is_that_of_other_bars() {
+        for charset in [Charset::Utf8, Charset::Ascii] {
+            let empty = fixtures::plain(&crate::render::bar::part(0, 100, 1, &fixtures::look(80, charset)));
+            assert!(bar_characters(charset).ends_with(&empty), "{charset:?}");
         }
     }
 
@@ -294,12 +308,12 @@ mod tests {
         progress.update(&operation, &look);
         progress.waiting(&operation, &look);
         progress.waiting(&operation, &look);
-        progress.say("gpushd does not answer; trying again for up to 5 s");
+        progress.say("gpushd does not answer; trying again for up to 5s");
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
         op-17: 6 steps on GPU 0
         GPU 0  1 of 6 done, still destroying GPU instance 3 (2g.20gb@4)
-        gpushd does not answer; trying again for up to 5 s
+        gpushd does not answer; trying again for up to 5s
         ");
     }
 }

@@ -112,7 +112,7 @@ fn only_idle_gpu_is_reset() {
     let (code, text) = run_in(&host, &agent, &["gpu", "reset", "1"]);
     assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
     let (_, maintenance) = run(&agent, &["maintenance", "status"]);
-    assert!(maintenance.contains("Not in maintenance"), "{maintenance}");
+    assert!(maintenance.contains("not in maintenance"), "{maintenance}");
     let layout = ["mig", "apply", "7g.80gb", "-g", "0", "--once"];
     done(&agent, &layout);
     let device = devices(&agent, &["0"]).remove(0);

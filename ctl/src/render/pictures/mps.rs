@@ -60,7 +60,7 @@ fn daemon_that_waits_for_an_orphan_shows_no_failure() {
         when it has ended";
     waiting.reasons = vec![why.into(), "gpushd tries again".into()];
     let text = mps::notes(&waiting, "! ", &look).join("\n") + "\n" + &change::waits(&waiting, &look);
-    assert!(!text.contains("failed 0 times") && text.contains("next check in 8 s: a server"), "{text}");
+    assert!(!text.contains("failed 0 times") && text.contains("next check in 8s: a server"), "{text}");
     assert_snapshot!("mps-waits-for-an-orphan", fixtures::plain(&text));
 }
 

@@ -153,7 +153,7 @@ fn operations_and_their_ends() {
 
     let mut failed = fixtures::operation(OperationState::Failed);
     failed.progress[0].done = 3;
-    failed.progress[0].error = Some(ApiError::new(Code::DriverTimeout, "creating 1g.10gb@5 did not return in 60 s"));
+    failed.progress[0].error = Some(ApiError::new(Code::DriverTimeout, "creating 1g.10gb@5 did not return in 60s"));
     assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, true, &look), &look));
     assert_eq!(operation::error(&failed).unwrap().code.exit_status(), 8);
 
