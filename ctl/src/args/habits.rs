@@ -18,8 +18,12 @@ pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
 /// Options whose value must follow an equals sign, with the long form.
 const OPTIONAL: [(&str, &str); 3] = [("--wait", "--wait"), ("--watch", "--watch"), ("-w", "--watch")];
 
-/// Refuses `--wait 30`. Without this error, gpushctl would read `30` as a layout or a GPU.
+/// Refuses `--wait 30` and `-w5`. Without this error, gpushctl would read `30` as a layout or a GPU.
 fn value_after_optional(words: &[&str]) -> Option<ApiError> {
+    if let Some(value) = words.iter().filter_map(|word| word.strip_prefix("-w")).find(|value| is_duration(value)) {
+        let message = format!("`-w{value}` is not valid: the duration of --watch follows an equals sign");
+        return Some(ApiError::new(Code::BadRequest, message).hint(format!("write `--watch={value}`")));
+    }
     let found = words.windows(2).find_map(|two| {
         let (_, long) = OPTIONAL.iter().find(|(option, _)| *option == two[0])?;
         is_duration(two[1]).then_some((two[0], *long, two[1]))
@@ -183,10 +187,12 @@ mod tests {
         assert_eq!(hint("gpushctl mig apply --wait 1h30m").as_deref(), Some("write `--wait=1h30m`"));
         assert_eq!(hint("gpushctl status --watch 2").as_deref(), Some("write `--watch=2`"));
         assert_eq!(hint("gpushctl status -w 5").as_deref(), Some("write `--watch=5`"));
+        assert_eq!(hint("gpushctl status -w5").as_deref(), Some("write `--watch=5`"));
         for right in [
             "gpushctl mig apply --wait=30 mixed",
             "gpushctl mig apply --wait mixed",
             "gpushctl status -w",
+            "gpushctl status -w=5s",
             "gpushctl status -w -b 5",
             "gpushctl run --mps 25 -- x --wait 3",
         ] {

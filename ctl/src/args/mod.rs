@@ -410,6 +410,12 @@ mod tests {
             let Command::Status(args) = cli.command else { panic!("{words:?}") };
             assert_eq!(args.which.selectors(), expected);
         }
+        // The selectors of these commands are in a field of the subcommand.
+        for words in [&["audit"][..], &["op", "list"], &["mps", "list"], &["config", "overrides", "list"]] {
+            let parsed = Cli::try_parse_from([&["gpushctl"], words, &["0-1", "-g", "3"]].concat()).unwrap();
+            let text = format!("{:?}", parsed.command);
+            assert!(text.contains(r#"arguments: ["0-1"], options: ["3"]"#), "{words:?}: {text}");
+        }
         fn leaves(command: &clap::Command, path: &str) {
             for one in command.get_subcommands() {
                 let path = format!("{path} {}", one.get_name());

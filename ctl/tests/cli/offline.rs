@@ -81,6 +81,10 @@ fn usage() {
         &["gpu", "cordon", "0", "-o", "csv"],
         &["mps", "env"],
         &["status", "--watch", "2"],
+        &["status", "-w", "5"],
+        &["status", "-w5"],
+        &["gpu", "reset", "0", "--detach"],
+        &["-pm", "1"],
         &["--version"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
@@ -200,7 +204,10 @@ fn asserting_a_layout() {
         &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
         &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "9g.99gb"],
         &["mig", "assert", "--offline", "mixed", "--gpu", "5", "--layout", "1g.10gb"],
+        // A check is not refused, although the rule forbids a change.
+        &["mig", "assert", "--offline", "mixed", "--gpu", "0", "--config", "unmanaged.toml"],
     ];
+    host.write("unmanaged.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n");
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
 }

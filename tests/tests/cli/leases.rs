@@ -359,7 +359,7 @@ fn leased_devices_are_shown_as_granted_in_every_list() {
     assert!(status.contains("3 MIG devices, 0 in use, 1 granted"), "{status}");
     assert!(status.contains("◐ 3g.40gb") && status.contains("◐ whole GPU") && status.contains("○ 1g.10gb"), "{status}");
     let shown = done(&agent, &["gpu", "show", "0"]);
-    assert!(shown.contains("◐ 3g.40gb") && shown.contains("granted") && shown.contains("idle"), "{shown}");
+    assert!(shown.contains("◐ 3g.40gb") && shown.contains(" granted ") && shown.contains(" free "), "{shown}");
     let devices: Vec<MigDevice> = serde_json::from_str(&done(&agent, &["mig", "list", "--json"])).expect("devices");
     let usage = |profile: &str| devices.iter().find(|one| one.profile == profile).expect("a device").usage;
     assert_eq!((usage("3g.40gb"), usage("1g.10gb")), (DeviceUse::Granted, DeviceUse::Free));

@@ -205,6 +205,16 @@ fn events_continue_after_an_agent_restart() {
     // gpushctl prints the stored events as lines and as JSON.
     let kept: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
     assert!(!kept.is_empty());
+    // `-f` with `-n` or `--since` begins with stored events, and then prints each new event once.
+    let mut child = gpushctl(&agent, &["events", "-f", "-n", "1", "--kind", "operation", "--json"]).spawn().unwrap();
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
+    let past: Event = serde_json::from_str(&lines_until(&mut reader, |_| true)[0]).unwrap();
+    assert_eq!(past.id, kept.last().unwrap().id);
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(next_end(&mut reader), EventKind::Operation);
+    child.kill().unwrap();
+    let _ = child.wait();
+    let kept: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
     let lines = stdout(&run(&agent, &["events", "--steps", "--kind", "operation"]));
     assert_eq!(lines.lines().count(), kept.len());
     assert!(lines.contains("creating GPU instance 1g.10gb@"), "{lines}");

@@ -108,7 +108,17 @@ fn offline_plans(
 pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = LayoutArgument::of(wanted)?;
     if let Some(host) = &how.offline {
-        let (plans, gpus) = offline_plans(typed, wanted, host, how, out)?;
+        let gpus = offline::host(host)?;
+        let mut request = typed.request(wanted, &gpus, out).map_err(|error| offline::about(host, error))?;
+        if request.layout == LayoutSource::Wanted && !request.gpus.is_empty() {
+            let described = offline::described(host, gpus.clone(), how.config.as_deref(), &request)?;
+            let selected = commands::select(described, &request.gpus)?;
+            request.gpus = with_desired_layout(selected, out);
+            if request.gpus.is_empty() {
+                return assert_nothing(out);
+            }
+        }
+        let plans = offline::plan(host, &gpus, how.config.as_deref(), &request)?;
         return assert(&plans, &gpus, out);
     }
     super::super::ask(global, async |client| {
@@ -124,15 +134,10 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
         } else if request.layout == LayoutSource::Wanted {
             let gpus = client.gpus(false).await?;
             let gpus = commands::select_of(client, gpus, &request.gpus).await?;
-            let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(is_unmanaged_by_rule);
-            if !unmanaged.is_empty() {
-                let which = gpu_numbers(&unmanaged.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
-                out.remark(&format!("note: {which}: no layout to check: the rule says `unmanaged`\n"));
+            request.gpus = with_desired_layout(gpus, out);
+            if request.gpus.is_empty() {
+                return assert_nothing(out);
             }
-            if others.is_empty() {
-                return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
-            }
-            request.gpus = others.into_iter().map(|gpu| gpu.uuid).collect();
         }
         let plans = match request.layout {
             LayoutSource::Config | LayoutSource::Wanted => client.plan(&request).await?,
@@ -153,6 +158,21 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
         }
         Ok(error.code.exit_status())
     })
+}
+
+/// Returns the UUIDs of the GPUs that may have a desired layout. Names the others, which cannot differ.
+fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
+    let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(is_unmanaged_by_rule);
+    if !unmanaged.is_empty() {
+        let which = gpu_numbers(&unmanaged.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
+        out.remark(&format!("note: {which}: no layout to check: the rule says `unmanaged`\n"));
+    }
+    others.into_iter().map(|gpu| gpu.uuid).collect()
+}
+
+/// Ends a check in which no GPU has a desired layout.
+fn assert_nothing(out: &Output) -> Outcome {
+    out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0)
 }
 
 /// Returns whether a rule says that gpushd never changes the GPU, so that no layout is desired.
