@@ -240,7 +240,7 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
     for plan in &operation.plans {
         let number = gpu_numbers(&[plan.gpu]);
         let text = match (on(before, &plan.uuid), on(now, &plan.uuid)) {
-            (_, Some(one)) if one.created_at >= operation.created_at => {
+            (_, Some(one)) if is_new(&one, operation, before, &plan.uuid) => {
                 let until =
                     one.expires_at.map_or_else(String::new, |at| format!(" until it expires {}", look.ahead(at)));
                 let clear = format!("`gpushctl config overrides clear {}` (administrator) removes it", plan.gpu);
@@ -257,6 +257,15 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
         out.extend(look.wrap("", &text).iter().map(|line| paint(NOTE, line)));
     }
     out
+}
+
+/// Returns whether the operation made the override. Times have a precision of seconds, so they decide only if the GPU was
+/// not read before the operation.
+fn is_new(one: &Override, operation: &Operation, before: &[Gpu], uuid: &str) -> bool {
+    match before.iter().find(|gpu| gpu.uuid == uuid) {
+        Some(gpu) => gpu.overridden.as_ref().is_none_or(|earlier| earlier.generation != one.generation),
+        None => one.created_at >= operation.created_at,
+    }
 }
 
 /// Returns whether the layout of a GPU differs from its rule.
