@@ -76,7 +76,7 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
                 let all = overrides_of(client, &selectors).await?;
                 out.list(&all, |look| {
                     let list = render::overrides::list(&all, look);
-                    if selectors.is_empty() { list } else { list.or_empty("These GPUs have no override.") }
+                    if selectors.is_empty() { list } else { list.or_empty("No selected GPU has an override.") }
                 })?;
                 Ok(0)
             })

@@ -58,7 +58,7 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             out.list(&daemons, |look| {
                 let list = list::list(&daemons, &rules, look);
                 let of_others = !selectors.is_empty() && rules.is_empty();
-                if of_others { list.or_empty("These GPUs are not shared through MPS.") } else { list }
+                if of_others { list.or_empty("No selected GPU is shared through MPS.") } else { list }
             })?;
         }
         Mps::Show { of } => {
