@@ -81,10 +81,10 @@ const NVIDIA_SMI_ALONE: [(&str, &str, &str); 7] = [
 
 fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     // nvidia-smi also accepts `--query-gpu=name`.
-    let names = |word: &&str| word.split('=').next().unwrap_or_default().to_owned();
+    let names = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
     let is_value = |word: &&str| word.starts_with('-') || word.bytes().all(|b| b.is_ascii_digit() || b == b',');
-    let all: Vec<String> = words.iter().map(names).collect();
-    let alone: Vec<String> = words.iter().take_while(|word| is_value(word)).map(|word| names(&word)).collect();
+    let all: Vec<String> = words.iter().map(|word| names(word)).collect();
+    let alone: Vec<String> = words.iter().take_while(|word| is_value(word)).map(|word| names(word)).collect();
     let find = |table: &'static [(&str, &str, &str)], among: &[String]| {
         table.iter().find(|(option, ..)| among.iter().any(|word| word == option))
     };

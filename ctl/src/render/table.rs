@@ -81,8 +81,8 @@ pub(crate) fn fitted(
     let gaps = |columns: usize| GAP * columns.saturating_sub(1);
     if let Some(at) = narrow.uuids.and_then(|uuids| columns.iter().position(|(column, _)| *column == uuids)) {
         let (least, _) = measured(&columns, &rows, SHORT);
-        let is_needed =
-            |at: &usize| !narrow.spare.contains(&columns[*at].0) && !(narrow.prose && *at + 1 == columns.len());
+        let can_move = |at: usize| narrow.prose && at + 1 == columns.len();
+        let is_needed = |at: &usize| !(narrow.spare.contains(&columns[*at].0) || can_move(*at));
         let needed: Vec<usize> = (0..columns.len()).filter(is_needed).map(|at| least[at]).collect();
         if needed.iter().sum::<usize>() + gaps(needed.len()) > room {
             let cells = rows.iter_mut().map(|row| &mut row[at]);
