@@ -204,3 +204,25 @@ const NONE: &str = "-";
 fn section(name: &str) -> String {
     paint(super::appearance::STRONG, name) + "\n"
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn note_does_not_repeat_the_name_of_its_target() {
+        let look = fixtures::look(100, Charset::Ascii);
+        let mut one = fixtures::mps::daemon(4);
+        let said = |daemon: &MpsDaemon| {
+            fixtures::plain(&notes(daemon, &format!("! {}: ", label(daemon, &look)), &look).join("\n"))
+        };
+        one.findings = vec!["GPU 4: its compute mode cannot be read".to_owned()];
+        assert_eq!(said(&one), "! GPU 4: its compute mode cannot be read");
+        one.findings = vec!["GPU 5: its compute mode cannot be read".to_owned()];
+        assert!(said(&one).contains("GPU 4: GPU 5: "), "another GPU is named");
+        one.findings.clear();
+        (one.state, one.reasons) = (MpsState::Hung, vec!["GPU 4: no answer".to_owned()]);
+        assert_eq!(said(&one), "! GPU 4: hung: no answer");
+    }
+}
