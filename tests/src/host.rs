@@ -5,6 +5,7 @@
 //! own host in a temporary directory. Dropping the host removes the directory.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -55,6 +56,22 @@ impl Host {
         let env = environment_of(&dir);
         assert!(env.contains_key("NVML_SIM_STATE"), "gpush-sim env names no NVML_SIM_STATE: {env:?}");
         Self { _scratch: scratch, dir, env }
+    }
+
+    /// Gives other users access to the host's directories.
+    ///
+    /// # Panics
+    /// If a mode cannot be changed.
+    #[must_use]
+    pub fn opened(self) -> Self {
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("its mode can be changed");
+        };
+        // By default, only the test's own user can enter this directory.
+        mode(self.dir().parent().expect("a directory"), 0o755);
+        // Programs on the simulated host register in this directory.
+        mode(&self.dir().join("proc"), 0o777);
+        self
     }
 
     /// Replaces the host by another host in the same directory, for example with another driver. No

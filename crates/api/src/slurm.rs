@@ -197,6 +197,6 @@ mod tests {
         let device: SlurmDevice = serde_json::from_str(r#"{"minor":3}"#).unwrap();
         assert_eq!(device, SlurmDevice::Minor(3));
         let device: SlurmDevice = serde_json::from_str(r#"{"detected":{"index":1,"device_count":4}}"#).unwrap();
-        assert_eq!(device, SlurmDevice::Detected { index: 1, device_count: 4, minors: Vec::new() });
+        assert_eq!(device, SlurmDevice::Detected { index: 1, devices: 4, minors: Vec::new() });
     }
 }

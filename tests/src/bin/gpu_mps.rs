@@ -12,6 +12,7 @@ use std::{
     process::ExitCode,
 };
 
+use gpush_api::MpsUsers;
 use gpush_tests::gpu::{
     checks,
     client::Work,
@@ -108,16 +109,18 @@ async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Re
     // Install the handlers before any process is started.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(said)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(said)?;
-    let mut service = Service::new(&ground, programs, client)?;
+    let mut service = Service::new(&ground, programs, client, MpsUsers::One)?;
+    let mut of_many = Service::new(&ground, programs, client, MpsUsers::Many)?;
     let mut report = Report::of(ground, client.clone(), *seconds);
+    let logs = out.join("mps-logs");
     let outcome = tokio::select! {
-        outcome = carried_out(&mut service, &mut report) => Some(outcome),
+        outcome = carried_out(&mut service, &mut of_many, &logs, &mut report) => Some(outcome),
         _ = interrupt.recv() => None,
         _ = terminate.recv() => None,
     };
-    let logs = out.join("mps-logs");
     service.end(&logs).await;
-    drop(service);
+    of_many.end(&out.join("mps-logs-many")).await;
+    drop((service, of_many));
     let Some(outcome) = outcome else { return Ok(None) };
     outcome?;
     let unchanged = report.gpu.unchanged();
@@ -130,8 +133,13 @@ async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Re
     Ok(Some(report))
 }
 
-/// Runs the checks, if one client can compute.
-async fn carried_out(service: &mut Service, report: &mut Report) -> Result<(), Stop> {
+/// Runs the checks, if one client can compute. `of_many` is a service for several users at a time.
+async fn carried_out(
+    service: &mut Service,
+    of_many: &mut Service,
+    logs: &Path,
+    report: &mut Report,
+) -> Result<(), Stop> {
     let came_up = match service.with(None, Work::NONE) {
         Ok(mut client) => client.ended().await.map(|_| ()),
         Err(why) => Err(why),
@@ -142,5 +150,8 @@ async fn carried_out(service: &mut Service, report: &mut Report) -> Result<(), S
     service.start().await?;
     let seconds = report.seconds;
     checks::all(service, seconds, report).await;
+    service.end(logs).await;
+    of_many.start().await?;
+    report.add("several users", checks::several_users(of_many).await);
     Ok(())
 }

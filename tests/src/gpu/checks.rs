@@ -6,12 +6,12 @@
 
 use std::time::{Duration, Instant};
 
-use gpush_api::{MpsDaemon, MpsState};
+use gpush_api::{MpsDaemon, MpsState, MpsUsers};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     client::{Client, Work},
@@ -273,6 +273,61 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
         ok: ratios[NUMBERS.len() - 1] > 1.0,
         words: format!("throughput with MPS to without, by number of clients: {}", each.join(", ")),
         figures: json!({ "columns": columns, "rows": rows }),
+    })
+}
+
+/// Users without privileges and without files.
+const STRANGERS: [u32; 2] = [65_534, 65_533];
+
+/// Checks that clients of two users compute through one server, which runs as root. Kills the
+/// client of one user, and checks that the client of the other user computes on.
+///
+/// # Errors
+/// If one of these outcomes differs.
+pub async fn several_users(service: &mut Service) -> Result<Found, String> {
+    let not_done = |why: &str| Found { ok: true, words: format!("not done: {why}"), figures: Value::Null };
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(not_done("only root can start programs of two users"));
+    }
+    let idle = service.idle().await?;
+    if idle.wanted.users != MpsUsers::Many {
+        return Ok(not_done("this control daemon serves one user at a time"));
+    }
+    service.open_to_all_users()?;
+    let half = ["--mps", "50"];
+    let mut clients = Vec::new();
+    for uid in STRANGERS {
+        clients.push(service.run_as(uid, &half, Work::default())?);
+    }
+    let mut pids = Vec::new();
+    for client in &mut clients {
+        pids.push(client.ready().await?.pid);
+        client.computes().await?;
+    }
+    for pid in &pids {
+        service.serves(*pid).await?;
+    }
+    let daemon = service.daemon().await?;
+    let servers: Vec<_> = daemon.servers.iter().map(|server| server.uid).collect();
+    let mut users: Vec<_> = daemon.clients.iter().filter_map(|client| client.uid).collect();
+    users.sort_unstable_by(|a, b| b.cmp(a));
+    if servers != [Some(0)] || users != STRANGERS {
+        return Err(format!("servers of {servers:?}, clients of {users:?}"));
+    }
+    let (Some(mut other), Some(mut victim)) = (clients.pop(), clients.pop()) else {
+        return Err("two clients were started".to_owned());
+    };
+    kill_now(pids[0])?;
+    victim.gone().await?;
+    other.computes().await.map_err(|why| format!("the client of the other user did not survive a kill: {why}"))?;
+    let ended = other.stop().await?;
+    Ok(Found {
+        ok: true,
+        words: format!(
+            "two users computed through one server of root; one was killed, the other computed on, longest pause {:.0} ms",
+            ended.longest_pause_ms
+        ),
+        figures: json!({ "other": ended }),
     })
 }
 

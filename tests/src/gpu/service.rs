@@ -8,12 +8,13 @@
 use std::{
     fs,
     io::ErrorKind,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, LeaseGrant, MpsDaemon, MpsState};
+use gpush_api::{ApiError, LeaseGrant, MpsDaemon, MpsState, MpsUsers};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -52,19 +53,23 @@ pub struct Service {
 
 impl Service {
     /// Prepares the service. `programs` is the directory of gpush's programs, `client` is the
-    /// command of the clients. Starts no process.
+    /// command of the clients. `users` is the setting of the MPS daemon. Starts no process.
     ///
     /// # Errors
     /// If the scratch directory cannot be created.
-    pub fn new(ground: &Ground, programs: &Path, client: &[String]) -> Result<Self, String> {
+    pub fn new(ground: &Ground, programs: &Path, client: &[String], users: MpsUsers) -> Result<Self, String> {
         let cannot = |error: std::io::Error| format!("a scratch directory can't be made: {error}");
         let scratch = tempfile::Builder::new().prefix("gpush-gpu-").tempdir().map_err(cannot)?;
         let notify = UnixDatagram::bind(scratch.path().join("notify")).map_err(cannot)?;
+        let users = match users {
+            MpsUsers::One => "one",
+            MpsUsers::Many => "many",
+        };
         // One health check per second: gpushd finds clients only through its health check, and the
         // checks wait for clients to appear.
         let config = format!(
             "[mps]\ncontrol = {:?}\nserver = {:?}\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
-             mps = {{ compute_mode = \"keep\" }}\n",
+             mps = {{ compute_mode = \"keep\", users = \"{users}\" }}\n",
             ground.control, ground.server
         );
         fs::write(scratch.path().join("config.toml"), config).map_err(cannot)?;
@@ -77,8 +82,8 @@ impl Service {
     }
 
     /// Returns a command that uses this gpushd and no other MPS daemon.
-    fn command(&self, program: &str) -> std::process::Command {
-        let mut command = std::process::Command::new(self.programs.join(program));
+    fn command(&self, program: &Path) -> std::process::Command {
+        let mut command = std::process::Command::new(program);
         command.env("GPUSH_SOCKET", self.path("gpushd.sock")).env_remove("GPUSH_CONFIG").env("LANG", "C.UTF-8");
         without_mps(&mut command);
         command
@@ -91,7 +96,7 @@ impl Service {
     pub async fn start(&mut self) -> Result<(), String> {
         let cannot = |error: std::io::Error| format!("gpushd can't be started: {error}");
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("gpushd.log")).map_err(cannot)?;
-        let mut command = self.command("gpushd");
+        let mut command = self.command(&self.programs.join("gpushd"));
         command.arg("--config").arg(self.path("config.toml")).arg("--socket").arg(self.path("gpushd.sock"));
         command.arg("--admin-socket").arg(self.path("admin.sock")).arg("--state-dir").arg(self.path("state"));
         command.arg("--mps-dir").arg(self.path("mps"));
@@ -137,7 +142,7 @@ impl Service {
     /// # Errors
     /// The error message of gpushctl, with cause and hint.
     pub async fn ctl<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
-        let mut command = self.command("gpushctl");
+        let mut command = self.command(&self.programs.join("gpushctl"));
         command.args(arguments).arg("--json").stdin(Stdio::null());
         let mut command = Command::from(command);
         let output = timeout(PATIENCE, command.kill_on_drop(true).output()).await;
@@ -214,13 +219,57 @@ impl Service {
     /// If the client cannot be started. If gpushd refuses the lease, the caller notices the refusal
     /// when it waits for the client.
     pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
-        let mut command = self.command("gpushctl");
+        let command = self.run_command(&self.programs.join("gpushctl"), request, work);
+        self.begin(command)
+    }
+
+    fn run_command(&self, gpushctl: &Path, request: &[&str], work: Work) -> std::process::Command {
+        let mut command = self.command(gpushctl);
         command
             .args(["run", "--wait=60s", "--target", TARGET])
             .args(request)
             .arg("--")
             .args(&self.client)
             .args(work.arguments());
+        command
+    }
+
+    /// Makes copies of gpushctl and of the client that all users can run.
+    ///
+    /// # Errors
+    /// If a file cannot be copied.
+    pub fn open_to_all_users(&mut self) -> Result<(), String> {
+        let cannot = |error: std::io::Error| format!("programs for other users can't be copied: {error}");
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(cannot);
+        mode(self.scratch.path(), 0o755)?;
+        let (public, home) = (self.path("public"), self.path("home"));
+        for dir in [&public, &home] {
+            fs::create_dir(dir).map_err(cannot)?;
+        }
+        mode(&public, 0o755)?;
+        mode(&home, 0o777)?;
+        let copied = |file: &Path| {
+            let copy = public.join(file.file_name().unwrap_or_default());
+            fs::copy(file, &copy).map_err(cannot)?;
+            mode(&copy, 0o755)?;
+            Ok::<_, String>(copy)
+        };
+        copied(&self.programs.join("gpushctl"))?;
+        for word in &mut self.client {
+            if Path::new(word.as_str()).is_file() {
+                *word = copied(Path::new(word.as_str()))?.display().to_string();
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Self::run`], for a program of another user. Needs [`Self::open_to_all_users`].
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_as(&mut self, uid: u32, request: &[&str], work: Work) -> Result<Client, String> {
+        let mut command = self.run_command(&self.path("public/gpushctl"), request, work);
+        command.uid(uid).gid(uid).env("HOME", self.path("home"));
         self.begin(command)
     }
 

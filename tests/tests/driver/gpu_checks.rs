@@ -22,16 +22,18 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
+/// With this driver, a control daemon serves several users.
+const HOST: &str = "driver = \"555.58.02\"\n[[gpu]]\nmodel = \"l4\"\n";
 
 /// Names of the checks, in order.
-const CHECKS: [&str; 7] = [
+const CHECKS: [&str; 8] = [
     "throughput",
     "memory limit",
     "client killed",
     "daemon killed",
     "agent killed",
     "small clients",
+    "several users",
     "GPU left as it was",
 ];
 
@@ -98,13 +100,13 @@ fn results(host: &Host) -> Value {
 
 #[test]
 fn all_checks_run_and_print_results() {
-    let host = Host::up(HOST);
+    let host = Host::up(HOST).opened();
     carried_out_and_written_down(&host, None);
 }
 
 #[test]
 fn checks_run_with_nvidia_control_daemon() {
-    let host = Host::up(HOST);
+    let host = Host::up(HOST).opened();
     if let Some(programs) = real_programs(&host, "tests/gpu with NVIDIA's own control daemon") {
         carried_out_and_written_down(&host, Some(&programs));
     }
@@ -121,7 +123,7 @@ fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
         // The results are aligned: they begin in the same column of each line.
         assert!(line.starts_with(&format!("ok      {name:<22} ")) && !line[31..].starts_with(' '), "{line}");
     }
-    assert!(text.contains("7 checks, 0 failed"), "{text}");
+    assert!(text.contains("8 checks, 0 failed"), "{text}");
     assert_nothing_stays(host);
 
     let results = results(host);
@@ -153,7 +155,7 @@ fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
 
 #[test]
 fn client_that_bypasses_mps_fails_every_check() {
-    let host = Host::up(HOST);
+    let host = Host::up(HOST).opened();
     let client = host.scratch("client");
     let script = format!("#!/bin/sh\nexport CUDA_MPS_PIPE_DIRECTORY=/nowhere\nexec {} \"$@\"\n", stand_in());
     fs::write(&client, script).expect("a script");
@@ -161,9 +163,9 @@ fn client_that_bypasses_mps_fails_every_check() {
     let output = run(&host, client.to_str(), None);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert_eq!(text.lines().filter(|line| line.starts_with("FAILED ")).count(), 6, "{text}");
-    assert_eq!(text.matches("computes without MPS").count(), 5, "{text}");
-    assert!(text.contains("3072 MiB: went through") && text.contains("7 checks, 6 failed"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("FAILED ")).count(), 7, "{text}");
+    assert_eq!(text.matches("computes without MPS").count(), 6, "{text}");
+    assert!(text.contains("3072 MiB: went through") && text.contains("8 checks, 7 failed"), "{text}");
     assert_eq!(results(&host)["checks"][0]["ok"], false);
     assert_nothing_stays(&host);
 }

@@ -123,7 +123,7 @@ impl Smi {
             r#"#!/bin/sh
 case "$*" in
 --query-gpu=*) echo "0, {uuid}, 0000{pci}, NVIDIA H200, {memory}, Enabled, Enabled, {driver}" ;;
-"mig -lgip") echo "|   0  MIG 3g.71gb          9     1/2        69.50      No     60     3     0   |"
+"mig -lgip") echo "|   0  MIG 3g.71gb          9     1/2        69.75      No     60     3     0   |"
              echo "|                                                                3     3     0   |" ;;
 "mig -lgipp") echo "GPU  0 Profile ID  9 Placements: {{0,4}}:4" ;;
 "mig -lgi") echo "|   0  MIG 1g.18gb         19       {one}          4:1     |"

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    os::unix::{fs::PermissionsExt, process::CommandExt},
+    os::unix::process::CommandExt,
     path::Path,
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -37,17 +37,7 @@ fn ready(config: &str) -> (Host, Agent) {
 
 /// Starts a host that other users can use.
 fn public() -> Host {
-    opened(Host::up(HOST))
-}
-
-/// Gives other users access to a host's directories.
-pub(crate) fn opened(host: Host) -> Host {
-    // By default, only the test's own user can enter this directory.
-    let around = host.dir().parent().expect("a directory");
-    fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
-    // Programs on the simulated host register in this directory.
-    fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("its mode can be changed");
-    host
+    Host::up(HOST).opened()
 }
 
 fn pipe(taken: &LeaseGrant) -> String {

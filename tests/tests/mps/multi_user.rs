@@ -12,8 +12,6 @@ use gpush_tests::{
 use nix::unistd::geteuid;
 use serde_json::json;
 
-use crate::leases::opened;
-
 const GPU: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const RULE: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 const SHARED_FAULTS: &str = "clients of all users share one server of root";
@@ -21,7 +19,7 @@ const NOBODY: u32 = 65534;
 const OTHER: u32 = 65532;
 
 fn host(driver: &str) -> Host {
-    opened(Host::up(&format!("driver = \"{driver}\"\n{GPU}")))
+    Host::up(&format!("driver = \"{driver}\"\n{GPU}")).opened()
 }
 
 fn rule(users: &str) -> String {

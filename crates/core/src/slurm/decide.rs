@@ -116,6 +116,18 @@ pub fn prolog(started: Started, concern: Concern, agent_down: AgentDown) -> Verd
     }
 }
 
+/// Returns whether Prolog must note the end of the job, because no task uses a lease that gpushd may
+/// have granted or may yet grant. `is_sent`: gpushd may have received the request.
+#[must_use]
+pub fn must_note_end(started: Started, concern: Concern, is_sent: bool) -> bool {
+    match (started, concern) {
+        (_, Concern::Nothing) | (Started::Broken, Concern::Gpus) => false,
+        (Started::NoAnswer, Concern::Request | Concern::Gpus) => is_sent,
+        (Started::Broken, Concern::Request) => true,
+        (Started::NotConcerned | Started::Granted | Started::Refused, Concern::Request | Concern::Gpus) => false,
+    }
+}
+
 /// Returns whether Epilog fails. `had_lease` says whether the job can have a lease, according to
 /// the file that Prolog wrote.
 #[must_use]
@@ -187,6 +199,18 @@ mod tests {
         assert_eq!(prolog(Started::Granted, Concern::Gpus, AgentDown::Fail), Verdict::Lease);
         assert_eq!(prolog(Started::NoAnswer, Concern::Request, AgentDown::Fail), Verdict::FailTasks);
         assert_eq!(prolog(Started::NoAnswer, Concern::Request, AgentDown::Pass), Verdict::Pass);
+    }
+
+    #[test]
+    fn end_is_noted_when_gpushd_may_have_granted_a_lease() {
+        for concern in [Concern::Request, Concern::Gpus] {
+            assert!(must_note_end(Started::NoAnswer, concern, true), "{concern:?}");
+            assert!(!must_note_end(Started::NoAnswer, concern, false), "{concern:?}");
+            assert!(!must_note_end(Started::Granted, concern, true), "{concern:?}");
+        }
+        assert!(must_note_end(Started::Broken, Concern::Request, true));
+        // Slurm drains the node, and Epilog ends the lease.
+        assert!(!must_note_end(Started::Broken, Concern::Gpus, true));
     }
 
     #[test]

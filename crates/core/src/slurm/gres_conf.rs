@@ -13,8 +13,9 @@ mod tests;
 
 use std::fmt;
 
-use super::{HostListError, LineError};
+use super::{HostListError, LineError, NodeGres, node_gres};
 use crate::quote::Quoted;
+pub(super) use read::count;
 
 /// What gres.conf says about one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -195,13 +196,13 @@ impl GresConf {
     /// takes the types in this order, and ignores the GPUs of a type above its count. Case does not
     /// matter in types. A text without GPUs changes nothing.
     #[must_use]
-    pub fn ordered_by(mut self, node_gres: &str) -> Self {
-        let wanted: Vec<_> = node_gres.split(',').filter_map(gpus_of).collect();
+    pub fn ordered_by(mut self, gres: &str) -> Self {
+        let wanted: Vec<_> = node_gres(gres).filter(|gres| gres.name == "gpu").collect();
         if wanted.is_empty() {
             return self;
         }
         let mut left = std::mem::take(&mut self.gpus);
-        for (gres_type, count) in wanted {
+        for NodeGres { gres_type, count, .. } in wanted {
             let mut remaining = count;
             let (taken, rest) = left.into_iter().partition(|gpu| {
                 let is_of_type =
@@ -265,19 +266,5 @@ impl GresDevice {
     pub fn minor(&self) -> Option<u32> {
         let digits = self.file.len() - self.file.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         self.file[self.file.len() - digits..].parse().ok()
-    }
-}
-
-/// Returns the type and count of an element of `Gres=`: `gpu:a:2(S:0)`, `gpu:4`, `gpu`. Returns
-/// `None` for another GRES. Unlike in gres.conf, Slurm refuses `GPU` here.
-pub(super) fn gpus_of(element: &str) -> Option<(Option<&str>, u64)> {
-    let element = element.split('(').next()?.trim();
-    let mut words = element.split(':').filter(|word| *word != "no_consume");
-    (words.next()? == "gpu").then_some(())?;
-    let words: Vec<_> = words.collect();
-    match words[..] {
-        [] => Some((None, 1)),
-        [one] => Some(read::count(one).map_or((Some(one), 1), |count| (None, count))),
-        [gres_type, count, ..] => Some((Some(gres_type), read::count(count)?)),
     }
 }

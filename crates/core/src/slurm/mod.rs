@@ -21,6 +21,7 @@
 //! | `job_files` | names of the files of jobs, and the file that belongs to a task |
 //! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
 //! | [`SlurmConf`] | slurm.conf, with the files that it includes |
+//! | [`node_gres()`] | `Gres=` of a node in slurm.conf |
 //! | [`gres_lines()`] | the lines of gres.conf for a node |
 //! | [`HostList`] | the notation `node[01-04,7]`, which Slurm uses for nodes and for device files |
 //! | [`mod@lines`] | the notation that all files of Slurm have |
@@ -34,6 +35,7 @@ mod gres_lines;
 mod host_list;
 pub mod job_files;
 mod lines;
+mod node_gres;
 pub mod numbering;
 pub mod request;
 mod slurm_conf;
@@ -44,5 +46,6 @@ pub use self::{
     gres_lines::{GresLines, gres_lines},
     host_list::{HostList, HostListError},
     lines::{KeyValue, LineError, LogicalLine, lines},
+    node_gres::{NodeGres, node_gres},
     slurm_conf::{SLURM_CONF_PATHS, SlurmConf},
 };

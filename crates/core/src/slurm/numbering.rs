@@ -4,7 +4,7 @@ use std::fmt;
 
 use gpush_api::Gpu;
 
-use super::{AutoDetect, GresConf, GresDevice, gres_conf::gpus_of};
+use super::{AutoDetect, GresConf, GresDevice, node_gres};
 
 /// The order in which slurmd numbers the GPUs and MIG devices of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,22 +47,22 @@ impl fmt::Display for Unnumbered {
 }
 
 impl Numbering {
-    /// Returns how slurmd numbers the devices of a node. `node_gres` is the `Gres=` of the node in
+    /// Returns how slurmd numbers the devices of a node. `gres` is the `Gres=` of the node in
     /// slurm.conf, if known.
     #[must_use]
-    pub fn of(conf: GresConf, node_gres: Option<&str>) -> Self {
+    pub fn of(conf: GresConf, gres: Option<&str>) -> Self {
         match conf.auto_detect {
             Some(AutoDetect::Nvidia) => return Self::Unknown(Unnumbered::Nvidia),
             Some(AutoDetect::Nvml) => {}
             None | Some(AutoDetect::Off | AutoDetect::Other(_)) => {
-                return Self::Listed(match node_gres {
+                return Self::Listed(match gres {
                     Some(gres) => conf.ordered_by(gres),
                     None => conf,
                 });
             }
         }
-        let counts = node_gres.unwrap_or_default().split(',').filter_map(gpus_of);
-        let devices = counts.fold(0u64, |sum, (_, count)| sum.saturating_add(count));
+        let gpus = node_gres(gres.unwrap_or_default()).filter(|gres| gres.name == "gpu");
+        let devices = gpus.fold(0u64, |sum, gpus| sum.saturating_add(gpus.count));
         let devices = u32::try_from(devices).unwrap_or(u32::MAX);
         if devices == 0 {
             return Self::Unknown(Unnumbered::NoGres);

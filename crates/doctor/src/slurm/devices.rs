@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpush_core::slurm::{GresConf, GresDevice, numbering::Numbering};
+use gpush_core::slurm::{GresConf, GresDevice, node_gres, numbering::Numbering};
 
 use super::{files::Files, gpus};
 use crate::{Agent, Area, Finding, Host};
@@ -88,18 +88,12 @@ fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
     Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
 }
 
-/// Returns the count of each GRES in `Gres=`, such as `gpu:h100:4,mps:400`.
-fn counts(gres: &str) -> BTreeMap<String, u64> {
+/// Returns the count of each GRES in `Gres=`.
+fn counts(gres: &str) -> BTreeMap<&str, u64> {
     let mut counts = BTreeMap::new();
-    for element in gres.split(',') {
-        let element = element.split('(').next().unwrap_or_default();
-        let mut words = element.split(':');
-        let name = words.next().unwrap_or_default().trim();
-        if name.is_empty() {
-            continue;
-        }
-        let count = words.next_back().and_then(|word| word.parse::<u64>().ok()).unwrap_or(1);
-        *counts.entry(name.to_owned()).or_default() += count;
+    for gres in node_gres(gres) {
+        let count: &mut u64 = counts.entry(gres.name).or_default();
+        *count = count.saturating_add(gres.count);
     }
     counts
 }

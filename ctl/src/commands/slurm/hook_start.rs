@@ -34,18 +34,7 @@ impl HookStart {
     /// has not. Returns `None` if `/proc` cannot be read.
     pub(super) fn of_this_process(job: u32) -> Option<Self> {
         let boot = boot::id(Path::new(BOOT_ID)).ok()?;
-        let is_of_job = |pid: u32| match proc::environment(pid, "SLURM_JOB_ID") {
-            Environment::Set(id) => String::from_utf8_lossy(&id).trim() == job.to_string(),
-            Environment::Unset | Environment::Unknown => false,
-        };
-        let mut hook = std::process::id();
-        for _ in 0..MOST_SCRIPTS {
-            match proc::parent(hook) {
-                Some(parent) if parent > 1 && is_of_job(parent) => hook = parent,
-                Some(_) | None => break,
-            }
-        }
-        Some(Self { boot, ticks: proc::start(hook)? })
+        Some(Self { boot, ticks: proc::start(hook_of(std::process::id(), job))? })
     }
 
     /// Returns whether Slurm started this hook before the other one, on the same boot.
@@ -59,8 +48,30 @@ impl HookStart {
     }
 }
 
+/// Returns the process that Slurm started as the hook of a job: `pid`, or its outermost ancestor
+/// that belongs to the job.
+fn hook_of(pid: u32, job: u32) -> u32 {
+    let is_of_job = |pid: u32| match proc::environment(pid, "SLURM_JOB_ID") {
+        Environment::Set(id) => String::from_utf8_lossy(&id).trim() == job.to_string(),
+        Environment::Unset | Environment::Unknown => false,
+    };
+    let mut hook = pid;
+    for _ in 0..MOST_SCRIPTS {
+        match proc::parent(hook) {
+            Some(parent) if parent > 1 && is_of_job(parent) => hook = parent,
+            Some(_) | None => break,
+        }
+    }
+    hook
+}
+
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Command, Stdio},
+    };
+
     use super::*;
 
     #[test]
@@ -74,5 +85,20 @@ mod tests {
     fn this_process_has_a_start() {
         let start = HookStart::of_this_process(u32::MAX).unwrap();
         assert!(start.ticks > 0 && !start.boot.is_empty());
+    }
+
+    #[test]
+    fn hook_is_the_outermost_script_of_the_job() {
+        let script = "sh -c 'sleep 600 & echo $!; wait'; true";
+        let mut outer =
+            Command::new("sh").args(["-c", script]).env("SLURM_JOB_ID", "42").stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(outer.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let innermost: u32 = line.trim().parse().unwrap();
+        let found = (hook_of(innermost, 42), hook_of(innermost, 43));
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(innermost.cast_signed()), nix::sys::signal::Signal::SIGKILL)
+            .unwrap();
+        outer.wait().unwrap();
+        assert_eq!(found, (outer.id(), innermost));
     }
 }

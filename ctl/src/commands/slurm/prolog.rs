@@ -58,13 +58,13 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     };
     let found = mapping::found(&job, gres_conf);
     let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
-    let has_owned = || directory.owned().is_some_and(|owned| !owned.is_empty());
+    let known_owned = directory.owned();
     // Without a mapping, every GPU may be one of Slurm's.
     let owned = match &found {
-        Ok(devices) => is_owned(devices, directory.owned().as_deref(), settings.has_owner_slurm),
-        Err(_) => settings.has_owner_slurm || has_owned(),
+        Ok(devices) => is_owned(devices, known_owned.as_deref(), settings.has_owner_slurm),
+        Err(_) => settings.has_owner_slurm || known_owned.as_ref().is_some_and(|owned| !owned.is_empty()),
     };
-    let has_gpushd = settings.has_config || directory.owned().is_some();
+    let has_gpushd = settings.has_config || known_owned.is_some();
     let concern = Concern::of(owned, request.is_some(), job.has_devices() && has_gpushd);
     if let Err(why) = &found {
         return match (owned && !why.is_refusal, concern) {
@@ -127,14 +127,9 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         Err(Unanswered::Error(error)) => (Started::Broken, None, PossibleLeases::All, Some(error)),
     };
     let verdict = decide::prolog(started, concern, settings.slurm.agent_down);
-    let may_be_granted = match (started, concern) {
-        (_, Concern::Nothing) | (Started::Broken, Concern::Gpus) => false,
-        (Started::NoAnswer, Concern::Request | Concern::Gpus) => leases == PossibleLeases::All,
-        (Started::Broken, Concern::Request) => true,
-        (Started::NotConcerned | Started::Granted | Started::Refused, Concern::Request | Concern::Gpus) => false,
-    };
+    let must_note = decide::must_note_end(started, concern, leases == PossibleLeases::All);
     // If the end is noted, a later hook ends the lease, and Epilog need not end the lease.
-    let is_noted = may_be_granted && directory.note_end(&end_of(&job, job.begun_run())).is_ok();
+    let is_noted = must_note && directory.note_end(&end_of(&job, job.begun_run())).is_ok();
     let leases = if is_noted { PossibleLeases::None } else { leases };
     let state = match (verdict, state) {
         (Verdict::Lease | Verdict::FailTasks, Some(state)) => state,
@@ -203,5 +198,5 @@ fn undo(global: &Global, settings: &Settings, job: &Job) {
 }
 
 fn unwritable(settings: &Settings, error: &std::io::Error) -> String {
-    format!("cannot write the file of the job in {}: {error}", settings.path.display())
+    format!("cannot write the file of the job in {}: {error}", settings.directory.path().display())
 }

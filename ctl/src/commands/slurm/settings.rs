@@ -28,8 +28,6 @@ pub(super) struct Settings {
     admin_socket: Option<PathBuf>,
     /// The files of jobs.
     pub(super) directory: Directory,
-    /// Path of `directory`.
-    pub(super) path: PathBuf,
     /// Whether there is a config of gpushd, and so a gpushd on this node.
     pub(super) has_config: bool,
     /// Whether a rule has `owner = "slurm"`.
@@ -69,7 +67,6 @@ impl Settings {
         let path = files.dir.clone().unwrap_or_else(|| PathBuf::from(&config.slurm.directory));
         Self {
             directory: Directory::new(&path, until),
-            path,
             has_config: false,
             admin_socket: config.api.admin_socket.map(PathBuf::from),
             has_owner_slurm: config.rules.iter().any(is_slurms),

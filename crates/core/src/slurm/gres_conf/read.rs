@@ -175,7 +175,7 @@ fn auto_detect(value: &str) -> AutoDetect {
 }
 
 /// Parses a count such as `4` or `10G`. Slurm's suffixes are powers of 1024.
-pub(super) fn count(text: &str) -> Option<u64> {
+pub(in crate::slurm) fn count(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, suffix) = text.split_at(end);
     let power = match suffix.to_ascii_lowercase().as_str() {

@@ -83,6 +83,11 @@ impl Directory {
         Self { path: path.to_owned(), until }
     }
 
+    /// Returns the path of the directory.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Creates the directory. Only root may write there.
     pub(super) fn create(&self) -> io::Result<()> {
         match fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.path) {
