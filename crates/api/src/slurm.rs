@@ -151,9 +151,11 @@ pub struct SlurmJobEnd {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SlurmLeftover {
     /// The lease.
+    #[serde(rename = "lease_id")]
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub lease: LeaseId,
     /// Indexes of its GPUs.
+    #[serde(rename = "gpu_indexes")]
     pub gpus: Vec<u32>,
     /// What the lease waits for, one sentence each.
     pub waits_for: Vec<String>,
@@ -197,6 +199,6 @@ mod tests {
         let device: SlurmDevice = serde_json::from_str(r#"{"minor":3}"#).unwrap();
         assert_eq!(device, SlurmDevice::Minor(3));
         let device: SlurmDevice = serde_json::from_str(r#"{"detected":{"index":1,"device_count":4}}"#).unwrap();
-        assert_eq!(device, SlurmDevice::Detected { index: 1, device_count: 4, minors: Vec::new() });
+        assert_eq!(device, SlurmDevice::Detected { index: 1, devices: 4, minors: Vec::new() });
     }
 }

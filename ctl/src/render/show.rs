@@ -1,6 +1,6 @@
 //! All details of a GPU: `gpu show`.
 
-use gpush_api::{Architecture, ComputeMode, Gpu, Mig, Mode, MpsDaemon, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Gpu, GpuState, Mig, Mode, MpsDaemon, NvLink, Process};
 
 use super::{
     Appearance,
@@ -186,6 +186,7 @@ fn devices(gpu: &Gpu, look: &Appearance) -> String {
 fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
+        _ if !can_change(gpu.state) => format!("none: gpushd changes no GPU that is {}", gpu::state(gpu.state).0),
         (Some(_), Mode::Mig) => {
             format!("none yet: `gpushctl apply {index}` (administrator) creates those of the config")
         }
@@ -199,6 +200,14 @@ fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
         }
     };
     look.wrap("  ", &look.clean(&text)).join("\n") + "\n"
+}
+
+/// Returns whether gpushd may change a GPU in this state, now or soon.
+fn can_change(state: GpuState) -> bool {
+    match state {
+        GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded => true,
+        GpuState::Unknown | GpuState::Held | GpuState::Maintenance | GpuState::Lost => false,
+    }
 }
 
 /// Returns a profile for an example, preferably one that fits more than once.
@@ -242,4 +251,19 @@ fn processes(gpu: &Gpu, look: &Appearance) -> String {
         out += &format!("{left}{}\n", look.fit(&who, room));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn lost_gpu_without_instances_suggests_no_change() {
+        let mut gpu = fixtures::gpu(3, "NVIDIA H100 80GB HBM3", 81_920, Some(fixtures::mig(8, Vec::new())));
+        let look = fixtures::look(80, Charset::Ascii);
+        assert!(none_yet(&gpu, &look).contains("gpushctl"));
+        gpu.state = GpuState::Lost;
+        assert_eq!(none_yet(&gpu, &look), "  none: gpushd changes no GPU that is lost\n");
+    }
 }

@@ -74,7 +74,7 @@ fn totals(status: &Status) -> Vec<Totals> {
             Mode::Timeslice => "GPU, timeslice",
             Mode::Mig => "GPU, MIG off",
             Mode::Exclusive => "GPU, exclusive",
-            Mode::Unmanaged => "GPU",
+            Mode::NoRule | Mode::Unmanaged => "GPU",
         };
         let whole = entry(&mut all, &model, what);
         whole.total += 1;

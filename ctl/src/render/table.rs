@@ -218,7 +218,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
                 } else {
                     format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
                 },
-                gpu::mode(gpu).to_owned(),
+                gpu.mode.name().to_owned(),
                 mig(gpu),
                 gpu::state(gpu.state).0.to_owned() + if gpu.drift.is_empty() { "" } else { ", drift" },
                 shortened(&look.clean(&gpu.uuid), uuid, look),
