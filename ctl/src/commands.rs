@@ -6,6 +6,8 @@ mod audit;
 mod completions;
 mod config;
 mod doctor;
+#[cfg(test)]
+mod documents;
 mod drain;
 mod events;
 mod explain;

@@ -42,8 +42,8 @@ pub(crate) struct Output {
 
 /// An error in a `--json` document: `{"error": {"code": …}}`.
 #[derive(Serialize)]
-struct ErrorDocument<'a> {
-    error: &'a ApiError,
+pub(crate) struct ErrorDocument<'a> {
+    pub(crate) error: &'a ApiError,
 }
 
 impl Output {

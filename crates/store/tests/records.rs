@@ -31,7 +31,15 @@ fn operation_follows_its_states_and_survives_reopening() {
     let again = store.write(move |tx| tx.start(id, intent(4), Vec::new())).wait().unwrap_err();
     assert!(matches!(again, StoreError::Transition { from: OperationState::Running, .. }), "{again}");
 
-    let step = StepState { gpu: 0, done: 1, total: 4, doing: Some("x".to_owned()), rolling_back: false, error: None };
+    let step = StepState {
+        gpu: 0,
+        done: 1,
+        total: 4,
+        doing: Some("x".to_owned()),
+        rolling_back: false,
+        restored: false,
+        error: None,
+    };
     let step = vec![step];
     let told = store.write(move |tx| tx.progress(id, step.clone())).wait().unwrap();
     assert_eq!(told.progress[0].doing.as_deref(), Some("x"));

@@ -71,8 +71,10 @@ Examples:
     /// Reset GPUs; fails while a GPU is in use
     #[command(after_help = "\
 Enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
+Leases and processes on other GPUs continue; gpushd changes no GPU meanwhile.
 MIG instances of the GPUs are lost; `gpushctl apply` creates them again. With
 --wait the GPUs are cordoned until they are idle and the reset is done.
+A GPU that has fallen off the bus cannot be reset: reboot the host.
 
 Examples:
   gpushctl gpu reset 3 --wait
@@ -80,6 +82,9 @@ Examples:
     Reset {
         #[command(flatten)]
         which: SomeGpus,
+        /// Do not ask before instances are destroyed
+        #[arg(long, short)]
+        yes: bool,
         #[command(flatten)]
         why: Why,
         #[command(flatten)]

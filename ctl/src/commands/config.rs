@@ -23,21 +23,22 @@ use crate::{
 
 /// Output of `gpushctl config check --json` for a valid file.
 #[derive(Serialize)]
-struct Checked {
+pub(super) struct Checked {
     /// The config as gpushd would show it.
-    config: ConfigView,
+    pub(super) config: ConfigView,
     /// Remarks that are not errors.
-    findings: Vec<String>,
+    #[serde(rename = "remarks")]
+    pub(super) findings: Vec<String>,
     /// Plans for the offline host, if one is named and rules claim some of its GPUs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    plans: Option<Plans>,
+    #[serde(flatten)]
+    pub(super) plans: Option<Plans>,
 }
 
 /// Output of `gpushctl config check --json` for an invalid file.
 #[derive(Serialize)]
-struct Wrong {
-    error: ApiError,
-    problems: Vec<Located>,
+pub(super) struct Wrong {
+    pub(super) error: ApiError,
+    pub(super) problems: Vec<Located>,
 }
 
 pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outcome {

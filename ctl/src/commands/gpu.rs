@@ -39,8 +39,8 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             return drain::drain(client, which, why, *timeout, *quiet, out).await;
         }
         Gpu::Uncordon { which, why } => return drain::uncordon(client, which, why, out).await,
-        Gpu::Reset { which, why, queueing } => {
-            return reset::run(client, which, why, queueing.limit(), out).await;
+        Gpu::Reset { which, yes, why, queueing } => {
+            return reset::run(client, which, why, *yes, queueing.limit(), out).await;
         }
     }
     Ok(0)

@@ -115,7 +115,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
             (about, ("xid", BAD), format!("Xid {}{instance}", xid.xid))
         }
         EventPayload::Mps(change) => {
-            let about = change.gpu.map_or_else(|| change.target.clone(), |gpu| format!("GPU {gpu}"));
+            let about = change.gpu.map_or_else(|| object(&change.gpu_uuid, gpus, look), |gpu| format!("GPU {gpu}"));
             let of = if change.uuid == change.gpu_uuid { String::new() } else { format!(" of {}", change.uuid) };
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
@@ -277,13 +277,19 @@ mod tests {
     use crate::render::{Charset, fixtures};
 
     fn operation(state: OperationState, doing: Option<&str>, note: Option<&str>, error: Option<&str>) -> EventPayload {
-        let step =
-            StepState { gpu: 0, done: 2, total: 6, doing: doing.map(str::to_owned), rolling_back: false, error: None };
+        let step = StepState {
+            gpu: 0,
+            done: 2,
+            total: 6,
+            doing: doing.map(str::to_owned),
+            rolling_back: false,
+            restored: false,
+            error: None,
+        };
         let mut one = fixtures::operation(state);
         one.error = error.map(|text| ApiError::new(Code::Cancelled, text));
         EventPayload::Operation(Box::new(OperationChange {
             operation: OperationSummary::from(&one),
-            gpu_uuids: Vec::new(),
             progress: vec![step],
             note: note.map(str::to_owned),
         }))

@@ -167,7 +167,7 @@ pub(crate) fn mixed() -> Vec<Gpu> {
     pending.memory.used_mib = 5;
 
     let mut unmanaged = gpu(5, "NVIDIA L4", 23_034, None);
-    unmanaged.mode = Mode::Unmanaged;
+    unmanaged.mode = Mode::NoRule;
     unmanaged.rule = None;
     unmanaged.memory.used_mib = 3_174;
     unmanaged.processes = vec![jupyter, process(31_337, "dave", "./a.out", 2_300)];
@@ -294,6 +294,7 @@ pub(crate) fn operation(state: OperationState) -> Operation {
         total: p.steps.len() as u32,
         doing: None,
         rolling_back: false,
+        restored: false,
         error: None,
     });
     Operation {

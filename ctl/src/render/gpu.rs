@@ -8,7 +8,7 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, Mode, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, MpsDaemon, Process};
 
 use super::{
     Appearance,
@@ -77,15 +77,7 @@ impl Columns {
 fn sharing(gpu: &Gpu, look: &Appearance) -> String {
     match &gpu.rule {
         Some(rule) => format!("{} ({})", gpu.mode.name(), look.clean(rule)),
-        None => mode(gpu).to_owned(),
-    }
-}
-
-/// Returns the mode of a GPU as text. `unmanaged` is the mode of a rule; without a rule, a GPU has no mode.
-pub(crate) fn mode(gpu: &Gpu) -> &'static str {
-    match (gpu.mode, &gpu.rule) {
-        (Mode::Unmanaged, None) => "no rule",
-        (mode, _) => mode.name(),
+        None => gpu.mode.name().to_owned(),
     }
 }
 
@@ -145,7 +137,7 @@ pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
         address.clear();
     }
     let fill = slices::edge(INDENT, look).saturating_sub(columns(&name, &address)) + 2;
-    let quiet = gpu.mode == Mode::Unmanaged && gpu.state == GpuState::Ready;
+    let quiet = !gpu.mode.is_managed() && gpu.state == GpuState::Ready;
     let mut out = above + &paint(if quiet { QUIET } else { STRONG }, &number);
     for (text, style) in [
         (name.as_str(), if quiet { QUIET } else { PLAIN }),
@@ -370,7 +362,7 @@ fn unexplained(state: GpuState) -> &'static str {
         GpuState::Changing => "an operation is changing it (gpushctl operation list)",
         GpuState::Degraded => "a change and its rollback failed",
         GpuState::Unknown => "the driver has not answered about it",
-        GpuState::Lost => "it fell off the bus (gpushctl gpu reset, or reboot)",
+        GpuState::Lost => "it fell off the bus; reboot the host",
     }
 }
 

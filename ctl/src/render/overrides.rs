@@ -98,7 +98,7 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
         out += &(look.wrap("", &format!("{which}: ended the override {}", of(one, look))).join("\n") + "\n");
     }
     if !reloaded.gpus.is_empty() {
-        let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode != Mode::Unmanaged);
+        let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode.is_managed());
         // Name the GPUs in the command, because `apply` without names would omit some of them.
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {
@@ -279,7 +279,7 @@ pub(crate) fn note(one: &Gpu, look: &Appearance) -> Option<(anstyle::Style, Stri
     let text = format!("override {}", sentence(over, look));
     Some(match one.mode {
         Mode::Mig => (NOTE, text),
-        Mode::Unmanaged | Mode::Exclusive | Mode::Mps | Mode::Timeslice => {
+        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Mps | Mode::Timeslice => {
             (BAD, format!("{text}; it has no effect: no rule of mode `mig` claims this GPU"))
         }
     })

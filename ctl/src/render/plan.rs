@@ -45,6 +45,25 @@ impl Tally {
     }
 }
 
+/// Returns what blocks plans, one sentence for each blocker. Omits the summary of an error whose causes name the
+/// blockers.
+pub(crate) fn blockers(plans: &Plans) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for plan in &plans.plans {
+        let Some(error) = &plan.error else { continue };
+        let sentences = match error.causes.as_slice() {
+            [] => vec![error.message.clone()],
+            causes => causes.iter().map(|cause| format!("GPU {}: {cause}", plan.gpu)).collect(),
+        };
+        sentences.into_iter().for_each(|sentence| {
+            if !found.contains(&sentence) {
+                found.push(sentence);
+            }
+        });
+    }
+    found
+}
+
 /// Returns whether a plan is possible and has no steps.
 pub(crate) fn needs_no_change(plan: &GpuPlan) -> bool {
     plan.refusal.is_none() && plan.error.is_none() && plan.is_empty()
@@ -161,14 +180,15 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     out.join("\n") + "\n"
 }
 
-/// Describes the target layout of a plan. If the GPU needs no change and has no MIG layout,
-/// describes how the GPU is shared.
+/// Describes the target layout of a plan. If the plan has no steps and no MIG layout, because the GPU needs no change or
+/// cannot be changed, describes how its rule shares the GPU.
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
-    let how = gpu.filter(|_| needs_no_change(plan)).and_then(|gpu| match gpu.mode {
+    let is_whole = plan.is_empty() && plan.layout.iter().all(|entry| entry == "none");
+    let how = gpu.filter(|_| is_whole || needs_no_change(plan)).and_then(|gpu| match gpu.mode {
         Mode::Mps => Some("whole, shared through MPS"),
         Mode::Timeslice => Some("whole, time-sliced"),
         Mode::Exclusive => Some("whole"),
-        Mode::Mig | Mode::Unmanaged => None,
+        Mode::Mig | Mode::NoRule | Mode::Unmanaged => None,
     });
     how.map_or_else(|| plan.end_state(), str::to_owned)
 }

@@ -1,6 +1,8 @@
 //! All details of a GPU: `gpu show`.
 
-use gpush_api::{Architecture, ComputeMode, DeviceUse, Gpu, Mig, MigDevice, Mode, MpsDaemon, NvLink, Process};
+use gpush_api::{
+    Architecture, ComputeMode, DeviceUse, Gpu, GpuState, Mig, MigDevice, Mode, MpsDaemon, NvLink, Process,
+};
 
 use super::{
     Appearance,
@@ -191,6 +193,7 @@ fn devices(gpu: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
 fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
+        _ if !can_change(gpu.state) => format!("none: gpushd changes no GPU that is {}", gpu::state(gpu.state).0),
         (Some(_), Mode::Mig) => {
             format!("none yet: `gpushctl apply {index}` (administrator) creates those of the config")
         }
@@ -204,6 +207,14 @@ fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
         }
     };
     look.wrap("  ", &look.clean(&text)).join("\n") + "\n"
+}
+
+/// Returns whether gpushd may change a GPU in this state, now or soon.
+fn can_change(state: GpuState) -> bool {
+    match state {
+        GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded => true,
+        GpuState::Unknown | GpuState::Held | GpuState::Maintenance | GpuState::Lost => false,
+    }
 }
 
 /// Returns a profile for an example, preferably one that fits more than once.
@@ -247,7 +258,7 @@ fn processes(gpu: &Gpu, look: &Appearance) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{GpuState, LeaseHolder, LeaseId, LeaseKind, LeaseUse};
+    use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseUse};
 
     use super::*;
     use crate::render::{Charset, fixtures};
@@ -269,5 +280,14 @@ mod tests {
         assert_eq!(uses(&one), ["in_use", "granted", "in_use"]);
         one.state = GpuState::Cordoned;
         assert_eq!(uses(&one), ["in_use", "reserved", "in_use"]);
+    }
+
+    #[test]
+    fn lost_gpu_without_instances_suggests_no_change() {
+        let mut gpu = fixtures::gpu(3, "NVIDIA H100 80GB HBM3", 81_920, Some(fixtures::mig(8, Vec::new())));
+        let look = fixtures::look(80, Charset::Ascii);
+        assert!(none_yet(&gpu, &look).contains("gpushctl"));
+        gpu.state = GpuState::Lost;
+        assert_eq!(none_yet(&gpu, &look), "  none: gpushd changes no GPU that is lost\n");
     }
 }

@@ -15,6 +15,7 @@ use super::{
 /// Output of `gpushctl status --json`: several API responses in one document.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Status {
+    #[serde(rename = "gpushd")]
     pub(crate) version: Version,
     pub(crate) health: Health,
     pub(crate) gpus: Vec<Gpu>,

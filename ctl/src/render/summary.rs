@@ -74,7 +74,7 @@ fn totals(status: &Status) -> Vec<Totals> {
             Mode::Timeslice => "GPU, timeslice",
             Mode::Mig => "GPU, MIG off",
             Mode::Exclusive => "GPU, exclusive",
-            Mode::Unmanaged => "GPU",
+            Mode::NoRule | Mode::Unmanaged => "GPU",
         };
         let whole = entry(&mut all, &model, what);
         whole.total += 1;
@@ -88,7 +88,7 @@ fn totals(status: &Status) -> Vec<Totals> {
         let granted = members.any(|member| member.gpu == gpu.uuid);
         let takes_work = gpu.state == GpuState::Ready && gpu.cordons.is_empty();
         // gpushd creates instances neither on a GPU that takes no work, nor where the rule has another mode.
-        let takes_instances = takes_work && (gpu.mode == Mode::Mig || gpu.rule.is_none());
+        let takes_instances = takes_work && matches!(gpu.mode, Mode::Mig | Mode::NoRule);
         whole.in_use += usize::from(used);
         whole.granted += usize::from(granted && !used);
         whole.free += usize::from(!used && !granted && !is_mig && takes_work);
@@ -155,17 +155,17 @@ mod tests {
         for profile in std::sync::Arc::make_mut(&mut mig.profiles) {
             profile.remaining = Some(1);
         }
-        let possible = |state, mode, rule: Option<&str>| {
-            let one = Gpu { state, mode, rule: rule.map(str::to_owned), ..gpu.clone() };
+        let possible = |state, mode| {
+            let one = Gpu { state, mode, ..gpu.clone() };
             let all = totals(&fixtures::status(vec![one], false));
             all.iter().filter_map(|one| one.possible).sum::<usize>()
         };
-        assert!(possible(GpuState::Ready, Mode::Mig, Some("training")) > 0);
-        assert!(possible(GpuState::Ready, Mode::Unmanaged, None) > 0, "any layout can be applied without a rule");
-        assert_eq!(possible(GpuState::Ready, Mode::Unmanaged, Some("rule 1")), 0);
-        assert_eq!(possible(GpuState::Ready, Mode::Exclusive, Some("rule 1")), 0);
+        assert!(possible(GpuState::Ready, Mode::Mig) > 0);
+        assert!(possible(GpuState::Ready, Mode::NoRule) > 0, "any layout can be applied without a rule");
+        assert_eq!(possible(GpuState::Ready, Mode::Unmanaged), 0);
+        assert_eq!(possible(GpuState::Ready, Mode::Exclusive), 0);
         for state in [GpuState::Lost, GpuState::Maintenance, GpuState::Cordoned, GpuState::Held, GpuState::Unknown] {
-            assert_eq!(possible(state, Mode::Mig, Some("training")), 0, "{state:?}");
+            assert_eq!(possible(state, Mode::Mig), 0, "{state:?}");
         }
     }
 

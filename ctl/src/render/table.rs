@@ -264,7 +264,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
                 } else {
                     format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
                 },
-                gpu::mode(gpu).to_owned(),
+                gpu.mode.name().to_owned(),
                 gpu.rule.as_ref().map_or_else(|| "-".to_owned(), |rule| look.clean(rule)),
                 mig(gpu),
                 gpu::state(gpu.state).0.to_owned() + if gpu.drift.is_empty() { "" } else { ", drift" },

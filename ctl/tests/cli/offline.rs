@@ -307,7 +307,7 @@ fn checking_a_config() {
     let good = host.command(&["config", "check", "config.toml", "--offline", "dgx-a100", "--json"]).output().unwrap();
     let document: serde_json::Value = serde_json::from_slice(&good.stdout).unwrap();
     assert_eq!(document["config"]["rules"][0]["claims"], serde_json::json!([0]));
-    assert_eq!(document["plans"]["plans"][0]["layout"], serde_json::json!(["3g.40gb", "2g.20gb", "1g.10gb*2"]));
+    assert_eq!(document["plans"][0]["layout"], serde_json::json!(["3g.40gb", "2g.20gb", "1g.10gb*2"]));
 
     let named = host.command(&["config", "check"]).env("GPUSH_CONFIG", "config.toml").output().unwrap();
     assert!(String::from_utf8_lossy(&named.stdout).starts_with("config.toml: no errors"), "{named:?}");

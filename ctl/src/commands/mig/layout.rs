@@ -162,7 +162,7 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
 
 /// Returns the UUIDs of the GPUs that may have a desired layout. Names the others, which cannot differ.
 fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
-    let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(is_unmanaged_by_rule);
+    let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.mode == Mode::Unmanaged);
     if !unmanaged.is_empty() {
         let which = gpu_numbers(&unmanaged.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
         out.remark(&format!("note: {which}: no layout to check: the rule says `unmanaged`\n"));
@@ -175,18 +175,13 @@ fn assert_nothing(out: &Output) -> Outcome {
     out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0)
 }
 
-/// Returns whether a rule says that gpushd never changes the GPU, so that no layout is desired.
-fn is_unmanaged_by_rule(gpu: &Gpu) -> bool {
-    gpu.mode == Mode::Unmanaged && gpu.rule.is_some()
-}
-
 /// Names the GPUs that differ from their rule, but that a check of all layouts leaves out, because `mig apply` does not
 /// change them either.
 fn not_checked(gpus: &[Gpu]) -> Option<String> {
     let is_cut = |gpu: &&Gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     let needs_whole = |gpu: &&Gpu| match gpu.mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => true,
-        Mode::Mig | Mode::Unmanaged => false,
+        Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
     };
     let indexes: Vec<u32> = gpus.iter().filter(is_cut).filter(needs_whole).map(|gpu| gpu.index).collect();
     if indexes.is_empty() {
@@ -278,12 +273,5 @@ mod tests {
         assert!(not_checked(&gpus).unwrap().starts_with("GPUs 2-3 are not checked: "));
         gpus[5].mode = Mode::Timeslice;
         assert!(not_checked(&gpus).unwrap().starts_with("GPUs 2-3 are"), "MIG is not enabled on GPU 5");
-    }
-
-    #[test]
-    fn only_a_rule_makes_a_gpu_unmanaged() {
-        let without_rule = fixtures::mixed().swap_remove(5);
-        assert!(!is_unmanaged_by_rule(&without_rule));
-        assert!(is_unmanaged_by_rule(&Gpu { rule: Some("rule 1".into()), ..without_rule }));
     }
 }

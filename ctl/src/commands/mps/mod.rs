@@ -22,7 +22,7 @@ use crate::{
 
 /// A client in `gpushctl mps clients -o json`, with the target whose daemon it uses.
 #[derive(Debug, Serialize)]
-struct ListedClient<'d> {
+pub(super) struct ListedClient<'d> {
     target: &'d str,
     uuid: &'d str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -34,7 +34,7 @@ struct ListedClient<'d> {
 }
 
 impl<'d> ListedClient<'d> {
-    fn of(daemon: &'d MpsDaemon) -> impl Iterator<Item = Self> {
+    pub(super) fn of(daemon: &'d MpsDaemon) -> impl Iterator<Item = Self> {
         daemon.clients.iter().map(|client| Self {
             target: &daemon.target,
             uuid: &daemon.uuid,

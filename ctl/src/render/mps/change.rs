@@ -9,12 +9,19 @@ use crate::render::{
     trouble,
 };
 
-/// Draws a target as one line with its notes, after a start, stop, restart or drain.
-pub(crate) fn ended(daemon: &MpsDaemon, look: &Appearance) -> String {
+/// Draws a target as one line with its notes, after a start, stop, restart or drain. In maintenance, gpushd starts no
+/// daemon.
+pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
         (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
         (MpsState::Stopped, _) if daemon.ends.is_some() => "; it is no longer needed".to_owned(),
+        (MpsState::Stopped, _) if in_maintenance => {
+            format!(
+                "; after `gpushctl maintenance leave`, `gpushctl mps start {}` starts it again",
+                displayed_argument(daemon, look)
+            )
+        }
         (MpsState::Stopped, _) => {
             format!("; `gpushctl mps start {}` starts it again", displayed_argument(daemon, look))
         }

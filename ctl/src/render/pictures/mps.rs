@@ -84,7 +84,7 @@ fn result_of_each_mps_change() {
     let all = fixtures::mps::all();
     let mut text = String::new();
     for one in &all {
-        text += &fits(&change::ended(one, &look), &look);
+        text += &fits(&change::ended(one, false, &look), &look);
         text += &format!("  meanwhile: {}\n", change::waits(one, &look));
     }
     let reaches = ["the server of alice and its 3 clients keep what they have", "clients of the next server get it"];
