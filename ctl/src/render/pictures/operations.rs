@@ -161,8 +161,14 @@ fn operations_and_their_ends() {
     // drawing says why.
     let mut both = failed.clone();
     both.plans[1] = gpush_api::GpuPlan { gpu: 1, ..fixtures::plan() };
-    both.progress[1] =
-        gpush_api::StepState { gpu: 1, done: 6, total: 6, rolling_back: true, restored: true, ..both.progress[1].clone() };
+    both.progress[1] = gpush_api::StepState {
+        gpu: 1,
+        done: 6,
+        total: 6,
+        rolling_back: true,
+        restored: true,
+        ..both.progress[1].clone()
+    };
     let text = fits(&operation::operation(&both, &before, &before, true, &look), &look);
     assert!(text.contains("  as it was before, because GPU 0 failed\n"), "{text}");
     assert!(!text.contains("6 of 6 steps"), "{text}");
