@@ -175,7 +175,10 @@ fn run_nvidia_smi(uuids: &str) -> Result<(), ApiError> {
         let text = String::from_utf8_lossy(text);
         error.causes.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
     }
-    Err(error.hint("see which processes have the GPU open with 'fuser -v /dev/nvidia*'"))
+    Err(error.hint(
+        "see which processes have the GPU open with 'fuser -v /dev/nvidia*'; if the GPU has fallen off the bus, reboot \
+        the host",
+    ))
 }
 
 #[cfg(test)]
