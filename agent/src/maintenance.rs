@@ -225,3 +225,23 @@ fn detail(resets: &[String]) -> serde_json::Map<String, serde_json::Value> {
 fn host() -> String {
     "host".to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_reset_names_the_gpu_the_operation_and_the_reason() {
+        let holder = Holder::Operation("op-3".to_owned());
+        let error = in_use("cannot reset GPU 6", Some(2), "GPU-2", &holder);
+        assert!(error.retryable && error.message.starts_with("cannot reset GPU 6: operation op-3 is changing GPU 2"));
+        assert!(error.causes[0].contains("driver handles of all GPUs"), "{error:?}");
+        assert!(error.hint.is_some_and(|hint| hint.contains("gpushctl operation wait op-3")));
+    }
+
+    #[test]
+    fn audit_record_of_a_reset_has_its_gpus() {
+        assert!(detail(&[]).is_empty());
+        assert_eq!(detail(&["GPU-6".to_owned()])["gpu_uuids"], serde_json::json!(["GPU-6"]));
+    }
+}

@@ -79,7 +79,7 @@ impl View<'_> {
         let intent = "iif(json_valid(intent), intent, '{}')";
         let sql = format!(
             "SELECT operation, {intent} ->> '$.begun' IS NOT NULL, \
-             (SELECT json_group_array(gpu.value ->> '$.plan.uuid') FROM json_each({intent}, '$.gpus') AS gpu) \
+             (SELECT json_group_array(gpu.value ->> '$.plan.gpu_uuid') FROM json_each({intent}, '$.gpus') AS gpu) \
              FROM intents WHERE operation >= ?1 AND operation < ?2"
         );
         let mut statement = self.connection.prepare_cached(&sql).map_err(|error| from_sqlite(&error))?;

@@ -87,7 +87,7 @@ pub(crate) struct AuditArgs {
     /// Only records after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 30m
     #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
     pub(crate) since: Option<Timestamp>,
-    /// Only records about OBJECT: an operation, lease, GPU, MPS target or user, `config` or `host`
+    /// Only records about OBJECT: an operation, lease, GPU, MIG device, MPS target or user, `config` or `host`
     #[arg(long, value_name = "OBJECT")]
     pub(crate) object: Option<String>,
     /// Only the last NUMBER records, up to 1000 [default: 50, or all with --since]

@@ -114,12 +114,19 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
             let one = client.operation(id).await?;
             let just = !one.state.is_final();
             let waiting = args::Waiting { quiet: *quiet, timeout: *timeout, detach: false };
-            watch_until(client, one, Watch { before: &[], just, waits: None }, &waiting, out, exit_status).await
+            watch_until(client, one, WatchOptions { before: &[], just, waits: None }, &waiting, out, exit_status).await
         }
         args::Operation::Cancel { id, waiting } => {
             let one = client.cancel(id).await?;
-            watch_until(client, one, Watch { before: &[], just: true, waits: None }, waiting, out, cancel_exit_status)
-                .await
+            watch_until(
+                client,
+                one,
+                WatchOptions { before: &[], just: true, waits: None },
+                waiting,
+                out,
+                cancel_exit_status,
+            )
+            .await
         }
     }
 }
@@ -159,7 +166,7 @@ enum Watched {
 }
 
 /// What [`watch_until`] needs besides the operation.
-struct Watch<'a> {
+struct WatchOptions<'a> {
     /// The GPUs before the operation, if they were read.
     before: &'a [Gpu],
     /// Whether the operation is running or has just ended. Then the GPUs are still in the state that the operation
@@ -179,14 +186,14 @@ pub(super) async fn watch(
     waiting: &args::Waiting,
     out: &Output,
 ) -> Outcome {
-    watch_until(client, one, Watch { before, just: true, waits }, waiting, out, exit_status).await
+    watch_until(client, one, WatchOptions { before, just: true, waits }, waiting, out, exit_status).await
 }
 
 /// Does the same as [`watch`]. `status` computes the exit status.
 async fn watch_until(
     client: &mut Client,
     mut one: Operation,
-    Watch { before, just, waits }: Watch<'_>,
+    WatchOptions { before, just, waits }: WatchOptions<'_>,
     &args::Waiting { quiet, timeout, detach }: &args::Waiting,
     out: &Output,
     status: fn(&Operation) -> u8,

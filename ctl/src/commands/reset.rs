@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The GPUs to reset.
-struct Target {
+struct ResetTarget {
     gpus: Vec<Gpu>,
     /// Names the GPUs: `GPU 3` or `GPUs 0-3`.
     numbers: String,
@@ -55,7 +55,7 @@ pub(super) async fn run(
     let indexes: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
     let numbers = gpu_numbers(&indexes);
     let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {numbers}"));
-    let mut target = Target { gpus, numbers, reason };
+    let mut target = ResetTarget { gpus, numbers, reason };
     let Some(limit) = wait else { return reset(client, &target, None, out).await };
     let (waited, kept) = TemporaryCordons::idle(client, &mut target.gpus, &target.reason, limit, out).await?;
     if waited != Waited::Idle {
@@ -70,8 +70,8 @@ pub(super) async fn run(
 }
 
 /// Resets GPUs that are idle. With `limit`, waits until no operation changes a GPU of the host.
-async fn reset(client: &mut Client, target: &Target, limit: Option<Duration>, out: &Output) -> Outcome {
-    let Target { gpus, numbers, reason } = target;
+async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration>, out: &Output) -> Outcome {
+    let ResetTarget { gpus, numbers, reason } = target;
     let uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let request = |reason: String| MaintenanceRequest { reason: Some(reason), gpu_uuids: uuids.clone() };
     let enter = request(reason.clone());
@@ -175,7 +175,10 @@ fn run_nvidia_smi(uuids: &str) -> Result<(), ApiError> {
         let text = String::from_utf8_lossy(text);
         error.causes.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
     }
-    Err(error.hint("see which processes have the GPU open with 'fuser -v /dev/nvidia*'"))
+    Err(error.hint(
+        "see which processes have the GPU open with 'fuser -v /dev/nvidia*'; if the GPU has fallen off the bus, reboot \
+        the host",
+    ))
 }
 
 #[cfg(test)]

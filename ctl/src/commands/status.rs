@@ -71,11 +71,16 @@ pub(super) async fn read(
         Ok(gpus) => match super::select_of(client, gpus.clone(), selectors).await {
             Ok(gpus) => gpus,
             // The driver cannot identify one of the GPUs. Health explains the error, and the other GPUs are shown.
-            Err(Failure::Error(error)) if health.errors.iter().any(|known| known.message == error.message) => {
-                code = error.code.exit_status();
-                named_of(&gpus, selectors)
-            }
-            Err(failure) => return Err(failure),
+            Err(failure) => match failure {
+                Failure::Error(error)
+                    if health.errors.iter().any(|known| known.message == error.message)
+                        && !named_of(&gpus, selectors).is_empty() =>
+                {
+                    code = error.code.exit_status();
+                    named_of(&gpus, selectors)
+                }
+                other => return Err(other),
+            },
         },
         // Without a driver or during maintenance, health explains the error. The status then
         // contains no GPUs.

@@ -406,4 +406,21 @@ mod tests {
         let young = ReceivedEvent::Unknown(serde_json::json!({"kind": "weather"}));
         assert_eq!(line(&young, &[], &look), "{\"kind\":\"weather\"}\n");
     }
+
+    #[test]
+    fn mps_event_names_its_gpu_even_if_the_index_was_not_known() {
+        let look = fixtures::look(120, Charset::Ascii);
+        let gpus = fixtures::mixed();
+        let change = MpsChange {
+            target: "m5d1b03a2".into(),
+            uuid: "MIG-5d1b03a2".into(),
+            gpu_uuid: gpus[1].uuid.clone(),
+            gpu: None,
+            state: MpsState::Ready,
+            reasons: Vec::new(),
+        };
+        let what = EventPayload::Mps(Box::new(change));
+        let event = Event { id: "x-1".to_owned(), at: look.now, what };
+        assert_eq!(columns(&event, &gpus, &look).0, format!("GPU {}", gpus[1].index));
+    }
 }

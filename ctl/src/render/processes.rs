@@ -163,3 +163,22 @@ fn unleased_cell(one: &GpuProcess, look: &Appearance) -> String {
     let done = one.unleased_action.as_ref().map_or_else(String::new, |done| format!("; {}", painted(QUIET, done)));
     format!("{} {}{done}", paint(BAD, "!"), painted(NOTE, why))
 }
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Code;
+
+    use super::*;
+
+    #[test]
+    fn gpus_whose_processes_are_unknown_for_one_reason_share_an_error() {
+        let of = |gpu: u32, cause: &str| UnknownProcesses {
+            gpu,
+            gpu_uuid: format!("GPU-{gpu}"),
+            error: ApiError::new(Code::DriverError, format!("GPU {gpu} (GPU-{gpu}): {USERS_UNKNOWN}")).cause(cause),
+        };
+        let all = [of(0, "in maintenance"), of(1, "in maintenance"), of(2, "lost"), of(3, "in maintenance")];
+        let messages: Vec<String> = unknown(&all).into_iter().map(|error| error.message).collect();
+        assert_eq!(messages, [format!("GPUs 0-1, 3: {USERS_UNKNOWN}"), format!("GPU 2 (GPU-2): {USERS_UNKNOWN}")]);
+    }
+}

@@ -447,6 +447,10 @@ fn lost_gpu_is_an_error_and_others_work() {
         assert!(text.contains("error: GPU 0 can't be identified") && text.contains("the GPU has fallen off"), "{text}");
         assert!(text.ends_with("[exit 1]\n"), "{text}");
     }
+    // The other GPU is shown.
+    let both = run(&agent, &["status", "--gpu", "0,1"]);
+    assert!(both.contains("! GPU 0 can't be identified") && both.contains("\nGPU 1  "), "{both}");
+    assert!(both.ends_with("[exit 1]\n"), "{both}");
     assert!(run(&agent, &["status", "--gpu", "7"]).contains("error: there is no GPU 7"));
 }
 

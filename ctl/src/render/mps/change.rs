@@ -119,3 +119,18 @@ fn log(file: &MpsLog, named: bool, look: &Appearance) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn stopped_daemon_starts_only_after_maintenance() {
+        let daemon = MpsDaemon { state: MpsState::Stopped, pid: None, ..fixtures::mps::daemon(0) };
+        let look = fixtures::look(120, Charset::Ascii);
+        let text = |in_maintenance| fixtures::plain(&ended(&daemon, in_maintenance, &look));
+        assert!(text(true).contains("after `gpushctl maintenance leave`, `gpushctl mps start 0`"), "{}", text(true));
+        assert!(!text(false).contains("maintenance"), "{}", text(false));
+    }
+}
