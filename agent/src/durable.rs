@@ -108,7 +108,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
                 action: "lease.end".to_owned(),
                 object: lease.id.to_string(),
                 result: "rebooted".to_owned(),
-                detail: serde_json::json!({ "uid": lease.holder.uid }),
+                detail: serde_json::json!({ "uid": lease.holder.uid, "user": lease.holder.user }),
             })?;
         }
         tx.forget_mps_of_other_boots()?;

@@ -179,7 +179,7 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 -e xid`"
             ),
         ),
-        GpuState::Lost => (Code::GpuLost, "is lost", gpush_core::refusal::lost_gpu_hint(&gpu.uuid)),
+        GpuState::Lost => (Code::GpuLost, "is lost", gpush_api::LOST_GPU_HINT.to_owned()),
     };
     let mut error = ApiError::new(code, format!("GPU {index} ({}) {what}", gpu.uuid)).hint(hint);
     error.causes.clone_from(&gpu.reasons);

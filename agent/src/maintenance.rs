@@ -56,17 +56,20 @@ impl MaintenanceControl {
         self.state.maintenance()
     }
 
-    /// Enters maintenance. When this function returns, all driver handles of gpushd are closed.
+    /// Enters maintenance. When this function returns, all driver handles of gpushd are closed. `resets` are the UUIDs
+    /// of the GPUs that the caller resets; empty for other work on the host.
     ///
     /// # Errors
-    /// If the host is already in maintenance, a lease exists, an operation has claimed a GPU, maintenance cannot be
-    /// recorded, or the worker does not end. In the last case the host is in maintenance anyway.
-    pub(crate) async fn enter(&self, request: Request) -> Result<Maintenance, ApiError> {
+    /// If the host is already in maintenance, a lease of one of `resets` exists (any lease if `resets` is empty), an
+    /// operation has claimed a GPU, maintenance cannot be recorded, or the worker does not end. In the last case the
+    /// host is in maintenance anyway.
+    pub(crate) async fn enter(&self, request: Request, resets: Vec<String>) -> Result<Maintenance, ApiError> {
         let _lock = self.host_lock.lock().await;
         if let Some(current) = self.state.maintenance() {
             return Err(ApiError { causes: Vec::new(), ..words::refusal(&current) });
         }
-        if let Some(error) = leased(&self.state.leases()) {
+        let attempt = self.attempt(&resets);
+        if let Some(error) = leased(&attempt, &self.state.leases(), &resets) {
             return Err(error);
         }
         let maintenance = Maintenance {
@@ -75,7 +78,7 @@ impl MaintenanceControl {
             since: jiff::Timestamp::now(),
         };
         let closed = self.operations.close(words::refusal(&maintenance));
-        closed.map_err(|(uuid, holder)| in_use(self.state.index_of(&uuid), &uuid, &holder))?;
+        closed.map_err(|(uuid, holder)| in_use(&attempt, self.state.index_of(&uuid), &uuid, &holder))?;
         let new = NewCondition {
             scope: Scope::Host,
             kind: ConditionKind::Maintenance,
@@ -84,8 +87,8 @@ impl MaintenanceControl {
             by: Some(request.by.clone()),
         };
         let uid = request.by.uid;
-        let event = change_event("maintenance.enter", &request);
-        let recorded = request.recorded("maintenance.enter", host());
+        let event = change_event("maintenance.enter", &request, &resets);
+        let recorded = request.recorded_with("maintenance.enter", host(), detail(&resets));
         if let Err(error) = self.commits.change(Change::Set(new), event, recorded).await {
             self.operations.open();
             return Err(error);
@@ -111,19 +114,20 @@ impl MaintenanceControl {
         }
     }
 
-    /// Leaves maintenance. Does nothing if the host is not in maintenance.
+    /// Leaves maintenance. Does nothing if the host is not in maintenance. `resets` are the UUIDs of the GPUs that the
+    /// caller has reset.
     ///
     /// # Errors
     /// If the end of maintenance cannot be recorded.
-    pub(crate) async fn leave(&self, request: Request) -> Result<(), ApiError> {
+    pub(crate) async fn leave(&self, request: Request, resets: Vec<String>) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
         if self.state.maintenance().is_none() {
             return Ok(());
         }
         let uid = request.by.uid;
         let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
-        let event = change_event("maintenance.leave", &request);
-        let recorded = request.recorded("maintenance.leave", host());
+        let event = change_event("maintenance.leave", &request, &resets);
+        let recorded = request.recorded_with("maintenance.leave", host(), detail(&resets));
         // The worker may start before maintenance ends, so that callers do not get the errors of a
         // stopped worker.
         self.hardware.resume();
@@ -151,6 +155,15 @@ impl MaintenanceControl {
         self.hardware.suspend();
     }
 
+    /// Describes the attempt, as the beginning of an error.
+    fn attempt(&self, resets: &[String]) -> String {
+        if resets.is_empty() {
+            return "cannot enter maintenance".to_owned();
+        }
+        let name = |uuid: &String| self.state.index_of(uuid).map_or_else(|| uuid.clone(), |index| index.to_string());
+        format!("cannot reset GPU {}", resets.iter().map(name).collect::<Vec<_>>().join(", "))
+    }
+
     async fn end_worker(&self) -> Result<(), ApiError> {
         let hangs = |cause: String| {
             let abandoned = self.hardware.status().abandoned;
@@ -165,14 +178,15 @@ impl MaintenanceControl {
         match tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.hardware.stop()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(hangs(error.to_string())),
-            Err(_) => Err(hangs(format!("it did not end within {} s", WORKER_EXIT_TIMEOUT.as_secs()))),
+            Err(_) => Err(hangs(format!("it did not end within {}s", WORKER_EXIT_TIMEOUT.as_secs()))),
         }
     }
 }
 
-fn in_use(index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
+fn in_use(attempt: &str, index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
-    let error = ApiError::new(Code::Conflict, format!("cannot enter maintenance: {holder} is changing {gpu}"));
+    let error = ApiError::new(Code::Conflict, format!("{attempt}: {holder} is changing {gpu}"))
+        .cause("gpushd first closes its driver handles of all GPUs, and the change needs one of them");
     let error = match holder {
         Holder::Operation(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then try again")),
         Holder::Planning => error.hint("try again in a moment"),
@@ -180,24 +194,54 @@ fn in_use(index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
     error.retryable()
 }
 
-/// Returns the error for a host with leases, which prevent maintenance; `None` without leases.
-fn leased(leases: &LeaseTable) -> Option<ApiError> {
-    let hint = usage::hint(leases.holding().map(|lease| lease.record.id))?;
-    let causes: Vec<String> = leases.holding().map(OpenLease::describe).collect();
-    let message = format!("cannot enter maintenance: {} in use", words::leases_clause(causes.len()));
+/// Returns the error for leases that prevent the attempt; `None` without such leases.
+fn leased(attempt: &str, leases: &LeaseTable, resets: &[String]) -> Option<ApiError> {
+    let concerns = |lease: &&OpenLease| {
+        resets.is_empty() || lease.record.members.iter().any(|member| resets.contains(&member.gpu))
+    };
+    let blocking: Vec<&OpenLease> = leases.holding().filter(concerns).collect();
+    let hint = usage::hint(blocking.iter().map(|lease| lease.record.id))?;
+    let causes: Vec<String> = blocking.iter().map(|lease| lease.describe()).collect();
+    let message = format!("{attempt}: {} in use", words::leases_clause(causes.len()));
     Some(ApiError { causes, ..ApiError::new(Code::Blocked, message).hint(hint).retryable() })
 }
 
-fn change_event(action: &str, request: &Request) -> Told {
+fn change_event(action: &str, request: &Request, resets: &[String]) -> Told {
     Told {
         action: action.to_owned(),
         object: host(),
         by: Some(request.by.clone()),
         reason: request.reason.clone(),
-        gpu_uuids: Vec::new(),
+        gpu_uuids: resets.to_vec(),
     }
+}
+
+/// Returns the details of the audit record. A search for one of the GPUs finds the record.
+fn detail(resets: &[String]) -> serde_json::Map<String, serde_json::Value> {
+    let gpus = (!resets.is_empty()).then(|| ("gpu_uuids".to_owned(), resets.to_vec().into()));
+    gpus.into_iter().collect()
 }
 
 fn host() -> String {
     "host".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_reset_names_the_gpu_the_operation_and_the_reason() {
+        let holder = Holder::Operation("op-3".to_owned());
+        let error = in_use("cannot reset GPU 6", Some(2), "GPU-2", &holder);
+        assert!(error.retryable && error.message.starts_with("cannot reset GPU 6: operation op-3 is changing GPU 2"));
+        assert!(error.causes[0].contains("driver handles of all GPUs"), "{error:?}");
+        assert!(error.hint.is_some_and(|hint| hint.contains("gpushctl operation wait op-3")));
+    }
+
+    #[test]
+    fn audit_record_of_a_reset_has_its_gpus() {
+        assert!(detail(&[]).is_empty());
+        assert_eq!(detail(&["GPU-6".to_owned()])["gpu_uuids"], serde_json::json!(["GPU-6"]));
+    }
 }

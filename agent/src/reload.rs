@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded};
+use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Reloaded};
 use gpush_core::{config::Config, desired, sharing};
 use gpush_store::{NewAudit, Store};
 use tokio::sync::{mpsc, oneshot};
@@ -169,9 +169,9 @@ impl Reload {
             let audit = NewAudit {
                 by: by.clone(),
                 action: "config.reload".to_owned(),
-                object: path.clone(),
+                object: "config".to_owned(),
                 result: "done".to_owned(),
-                detail: serde_json::json!({ "changed": changed, "overrides_ended": uuids }),
+                detail: serde_json::json!({ "path": path, "config_changed": changed, "overrides_ended": uuids }),
             };
             tx.audit(audit)?;
             Ok((effects, generation))
@@ -296,7 +296,7 @@ impl Differences {
         };
         let host = self.state.now();
         let nameless = host.nameless.iter().map(|(index, error)| unidentified(*index, error));
-        let managed = gpus.iter().filter(|gpu| gpu.mode != Mode::Unmanaged);
+        let managed = gpus.iter().filter(|gpu| gpu.mode.is_managed());
         let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));
         let unknown = unknown.map(|gpu| {
             let message = format!("GPU {} ({}) can't be read: its layout is not known", gpu.index, gpu.uuid);

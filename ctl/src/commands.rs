@@ -6,6 +6,8 @@ mod audit;
 mod completions;
 mod config;
 mod doctor;
+#[cfg(test)]
+mod documents;
 mod drain;
 mod events;
 mod explain;
@@ -86,7 +88,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Timeslice(Timeslice::List(_))
         | Command::Process(Process::List { .. })
         | Command::Operation(Operation::List { .. })
-        | Command::Config(Config::Overrides { command: None | Some(Overrides::List) })
+        | Command::Config(Config::Overrides { command: None | Some(Overrides::List { .. }) })
         | Command::Audit(_) => true,
         Command::Events(args) => !args.follow,
         Command::Status(_)

@@ -89,10 +89,10 @@ fn wants_json(words: &[OsString]) -> bool {
         || words.windows(2).any(is_json)
 }
 
-/// Returns whether a shell evaluates the output: `eval "$(gpushctl lease env ...)"`.
+/// Returns whether a shell evaluates the output: `eval "$(gpushctl lease env ...)"`. Users may also type `mps env`, which
+/// fails.
 fn evaluated(words: &[OsString]) -> bool {
-    let named = commands(words);
-    named.starts_with(&["lease", "env"])
+    matches!(commands(words).as_slice(), ["lease" | "leases" | "mps", "env", ..])
 }
 
 /// Returns the exit status of a usage error.
@@ -131,6 +131,9 @@ mod tests {
             ("gpushctl run --mps 0 -- true", 125, false),
             ("gpushctl --socket run run --mps 0 -- true", 125, false),
             ("gpushctl -o json lease env L0", 2, true),
+            ("gpushctl leases env --bogus", 2, true),
+            ("gpushctl mps env 9", 2, true),
+            ("gpushctl mps list env", 2, false),
             ("gpushctl --socket lease env", 2, false),
             ("gpushctl status --brief run", 2, false),
             ("gpushctl", 2, false),

@@ -67,24 +67,41 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
     error
 }
 
-fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result<Plans, ApiError> {
-    let config = match (config, &request.layout) {
-        (Some(path), _) => load(path)?,
-        (None, LayoutSource::Entries(_) | LayoutSource::PerGpu(_)) => Config::default(),
-        (None, LayoutSource::Named(name)) if name == "none" => Config::default(),
+/// Returns the GPUs with the modes and rules of the config.
+pub(crate) fn described(
+    host: &str,
+    mut gpus: Vec<Gpu>,
+    config: Option<&Path>,
+    request: &PlanRequest,
+) -> Result<Vec<Gpu>, ApiError> {
+    let config = config_of(&gpus, config, request).map_err(|error| about(host, error))?;
+    desired::describe_all(&config, &mut gpus);
+    Ok(gpus)
+}
+
+/// Returns the config of an offline plan.
+fn config_of(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result<Config, ApiError> {
+    match (config, &request.layout) {
+        (Some(path), _) => load(path),
+        (None, LayoutSource::Entries(_) | LayoutSource::PerGpu(_)) => Ok(Config::default()),
+        (None, LayoutSource::Named(name)) if name == "none" => Ok(Config::default()),
         (None, LayoutSource::Named(_) | LayoutSource::Config | LayoutSource::Wanted) => match environment() {
-            Some(path) => load(&path)?,
+            Some(path) => load(&path),
             None => {
                 let what = "an offline plan by rule or by a layout's name needs a config";
                 let layout = match selectable(gpus, &request.gpus) {
                     Some(selected) => format!("; or give GPUs and a layout: {selected}"),
                     None => String::new(),
                 };
-                return Err(ApiError::new(Code::BadRequest, what)
-                    .hint(format!("add --config FILE, such as --config {DEFAULT_CONFIG}{layout}")));
+                Err(ApiError::new(Code::BadRequest, what)
+                    .hint(format!("add --config FILE, such as --config {DEFAULT_CONFIG}{layout}")))
             }
         },
-    };
+    }
+}
+
+fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result<Plans, ApiError> {
+    let config = config_of(gpus, config, request)?;
     // Without rules, the planner would select no GPU, and its hint would name gpushd's config, which
     // is not used here. So this case is reported here. The planner still reports an invalid layout.
     let (by_rules, has_layout) = match &request.layout {

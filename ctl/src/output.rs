@@ -42,8 +42,8 @@ pub(crate) struct Output {
 
 /// An error in a `--json` document: `{"error": {"code": …}}`.
 #[derive(Serialize)]
-struct ErrorDocument<'a> {
-    error: &'a ApiError,
+pub(crate) struct ErrorDocument<'a> {
+    pub(crate) error: &'a ApiError,
 }
 
 impl Output {
@@ -63,6 +63,7 @@ impl Output {
             width: width(),
             wraps: format == Format::Table && std::io::stdout().is_terminal(),
             headings: !global.no_headers,
+            wide: format == Format::Wide,
             charset,
             now: jiff::Timestamp::now(),
         };

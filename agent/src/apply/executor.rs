@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     lease_changes::{self, LeaseChanges},
     part::Part,
-    phases::{PartOutcome, execute},
+    phases::{PartOutcome, execute, running_hook},
     rollback,
     services::Services,
 };
@@ -170,11 +170,17 @@ impl Executor {
                 ongoing.note(failure);
             }
         }
+        let hook = self.mig.state.config().mode_change.after.clone();
+        let resets = parts.iter().find(|part| part.plan.reset().is_some()).map(|part| part.position);
+        if let (Some(program), Some(position)) = (&hook, resets) {
+            ongoing.progress(position, |progress| progress.doing = Some(running_hook(program)));
+        }
         for failure in self.close(ongoing.number(), state).await {
             ongoing.note(failure);
         }
+        resets.into_iter().for_each(|position| ongoing.progress(position, |progress| progress.doing = None));
         let detail =
-            error.as_ref().map_or(serde_json::Value::Null, |error| serde_json::json!({ "error": error.message }));
+            error.as_ref().map_or(serde_json::Value::Null, |error| serde_json::json!({ "why": error.message }));
         let audit = NewAudit {
             by: None,
             action: operation.kind.clone(),

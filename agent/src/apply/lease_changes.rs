@@ -69,7 +69,8 @@ impl LeaseChanges {
             object: after.id.to_string(),
             result: result.to_owned(),
             detail: serde_json::json!({
-                "request": request, "targets": targets, "gpus": gpus, "uid": after.holder.uid,
+                "request_spec": request, "targets": targets, "gpus": gpus, "uid": after.holder.uid,
+                "user": after.holder.user,
             }),
         })?;
         settled.lease = Some(after);

@@ -76,6 +76,11 @@ pub(super) async fn execute(executor: &Executor, ongoing: &Arc<OperationHandle>,
     run.ends
 }
 
+/// Describes a running hook, as the step in progress of an operation.
+pub(super) fn running_hook(program: &str) -> String {
+    format!("running the hook {program}")
+}
+
 impl Run<'_> {
     /// Opens the brackets around the steps.
     ///
@@ -99,7 +104,10 @@ impl Run<'_> {
                 Bracket::Service { service } => (reset, services.stop(number, service).await),
                 Bracket::HookAfter { .. } => (reset, services.note_hook(number, &bracket).await),
                 Bracket::HookBefore { program, env } => {
-                    (reset, services.hook_before(number, program, env.clone()).await)
+                    self.ongoing.progress(reset, |progress| progress.doing = Some(running_hook(program)));
+                    let ran = services.hook_before(number, program, env.clone()).await;
+                    self.ongoing.progress(reset, |progress| progress.doing = None);
+                    (reset, ran)
                 }
             };
             opened.map_err(|error| (position, error))?;

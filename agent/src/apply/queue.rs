@@ -31,6 +31,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, OperationState};
+use gpush_core::duration;
 use gpush_store::OperationId;
 use jiff::Timestamp;
 use tokio::{
@@ -384,7 +385,7 @@ fn end_waiting(engine: &Engine, one: &QueuedOperation, mut error: ApiError) {
 }
 
 fn too_long(id: &str, patience: Duration) -> ApiError {
-    ApiError::new(Code::TimedOut, format!("operation {id} could not begin within {} s", patience.as_secs()))
+    ApiError::new(Code::TimedOut, format!("operation {id} could not begin within {}", duration::format(patience)))
         .hint("end the processes that block it, or repeat the command with a longer --wait")
         .retryable()
 }

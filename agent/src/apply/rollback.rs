@@ -99,8 +99,9 @@ async fn restore(mig: &MigMode, ongoing: &Arc<OperationHandle>, parts: &[&Part])
                     .await;
             ongoing.progress(part.position, |progress| {
                 progress.doing = None;
-                if let Err(trouble) = &back {
-                    progress.error = Some(trouble.error().clone());
+                match &back {
+                    Ok(_) => progress.restored = true,
+                    Err(trouble) => progress.error = Some(trouble.error().clone()),
                 }
             });
             back.err().map(|trouble| (part, trouble))

@@ -1,10 +1,8 @@
 //! `/v1/audit`: who changed what, for administrators.
 
-use std::collections::BTreeSet;
-
 use axum::{extract::State, http::StatusCode, response::Response};
-use gpush_api::{ApiError, AuditRecord};
-use gpush_core::{selector::Selector, sharing};
+use gpush_api::{ApiError, AuditRecord, Gpu};
+use gpush_core::selector::Selector;
 use gpush_store::{AuditQuery, Store};
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -34,8 +32,9 @@ pub(super) struct AuditParameters {
     after: Option<u64>,
     /// Maximum number of records, 1 to 1000; 100 by default.
     limit: Option<usize>,
-    /// Only records about these objects, separated by commas: operations, leases, MPS targets, users, `config`,
-    /// `host`, or selectors of GPUs. A GPU includes its operations and its MPS targets.
+    /// Only records about these objects, separated by commas: operations, leases, MIG devices (`0:1g.10gb@2` or a
+    /// UUID), MPS targets, users, `config`, `host`, or GPUs (`GPU 4` or a selector). A GPU includes its operations,
+    /// resets, leases and MPS targets; a MIG device includes the operations of its GPU.
     object: Option<String>,
     /// Only records made at this time or later, such as `2026-01-02T03:04:05Z`.
     #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
@@ -62,8 +61,10 @@ pub(super) async fn list(
             .hint("request page by page: `after` takes the sequence number of the last record of a page"));
     }
     let AuditParameters { after, object, since, .. } = parameters;
-    let objects = object.map(|text| objects(&state.now(), &text)).transpose()?.unwrap_or_default();
-    let query = AuditQuery { after: after.unwrap_or(0), limit, latest: after.is_none(), objects, since };
+    let Objects { names, operations_of } =
+        object.map(|text| objects(&state.now(), &text)).transpose()?.unwrap_or_default();
+    let query =
+        AuditQuery { after: after.unwrap_or(0), limit, latest: after.is_none(), objects: names, operations_of, since };
     let list = async move {
         let records = store.read(move |view| view.audit(&query)).await.map_err(ApiError::from)?;
         Ok::<Vec<AuditRecord>, Failure>(records.into_iter().map(shown).collect())
@@ -71,59 +72,69 @@ pub(super) async fn list(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// Returns the objects that `text` names, as they are stored in records. A GPU that the driver does
-/// not list is found only by its complete UUID.
-fn objects(host: &HostState, text: &str) -> Result<Vec<String>, ApiError> {
-    let one = |word: &str| {
-        let selector: Selector = match word.parse() {
-            Ok(selector) => selector,
-            Err(_) => return host.named(word),
-        };
-        match selector {
-            Selector::Uuid(uuid) if uuid.len() == WHOLE_UUID => Ok(vec![uuid]),
-            // The word names another object, such as `op-1` or `config`, or is a product name.
-            Selector::Model(name) if !name.contains(['*', '?']) => {
-                Ok(host.named(word).unwrap_or_else(|_| vec![word.to_owned()]))
-            }
-            Selector::All | Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => {
-                host.named(word)
-            }
-        }
-    };
-    let mut found = Vec::new();
+/// The objects that a request names, as they are stored in records.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Objects {
+    names: Vec<String>,
+    /// UUIDs of the GPUs of the MIG devices in `names`. The operations of such a GPU create and destroy the device.
+    operations_of: Vec<String>,
+}
+
+/// Returns the objects that `text` names. A GPU or MIG device that the driver does not list is found only by its
+/// complete UUID.
+fn objects(host: &HostState, text: &str) -> Result<Objects, ApiError> {
+    let mut found = Objects::default();
     for word in text.split(',').map(str::trim) {
-        if let Some(uuid) = device(host, word) {
-            found.push(sharing::short_name(&uuid, &BTreeSet::new()));
-            found.push(uuid);
-            continue;
-        }
-        for object in one(word)? {
-            for target in targets(host, &object) {
-                found.push(sharing::short_name(&target, &BTreeSet::new()));
-                found.push(target);
-            }
-            found.push(object);
+        if let Some((gpu, device)) = device(host, word) {
+            found.names.push(device);
+            found.operations_of.extend(gpu);
+        } else {
+            found.names.extend(named(host, word)?);
         }
     }
     Ok(found)
 }
 
-/// Returns the UUIDs of possible MPS targets on a GPU: the GPU and its MIG devices.
-fn targets(host: &HostState, uuid: &str) -> Vec<String> {
-    let Some(gpu) = host.gpu(uuid) else { return Vec::new() };
-    let computes = gpu.gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
-    computes.filter_map(|compute| compute.uuid.clone()).chain([uuid.to_owned()]).collect()
+/// Returns the UUIDs of the GPUs that `word` names, or the name of another object.
+fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
+    // `GPU 4`, as the output of `gpushctl audit` names a GPU.
+    let word = word.strip_prefix("GPU ").map_or(word, str::trim);
+    let selector: Selector = match word.parse() {
+        Ok(selector) => selector,
+        Err(_) => return host.named(word),
+    };
+    match selector {
+        Selector::Uuid(uuid) if uuid.len() == WHOLE_UUID => Ok(vec![uuid]),
+        // The word names another object, such as `op-1` or `config`, or is a product name.
+        Selector::Model(name) if !name.contains(['*', '?']) => {
+            Ok(host.named(word).unwrap_or_else(|_| vec![word.to_owned()]))
+        }
+        Selector::All | Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => {
+            host.named(word)
+        }
+    }
 }
 
-/// Returns the UUID of the MIG device that a text such as `1:2g.20gb@2` names.
-fn device(host: &HostState, text: &str) -> Option<String> {
+/// Returns the UUID of the MIG device that a text such as `1:2g.20gb@2`, `MIG-…` or the beginning of the UUID names,
+/// with the UUID of its GPU if the driver lists the device.
+fn device(host: &HostState, text: &str) -> Option<(Option<String>, String)> {
+    let gpus = || host.gpus.iter().map(|one| &one.gpu);
+    let devices = |gpu: &Gpu| -> Vec<String> {
+        let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
+        instances.filter_map(|compute| compute.uuid.clone()).collect()
+    };
+    if text.starts_with("MIG-") {
+        let mut known = gpus().flat_map(|gpu| devices(gpu).into_iter().map(|device| (gpu.uuid.clone(), device)));
+        let found = known.find(|(_, device)| device.starts_with(text));
+        return Some(found.map_or_else(|| (None, text.to_owned()), |(gpu, device)| (Some(gpu), device)));
+    }
     let (gpu, device) = text.split_once(':')?;
     let (profile, start) = device.split_once('@')?;
     let (index, start): (u32, u8) = (gpu.parse().ok()?, start.parse().ok()?);
-    let gpu = host.gpus.iter().find(|one| one.gpu.index == index)?;
-    let mut instances = gpu.gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let gpu = gpus().find(|gpu| gpu.index == index)?;
+    let mut instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let instance = instances.find(|one| one.profile == profile && one.placement.start == start)?;
-    instance.compute.first()?.uuid.clone()
+    Some((Some(gpu.uuid.clone()), instance.compute.first()?.uuid.clone()?))
 }
 
 fn shown(record: gpush_store::AuditRecord) -> AuditRecord {

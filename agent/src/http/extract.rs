@@ -57,7 +57,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
         let path = request.uri().path().to_owned();
         let Ok(read) = tokio::time::timeout(BODY_TIME, Json::<Object<T>>::from_request(request, state)).await else {
-            let message = format!("the body of a request to {path} did not arrive within {} s", BODY_TIME.as_secs());
+            let message = format!("the body of a request to {path} did not arrive within {}s", BODY_TIME.as_secs());
             return Err(Failure::bad_request(StatusCode::REQUEST_TIMEOUT, message));
         };
         read.map(|Json(Object(body))| Self(body)).map_err(|rejection| {

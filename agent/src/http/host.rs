@@ -1,7 +1,7 @@
 //! `/v1/maintenance` and `/v1/recover`: requests about the whole host.
 
 use axum::{Json, extract::State};
-use gpush_api::{MaintenanceState, ReasonRequest, Recovered};
+use gpush_api::{MaintenanceRequest, MaintenanceState, ReasonRequest, Recovered};
 
 use super::{extract::Body, failure::Failure, requests::Requests};
 use crate::{
@@ -10,9 +10,10 @@ use crate::{
 
 /// Enters maintenance: gpushd closes all its driver handles before it answers. For administrators.
 ///
-/// The request is refused while an operation changes a GPU. Maintenance survives restarts of gpushd and of the host.
+/// The request is refused while an operation changes a GPU, or a lease is in use. If it names GPUs, only leases of
+/// these GPUs count. Maintenance survives restarts of gpushd and of the host.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = ReasonRequest,
+    post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = MaintenanceRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn enter(
@@ -20,12 +21,13 @@ pub(super) async fn enter(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Body(why): Body<ReasonRequest>,
+    Body(body): Body<MaintenanceRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "put the host into maintenance";
-    let request = requests.admit(&caller, what, header, "/v1/maintenance/enter", why).await?;
-    let control = maintenance.clone();
-    let entered = requests.once(request, |request| async move { control.enter(request).await });
+    let key = header.of(caller.peer.uid, "/v1/maintenance/enter", &body);
+    let request = requests.admit_with(&caller, what, key, body.reason.as_deref()).await?;
+    let (control, resets) = (maintenance.clone(), body.gpu_uuids);
+    let entered = requests.once(request, |request| async move { control.enter(request, resets).await });
     if entered.await?.is_none() {
         // A first request with this key recorded maintenance, but may have failed to close the handles.
         let control = maintenance.clone();
@@ -38,7 +40,7 @@ pub(super) async fn enter(
 ///
 /// If the host is not in maintenance, the request has no effect.
 #[cfg_attr(test, utoipa::path(
-    post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = ReasonRequest,
+    post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = MaintenanceRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn leave(
@@ -46,12 +48,13 @@ pub(super) async fn leave(
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
-    Body(why): Body<ReasonRequest>,
+    Body(body): Body<MaintenanceRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "take the host out of maintenance";
-    let request = requests.admit(&caller, what, header, "/v1/maintenance/leave", why).await?;
-    let control = maintenance.clone();
-    requests.once(request, |request| async move { control.leave(request).await }).await?;
+    let key = header.of(caller.peer.uid, "/v1/maintenance/leave", &body);
+    let request = requests.admit_with(&caller, what, key, body.reason.as_deref()).await?;
+    let (control, resets) = (maintenance.clone(), body.gpu_uuids);
+    requests.once(request, |request| async move { control.leave(request, resets).await }).await?;
     Ok(state(&maintenance, &caller))
 }
 
@@ -79,5 +82,5 @@ fn state(control: &MaintenanceControl, caller: &Caller) -> Json<MaintenanceState
     if let Some(by) = maintenance.as_mut().and_then(|maintenance| maintenance.by.as_mut()) {
         redact::actor(by, caller.viewer);
     }
-    Json(MaintenanceState { maintenance })
+    Json(maintenance.into())
 }

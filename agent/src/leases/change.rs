@@ -191,7 +191,7 @@ pub(crate) async fn renew(
     }
     let expires_at = expires_at(Some(request.duration_s));
     let user = leases.handles.users.user(caller.peer.uid).await;
-    let detail = serde_json::json!({ "expires_at": expires_at });
+    let detail = serde_json::json!({ "expires_at": expires_at.map(gpush_api::whole_second) });
     let mut also = audit_writes(caller, user, key, "lease.renew", id.to_string(), detail);
     let written = leases.handles.store.write(move |tx| {
         let record = tx.renew_lease(id, expires_at)?;
@@ -258,7 +258,9 @@ pub(crate) async fn revoke(
     let at = Timestamp::now();
     let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
     let revocation = LeaseRevocation { by: caller.actor(user.clone()), reason: words.clone(), at, processes_end_at };
-    let detail = serde_json::json!({ "reason": words, "end": ends, "processes_end_at": processes_end_at });
+    let detail = serde_json::json!({
+        "reason": words, "end": ends, "processes_end_at": processes_end_at.map(gpush_api::whole_second),
+    });
     let mut also = audit_writes(caller, user, key, "lease.revoke", id.to_string(), detail);
     let written = leases.handles.store.write_ending(move |tx| {
         let record = tx.revoke_lease(id, revocation.clone())?;

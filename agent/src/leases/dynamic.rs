@@ -61,8 +61,10 @@ pub(super) async fn begin(
         if let Some(key) = &key {
             key.record_number(tx, record.id.0)?;
         }
-        let detail =
-            serde_json::json!({ "request": text, "operation": operation.id.to_string(), "uid": record.holder.uid });
+        let holder = &record.holder;
+        let detail = serde_json::json!({
+            "request_spec": text, "operation_id": operation.id.to_string(), "uid": holder.uid, "user": holder.user,
+        });
         tx.audit(audit_record(&record, "lease.create", "accepted", detail))?;
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
         Ok(())

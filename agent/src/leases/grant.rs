@@ -365,7 +365,10 @@ pub(super) async fn commit(
         if let Some(key) = &key {
             key.record_number(tx, record.id.0)?;
         }
-        let detail = serde_json::json!({ "request": text, "targets": targets, "gpus": gpus, "uid": record.holder.uid });
+        let holder = &record.holder;
+        let detail = serde_json::json!({
+            "request_spec": text, "targets": targets, "gpus": gpus, "uid": holder.uid, "user": holder.user,
+        });
         tx.audit(audit_record(&record, "lease.grant", "granted", detail))?;
         Ok(record)
     });

@@ -389,7 +389,7 @@ fn ended_by_gpushd(record: &LeaseRecord, action: &str, result: &str) -> NewAudit
         action: action.to_owned(),
         object: record.id.to_string(),
         result: result.to_owned(),
-        detail: serde_json::json!({ "uid": record.holder.uid }),
+        detail: serde_json::json!({ "uid": record.holder.uid, "user": record.holder.user }),
     }
 }
 

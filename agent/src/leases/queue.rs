@@ -117,7 +117,8 @@ pub(super) async fn enter(
     let written = leases.handles.store.write(move |tx| {
         let record = tx.queue_lease(new.clone())?;
         restored::record_key(recorded.as_ref(), tx, record.id)?;
-        let detail = serde_json::json!({ "request": text, "uid": record.holder.uid });
+        let holder = &record.holder;
+        let detail = serde_json::json!({ "request_spec": text, "uid": holder.uid, "user": holder.user });
         tx.audit(grant::audit_record(&record, "lease.queue", "queued", detail))?;
         Ok(record)
     });

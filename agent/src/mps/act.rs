@@ -105,7 +105,7 @@ pub(crate) async fn act(
         MpsAction::Drain => Some(MpsStopped { by: request.by.clone(), end_at: within.and_then(time_after) }),
     };
     let uid = request.by.uid;
-    let recorded = request.recorded(act.name(), entry.short.clone());
+    let recorded = request.recorded_with(act.name(), entry.short.clone(), identity(&uuid, &entry));
     let change = move |record: MpsTarget| MpsTarget { stopped: stopped.clone(), ..record };
     let record = records::change(mps, &uuid, change, recorded);
     match end {
@@ -254,7 +254,9 @@ pub(crate) async fn set(
     }
     let set = (settings != rule).then(|| above::MpsSet { settings: settings.clone(), rule });
     let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
-    let recorded = request.recorded_with("mps.set", entry.short.clone(), asked_for(&change, &settings));
+    let mut detail = identity(&uuid, &entry);
+    detail.extend(asked_for(&change, &settings));
+    let recorded = request.recorded_with("mps.set", entry.short.clone(), detail);
     records::change(mps, &uuid, set, recorded).await?;
     drop(turn);
     let is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
@@ -269,6 +271,15 @@ pub(crate) async fn set(
     Ok(MpsSetResponse { daemon, reaches })
 }
 
+/// Returns the UUIDs of a target and of its GPU. A search of the audit trail finds the record by both, also when the
+/// MIG device no longer exists.
+fn identity(uuid: &str, entry: &Entry) -> serde_json::Map<String, serde_json::Value> {
+    [("uuid", uuid), ("gpu_uuid", entry.gpu_uuid.as_str())]
+        .into_iter()
+        .map(|(name, uuid)| (name.to_owned(), uuid.into()))
+        .collect()
+}
+
 /// Returns the settings that the request names, with their new values.
 fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<String, serde_json::Value> {
     let named = [
@@ -280,7 +291,7 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
     let mut asked: serde_json::Map<_, _> =
         named.into_iter().filter(|(_, is)| *is).map(|(name, _)| (name.to_owned(), all[name].take())).collect();
     if change.reset {
-        asked.insert("reset".to_owned(), true.into());
+        asked.insert("from_rule".to_owned(), true.into());
     }
     asked
 }

@@ -123,7 +123,7 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
         // If the layout of the override cannot be parsed, gpushd does not know whether the layout
         // requests a daemon.
         Mode::Mig => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
-        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
     };
     if !is_wanted {
         mps.set_findings(gpu_uuid, Vec::new());
@@ -174,7 +174,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         let aside = moving.aside.contains(&uuid);
         // Only an operation stops a daemon that an operation started. The daemon of a MIG device continues while the
         // GPU differs from its layout.
-        let stands = mps.is_active(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
+        let stands = mps.is_active(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode.is_managed())
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         // A daemon that is not desired after a reload continues until its leases have ended.
         if target.is_none() && !aside && (unseen || stands || mps.is_leased(&uuid)) {

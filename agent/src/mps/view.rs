@@ -359,7 +359,7 @@ async fn shown(
     match (&daemon.ends, gpu) {
         (Some(why), Some(gpu)) => findings.push(match gpu.mode {
             // gpushd stops the daemon itself when no rule claims the GPU, so no request is needed.
-            Mode::Unmanaged => {
+            Mode::NoRule | Mode::Unmanaged => {
                 format!("no lease is granted: {why}; running leases may finish, then the daemon ends")
             }
             Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => format!(

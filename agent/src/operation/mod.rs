@@ -27,7 +27,8 @@ use gpush_api::{
 };
 use gpush_core::quote::Quoted;
 use gpush_store::{
-    Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
+    Intent, IntentSummary, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx,
+    UnfinishedOperation,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -275,12 +276,21 @@ impl Operations {
         before: Option<OperationId>,
         limit: usize,
     ) -> Result<Vec<OperationSummary>, ApiError> {
-        let records = self.store().read(move |view| view.latest_operations(before, limit)).await?;
+        let read = self.store().read(move |view| {
+            let records = view.latest_operations(before, limit)?;
+            let oldest = records.last().map_or(OperationId(0), |record| record.id);
+            Ok::<_, StoreError>((view.intent_summaries(oldest, before)?, records))
+        });
+        let (mut intents, records) = read.await?;
         let live = self.active();
         // For unfinished operations, memory is newer than the journal.
         let newest = |record: OperationRecord| match live.get(&record.id) {
             Some(live) => OperationSummary::from(&*live.watch.borrow()),
-            None => OperationSummary::from(&wire::operation(record, Intent::default())),
+            None => {
+                let IntentSummary { begun, gpu_uuids } = intents.remove(&record.id).unwrap_or_default();
+                let summary = OperationSummary::from(&wire::operation(record, Intent::default()));
+                OperationSummary { begun, gpu_uuids, ..summary }
+            }
         };
         Ok(records.into_iter().map(newest).collect())
     }

@@ -92,8 +92,8 @@ impl OperationHandle {
             progress.error = progress.error.take().map(told);
             let begins = progress.doing.is_some() && before.doing != progress.doing;
             let turns = (before.rolling_back, &before.error) != (progress.rolling_back, &progress.error);
-            if (before.done, before.rolling_back, &before.error)
-                != (progress.done, progress.rolling_back, &progress.error)
+            if (before.done, before.rolling_back, before.restored, &before.error)
+                != (progress.done, progress.rolling_back, progress.restored, &progress.error)
             {
                 lasting = Some(operation.progress.clone());
             }

@@ -29,7 +29,6 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
 pub(super) fn event(operation: &Operation, note: Option<String>) -> EventPayload {
     EventPayload::Operation(Box::new(OperationChange {
         operation: OperationSummary::from(operation),
-        gpu_uuids: operation.plans.iter().map(|plan| plan.uuid.clone()).collect(),
         progress: operation.progress.clone(),
         note,
     }))
@@ -72,7 +71,8 @@ pub(crate) fn id(text: &str) -> Option<OperationId> {
 
 /// Returns the progress of a plan before its first step.
 pub(super) fn not_begun(plan: &GpuPlan) -> StepState {
-    StepState { gpu: plan.gpu, done: 0, total: plan.total(), doing: None, rolling_back: false, error: None }
+    let (gpu, total) = (plan.gpu, plan.total());
+    StepState { gpu, done: 0, total, doing: None, rolling_back: false, restored: false, error: None }
 }
 
 #[cfg(test)]

@@ -32,14 +32,14 @@ pub(crate) fn record_changes(
                     expires_at: *expires_at,
                 })?;
                 let detail = serde_json::json!({
-                    "operation": operation.id, "rule": rule, "layout": layout, "reason": reason,
-                    "expires_at": expires_at,
+                    "operation_id": operation.id, "rule": rule, "layout": layout, "reason": reason,
+                    "expires_at": expires_at.map(gpush_api::whole_second),
                 });
                 tx.audit(audit(OverrideEffect::MAKE, Some(&operation.by), uuid, detail))?;
                 effects.push(OverrideEffect::Made(made));
             }
             OverrideChange::End => {
-                let why = serde_json::json!({ "operation": operation.id });
+                let why = serde_json::json!({ "operation_id": operation.id });
                 effects.extend(end(tx, uuid, "override.clear", Some(&operation.by), &why)?);
             }
         }
@@ -47,7 +47,7 @@ pub(crate) fn record_changes(
     Ok(effects)
 }
 
-/// Ends the override of a GPU. Returns `None` if there was none.
+/// Ends the override of a GPU. Returns `None` if there was none. The audit record contains the fields of `why`.
 ///
 /// # Errors
 /// If the write fails.
@@ -59,9 +59,12 @@ pub(crate) fn end(
     why: &serde_json::Value,
 ) -> Result<Option<OverrideEffect>, StoreError> {
     let Some(ended) = tx.clear_override(uuid)? else { return Ok(None) };
-    let detail = serde_json::json!({
-        "layout": ended.layout, "author": ended.author, "reason": ended.reason, "why": why,
+    let mut detail = serde_json::json!({
+        "layout": ended.layout, "author": ended.author, "reason": ended.reason,
     });
+    if let (Some(detail), Some(why)) = (detail.as_object_mut(), why.as_object()) {
+        detail.extend(why.clone());
+    }
     tx.audit(audit(action, by, uuid, detail))?;
     let (generation, action) = (tx.generation(), action.to_owned());
     Ok(Some(OverrideEffect::Ended { one: ended, generation, action, by: by.cloned() }))

@@ -58,7 +58,7 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect
             let same = |other: &Override| other.sequence == one.sequence;
             let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
             if on_record {
-                let why = serde_json::json!({ "expires_at": one.expires_at });
+                let why = serde_json::json!({ "expires_at": one.expires_at.map(gpush_api::whole_second) });
                 effects.extend(end(tx, &one.gpu, "override.expire", None, &why)?);
             }
         }

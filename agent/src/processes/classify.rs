@@ -193,7 +193,7 @@ fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     match gpu.mode {
         Mode::Mps => true,
         Mode::Mig => device.is_some(),
-        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
     }
 }
 

@@ -91,7 +91,7 @@ fn unknown(gpu: &Gpu) -> Option<UnknownProcesses> {
     let mut error = ApiError::new(Code::DriverError, format!("GPU {} ({}): {USERS_UNKNOWN}", gpu.index, gpu.uuid));
     error.causes.extend(gpu.reasons.iter().cloned());
     let error = error.hint(format!("see its state with `gpushctl gpu show {}`", gpu.index));
-    Some(UnknownProcesses { gpu_uuid: gpu.uuid.clone(), error })
+    Some(UnknownProcesses { gpu: gpu.index, gpu_uuid: gpu.uuid.clone(), error })
 }
 
 /// Returns the processes of a GPU and its MIG devices, sorted by device and pid.

@@ -100,7 +100,7 @@ impl Unleased {
             Action::Asked { kill_at, .. } => {
                 // Rounded up to whole seconds: the process never has less time than the text says.
                 let rest = kill_at.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
-                (UnleasedStep::Asked, format!("asked to end (SIGTERM), will be killed in {} s", rest.as_secs()))
+                (UnleasedStep::Asked, format!("asked to end (SIGTERM), will be killed in {}s", rest.as_secs()))
             }
             Action::Killed => (UnleasedStep::Killed, "killed".to_owned()),
         };

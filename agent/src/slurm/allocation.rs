@@ -230,7 +230,7 @@ fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, A
     for device in devices {
         let index = device.gpu.index;
         let (is, what) = match device.gpu.mode {
-            Mode::Exclusive | Mode::Unmanaged => continue,
+            Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => continue,
             Mode::Mps => ("shared through MPS", "--comment=gpush:mps=25"),
             Mode::Timeslice => ("time-sliced", "--comment=gpush:timeslice"),
             Mode::Mig => ("partitioned with MIG", "--comment=gpush:mig=PROFILE"),

@@ -199,7 +199,7 @@ async fn record_refusal(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, err
         action: "slurm.start".to_owned(),
         object: format!("job {}", job.job),
         result: "refused".to_owned(),
-        detail: serde_json::json!({ "cluster": job.cluster, "uid": job.uid, "request": request, "why": error.message }),
+        detail: serde_json::json!({ "cluster": job.cluster, "uid": job.uid, "request_spec": request, "why": error.message }),
     };
     if let Err(error) = slurm.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await {
         tracing::warn!("the refusal of job {} is not in the audit trail: {error}", job.job);

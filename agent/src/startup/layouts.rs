@@ -236,7 +236,7 @@ impl Layouts {
 pub(super) fn needs_operation(mode: Mode) -> bool {
     match mode {
         Mode::Mig | Mode::Mps => true,
-        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
     }
 }
 

@@ -89,7 +89,7 @@ impl GpuSnapshot {
             name: identity.name.clone(),
             architecture: identity.architecture,
             memory: Memory::default(),
-            mode: Mode::Unmanaged,
+            mode: Mode::NoRule,
             rule: None,
             layout: None,
             overridden: None,
@@ -219,10 +219,7 @@ fn is_usable(state: GpuState) -> bool {
 
 /// Returns whether a rule of the config claims the GPU for a mode other than `unmanaged`.
 pub(crate) fn is_managed(gpu: &Gpu) -> bool {
-    match gpu.mode {
-        Mode::Unmanaged => false,
-        Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => true,
-    }
+    gpu.mode.is_managed()
 }
 
 /// Returns how a GPU's MPS sharing differs from its rule. `shared` says whether an MPS daemon for the whole GPU is
@@ -238,7 +235,7 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
             Some(why) => format!("it can't be shared through MPS: {why}"),
             None => "it is not shared through MPS yet".to_owned(),
         }),
-        (Mode::Mps | Mode::Unmanaged, _) | (_, false) => None,
+        (Mode::Mps | Mode::NoRule | Mode::Unmanaged, _) | (_, false) => None,
         (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
             Some("it is shared through MPS, but its rule no longer says so".to_owned())
         }

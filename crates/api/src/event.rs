@@ -147,8 +147,6 @@ impl EventPayload {
 pub struct OperationChange {
     /// Operation, without its plans.
     pub operation: OperationSummary,
-    /// UUIDs of the operation's GPUs.
-    pub gpu_uuids: Vec<String>,
     /// Progress, one entry for each GPU.
     pub progress: Vec<StepState>,
     /// New note of the operation, such as the reason why it waits.
@@ -253,6 +251,7 @@ pub struct LeaseChange {
     /// User who may use the targets.
     pub holder: LeaseHolder,
     /// Kind of the lease: how it shares GPUs.
+    #[serde(rename = "lease_kind")]
     pub share: LeaseKind,
     /// State of the lease.
     pub state: LeaseState,

@@ -74,7 +74,7 @@ pub struct Maintenance {
     pub since: Timestamp,
 }
 
-/// Body of a request that takes a reason: cordon, uncordon, maintenance, recover.
+/// Body of a request that takes a reason: cordon, uncordon, recover.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -84,13 +84,35 @@ pub struct ReasonRequest {
     pub reason: Option<String>,
 }
 
+/// Body of `POST /v1/maintenance/enter` and `/leave`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct MaintenanceRequest {
+    /// Reason for the request, at most 500 characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// UUIDs of the GPUs that the caller resets during the maintenance. Then only leases of these GPUs
+    /// prevent the maintenance. Without UUIDs, every lease of the host prevents it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu_uuids: Vec<String>,
+}
+
 /// Answer of `POST /v1/maintenance/enter` and `/leave`: the state after the request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MaintenanceState {
+    /// Whether the host is in maintenance.
+    pub in_maintenance: bool,
     /// Maintenance of the host; absent if the host is not in maintenance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
+}
+
+impl From<Option<Maintenance>> for MaintenanceState {
+    fn from(maintenance: Option<Maintenance>) -> Self {
+        Self { in_maintenance: maintenance.is_some(), maintenance }
+    }
 }
 
 /// Answer of `POST /v1/recover`: the loss of data that the administrator accepted.

@@ -35,11 +35,12 @@ pub use event::{
     LeaseChange, MpsChange, OperationChange, Resync, ResyncReason, UnleasedChange, UnleasedStep, Xid,
 };
 pub use gpu::{
-    Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
-    Mig, NvLink, Placement, Process, ProcessKind, Sensors, USERS_UNKNOWN,
+    Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState,
+    LOST_GPU_HINT, Memory, Mig, NvLink, Placement, Process, ProcessKind, Sensors, USERS_UNKNOWN,
 };
 pub use health::{
-    Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, ReasonRequest, Recovered, Version,
+    Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceRequest, MaintenanceState, ReasonRequest,
+    Recovered, Version,
 };
 pub use lease::{
     AtLeaseEnd, BindTo, EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
@@ -66,3 +67,4 @@ pub use slurm::{
 };
 pub use step::{InstanceStep, MigModeStep, MpsStep, Peer, Phase, Reset, Step, TimesliceStep};
 pub use timeslice::{TimeslicePolicy, TimesliceState, TimesliceView};
+pub use timestamp::whole_second;

@@ -113,6 +113,9 @@ pub struct StepState {
     /// Whether the steps on this GPU are being, or were, rolled back.
     #[serde(default)]
     pub rolling_back: bool,
+    /// Whether the state before the operation was restored on this GPU and read back.
+    #[serde(default)]
+    pub restored: bool,
     /// Error on this GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
@@ -190,9 +193,13 @@ pub struct OperationSummary {
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
-    /// Indexes of the operation's GPUs.
+    /// Indexes of the operation's GPUs at the time of the request.
+    #[serde(rename = "gpu_indexes")]
     pub gpus: Vec<u32>,
-    /// Whether the operation has begun.
+    /// UUIDs of the operation's GPUs, in the same order.
+    #[serde(default)]
+    pub gpu_uuids: Vec<String>,
+    /// Whether the operation has begun. Until it begins, the operation has changed nothing.
     #[serde(default = "begun")]
     pub begun: bool,
     /// Number of steps that were executed and verified, on all GPUs together.
@@ -215,6 +222,7 @@ impl From<&Operation> for OperationSummary {
             created_at: one.created_at,
             ended_at: one.ended_at,
             gpus: one.progress.iter().map(|progress| progress.gpu).collect(),
+            gpu_uuids: one.plans.iter().map(|plan| plan.uuid.clone()).collect(),
             begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),

@@ -9,8 +9,10 @@ use crate::{error::ApiError, lease::LeaseTerms, mps::MpsPolicy, overrides::Overr
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Mode {
-    /// gpushd shows the GPU, but never changes it.
+    /// No rule of the config claims the GPU. gpushd shows it, but never changes it unasked. A rule cannot have this mode.
     #[default]
+    NoRule,
+    /// A rule says that gpushd must not change the GPU, also on request.
     Unmanaged,
     /// Used as a whole, by one lease holder at a time.
     Exclusive,
@@ -23,15 +25,25 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Returns the name in the config.
+    /// Returns the name for texts: the name in the config, or `no rule`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::NoRule => "no rule",
             Self::Unmanaged => "unmanaged",
             Self::Exclusive => "exclusive",
             Self::Mig => "mig",
             Self::Mps => "mps",
             Self::Timeslice => "timeslice",
+        }
+    }
+
+    /// Returns whether gpushd brings GPUs of this mode to a desired state.
+    #[must_use]
+    pub fn is_managed(self) -> bool {
+        match self {
+            Self::NoRule | Self::Unmanaged => false,
+            Self::Exclusive | Self::Mig | Self::Mps | Self::Timeslice => true,
         }
     }
 }
@@ -67,7 +79,7 @@ pub struct RuleView {
     #[serde(default, rename = "timeslice_policy", skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimeslicePolicy>,
     /// Lease settings; absent in mode `unmanaged`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "lease_terms", skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseTerms>,
     /// Indexes of the GPUs that the rule claims now.
     pub claims: Vec<u32>,
@@ -129,7 +141,7 @@ pub struct DesiredView {
     #[serde(default, rename = "timeslice_policy", skip_serializing_if = "Option::is_none")]
     pub timeslice: Option<TimeslicePolicy>,
     /// Lease settings, as in [`RuleView`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "lease_terms", skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseTerms>,
 }
 

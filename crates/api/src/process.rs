@@ -87,6 +87,8 @@ pub struct GpuProcesses {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UnknownProcesses {
+    /// Index of the GPU.
+    pub gpu: u32,
     /// UUID of the GPU.
     pub gpu_uuid: String,
     /// Why its processes are not known.

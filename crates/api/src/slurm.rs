@@ -151,9 +151,11 @@ pub struct SlurmJobEnd {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SlurmLeftover {
     /// The lease.
+    #[serde(rename = "lease_id")]
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub lease: LeaseId,
     /// Indexes of its GPUs.
+    #[serde(rename = "gpu_indexes")]
     pub gpus: Vec<u32>,
     /// What the lease waits for, one sentence each.
     pub waits_for: Vec<String>,

@@ -6,8 +6,9 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Returns the time truncated to whole seconds.
-fn whole_second(at: Timestamp) -> Timestamp {
+/// Returns the time truncated to whole seconds, for JSON that is not made from a type of this crate.
+#[must_use]
+pub fn whole_second(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
 

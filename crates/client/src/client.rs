@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, AuditRecord, Code, Gpu, GpuProfile, Health, MaintenanceState, MigDevice, ReasonRequest, Recovered,
-    Version,
+    ApiError, AuditRecord, Code, Gpu, GpuProfile, Health, MaintenanceRequest, MaintenanceState, MigDevice,
+    ReasonRequest, Recovered, Version,
 };
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Bytes;
@@ -165,7 +165,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn enter_maintenance(&mut self, why: &ReasonRequest) -> Result<MaintenanceState, Error> {
+    pub async fn enter_maintenance(&mut self, why: &MaintenanceRequest) -> Result<MaintenanceState, Error> {
         let usual = self.deadline;
         self.deadline = usual.max(ENTERING);
         let entered = self.change("/v1/maintenance/enter", why).await;
@@ -177,7 +177,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn leave_maintenance(&mut self, why: &ReasonRequest) -> Result<MaintenanceState, Error> {
+    pub async fn leave_maintenance(&mut self, why: &MaintenanceRequest) -> Result<MaintenanceState, Error> {
         self.change("/v1/maintenance/leave", why).await
     }
 

@@ -354,7 +354,7 @@ impl Connection {
 
     fn silent(&self, question: &Question<'_>, deadline: Duration) -> Error {
         let (at, seconds) = (self.socket.path.display(), deadline.as_secs_f64());
-        let text = format!("gpushd at {at} did not answer {question} in {seconds} s");
+        let text = format!("gpushd at {at} did not answer {question} in {seconds}s");
         let error = ApiError::new(Code::TimedOut, text);
         let error = error.hint(if question.key.is_some() {
             format!("gpushd may still carry out the request: see {}", question.commands_showing_outcome())

@@ -99,7 +99,7 @@ impl EventStream {
                 Ok(None) => return Ok(None),
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(cause))) => return Err(self.lost(cause.to_string())),
-                Err(_) => return Err(self.lost(format!("nothing arrived for {} s", SILENCE.as_secs()))),
+                Err(_) => return Err(self.lost(format!("nothing arrived for {}s", SILENCE.as_secs()))),
             };
             if let Ok(data) = frame.into_data() {
                 self.parser.unread.extend_from_slice(&data);

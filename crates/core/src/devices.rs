@@ -155,7 +155,7 @@ mod tests {
 
     fn lease(target: &str) -> Lease {
         let member = serde_json::json!({
-            "target": target, "gpu_uuid": "GPU-0", "share": {"kind": "mig", "profile": "1g.10gb", "generation": 1},
+            "target": target, "gpu_uuid": "GPU-0", "granted_share": {"kind": "mig", "profile": "1g.10gb", "generation": 1},
             "memory_mib": 9728, "gpu_memory_mib": 81920,
         });
         let all = serde_json::json!({
@@ -210,7 +210,7 @@ mod tests {
         gpus[0].processes_known = true;
         gpus[0].mig.as_mut().unwrap().instances[0].compute.clear();
         assert_eq!(uses(&gpus, &[], &[]), [DeviceUse::Reserved, DeviceUse::Free]);
-        gpus[0].mode = Mode::Unmanaged;
+        gpus[0].mode = Mode::NoRule;
         gpus[0].mig.as_mut().unwrap().enabled = false;
         assert!(list(&gpus, &[], &[]).is_empty());
     }

@@ -16,7 +16,7 @@ pub use table::{Aspect, Cell, MECHANISMS, Mechanism, SOURCES, Source, TABLE, mar
 pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     let shares_devices = shares_devices(config, rule);
     let apart = match rule.mode {
-        Mode::Unmanaged => return "gpushd changes nothing and keeps nothing apart".to_owned(),
+        Mode::NoRule | Mode::Unmanaged => return "gpushd changes nothing and keeps nothing apart".to_owned(),
         Mode::Exclusive => "one lease at a time has the GPU; nothing is shared",
         Mode::Mig if shares_devices => {
             "MIG devices have separate memory, bandwidth, compute and faults; clients of one MPS daemon share faults \

@@ -61,7 +61,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         name: product(model),
         architecture: architecture(model.architecture),
         memory: Memory { total_mib: model.board_memory_mib, used_mib: 0 },
-        mode: Mode::Unmanaged,
+        mode: Mode::NoRule,
         rule: None,
         layout: None,
         overridden: None,

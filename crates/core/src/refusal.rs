@@ -66,14 +66,6 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
     }
 }
 
-/// Returns the hint about how to recover a lost GPU.
-#[must_use]
-pub fn lost_gpu_hint(uuid: &str) -> String {
-    format!(
-        "find the cause with `dmesg | grep -i xid`; then reset it with `gpushctl gpu reset {uuid}` (administrator), or reboot the host"
-    )
-}
-
 /// Returns the error for a previous layout that was restored only in part. `gpu` is the GPU's name
 /// in the sentence.
 #[must_use]

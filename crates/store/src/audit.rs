@@ -37,8 +37,10 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome, such as `accepted`, `done`, `refused`.
     pub result: String,
-    /// Other data. For an operation, this data contains a list `gpus` of objects with a `gpu_uuid`.
-    /// A search for one of these GPUs finds all records of the operation.
+    /// Other data. A search for a GPU or MIG device finds the record if `uuid` or `gpu_uuid` is its
+    /// UUID, or `gpu_uuids` or `targets` contains it. For an operation, this data contains a list
+    /// `gpus` of objects with a `gpu_uuid`. A search for one of these GPUs finds all records of the
+    /// operation.
     pub detail: Value,
 }
 
@@ -72,8 +74,11 @@ pub struct AuditQuery {
     /// Whether to select the last records instead of the first.
     pub latest: bool,
     /// Selects the records that name one of these values as their object, as a GPU of their
-    /// operation or lease, or as the user who acted. If empty, selects all records.
+    /// operation or lease, as a target, as the user who acted, or as the holder of the lease. If
+    /// `objects` and `operations_of` are empty, selects all records.
     pub objects: Vec<String>,
+    /// Also selects the operations that concern one of the GPUs with these UUIDs.
+    pub operations_of: Vec<String>,
     /// Only records from this time or later, by the system clock.
     pub since: Option<Timestamp>,
 }
@@ -113,24 +118,40 @@ impl View<'_> {
     pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
         let order = if query.latest { "DESC" } else { "ASC" };
         // Damaged JSON must not abort the search. The seal of every returned record is checked.
-        let wanted = "(SELECT value FROM json_each(?2))";
-        let concerned = format!(
-            "SELECT told.object FROM audit AS told, \
-             json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
-             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu_uuid', NULL) IN {wanted}"
-        );
         let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";
-        let user = "iif(json_valid(audit.actor), audit.actor, '{}') ->> 'user'";
+        let wanted = "(SELECT value FROM json_each(?2))";
+        let concerned = |gpus: &str| {
+            format!(
+                "SELECT told.object FROM audit AS told, \
+                 json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
+                 WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu_uuid', NULL) IN {gpus}"
+            )
+        };
+        let listed = |name: &str| {
+            format!("EXISTS (SELECT 1 FROM json_each({detail}, '$.{name}') AS one WHERE one.value IN {wanted})")
+        };
+        let fields = ["uuid", "gpu_uuid", "target", "user"].map(|name| format!("{detail} ->> '{name}' IN {wanted}"));
+        let named = [
+            format!("object IN {wanted}"),
+            format!("object IN ({})", concerned(wanted)),
+            format!("iif(json_valid(audit.actor), audit.actor, '{{}}') ->> 'user' IN {wanted}"),
+            listed("gpu_uuids"),
+            listed("targets"),
+            fields.join(" OR "),
+            format!("object GLOB 'op-*' AND object IN ({})", concerned("(SELECT value FROM json_each(?5))")),
+        ];
         let rest = format!(
-            "WHERE sequence > ?1 AND at >= ?4 AND (?2 = '[]' OR object IN {wanted} OR object IN ({concerned}) \
-             OR {detail} ->> 'uuid' IN {wanted} OR {detail} ->> 'target' IN {wanted} OR {user} IN {wanted}) \
-             ORDER BY sequence {order} LIMIT ?3"
+            "WHERE sequence > ?1 AND at >= ?4 AND ((?2 = '[]' AND ?5 = '[]') OR {}) \
+             ORDER BY sequence {order} LIMIT ?3",
+            named.join(" OR ")
         );
-        let objects = serde_json::Value::from(query.objects.clone()).to_string();
+        let json = |values: &[String]| serde_json::Value::from(values).to_string();
+        let (objects, operations) = (json(&query.objects), json(&query.operations_of));
         let limit = if query.limit == 0 { -1 } else { i64::try_from(query.limit).unwrap_or(i64::MAX) };
         let after = i64::try_from(query.after).unwrap_or(i64::MAX);
         let since = query.since.map_or(i64::MIN, Timestamp::as_millisecond);
-        let mut records = record::select(self.connection, &rest, (after, objects, limit, since), self.sealed)?;
+        let mut records =
+            record::select(self.connection, &rest, (after, objects, limit, since, operations), self.sealed)?;
         if query.latest {
             records.reverse();
         }

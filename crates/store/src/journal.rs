@@ -1,12 +1,15 @@
 //! Changes of operation records: create with the intent, move from state to state, end, delete. [`crate::operation`]
 //! shows the states.
 
+use std::collections::BTreeMap;
+
 use gpush_api::{ApiError, OperationState, StepState};
 
 use crate::{
-    error::StoreError,
+    error::{StoreError, from_sqlite},
     operation::{
-        Intent, IntentRow, NewOperation, OperationId, OperationRecord, Undo, UndoRow, UnfinishedOperation, may_become,
+        Intent, IntentRow, IntentSummary, NewOperation, OperationId, OperationRecord, Undo, UndoRow,
+        UnfinishedOperation, may_become,
     },
     record,
     tx::{Tx, View},
@@ -59,6 +62,34 @@ impl View<'_> {
         let rows =
             record::select::<IntentRow>(self.connection, "WHERE operation = ?1", [id.0.cast_signed()], self.sealed)?;
         Ok(rows.into_iter().next().map(|row| row.intent))
+    }
+
+    /// Returns parts of the intents of the operations from `first` on, before `before`. Reads no plans, so it is cheap
+    /// for a list.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn intent_summaries(
+        &self,
+        first: OperationId,
+        before: Option<OperationId>,
+    ) -> Result<BTreeMap<OperationId, IntentSummary>, StoreError> {
+        let before = before.map_or(i64::MAX, |id| i64::try_from(id.0).unwrap_or(i64::MAX));
+        // Damaged JSON must not abort the list.
+        let intent = "iif(json_valid(intent), intent, '{}')";
+        let sql = format!(
+            "SELECT operation, {intent} ->> '$.begun' IS NOT NULL, \
+             (SELECT json_group_array(gpu.value ->> '$.plan.gpu_uuid') FROM json_each({intent}, '$.gpus') AS gpu) \
+             FROM intents WHERE operation >= ?1 AND operation < ?2"
+        );
+        let mut statement = self.connection.prepare_cached(&sql).map_err(|error| from_sqlite(&error))?;
+        let rows = statement.query_map([first.0.cast_signed(), before], |row| {
+            let uuids: String = row.get(2)?;
+            let gpu_uuids = serde_json::from_str(&uuids).unwrap_or_default();
+            Ok((OperationId(row.get::<_, i64>(0)?.cast_unsigned()), IntentSummary { begun: row.get(1)?, gpu_uuids }))
+        });
+        let rows = rows.map_err(|error| from_sqlite(&error))?;
+        rows.collect::<Result<_, _>>().map_err(|error| from_sqlite(&error))
     }
 
     /// Returns the undo entries of an operation, in order. Each action other than a driver call has

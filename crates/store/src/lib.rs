@@ -69,7 +69,7 @@ pub use lease::{LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, NewLease};
 pub use mps::{MpsSet, MpsStopped, MpsTarget};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{
-    GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,
+    GpuIntent, Intent, IntentSummary, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,
 };
 pub use overrides::{NewOverride, Override};
 pub use schema::KNOWN as SCHEMA;

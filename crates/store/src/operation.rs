@@ -85,6 +85,15 @@ pub struct Intent {
     pub begun: Option<u64>,
 }
 
+/// What a list of operations shows of an intent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IntentSummary {
+    /// Whether the operation has begun.
+    pub begun: bool,
+    /// UUIDs of the operation's GPUs.
+    pub gpu_uuids: Vec<String>,
+}
+
 /// An operation to record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewOperation {

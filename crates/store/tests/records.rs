@@ -14,6 +14,58 @@ use gpush_store::{
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
 
+/// A list of operations needs these facts, but not the plans.
+#[test]
+fn intent_summary_says_what_has_begun_and_names_gpus() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    let queued = store.write(|tx| tx.enqueue(operation("mig.apply", 1))).wait().unwrap().id;
+    let begun = store.write(|tx| tx.begin(operation("mig.apply", 2))).wait().unwrap().id;
+    let ended = store.write(|tx| tx.begin(operation("mig.apply", 3))).wait().unwrap().id;
+    store.write_ending(move |tx| tx.end(ended, OperationState::Done, None)).wait().unwrap();
+    let all = store.read(move |view| view.intent_summaries(queued, None)).wait().unwrap();
+    assert_eq!([queued, begun, ended].map(|id| all[&id].begun), [false, true, true]);
+    assert!(all.values().all(|one| one.gpu_uuids == ["GPU-0"]), "{all:?}");
+    let some = store.read(move |view| view.intent_summaries(begun, Some(ended))).wait().unwrap();
+    assert_eq!(some.into_keys().collect::<Vec<_>>(), [begun]);
+}
+
+/// Earlier, a search for a GPU missed its resets and the MPS records of MIG devices that no longer exist.
+#[test]
+fn audit_is_searched_by_gpu_device_target_and_holder() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    let records = [
+        ("reset", "host", serde_json::json!({ "gpu_uuids": ["GPU-1", "GPU-2"] })),
+        ("mps", "m1234abcd", serde_json::json!({ "uuid": "MIG-1", "gpu_uuid": "GPU-1" })),
+        (
+            "lease",
+            "L7",
+            serde_json::json!({ "targets": ["MIG-1"], "user": "alice", "gpus": [{ "gpu_uuid": "GPU-1" }] }),
+        ),
+        ("apply", "op-3", serde_json::json!({ "gpus": [{ "gpu_uuid": "GPU-1" }] })),
+        ("other", "config", serde_json::json!({ "targets": "MIG-2" })),
+    ];
+    for (action, object, detail) in records {
+        let new = gpush_store::NewAudit { detail, ..audit(action, object) };
+        store.write(move |tx| tx.audit(new.clone())).wait().unwrap();
+    }
+    let found = |objects: &[&str], operations_of: &[&str]| {
+        let list = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
+        let query = AuditQuery { objects: list(objects), operations_of: list(operations_of), ..AuditQuery::default() };
+        let found = store.read(move |view| view.audit(&query)).wait().unwrap();
+        found.into_iter().map(|one| one.action).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&["GPU-1"], &[]), ["reset", "mps", "lease", "apply"]);
+    assert_eq!(found(&["GPU-2"], &[]), ["reset"]);
+    assert_eq!(found(&["MIG-1"], &["GPU-1"]), ["mps", "lease", "apply"]);
+    assert_eq!(
+        (found(&["alice"], &[]), found(&["m1234abcd"], &[])),
+        (vec!["lease".to_owned()], vec!["mps".to_owned()])
+    );
+    assert_eq!(found(&[], &[]).len(), 5);
+}
+
 #[test]
 fn operation_follows_its_states_and_survives_reopening() {
     let scratch = tempfile::tempdir().unwrap();
@@ -31,7 +83,15 @@ fn operation_follows_its_states_and_survives_reopening() {
     let again = store.write(move |tx| tx.start(id, intent(4), Vec::new())).wait().unwrap_err();
     assert!(matches!(again, StoreError::Transition { from: OperationState::Running, .. }), "{again}");
 
-    let step = StepState { gpu: 0, done: 1, total: 4, doing: Some("x".to_owned()), rolling_back: false, error: None };
+    let step = StepState {
+        gpu: 0,
+        done: 1,
+        total: 4,
+        doing: Some("x".to_owned()),
+        rolling_back: false,
+        restored: false,
+        error: None,
+    };
     let step = vec![step];
     let told = store.write(move |tx| tx.progress(id, step.clone())).wait().unwrap();
     assert_eq!(told.progress[0].doing.as_deref(), Some("x"));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use super::SomeGpus;
+use super::{Gpus, SomeGpus};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Config {
@@ -57,7 +57,10 @@ Examples:
 pub(crate) enum Overrides {
     /// List active overrides
     #[command(alias = "ls")]
-    List,
+    List {
+        #[command(flatten)]
+        which: Gpus,
+    },
     /// Clear the overrides of GPUs; the instances stay as they are
     Clear {
         #[command(flatten)]

@@ -7,7 +7,7 @@ use gpush_api::EventKind;
 use jiff::Timestamp;
 
 use super::{
-    GpuOption, Gpus, Waiting,
+    Gpus, Waiting,
     values::{duration, kind, operation, since, some_number, some_records},
 };
 
@@ -23,7 +23,7 @@ pub(crate) enum Operation {
         #[arg(long, value_name = "ID", value_parser = operation)]
         before: Option<String>,
         #[command(flatten)]
-        which: GpuOption,
+        which: Gpus,
     },
     /// Show one operation
     Show {
@@ -63,17 +63,17 @@ Examples:
 pub(crate) struct EventsArgs {
     #[command(flatten)]
     pub(crate) which: Gpus,
-    /// Print new events until Ctrl-C; with --json one document per line
+    /// Print new events until Ctrl-C, after those of --since or -n; with --json one document per line
     #[arg(long, short)]
     pub(crate) follow: bool,
     /// Only these kinds: operation, gpu, config, driver, xid, mps, lease, unleased, change, resync
     #[arg(long = "kind", short, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub(crate) kinds: Vec<EventKind>,
     /// Only events after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 30m
-    #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true, conflicts_with = "follow")]
+    #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
     pub(crate) since: Option<Timestamp>,
     /// Only the last NUMBER events
-    #[arg(long, short, value_name = "NUMBER", value_parser = some_number, allow_negative_numbers = true, conflicts_with = "follow")]
+    #[arg(long, short, value_name = "NUMBER", value_parser = some_number, allow_negative_numbers = true)]
     pub(crate) number: Option<usize>,
     /// Also show each step of an operation
     #[arg(long)]
@@ -83,11 +83,11 @@ pub(crate) struct EventsArgs {
 #[derive(Debug, Args)]
 pub(crate) struct AuditArgs {
     #[command(flatten)]
-    pub(crate) which: GpuOption,
+    pub(crate) which: Gpus,
     /// Only records after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 30m
     #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
     pub(crate) since: Option<Timestamp>,
-    /// Only records about OBJECT: an operation, lease, GPU, MPS target or user, `config` or `host`
+    /// Only records about OBJECT: an operation, lease, GPU, MIG device, MPS target or user, `config` or `host`
     #[arg(long, value_name = "OBJECT")]
     pub(crate) object: Option<String>,
     /// Only the last NUMBER records, up to 1000 [default: 50, or all with --since]

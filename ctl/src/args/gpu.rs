@@ -39,9 +39,12 @@ Examples:
     /// Block new work on GPUs, and wait until they are idle
     #[command(after_help = "\
 Exits with 8 after --timeout and with 130 on Ctrl-C. The GPUs stay cordoned.
+The wait is not an operation of gpushd, so --detach prints no operation id. To
+wait later, run the command again.
 
 Examples:
-  gpushctl gpu drain 3 --reason 'new fan' --timeout 1h && echo idle")]
+  gpushctl gpu drain 3 --reason 'new fan' --timeout 1h && echo idle
+  gpushctl gpu drain 3 --detach")]
     Drain {
         #[command(flatten)]
         which: SomeGpus,
@@ -50,6 +53,9 @@ Examples:
         /// Stop waiting after DURATION [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = duration_or_zero, allow_negative_numbers = true)]
         timeout: Option<Duration>,
+        /// Do not wait until the GPUs are idle; exit once they are cordoned
+        #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
+        detach: bool,
         /// Do not show what the command waits for
         #[arg(long, short)]
         quiet: bool,
@@ -65,8 +71,10 @@ Examples:
     /// Reset GPUs; fails while a GPU is in use
     #[command(after_help = "\
 Enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
+Leases and processes on other GPUs continue; gpushd changes no GPU meanwhile.
 MIG instances of the GPUs are lost; `gpushctl apply` creates them again. With
 --wait the GPUs are cordoned until they are idle and the reset is done.
+A GPU that has fallen off the bus cannot be reset: reboot the host.
 
 Examples:
   gpushctl gpu reset 3 --wait
@@ -74,6 +82,9 @@ Examples:
     Reset {
         #[command(flatten)]
         which: SomeGpus,
+        /// Do not ask before instances are destroyed
+        #[arg(long, short)]
+        yes: bool,
         #[command(flatten)]
         why: Why,
         #[command(flatten)]

@@ -11,40 +11,99 @@ use gpush_core::duration::is_duration;
 /// Returns the error for a command line with a known wrong form, `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
-    value_after_optional(&words).or_else(|| nvidia_smi(&words)).or_else(|| file_as_f(&words))
+    let checks = [value_after_optional, detached, mps_env, nvidia_smi, file_as_f];
+    checks.iter().find_map(|check| check(&words))
 }
 
-/// Options whose value must follow an equals sign.
-const OPTIONAL: [&str; 2] = ["--wait", "--watch"];
+/// Options whose value must follow an equals sign, with the long form.
+const OPTIONAL: [(&str, &str); 3] = [("--wait", "--wait"), ("--watch", "--watch"), ("-w", "--watch")];
 
-/// Refuses `--wait 30`. Without this error, gpushctl would read `30` as a layout or a GPU.
+/// Refuses `--wait 30` and `-w5`. Without this error, gpushctl would read `30` as a layout or a GPU.
 fn value_after_optional(words: &[&str]) -> Option<ApiError> {
-    let [option, value] = *words.windows(2).find(|two| OPTIONAL.contains(&two[0]) && is_duration(two[1]))? else {
-        return None;
-    };
-    let message = format!("`{option} {value}` is ambiguous: the duration of {option} follows an equals sign");
-    Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{option}={value}`")))
+    if let Some(value) = words.iter().filter_map(|word| word.strip_prefix("-w")).find(|value| is_duration(value)) {
+        let message = format!("`-w{value}` is not valid: the duration of --watch follows an equals sign");
+        return Some(ApiError::new(Code::BadRequest, message).hint(format!("write `--watch={value}`")));
+    }
+    let found = words.windows(2).find_map(|two| {
+        let (_, long) = OPTIONAL.iter().find(|(option, _)| *option == two[0])?;
+        is_duration(two[1]).then_some((two[0], *long, two[1]))
+    });
+    let (option, long, value) = found?;
+    let message = format!("`{option} {value}` is ambiguous: the duration of {long} follows an equals sign");
+    Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{long}={value}`")))
 }
 
-/// Options of `nvidia-smi mig`, with their meaning and the equivalent command of gpushctl.
-const NVIDIA_SMI: [(&str, &str, &str); 11] = [
-    ("-lgip", "list GPU instance profiles", "gpushctl mig profiles"),
-    ("-lgipp", "list possible placements", "gpushctl mig profiles"),
-    ("-lcip", "list compute instance profiles", "gpushctl mig profiles"),
-    ("-lgi", "list GPU instances", "gpushctl mig list"),
-    ("-lci", "list compute instances", "gpushctl mig list"),
-    ("-cgi", "create GPU instances", "gpushctl mig add 1g.10gb -g 0"),
-    ("-cci", "create compute instances", "gpushctl mig add 1c.3g.40gb -g 0"),
-    ("-dgi", "destroy GPU instances", "gpushctl mig remove 1g.10gb -g 0"),
-    ("-dci", "destroy compute instances", "gpushctl mig remove 1g.10gb -g 0"),
-    ("-mig", "set the MIG mode", "gpushctl mig on 0"),
-    ("-L", "list GPUs", "gpushctl gpu list"),
+/// Refuses `--detach` where gpushctl itself carries out the change, so that nothing would continue it.
+fn detached(words: &[&str]) -> Option<ApiError> {
+    let named = |noun: &str, verb: &str| words.windows(2).any(|two| two == [noun, verb]);
+    let is_detached = words.contains(&"--detach");
+    let (command, what) = match () {
+        () if !is_detached => return None,
+        () if named("gpu", "reset") || named("gpus", "reset") => ("gpu reset", "runs the reset"),
+        () if named("maintenance", "enter") => ("maintenance enter", "waits"),
+        () => return None,
+    };
+    let message = format!("`{command}` has no `--detach`: gpushctl itself {what}, so gpushd cannot continue alone");
+    let hint = "leave out `--detach`; in a shell, a final & runs the command in the background";
+    Some(ApiError::new(Code::BadRequest, message).hint(hint))
+}
+
+/// Options of nvidia-smi that gpushctl does not have, with their meaning and a hint. `{gpu}` stands for the GPU of `-i`.
+const NVIDIA_SMI: [(&str, &str, &str); 15] = [
+    ("-lgip", "list GPU instance profiles", "use 'gpushctl mig profiles'"),
+    ("-lgipp", "list possible placements", "use 'gpushctl mig profiles'"),
+    ("-lcip", "list compute instance profiles", "use 'gpushctl mig profiles'"),
+    ("-lgi", "list GPU instances", "use 'gpushctl mig list'"),
+    ("-lci", "list compute instances", "use 'gpushctl mig list'"),
+    ("-cgi", "create GPU instances", "use 'gpushctl mig add 1g.10gb -g {gpu}'"),
+    ("-cci", "create compute instances", "use 'gpushctl mig add 1c.3g.40gb -g {gpu}'"),
+    ("-dgi", "destroy GPU instances", "use 'gpushctl mig remove 1g.10gb -g {gpu}'"),
+    ("-dci", "destroy compute instances", "use 'gpushctl mig remove 1g.10gb -g {gpu}'"),
+    ("-mig", "set the MIG mode", "use 'gpushctl mig on {gpu}' or 'gpushctl mig off {gpu}'"),
+    ("-L", "list GPUs", "use 'gpushctl gpu list'"),
+    ("-pm", "set the persistence mode", "gpush does not change it: use 'nvidia-smi -pm 1'"),
+    ("--persistence-mode", "set the persistence mode", "gpush does not change it: use 'nvidia-smi -pm 1'"),
+    ("-pl", "set the power limit", "gpush does not change it: use 'nvidia-smi -pl WATTS'"),
+    ("--gpu-reset", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
+];
+
+/// The same for options that also commands of gpushctl have. They are options of nvidia-smi only if no command precedes
+/// them.
+const NVIDIA_SMI_ALONE: [(&str, &str, &str); 7] = [
+    ("-q", "show details of GPUs", "use 'gpushctl gpu show {gpu}'"),
+    ("--query", "show details of GPUs", "use 'gpushctl gpu show {gpu}'"),
+    ("--query-gpu", "print values of GPUs", "use 'gpushctl gpu list -o csv'"),
+    ("-r", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
+    ("-l", "repeat the output", "use 'gpushctl status --watch'"),
+    ("--loop", "repeat the output", "use 'gpushctl status --watch'"),
+    ("-c", "set the compute mode", "set `compute_mode` in the rule of the GPU: 'gpushctl config show'"),
 ];
 
 fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
-    let (option, what, command) = NVIDIA_SMI.iter().find(|(option, ..)| words.contains(option))?;
+    // nvidia-smi also accepts `--query-gpu=name`.
+    let names = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
+    let is_value = |word: &&str| word.starts_with('-') || word.bytes().all(|b| b.is_ascii_digit() || b == b',');
+    let all: Vec<String> = words.iter().map(|word| names(word)).collect();
+    let alone: Vec<String> = words.iter().take_while(|word| is_value(word)).map(|word| names(word)).collect();
+    let find = |table: &'static [(&str, &str, &str)], among: &[String]| {
+        table.iter().find(|(option, ..)| among.iter().any(|word| word == option))
+    };
+    let (option, what, hint) = find(&NVIDIA_SMI, &all).or_else(|| find(&NVIDIA_SMI_ALONE, &alone))?;
+    let after = |two: &&[&str]| two[0] == "-i" || two[0] == "--id";
+    let gpu = words.windows(2).find(after).map_or("0", |two| two[1]);
     let message = format!("`{option}` is an option of nvidia-smi, to {what}");
-    Some(ApiError::new(Code::BadRequest, message).hint(format!("use '{command}'")))
+    Some(ApiError::new(Code::BadRequest, message).hint(hint.replace("{gpu}", gpu)))
+}
+
+/// Refuses `mps env`, which would be `lease env`: only a lease admits a program to an MPS daemon.
+fn mps_env(words: &[&str]) -> Option<ApiError> {
+    let at = words.windows(2).position(|two| two == ["mps", "env"])?;
+    let target = words.get(at + 2).filter(|word| !word.starts_with('-')).copied().unwrap_or("0");
+    let message = "`mps env` is not a command: the environment belongs to a lease";
+    let error = ApiError::new(Code::BadRequest, message);
+    Some(error.hint(format!(
+        "use 'gpushctl lease env --mps --target {target}', or 'gpushctl lease env L17' for a lease that you hold"
+    )))
 }
 
 /// Refuses `mig apply -f FILE`. In gpushctl, `-f` is short for `--follow`.
@@ -127,9 +186,14 @@ mod tests {
         assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30`"));
         assert_eq!(hint("gpushctl mig apply --wait 1h30m").as_deref(), Some("write `--wait=1h30m`"));
         assert_eq!(hint("gpushctl status --watch 2").as_deref(), Some("write `--watch=2`"));
+        assert_eq!(hint("gpushctl status -w 5").as_deref(), Some("write `--watch=5`"));
+        assert_eq!(hint("gpushctl status -w5").as_deref(), Some("write `--watch=5`"));
         for right in [
             "gpushctl mig apply --wait=30 mixed",
             "gpushctl mig apply --wait mixed",
+            "gpushctl status -w",
+            "gpushctl status -w=5s",
+            "gpushctl status -w -b 5",
             "gpushctl run --mps 25 -- x --wait 3",
         ] {
             assert_eq!(hint(right), None, "{right}");
@@ -142,6 +206,38 @@ mod tests {
         assert_eq!(hint("gpushctl mig -cgi 19,19 -C").as_deref(), Some("use 'gpushctl mig add 1g.10gb -g 0'"));
         assert_eq!(hint("gpushctl mig apply -f x.yaml").as_deref(), Some("write `--file x.yaml`"));
         assert_eq!(hint("gpushctl events -f"), None);
+        for (line, command) in [
+            ("gpushctl -q", "use 'gpushctl gpu show 0'"),
+            ("gpushctl -q -d MEMORY -i 3", "use 'gpushctl gpu show 3'"),
+            ("gpushctl -pm 1", "gpush does not change it: use 'nvidia-smi -pm 1'"),
+            ("gpushctl -r", "use 'gpushctl gpu reset 0'"),
+            ("gpushctl -i 2 -r", "use 'gpushctl gpu reset 2'"),
+            ("gpushctl --gpu-reset -i 3", "use 'gpushctl gpu reset 3'"),
+            ("gpushctl --query-gpu=name,uuid --format=csv", "use 'gpushctl gpu list -o csv'"),
+            ("gpushctl -l 2", "use 'gpushctl status --watch'"),
+        ] {
+            assert_eq!(hint(line).as_deref(), Some(command), "{line}");
+        }
+        for right in ["gpushctl mig apply -q", "gpushctl mig plan --file x -c all", "gpushctl -o json status"] {
+            assert_eq!(hint(right), None, "{right}");
+        }
+    }
+
+    #[test]
+    fn detach_without_an_operation_is_refused_with_the_reason() {
+        for line in ["gpushctl gpu reset 3 --detach", "gpushctl maintenance enter --wait --detach"] {
+            assert!(hint(line).unwrap().contains("leave out `--detach`"), "{line}");
+        }
+        for right in ["gpushctl gpu drain 3 --detach", "gpushctl mig apply --detach", "gpushctl gpu reset 3"] {
+            assert_eq!(hint(right), None, "{right}");
+        }
+    }
+
+    #[test]
+    fn mps_env_names_lease_env() {
+        let said = hint("gpushctl mps env 9").unwrap();
+        assert!(said.starts_with("use 'gpushctl lease env --mps --target 9'"), "{said}");
+        assert_eq!(hint("gpushctl lease env --mps"), None);
     }
 
     #[test]

@@ -168,7 +168,8 @@ Marks: ● in use   ◐ granted by a lease   ○ idle   ! no compute instance
 Memory: in use/total, of the whole GPU in its heading and of each instance.
 What the driver reserves for itself counts as in use, so an idle GPU shows
 some. The numbers below a drawing are placements, as in the layout entry
-2g.20gb@4.
+2g.20gb@4. GPUs that differ only in index, address and UUIDs are drawn once;
+`-o wide` draws each GPU, with its sensors.
 
 Examples:
   gpushctl status
@@ -234,6 +235,7 @@ Examples:
 Examples:
   gpushctl events --since 1h               what gpushd still keeps
   gpushctl events -f                       from now on
+  gpushctl events -f --since 5m            the last 5 minutes and new ones
   gpushctl events -f --kind xid,driver --json"
     )]
     Events(EventsArgs),
@@ -407,6 +409,12 @@ mod tests {
             let cli = Cli::try_parse_from([&["gpushctl"], words].concat()).unwrap();
             let Command::Status(args) = cli.command else { panic!("{words:?}") };
             assert_eq!(args.which.selectors(), expected);
+        }
+        // The selectors of these commands are in a field of the subcommand.
+        for words in [&["audit"][..], &["op", "list"], &["mps", "list"], &["config", "overrides", "list"]] {
+            let parsed = Cli::try_parse_from([&["gpushctl"], words, &["0-1", "-g", "3"]].concat()).unwrap();
+            let text = format!("{:?}", parsed.command);
+            assert!(text.contains(r#"arguments: ["0-1"], options: ["3"]"#), "{words:?}: {text}");
         }
         fn leaves(command: &clap::Command, path: &str) {
             for one in command.get_subcommands() {

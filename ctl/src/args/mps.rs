@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use gpush_api::{MemoryLimit, Percentage, Priority};
 
 use super::{
-    GpuOption, Queueing,
+    GpuOption, Gpus, Queueing,
     values::{duration, some_lines, whole_seconds},
 };
 
@@ -16,7 +16,7 @@ pub(crate) enum Mps {
     #[command(alias = "ls")]
     List {
         #[command(flatten)]
-        which: GpuOption,
+        which: Gpus,
     },
     /// Show one target: settings, servers, clients, leases
     Show {

@@ -1,16 +1,13 @@
 //! `gpushctl apply`, and the code that all commands for layouts share: show the plan, ask, apply, wait.
 
-use gpush_api::{
-    ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Mode, OperationState, PlanRequest,
-    Plans,
-};
+use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, PlanRequest, Plans};
 use gpush_client::Client;
 
 use crate::{
     args::{ApplyArgs, LayoutChange, Waiting},
     exit::{Failure, Outcome},
     output::Output,
-    render::{plan, status::gpu_numbers, trouble},
+    render::{plan, status::gpu_numbers},
 };
 
 /// Runs `gpushctl apply`: brings each GPU to its desired state, in every mode.
@@ -44,11 +41,11 @@ fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     if all.is_empty() {
         return Err(super::no_gpu());
     }
-    if all.iter().all(|gpu| gpu.mode == Mode::Unmanaged) {
+    if all.iter().all(|gpu| !gpu.mode.is_managed()) {
         let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU");
         return Err(error.hint("see the rules with 'gpushctl config show'"));
     }
-    let differing = all.into_iter().filter(|gpu| gpu.mode != Mode::Unmanaged && !gpu.drift.is_empty());
+    let differing = all.into_iter().filter(|gpu| gpu.mode.is_managed() && !gpu.drift.is_empty());
     let (cordoned, gpus): (Vec<Gpu>, Vec<Gpu>) = differing.partition(|gpu| gpu.state == GpuState::Cordoned);
     if !cordoned.is_empty() {
         let indexes: Vec<u32> = cordoned.iter().map(|gpu| gpu.index).collect();
@@ -116,22 +113,10 @@ pub(super) async fn run(
         let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU for MIG");
         return Err(error.hint("see the rules with 'gpushctl config show'").into());
     }
-    let is_queued = matches!(one.state, OperationState::Queued | OperationState::Waiting);
-    if request.wait_s.is_some() && is_queued && !waiting.quiet && !out.json {
-        tell_blockers(client, &request, out).await;
-    }
-    super::operation::watch(client, one, &before, true, waiting, out).await
-}
-
-/// Prints what a queued change waits for. Uses a plan for this, because a plan names the processes
-/// that this user may see. The notes of an operation are the same for every user.
-async fn tell_blockers(client: &mut Client, request: &ApplyRequest, out: &Output) {
-    let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
-    let Ok(plans) = client.plan(&request).await else { return };
-    for error in plans.plans.iter().filter_map(|plan| plan.error.as_ref()) {
-        let lines = trouble::lines("waiting", &ApiError { hint: None, ..error.clone() }, 0, &out.look);
-        out.remark(&(lines.join("\n") + "\n"));
-    }
+    // The reasons for waiting in the operation are the same for every user. A plan also names the processes that only
+    // this user may see.
+    let waits = request.wait_s.map(|_| PlanRequest { gpus: request.gpus, layout: request.layout });
+    super::operation::watch(client, one, &before, waits, waiting, out).await
 }
 
 /// Shows a plan that destroys instances and asks the user. If the plan is refused, does not ask,

@@ -22,7 +22,7 @@ pub(super) async fn run(client: &mut Client, args: &args::AuditArgs, out: &Outpu
     // The output shows the indexes of GPUs. Without a driver, it shows their UUIDs.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let mut objects: Vec<String> = args.object.clone().into_iter().collect();
-    objects.extend(args.which.gpus.iter().cloned());
+    objects.extend(args.which.selectors());
     let object = (!objects.is_empty()).then(|| objects.join(","));
     let number = args.number.or_else(|| args.since.is_none().then_some(args::AUDIT_USUALLY));
     let mut query = AuditQuery { after: None, limit: number.unwrap_or(PAGE), object, since: args.since };

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use gpush_api::{ApiError, Code, ConfigView, GpuPlan, PlanRequest, Plans, Refusal, ReloadRequest};
+use gpush_api::{
+    ApiError, Code, ConfigView, Gpu, GpuPlan, Override, Overrides, PlanRequest, Plans, Refusal, ReloadRequest,
+};
+use gpush_client::Client;
 use gpush_core::{
     config::{Config, ConfigErrors, Located},
     desired,
@@ -11,8 +14,8 @@ use nix::unistd::Group;
 use serde::Serialize;
 
 use crate::{
-    args::{self, Global},
-    exit::{DIFFERS, Outcome},
+    args::{self, Global, SomeGpus},
+    exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
     render,
@@ -20,21 +23,22 @@ use crate::{
 
 /// Output of `gpushctl config check --json` for a valid file.
 #[derive(Serialize)]
-struct Checked {
+pub(super) struct Checked {
     /// The config as gpushd would show it.
-    config: ConfigView,
+    pub(super) config: ConfigView,
     /// Remarks that are not errors.
-    findings: Vec<String>,
+    #[serde(rename = "remarks")]
+    pub(super) findings: Vec<String>,
     /// Plans for the offline host, if one is named and rules claim some of its GPUs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    plans: Option<Plans>,
+    #[serde(flatten)]
+    pub(super) plans: Option<Plans>,
 }
 
 /// Output of `gpushctl config check --json` for an invalid file.
 #[derive(Serialize)]
-struct Wrong {
-    error: ApiError,
-    problems: Vec<Located>,
+pub(super) struct Wrong {
+    pub(super) error: ApiError,
+    pub(super) problems: Vec<Located>,
 }
 
 pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outcome {
@@ -63,34 +67,65 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
             let unseen = diff.unseen.first().map_or(0, |error| error.code.exit_status());
             Ok(if render::overrides::differs(&diff) { DIFFERS } else { unseen })
         }),
-        args::Config::Overrides { command: None | Some(args::Overrides::List) } => super::ask(global, async |client| {
-            let all = client.overrides().await?;
-            out.list(&all, |look| render::overrides::list(&all, look))?;
-            Ok(0)
-        }),
-        args::Config::Overrides { command: Some(args::Overrides::Clear { which }) } => {
+        args::Config::Overrides { command } => {
+            let selectors = match &command {
+                Some(args::Overrides::List { which }) => which.selectors(),
+                Some(args::Overrides::Clear { which }) => return clear(global, which, out),
+                None => Vec::new(),
+            };
             super::ask(global, async |client| {
-                let gpus = client.gpus(false).await;
-                let mut ended = Vec::new();
-                for selector in which.selectors() {
-                    // The driver may no longer list the GPU, but the GPU may still have an
-                    // override. In that case, gpushd finds the override by the UUID.
-                    let named = match &gpus {
-                        Ok(gpus) => super::select(gpus.clone(), std::slice::from_ref(&selector)).unwrap_or_default(),
-                        Err(_) => Vec::new(),
-                    };
-                    if named.is_empty() {
-                        ended.push(client.end_override(&selector).await?);
-                    }
-                    for gpu in named {
-                        ended.push(client.end_override(&gpu.uuid).await?);
-                    }
-                }
-                out.show(&ended, |look| ended.iter().map(|one| render::overrides::ended(one, look)).collect())?;
+                let all = overrides_of(client, &selectors).await?;
+                out.list(&all, |look| {
+                    let list = render::overrides::list(&all, look);
+                    if selectors.is_empty() { list } else { list.or_empty("No selected GPU has an override.") }
+                })?;
                 Ok(0)
             })
         }
     }
+}
+
+/// Returns the overrides of the selected GPUs, or all without selectors.
+async fn overrides_of(client: &mut Client, selectors: &[String]) -> Result<Overrides, Failure> {
+    let mut all = client.overrides().await?;
+    // The driver may no longer list a GPU that has an override, so a UUID of an override needs no list of GPUs.
+    let has_override = |selector: &&String| all.overrides.iter().any(|one| one.uuid == **selector);
+    let others: Vec<String> = selectors.iter().filter(|selector| !has_override(selector)).cloned().collect();
+    let gpus = match others.as_slice() {
+        [] => Vec::new(),
+        others => {
+            let gpus = client.gpus(false).await?;
+            super::select_of(client, gpus, others).await?
+        }
+    };
+    let is_selected =
+        |one: &Override| selectors.contains(&one.uuid) || gpus.iter().any(|gpu: &Gpu| gpu.uuid == one.uuid);
+    all.overrides.retain(|one| selectors.is_empty() || is_selected(one));
+    Ok(all)
+}
+
+/// Runs `config overrides clear`.
+fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
+    super::ask(global, async |client| {
+        let gpus = client.gpus(false).await;
+        let mut ended = Vec::new();
+        for selector in which.selectors() {
+            // The driver may no longer list the GPU, but the GPU may still have an
+            // override. In that case, gpushd finds the override by the UUID.
+            let named = match &gpus {
+                Ok(gpus) => super::select(gpus.clone(), std::slice::from_ref(&selector)).unwrap_or_default(),
+                Err(_) => Vec::new(),
+            };
+            if named.is_empty() {
+                ended.push(client.end_override(&selector).await?);
+            }
+            for gpu in named {
+                ended.push(client.end_override(&gpu.uuid).await?);
+            }
+        }
+        out.show(&ended, |look| ended.iter().map(|one| render::overrides::ended(one, look)).collect())?;
+        Ok(0)
+    })
 }
 
 fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {

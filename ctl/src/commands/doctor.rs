@@ -14,8 +14,9 @@ use crate::{
 
 /// Output of `gpushctl doctor --json`.
 #[derive(Serialize)]
-struct Examination<'f> {
-    findings: &'f [Finding],
+pub(super) struct Examination<'f> {
+    #[serde(rename = "checks")]
+    pub(super) findings: &'f [Finding],
 }
 
 pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {

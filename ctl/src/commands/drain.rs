@@ -58,6 +58,13 @@ pub(super) async fn uncordon(client: &mut Client, which: &SomeGpus, why: &Why, o
     Ok(0)
 }
 
+/// Runs `gpu drain --detach`: cordons the GPUs, and says which command waits until they are idle.
+pub(super) async fn begin(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
+    let gpus = cordon_gpus(client, which, why).await?;
+    out.show(&gpus, |look| cordon::draining(&gpus, look))?;
+    Ok(0)
+}
+
 pub(super) async fn drain(
     client: &mut Client,
     which: &SomeGpus,

@@ -21,21 +21,33 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
     // error.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if args.follow {
-        return follow(client, query, args.steps, &gpus, out).await;
+        // The stream begins before the stored events are read, so that no event is missed between them.
+        let stream = client.events(&query).await?;
+        let has_past = args.since.is_some() || args.number.is_some();
+        let past = if has_past { selected(client.kept_events(&query).await?, args, out.json) } else { Vec::new() };
+        for told in &past {
+            print(told, &gpus, out)?;
+        }
+        return follow(client, query, stream, &past, args.steps, &gpus, out).await;
     }
-    let mut kept = client.kept_events(&query).await?;
-    kept.retain(|told| shown(told, args.steps || out.json));
+    let kept = selected(client.kept_events(&query).await?, args, out.json);
+    if kept.is_empty() && out.is_drawn() {
+        out.remark("No event since the start of gpushd matches.\n");
+    }
+    out.list(&kept, |look| events::list(&kept, &gpus, look))?;
+    Ok(0)
+}
+
+/// Returns those of the stored events that the options select.
+fn selected(mut kept: Vec<ReceivedEvent>, args: &args::EventsArgs, json: bool) -> Vec<ReceivedEvent> {
+    kept.retain(|told| shown(told, args.steps || json));
     if let Some(since) = args.since {
         kept.retain(|told| events::time(told).is_none_or(|at| at >= since));
     }
     if let Some(number) = args.number {
         drop(kept.drain(..kept.len().saturating_sub(number)));
     }
-    if kept.is_empty() && out.is_drawn() {
-        out.remark("No event since the start of gpushd matches.\n");
-    }
-    out.list(&kept, |look| events::list(&kept, &gpus, look))?;
-    Ok(0)
+    kept
 }
 
 /// Returns whether an event is shown. The steps of an operation are hidden by default, because
@@ -44,11 +56,18 @@ fn shown(told: &ReceivedEvent, steps: bool) -> bool {
     steps || !events::is_step(told)
 }
 
-/// Prints events until Ctrl-C. If the connection is lost, waits for gpushd.
-async fn follow(client: &mut Client, mut query: EventQuery, steps: bool, gpus: &[Gpu], out: &Output) -> Outcome {
-    let mut stream = client.events(&query).await?;
+/// Prints events until Ctrl-C, except `past`. If the connection is lost, waits for gpushd.
+async fn follow(
+    client: &mut Client,
+    mut query: EventQuery,
+    mut stream: EventStream,
+    past: &[ReceivedEvent],
+    steps: bool,
+    gpus: &[Gpu],
+    out: &Output,
+) -> Outcome {
     loop {
-        tell(&mut stream, steps || out.json, gpus, out).await?;
+        tell(&mut stream, past, steps || out.json, gpus, out).await?;
         query.after = stream.last_id().map(str::to_owned);
         out.remark("gpushd closed the stream; waiting until it is back\n");
         stream = again(client, &query).await?;
@@ -57,9 +76,15 @@ async fn follow(client: &mut Client, mut query: EventQuery, steps: bool, gpus: &
 }
 
 /// Prints events until the stream ends.
-async fn tell(stream: &mut EventStream, steps: bool, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
+async fn tell(
+    stream: &mut EventStream,
+    past: &[ReceivedEvent],
+    steps: bool,
+    gpus: &[Gpu],
+    out: &Output,
+) -> Result<(), Failure> {
     while let Ok(Some(told)) = stream.next().await {
-        if shown(&told, steps) {
+        if shown(&told, steps) && !past.contains(&told) {
             print(&told, gpus, out)?;
         }
     }
@@ -86,5 +111,35 @@ pub(super) fn may_pass(error: &Error) -> bool {
         Kind::Connect | Kind::Lost | Kind::TimedOut => true,
         Kind::Answer => error.error.retryable || error.code() == Code::Unavailable,
         Kind::Foreign => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{Event, EventPayload, Resync, ResyncReason};
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn arguments(words: &[&str]) -> args::EventsArgs {
+        let cli = <Cli as clap::Parser>::try_parse_from([&["gpushctl", "events"], words].concat()).unwrap();
+        let Command::Events(args) = cli.command else { panic!("{words:?}") };
+        args
+    }
+
+    #[test]
+    fn follow_begins_with_the_events_of_since_and_number() {
+        let now = Timestamp::now();
+        let event = |id: u32, seconds_ago: i64| {
+            let at = now - jiff::SignedDuration::from_secs(seconds_ago);
+            let what = EventPayload::Resync(Resync { reason: ResyncReason::OtherRun });
+            ReceivedEvent::Known(Box::new(Event { id: format!("e-{id}"), at, what }))
+        };
+        let kept = vec![event(1, 7200), event(2, 60), event(3, 5)];
+        let of = |words: &[&str]| selected(kept.clone(), &arguments(words), false);
+        assert_eq!(of(&["-f", "--since", "5m"]), kept[1..]);
+        assert_eq!(of(&["-f", "-n", "1"]), kept[2..]);
+        assert_eq!(of(&["-f", "--since", "5m", "-n", "9"]), kept[1..]);
     }
 }

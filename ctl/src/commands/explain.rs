@@ -7,14 +7,18 @@ use crate::{args::Topic, exit::Outcome, output::Output, render::isolation};
 
 /// Output of `gpushctl explain isolation --json`.
 #[derive(Serialize)]
-struct Isolation {
+pub(super) struct Isolation {
     aspects: [Aspect; 5],
     sources: [Source; 4],
 }
 
+impl Isolation {
+    pub(super) const ALL: Self = Self { aspects: TABLE, sources: SOURCES };
+}
+
 pub(super) fn run(topic: Topic, out: &Output) -> Outcome {
     match topic {
-        Topic::Isolation => out.show(&Isolation { aspects: TABLE, sources: SOURCES }, isolation::table)?,
+        Topic::Isolation => out.show(&Isolation::ALL, isolation::table)?,
     }
     Ok(0)
 }

@@ -34,12 +34,13 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             out.show(&gpus, text)?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,
-        Gpu::Drain { which, why, timeout, quiet } => {
+        Gpu::Drain { which, why, detach: true, .. } => return drain::begin(client, which, why, out).await,
+        Gpu::Drain { which, why, timeout, detach: false, quiet } => {
             return drain::drain(client, which, why, *timeout, *quiet, out).await;
         }
         Gpu::Uncordon { which, why } => return drain::uncordon(client, which, why, out).await,
-        Gpu::Reset { which, why, queueing } => {
-            return reset::run(client, which, why, queueing.limit(), out).await;
+        Gpu::Reset { which, yes, why, queueing } => {
+            return reset::run(client, which, why, *yes, queueing.limit(), out).await;
         }
     }
     Ok(0)

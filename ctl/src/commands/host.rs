@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, MaintenanceState, ReasonRequest};
+use gpush_api::{ApiError, Code, MaintenanceRequest, MaintenanceState, ReasonRequest};
 use gpush_client::Client;
 use gpush_core::duration;
 
@@ -18,23 +18,37 @@ use crate::{
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: &Output) -> Outcome {
-    let state = match command {
-        Maintenance::Status => MaintenanceState { maintenance: client.health().await?.maintenance },
-        Maintenance::Enter { why, queueing } => match queueing.limit() {
-            None => client.enter_maintenance(&ReasonRequest { reason: why.reason }).await?,
-            Some(limit) => match enter_when_free(client, why, limit, out).await? {
-                Entered::Yes(state) => state,
-                Entered::Not(status) => return Ok(status),
-            },
-        },
-        Maintenance::Leave(Why { reason }) => client.leave_maintenance(&ReasonRequest { reason }).await?,
-    };
-    out.show(&state, |look| host::maintenance(state.maintenance.as_ref(), look))?;
+    match command {
+        Maintenance::Status => {
+            let state = MaintenanceState::from(client.health().await?.maintenance);
+            out.show(&state, |look| host::status(state.maintenance.as_ref(), look))?;
+        }
+        Maintenance::Enter { why, queueing } => {
+            let state = match queueing.limit() {
+                None => client.enter_maintenance(&of_host(why.reason)).await?,
+                Some(limit) => match enter_when_free(client, why, limit, out).await? {
+                    Entered::Yes(state) => state,
+                    Entered::Not(status) => return Ok(status),
+                },
+            };
+            out.show(&state, |look| host::entered(state.maintenance.as_ref(), look))?;
+        }
+        Maintenance::Leave(Why { reason }) => {
+            let before = client.health().await?.maintenance;
+            let state = client.leave_maintenance(&of_host(reason)).await?;
+            out.show(&state, |look| host::left(before.as_ref(), look))?;
+        }
+    }
     Ok(0)
 }
 
+/// Returns a request that concerns the whole host.
+fn of_host(reason: Option<String>) -> MaintenanceRequest {
+    MaintenanceRequest { reason, gpu_uuids: Vec::new() }
+}
+
 /// How a wait for maintenance ended.
-enum Entered {
+pub(super) enum Entered {
     Yes(MaintenanceState),
     /// The host is not in maintenance. The command ends with this exit status.
     Not(u8),
@@ -47,18 +61,25 @@ async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &O
     let reason = why.reason.clone().unwrap_or_else(|| "maintenance is to be entered".to_owned());
     let mut gpus = client.gpus(false).await?;
     let kept = TemporaryCordons::of(client, &mut gpus, &reason).await?;
-    let entered = poll(client, &ReasonRequest { reason: why.reason }, limit, out).await;
+    let entered = poll(client, &of_host(why.reason), "maintenance could not be entered", limit, out).await;
     kept.clear(client).await;
     entered
 }
 
-async fn poll(client: &mut Client, why: &ReasonRequest, limit: Duration, out: &Output) -> Result<Entered, Failure> {
+/// Tries to enter maintenance until it succeeds. `failure` says what did not happen if it does not within `limit`.
+pub(super) async fn poll(
+    client: &mut Client,
+    request: &MaintenanceRequest,
+    failure: &str,
+    limit: Duration,
+    out: &Output,
+) -> Result<Entered, Failure> {
     let until = tokio::time::sleep(limit);
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(until, interrupt);
     let mut said: Vec<String> = Vec::new();
     loop {
-        let error = match client.enter_maintenance(why).await {
+        let error = match client.enter_maintenance(request).await {
             Ok(state) => return Ok(Entered::Yes(state)),
             Err(error) if error.error.retryable && matches!(error.code(), Code::Blocked | Code::Conflict) => error,
             Err(error) => return Err(error.into()),
@@ -73,7 +94,7 @@ async fn poll(client: &mut Client, why: &ReasonRequest, limit: Duration, out: &O
         tokio::select! {
             () = &mut until => {
                 let within = duration::format(limit);
-                let message = format!("maintenance could not be entered within {within}");
+                let message = format!("{failure} within {within}");
                 let mut timed_out = ApiError::new(Code::TimedOut, message);
                 timed_out.causes = said;
                 return Err(timed_out.hint("wait longer with `--wait`, or revoke the leases").into());

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, Code, Gpu, Operation, OperationState, OperationSummary};
+use gpush_api::{ApiError, Code, Gpu, Operation, OperationState, OperationSummary, PlanRequest};
 use gpush_client::{Client, Kind};
 use gpush_core::duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -44,7 +44,8 @@ async fn of_gpus(
     mut before: Option<String>,
     gpus: &[Gpu],
 ) -> Result<(Vec<OperationSummary>, bool), Failure> {
-    let concerns = |one: &OperationSummary| one.gpus.iter().any(|index| gpus.iter().any(|gpu| gpu.index == *index));
+    // The index of a GPU may have changed since the operation.
+    let concerns = |one: &OperationSummary| one.gpu_uuids.iter().any(|uuid| gpus.iter().any(|gpu| gpu.uuid == *uuid));
     let mut found = Vec::new();
     loop {
         let page = client.last_operations(PAGE, before.as_deref()).await?;
@@ -63,7 +64,8 @@ async fn of_gpus(
 pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Output) -> Outcome {
     match command {
         args::Operation::List { number, before, which } => {
-            let gpus = match which.gpus.as_slice() {
+            let selectors = which.selectors();
+            let gpus = match selectors.as_slice() {
                 [] => None,
                 named => {
                     let gpus = client.gpus(false).await?;
@@ -89,9 +91,9 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
                 && out.is_drawn()
             {
                 let id = &first.id;
-                out.remark(&match which.gpus.join(",") {
+                out.remark(&match selectors.join(",") {
                     of if of.is_empty() => format!("earlier operations: `gpushctl operation list --before {id}`\n"),
-                    of => format!("earlier operations: `gpushctl operation list -g {of} --before {id}`\n"),
+                    of => format!("earlier operations: `gpushctl operation list {of} --before {id}`\n"),
                 });
             }
             Ok(0)
@@ -112,11 +114,19 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
             let one = client.operation(id).await?;
             let just = !one.state.is_final();
             let waiting = args::Waiting { quiet: *quiet, timeout: *timeout, detach: false };
-            watch(client, one, &[], just, &waiting, out).await
+            watch_until(client, one, WatchOptions { before: &[], just, waits: None }, &waiting, out, exit_status).await
         }
         args::Operation::Cancel { id, waiting } => {
             let one = client.cancel(id).await?;
-            watch_until(client, one, &[], true, waiting, out, cancel_exit_status).await
+            watch_until(
+                client,
+                one,
+                WatchOptions { before: &[], just: true, waits: None },
+                waiting,
+                out,
+                cancel_exit_status,
+            )
+            .await
         }
     }
 }
@@ -155,26 +165,35 @@ enum Watched {
     Interrupted,
 }
 
-/// Shows an operation until it ends, and then its result. Returns the exit status of the operation.
-/// `just` is true if the operation is running or has just ended. Then the GPUs are still in the
-/// state that the operation produced.
+/// What [`watch_until`] needs besides the operation.
+struct WatchOptions<'a> {
+    /// The GPUs before the operation, if they were read.
+    before: &'a [Gpu],
+    /// Whether the operation is running or has just ended. Then the GPUs are still in the state that the operation
+    /// produced.
+    just: bool,
+    /// A request for a plan that names what blocks the operation while it waits.
+    waits: Option<PlanRequest>,
+}
+
+/// Shows an operation that has just been requested until it ends, and then its result. Returns the exit status of the
+/// operation.
 pub(super) async fn watch(
     client: &mut Client,
     one: Operation,
     before: &[Gpu],
-    just: bool,
+    waits: Option<PlanRequest>,
     waiting: &args::Waiting,
     out: &Output,
 ) -> Outcome {
-    watch_until(client, one, before, just, waiting, out, exit_status).await
+    watch_until(client, one, WatchOptions { before, just: true, waits }, waiting, out, exit_status).await
 }
 
 /// Does the same as [`watch`]. `status` computes the exit status.
 async fn watch_until(
     client: &mut Client,
     mut one: Operation,
-    before: &[Gpu],
-    just: bool,
+    WatchOptions { before, just, waits }: WatchOptions<'_>,
     &args::Waiting { quiet, timeout, detach }: &args::Waiting,
     out: &Output,
     status: fn(&Operation) -> u8,
@@ -188,7 +207,7 @@ async fn watch_until(
     };
     let mut progress = Progress::new(style, &one, &out.look);
     let limit = if detach { Some(Duration::ZERO) } else { timeout };
-    let watched = follow(client, &mut one, &mut progress, limit, out).await;
+    let watched = follow(client, &mut one, &mut progress, waits.as_ref(), limit, out).await;
     progress.end();
     match watched? {
         Watched::Ended => {
@@ -239,6 +258,7 @@ async fn follow(
     client: &mut Client,
     one: &mut Operation,
     progress: &mut Progress,
+    waits: Option<&PlanRequest>,
     limit: Option<Duration>,
     out: &Output,
 ) -> Result<Watched, Failure> {
@@ -250,8 +270,13 @@ async fn follow(
         .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
     let (mut away, mut told_away): (Option<Instant>, bool) = (None, false);
+    let mut reasons = Vec::new();
     loop {
         progress.update(one, &out.look);
+        if one.waits_for != reasons && !progress.is_quiet() && !unwatched {
+            reasons.clone_from(&one.waits_for);
+            progress.waits(&wait_reasons(client, &reasons, waits).await, &out.look);
+        }
         if one.state.is_final() {
             return Ok(Watched::Ended);
         }
@@ -298,7 +323,7 @@ async fn follow(
                 }
                 if since.elapsed() > super::SILENCE && !told_away {
                     told_away = true;
-                    progress.say(&format!("gpushd does not answer; trying again for up to {} s", AWAY.as_secs()));
+                    progress.say(&format!("gpushd does not answer; trying again for up to {}s", AWAY.as_secs()));
                 }
                 tokio::time::sleep(RETRY).await;
             }
@@ -308,6 +333,14 @@ async fn follow(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Returns what an operation waits for, one sentence each. A plan names the processes that this user may see; without
+/// a plan that names them, returns the reasons in the operation.
+async fn wait_reasons(client: &mut Client, reasons: &[String], request: Option<&PlanRequest>) -> Vec<String> {
+    let (Some(request), false) = (request, reasons.is_empty()) else { return reasons.to_vec() };
+    let named = client.plan(request).await.map(|plans| plan::blockers(&plans)).unwrap_or_default();
+    if named.is_empty() { reasons.to_vec() } else { named }
 }
 
 /// Returns whether two responses are about the same operation. An id is unique only within one state directory.

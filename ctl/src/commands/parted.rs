@@ -10,14 +10,14 @@ use crate::{args::Global, exit::Outcome, offline, output::Output};
 
 /// Output of `mig export --json` and `mig import --json`.
 #[derive(Serialize)]
-struct Written<'a> {
+pub(super) struct Written<'a> {
     /// The YAML or TOML text.
-    text: &'a str,
+    pub(super) text: &'a str,
     /// Information for the user that the text does not contain.
-    remarks: &'a [String],
+    pub(super) remarks: &'a [String],
     /// Why a part of the file is missing from the text.
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<&'a ApiError>,
+    pub(super) error: Option<&'a ApiError>,
 }
 
 /// Reads a label of a mig-parted file, or of stdin for `-`. Errors in other labels do not matter.

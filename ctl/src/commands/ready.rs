@@ -116,8 +116,7 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
         // In these states, an administrator must decide what to do.
         GpuState::Held | GpuState::Cordoned | GpuState::Maintenance | GpuState::Lost => return None,
         GpuState::Unknown | GpuState::Changing => {
-            return (gpu.mode != Mode::Unmanaged)
-                .then(|| Unfinished::Pending(format!("GPU {index} is being changed or read")));
+            return gpu.mode.is_managed().then(|| Unfinished::Pending(format!("GPU {index} is being changed or read")));
         }
         GpuState::Degraded => {
             return Some(Unfinished::Failed(format!("GPU {index} is degraded"), format!("gpushctl gpu show {index}")));
@@ -129,7 +128,9 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
     Some(match gpu.mode {
         // gpushd applies layouts only once on each boot.
         Mode::Mig if is_complete => Unfinished::Failed(text, format!("gpushctl apply {index}")),
-        Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive | Mode::Unmanaged => Unfinished::Pending(text),
+        Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => {
+            Unfinished::Pending(text)
+        }
     })
 }
 

@@ -1,59 +1,93 @@
 //! `gpushctl gpu reset`: enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
 //!
 //! nvidia-smi resets only GPUs that no process has open. Outside of maintenance, gpushd itself has
-//! driver handles open.
+//! driver handles of all GPUs open. The maintenance names the GPUs to reset, so leases on other GPUs
+//! do not prevent it.
 
 use std::{
     process::{Command, Stdio},
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, Process, ReasonRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, Lease, MaintenanceRequest, Process};
 use gpush_client::Client;
 use gpush_core::{lease::usage, refusal};
 
-use super::drain::{TemporaryCordons, Waited};
+use super::{
+    drain::{TemporaryCordons, Waited},
+    host::{self, Entered},
+};
 use crate::{
     args::{SomeGpus, Why},
-    exit::Outcome,
+    exit::{Failure, Outcome},
     output::Output,
-    render::status::gpu_numbers,
+    render::{Appearance, status::gpu_numbers},
 };
 
-/// Resets GPUs. With `wait`, the GPUs are cordoned and the reset waits until they are idle.
+/// The GPUs to reset.
+struct ResetTarget {
+    gpus: Vec<Gpu>,
+    /// Names the GPUs: `GPU 3` or `GPUs 0-3`.
+    numbers: String,
+    reason: String,
+}
+
+/// Resets GPUs. On a terminal, the user must confirm a reset that destroys instances, unless `confirmed`. With `wait`,
+/// the GPUs are cordoned and the reset waits until they are idle.
 pub(super) async fn run(
     client: &mut Client,
     which: &SomeGpus,
     why: &Why,
+    confirmed: bool,
     wait: Option<Duration>,
     out: &Output,
 ) -> Outcome {
     let all = client.gpus(false).await?;
-    let mut gpus = super::select_of(client, all, &which.selectors()).await?;
+    let gpus = super::select_of(client, all, &which.selectors()).await?;
+    gpus.iter().try_for_each(refuse_lost)?;
+    if wait.is_none() {
+        refuse_all_in_use(client, &gpus).await?;
+    }
+    if !confirmed && out.can_ask() && !confirm(&gpus, out)? {
+        out.remark("Nothing was changed.\n");
+        return Ok(1);
+    }
     let indexes: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
-    let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {}", gpu_numbers(&indexes)));
-    let Some(limit) = wait else { return idle(client, &gpus, &indexes, reason, out).await };
-    let (waited, kept) = TemporaryCordons::idle(client, &mut gpus, &reason, limit, out).await?;
+    let numbers = gpu_numbers(&indexes);
+    let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {numbers}"));
+    let mut target = ResetTarget { gpus, numbers, reason };
+    let Some(limit) = wait else { return reset(client, &target, None, out).await };
+    let (waited, kept) = TemporaryCordons::idle(client, &mut target.gpus, &target.reason, limit, out).await?;
     if waited != Waited::Idle {
         return Ok(waited.exit_status());
     }
-    let outcome = idle(client, &gpus, &indexes, reason, out).await;
+    let outcome = match refuse_all_in_use(client, &target.gpus).await {
+        Ok(()) => reset(client, &target, Some(limit), out).await,
+        Err(failure) => Err(failure),
+    };
     kept.clear(client).await;
     outcome
 }
 
-/// Resets GPUs that are idle.
-async fn idle(client: &mut Client, gpus: &[Gpu], indexes: &[u32], reason: String, out: &Output) -> Outcome {
-    let leases = client.leases(0).await?;
-    for gpu in gpus {
-        refuse_in_use(gpu, super::lease::holders(gpu, &leases))?;
+/// Resets GPUs that are idle. With `limit`, waits until no operation changes a GPU of the host.
+async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration>, out: &Output) -> Outcome {
+    let ResetTarget { gpus, numbers, reason } = target;
+    let uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let request = |reason: String| MaintenanceRequest { reason: Some(reason), gpu_uuids: uuids.clone() };
+    let enter = request(reason.clone());
+    match limit {
+        None => drop(client.enter_maintenance(&enter).await?),
+        Some(limit) => {
+            let failure = format!("{numbers} could not be reset");
+            if let Entered::Not(status) = host::poll(client, &enter, &failure, limit, out).await? {
+                return Ok(status);
+            }
+        }
     }
-    let numbers = gpu_numbers(indexes);
-    client.enter_maintenance(&ReasonRequest { reason: Some(reason) }).await?;
     out.remark(&format!("{numbers}: resetting; gpushd is in maintenance meanwhile\n"));
-    let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-    let result = reset(&uuids.join(","));
-    let left = client.leave_maintenance(&ReasonRequest { reason: None }).await;
+    let result = run_nvidia_smi(&uuids.join(","));
+    let ended = if result.is_ok() { format!("reset of {numbers}") } else { format!("the reset of {numbers} failed") };
+    let left = client.leave_maintenance(&request(ended)).await;
     if let Err(mut error) = result {
         error.message = format!("{numbers}: {}", error.message);
         if left.is_err() {
@@ -63,9 +97,28 @@ async fn idle(client: &mut Client, gpus: &[Gpu], indexes: &[u32], reason: String
     }
     left?;
     let now = client.gpus(false).await?;
-    let now: Vec<Gpu> = now.into_iter().filter(|gpu| uuids.contains(&gpu.uuid.as_str())).collect();
+    let now: Vec<Gpu> = now.into_iter().filter(|gpu| uuids.contains(&gpu.uuid)).collect();
     out.show(&now, |_| format!("{numbers}: reset\n"))?;
     Ok(0)
+}
+
+/// Refuses a GPU that has fallen off the bus. nvidia-smi cannot reset such a GPU.
+fn refuse_lost(gpu: &Gpu) -> Result<(), ApiError> {
+    if gpu.state != GpuState::Lost {
+        return Ok(());
+    }
+    let message = format!("cannot reset GPU {}: it is lost", gpu.index);
+    let mut error = ApiError::new(Code::GpuLost, message).hint(LOST_GPU_HINT);
+    error.causes.clone_from(&gpu.reasons);
+    Err(error)
+}
+
+async fn refuse_all_in_use(client: &mut Client, gpus: &[Gpu]) -> Result<(), Failure> {
+    let leases: Vec<Lease> = client.leases(0).await?;
+    for gpu in gpus {
+        refuse_in_use(gpu, super::lease::holders(gpu, &leases))?;
+    }
+    Ok(())
 }
 
 /// Refuses a GPU that processes use or that leases occupy.
@@ -84,7 +137,32 @@ fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     Err(error.hint(usage::hint(gpu.leases.iter().map(|lease| lease.id)).unwrap_or_else(wait)))
 }
 
-fn reset(uuids: &str) -> Result<(), ApiError> {
+/// Shows which instances a reset destroys and asks the user.
+fn confirm(gpus: &[Gpu], out: &Output) -> Result<bool, Failure> {
+    let number: usize = gpus.iter().flat_map(|gpu| &gpu.mig).map(|mig| mig.instances.len()).sum();
+    if number == 0 {
+        return Ok(true);
+    }
+    out.text(&destroyed(gpus, &out.look))?;
+    let what = if number == 1 { "1 instance".to_owned() } else { format!("{number} instances") };
+    out.confirmed(&format!("This destroys {what}. Continue?"))
+}
+
+/// Lists the instances that a reset destroys, one GPU on each line.
+fn destroyed(gpus: &[Gpu], look: &Appearance) -> String {
+    let mut lines = Vec::new();
+    for gpu in gpus {
+        let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+        let names: Vec<String> =
+            instances.map(|one| format!("{}@{}", look.clean(&one.profile), one.placement.start)).collect();
+        if !names.is_empty() {
+            lines.extend(look.wrap(&format!("GPU {}: - ", gpu.index), &names.join(", ")));
+        }
+    }
+    lines.into_iter().map(|line| line + "\n").collect()
+}
+
+fn run_nvidia_smi(uuids: &str) -> Result<(), ApiError> {
     let output = Command::new("nvidia-smi").args(["--gpu-reset", "-i", uuids]).stdin(Stdio::null()).output();
     let output = output.map_err(|error| {
         crate::exit::io("cannot run nvidia-smi", &error).hint("install it, or add its directory to PATH")
@@ -97,5 +175,35 @@ fn reset(uuids: &str) -> Result<(), ApiError> {
         let text = String::from_utf8_lossy(text);
         error.causes.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
     }
-    Err(error.hint("run 'fuser -v /dev/nvidia*' to see which processes have the GPU open"))
+    Err(error.hint(
+        "see which processes have the GPU open with 'fuser -v /dev/nvidia*'; if the GPU has fallen off the bus, reboot \
+        the host",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn lost_gpu_is_refused_with_the_advice_to_reboot() {
+        let mut gpu = fixtures::mixed().remove(0);
+        assert!(refuse_lost(&gpu).is_ok());
+        gpu.state = GpuState::Lost;
+        let error = refuse_lost(&gpu).unwrap_err();
+        assert_eq!(error.code, Code::GpuLost);
+        assert!(error.hint.unwrap().contains("reboot the host"));
+    }
+
+    #[test]
+    fn destroyed_instances_are_listed_for_each_gpu() {
+        let gpus = fixtures::mixed();
+        let with_mig: Vec<Gpu> =
+            gpus.into_iter().filter(|gpu| gpu.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty())).collect();
+        let text = destroyed(&with_mig[..1], &fixtures::look(80, Charset::Ascii));
+        let first = &with_mig[0].mig.as_ref().unwrap().instances[0];
+        assert!(text.starts_with(&format!("GPU {}: - ", with_mig[0].index)), "{text}");
+        assert!(text.contains(&format!("{}@{}", first.profile, first.placement.start)), "{text}");
+    }
 }

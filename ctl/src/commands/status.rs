@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use gpush_api::HealthStatus;
+use gpush_api::{Gpu, HealthStatus};
 use gpush_client::Client;
 
 use crate::{
@@ -66,8 +66,22 @@ pub(super) async fn read(
 ) -> Result<(Status, u8), Failure> {
     let version = client.version().await?;
     let health = client.health().await?;
+    let mut code = 0;
     let gpus = match client.gpus(profiles).await {
-        Ok(gpus) => super::select_of(client, gpus, selectors).await?,
+        Ok(gpus) => match super::select_of(client, gpus.clone(), selectors).await {
+            Ok(gpus) => gpus,
+            // The driver cannot identify one of the GPUs. Health explains the error, and the other GPUs are shown.
+            Err(failure) => match failure {
+                Failure::Error(error)
+                    if health.errors.iter().any(|known| known.message == error.message)
+                        && !named_of(&gpus, selectors).is_empty() =>
+                {
+                    code = error.code.exit_status();
+                    named_of(&gpus, selectors)
+                }
+                other => return Err(other),
+            },
+        },
         // Without a driver or during maintenance, health explains the error. The status then
         // contains no GPUs.
         Err(error)
@@ -81,5 +95,31 @@ pub(super) async fn read(
     };
     let mps = super::mps::of(client, &gpus, out).await;
     let leases = super::lease::of(client, &gpus, out).await;
-    Ok((Status { version, health, gpus, mps, leases }, 0))
+    Ok((Status { version, health, gpus, mps, leases }, code))
+}
+
+/// Returns the GPUs that at least one of the selectors names. Ignores the other selectors.
+fn named_of(gpus: &[Gpu], selectors: &[String]) -> Vec<Gpu> {
+    let words = selectors.iter().flat_map(|text| text.split(','));
+    let found: Vec<Gpu> =
+        words.flat_map(|word| super::select(gpus.to_vec(), &[word.to_owned()]).unwrap_or_default()).collect();
+    gpus.iter().filter(|gpu| found.iter().any(|one| one.uuid == gpu.uuid)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixtures;
+
+    #[test]
+    fn gpus_that_are_listed_are_shown_without_an_absent_one() {
+        let gpus = fixtures::mixed();
+        let indexes = |selectors: &[&str]| -> Vec<u32> {
+            let selectors: Vec<String> = selectors.iter().map(|one| (*one).to_owned()).collect();
+            named_of(&gpus, &selectors).iter().map(|gpu| gpu.index).collect()
+        };
+        assert_eq!(indexes(&["0,99"]), [0]);
+        assert_eq!(indexes(&["99", "1", "0", "1"]), [0, 1]);
+        assert!(indexes(&["99"]).is_empty());
+    }
 }

@@ -8,7 +8,7 @@ use crate::{args::Timeslice, exit::Outcome, output::Output, render::timeslice};
 
 /// A time-sliced GPU in `gpushctl timeslice list|show -o json`.
 #[derive(Debug, Serialize)]
-struct TimeslicedGpu<'g> {
+pub(super) struct TimeslicedGpu<'g> {
     gpu: u32,
     gpu_uuid: &'g str,
     name: &'g str,

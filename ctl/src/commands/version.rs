@@ -14,7 +14,7 @@ pub(super) struct Versions<'a> {
     /// Version of the API that gpushctl uses.
     pub(super) api: &'static str,
     /// Version information of gpushd.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "gpushd", skip_serializing_if = "Option::is_none")]
     pub(super) agent: Option<&'a Version>,
     /// Why the version of gpushd is not known.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -24,6 +24,8 @@ pub(crate) struct Appearance {
     pub(crate) wraps: bool,
     /// Whether tables have headings.
     pub(crate) headings: bool,
+    /// Whether lists show all columns, also those that are usually left out (`-o wide`).
+    pub(crate) wide: bool,
     /// Permitted characters.
     pub(crate) charset: Charset,
     /// The current time, from which ages are computed.
@@ -110,27 +112,28 @@ impl Appearance {
         then.to_zoned(jiff::tz::TimeZone::system()).strftime("%F %T").to_string()
     }
 
-    /// Describes roughly how long ago a time was: `40 s ago`.
+    /// Describes roughly how long ago a time was: `40s ago`, `2h ago`.
     pub(crate) fn ago(&self, then: Timestamp) -> String {
-        let seconds = self.now.as_second().saturating_sub(then.as_second()).max(0);
-        match seconds {
-            0..120 => format!("{seconds} s ago"),
-            120..7200 => format!("{} min ago", seconds / 60),
-            7200..172_800 => format!("{} h ago", seconds / 3600),
-            _ => format!("{} days ago", seconds / 86_400),
-        }
+        format!("{} ago", rough(self.now.as_second().saturating_sub(then.as_second())))
     }
 
-    /// Describes roughly how far ahead a time is: `in 40 s`.
+    /// Describes roughly how far ahead a time is: `in 40s`, `in 2h`.
     pub(crate) fn ahead(&self, then: Timestamp) -> String {
-        let seconds = then.as_second().saturating_sub(self.now.as_second()).max(0);
-        match seconds {
-            0 => "now".to_owned(),
-            1..120 => format!("in {seconds} s"),
-            120..7200 => format!("in {} min", seconds / 60),
-            7200..172_800 => format!("in {} h", seconds / 3600),
-            _ => format!("in {} days", seconds / 86_400),
+        match then.as_second().saturating_sub(self.now.as_second()) {
+            ..=0 => "now".to_owned(),
+            seconds => format!("in {}", rough(seconds)),
         }
+    }
+}
+
+/// Formats seconds in the notation of durations, with only one unit.
+fn rough(seconds: i64) -> String {
+    let seconds = u64::try_from(seconds).unwrap_or(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
     }
 }
 
@@ -199,7 +202,7 @@ mod tests {
     use super::*;
 
     fn look(charset: Charset) -> Appearance {
-        Appearance { width: 40, wraps: true, headings: true, charset, now: Timestamp::UNIX_EPOCH }
+        Appearance { width: 40, wraps: true, headings: true, wide: false, charset, now: Timestamp::UNIX_EPOCH }
     }
 
     #[test]
@@ -248,8 +251,10 @@ mod tests {
         let ago = |s: i64| look.ago(Timestamp::from_second(200_000 - s).unwrap());
         assert_eq!(
             [ago(0), ago(119), ago(120), ago(7200), ago(199_999)],
-            ["0 s ago", "119 s ago", "2 min ago", "2 h ago", "2 days ago"]
+            ["0s ago", "119s ago", "2m ago", "2h ago", "2d ago"]
         );
-        assert_eq!(ago(-5), "0 s ago");
+        assert_eq!(ago(-5), "0s ago");
+        let ahead = |s: i64| look.ahead(Timestamp::from_second(200_000 + s).unwrap());
+        assert_eq!([ahead(-1), ahead(40), ahead(7199), ahead(93_600)], ["now", "in 40s", "in 119m", "in 26h"]);
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Appearance) 
         ("DETAIL", Align::Left),
     ];
     let rows = records.iter().map(|record| row(record, gpus, look));
-    Listing::new(&columns, rows.collect(), Narrow { spare: &[], prose: true }, look)
+    Listing::new(&columns, rows.collect(), Narrow::default().prose(), look)
         .names(records.iter().map(|record| record.sequence.to_string()))
 }
 
@@ -62,12 +62,26 @@ fn detail(detail: &Value, gpus: &[Gpu], look: &Appearance) -> String {
     let Value::Object(fields) = detail else {
         return if detail.is_null() { String::new() } else { look.clean(&detail.to_string()) };
     };
-    let parts = fields.iter().filter(|(_, value)| !is_empty(value)).map(|(name, value)| match (name.as_str(), value) {
-        ("gpus", Value::Array(all)) => all.iter().map(|one| one_gpu(one, gpus)).collect::<Vec<_>>().join("; "),
-        ("error", value) => value_text(value, gpus),
-        (name, value) => format!("{}: {}", name.replace('_', " "), value_text(value, gpus)),
+    let has = |name: &str| fields.get(name).is_some_and(|value| !is_empty(value));
+    let parts = fields.iter().filter(|(_, value)| !is_empty(value)).filter_map(|(name, value)| {
+        Some(match (name.as_str(), value) {
+            ("gpus", Value::Array(all)) => all.iter().map(|one| one_gpu(one, gpus)).collect::<Vec<_>>().join("; "),
+            ("why" | "gpu_uuid" | "gpu_uuids", value) => value_text(value, gpus),
+            // The name says more than the number.
+            ("uid", _) if has("user") => return None,
+            ("uid", value) => format!("user: uid {value}"),
+            // The object of the record is the target.
+            ("uuid", _) if has("gpu_uuid") => return None,
+            (name, value) => format!("{}: {}", name.replace('_', " "), value_text(value, gpus)),
+        })
     });
     look.clean(&parts.collect::<Vec<_>>().join("; "))
+}
+
+/// Returns the name of a user, or the uid if the name is not known; `None` for other objects.
+fn user(fields: &serde_json::Map<String, Value>) -> Option<String> {
+    let uid = fields.get("uid")?;
+    Some(fields.get("user").and_then(Value::as_str).map_or_else(|| format!("uid {uid}"), str::to_owned))
 }
 
 fn is_empty(value: &Value) -> bool {
@@ -92,6 +106,9 @@ fn value_text(value: &Value, gpus: &[Gpu]) -> String {
         }
         Value::Array(values) => all(values.iter().map(|value| value_text(value, gpus)).collect()),
         Value::Object(fields) => {
+            if let Some(user) = user(fields) {
+                return user;
+            }
             let field =
                 |(name, value): (&String, &Value)| format!("{} {}", name.replace('_', " "), value_text(value, gpus));
             all(fields.iter().filter(|(_, value)| !is_empty(value)).map(field).collect())
@@ -135,7 +152,16 @@ mod tests {
         let all = [
             record(Some(alice), "mig.apply", "accepted", json!({"gpus": gpus, "reason": "for the\nworkshop"})),
             record(Some(Actor { uid: 7, user: None, pid: None }), "operation.cancel", "accepted", Value::Null),
-            record(None, "mig.apply", "rolled_back", json!({"error": "operation op-3 was cancelled"})),
+            record(None, "mig.apply", "rolled_back", json!({"why": "operation op-3 was cancelled"})),
+            record(None, "lease.end", "expired", json!({"uid": 0, "user": "root"})),
+            record(None, "lease.end", "expired", json!({"uid": 1000, "user": null})),
+            record(
+                None,
+                "override.clear",
+                "done",
+                json!({"author": {"uid": 0, "user": "root", "pid": 7}, "reason": ""}),
+            ),
+            record(None, "maintenance.enter", "done", json!({"gpu_uuids": ["GPU-5e8c07a4-0000-0000"]})),
         ];
         let look = Appearance { wraps: false, ..fixtures::look(80, Charset::Ascii) };
         let text = fixtures::plain(records(&all, &[], &look).text()).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");

@@ -12,6 +12,14 @@ pub(crate) fn cordoned(gpus: &[Gpu], look: &Appearance) -> String {
     })
 }
 
+/// Draws the result of `gpu drain --detach`.
+pub(crate) fn draining(gpus: &[Gpu], look: &Appearance) -> String {
+    let indexes = gpus.iter().map(|gpu| gpu.index.to_string()).collect::<Vec<_>>().join(",");
+    let (is, they) = if gpus.len() == 1 { ("is", "it") } else { ("are", "they") };
+    let next = format!("`gpushctl gpu drain {indexes}` (administrator) waits until {they} {is} idle");
+    cordoned(gpus, look) + &look.wrap("", &next).join("\n") + "\n"
+}
+
 /// Draws the result of `gpu drain`, when the GPUs are idle.
 pub(crate) fn drained(gpus: &[Gpu], look: &Appearance) -> String {
     lines(gpus, look, |_| "cordoned, and nothing uses it".to_owned())
@@ -30,4 +38,25 @@ pub(crate) fn waits(index: u32, why: &str, look: &Appearance) -> String {
 fn lines(gpus: &[Gpu], look: &Appearance, what: impl Fn(&Gpu) -> String) -> String {
     let line = |gpu: &Gpu| look.wrap(&format!("GPU {}  ", gpu.index), &look.clean(&what(gpu))).join("\n") + "\n";
     gpus.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn detached_drain_names_the_command_that_waits() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let mut gpus = fixtures::mixed();
+        gpus.truncate(2);
+        let all = draining(&gpus, &look);
+        assert_eq!(
+            all,
+            "GPU 0  cordoned\nGPU 1  cordoned\n`gpushctl gpu drain 0,1` (administrator) waits until they are idle\n"
+        );
+        assert!(
+            draining(&gpus[..1], &look).ends_with("`gpushctl gpu drain 0` (administrator) waits until it is idle\n")
+        );
+    }
 }

@@ -10,35 +10,47 @@ use super::{
     table::{Align, Narrow},
 };
 
+/// Columns that only `-o wide` shows.
+const WIDE: [&str; 3] = ["PROFILE", "PIDS", "GPU UUID"];
+
 /// Lists the devices of `gpushctl mig list`. `gpus` are the selected GPUs.
 pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let columns = [
         ("GPU", Right),
         ("INSTANCE", Left),
+        ("PROFILE", Left),
         ("GI", Right),
         ("CI", Right),
         ("GIB", Right),
         ("USE", Left),
+        ("PIDS", Left),
         ("UUID", Left),
+        ("GPU UUID", Left),
         ("DETAIL", Left),
     ];
+    let is_shown = |name: &str| look.wide || !WIDE.contains(&name);
     let dash = || "-".to_owned();
     let row = |one: &MigDevice| {
-        vec![
+        let row = [
             one.gpu.to_string(),
             look.clean(&name(one)),
+            look.clean(&one.profile),
             one.gi.to_string(),
             one.ci.map_or_else(dash, |ci| ci.to_string()),
             one.memory_mib.map_or_else(dash, gib),
             usage(one.usage),
+            pids(one),
             one.uuid.as_ref().map_or_else(dash, |uuid| look.clean(uuid)),
+            look.clean(&one.gpu_uuid),
             look.clean(&detail(one, look)),
-        ]
+        ];
+        columns.iter().zip(row).filter(|((name, _), _)| is_shown(name)).map(|(_, cell)| cell).collect()
     };
-    // Do not cut UUIDs, because users copy them. So the line may be wider than a narrow terminal.
-    let wide = Appearance { width: look.width.max(110), ..*look };
-    Listing::new(&columns, devices.iter().map(row).collect(), Narrow { spare: &[], prose: true }, &wide)
+    let shown: Vec<_> = columns.iter().copied().filter(|(name, _)| is_shown(name)).collect();
+    // Users copy UUIDs, so other columns are left out before a UUID is shortened.
+    let narrow = Narrow { uuids: Some("UUID"), ..Narrow::spare(&["GI", "CI", "GIB"]).prose() };
+    Listing::new(&shown, devices.iter().map(row).collect(), narrow, look)
         .names(devices.iter().map(|one| format!("{}:{}", one.gpu, one.instance)))
         .uuids(devices.iter().filter_map(|one| one.uuid.clone()))
         .or_empty(&none(gpus))
@@ -60,23 +72,35 @@ fn usage(of: DeviceUse) -> String {
     paint(style, of.name())
 }
 
+/// Returns the ids of the processes that the caller may see.
+fn pids(one: &MigDevice) -> String {
+    let pids: Vec<String> = one.processes.iter().filter_map(|process| process.pid).map(|pid| pid.to_string()).collect();
+    if pids.is_empty() { "-".to_owned() } else { pids.join(",") }
+}
+
 /// Describes the use of a device: processes, lease holders with the end of the lease, or why it is reserved.
 fn detail(one: &MigDevice, look: &Appearance) -> String {
     match one.usage {
         DeviceUse::Free => String::new(),
-        DeviceUse::Reserved => one.reason.clone().unwrap_or_default(),
+        DeviceUse::Reserved => {
+            let granted = (!one.grants.is_empty()).then(|| format!("granted to {}", holders(one, look)));
+            one.reason.iter().cloned().chain(granted).collect::<Vec<_>>().join("; ")
+        }
         DeviceUse::InUse if one.processes.is_empty() => "MPS clients".to_owned(),
         DeviceUse::InUse if one.processes.len() == 1 => "1 process".to_owned(),
         DeviceUse::InUse => format!("{} processes", one.processes.len()),
-        DeviceUse::Granted => {
-            let holder = |grant: &gpush_api::DeviceGrant| {
-                let user = grant.user.clone().unwrap_or_else(|| format!("uid {}", grant.uid));
-                let until = grant.expires_at.map_or_else(String::new, |at| format!(", ends {}", look.ahead(at)));
-                format!("{user} ({}{until})", grant.id)
-            };
-            one.grants.iter().map(holder).collect::<Vec<_>>().join(", ")
-        }
+        DeviceUse::Granted => holders(one, look),
     }
+}
+
+/// Names the holders of the leases on a device, each with its lease and the end of the lease.
+fn holders(one: &MigDevice, look: &Appearance) -> String {
+    let holder = |grant: &gpush_api::DeviceGrant| {
+        let user = grant.user.clone().unwrap_or_else(|| format!("uid {}", grant.uid));
+        let until = grant.expires_at.map_or_else(String::new, |at| format!(", ends {}", look.ahead(at)));
+        format!("{user} ({}{until})", grant.id)
+    };
+    one.grants.iter().map(holder).collect::<Vec<_>>().join(", ")
 }
 
 /// Explains why there are no devices.
@@ -130,10 +154,11 @@ mod tests {
         };
         let devices = [
             device(DeviceUse::Free),
-            MigDevice { grants: vec![granted], ..device(DeviceUse::Granted) },
+            MigDevice { grants: vec![granted.clone()], ..device(DeviceUse::Granted) },
             MigDevice { profile: "1c.1g.10gb".to_owned(), ..device(DeviceUse::InUse) },
             MigDevice {
                 reason: Some("the GPU is cordoned".to_owned()),
+                grants: vec![granted],
                 ci: None,
                 uuid: None,
                 ..device(DeviceUse::Reserved)
@@ -141,19 +166,45 @@ mod tests {
         ];
         let listing = list(&devices, &[], &look);
         insta::assert_snapshot!(fixtures::plain(listing.text()), @r"
-        GPU  INSTANCE                 GI  CI  GIB  USE       UUID
-          0  1g.10gb@4                11   0  9.6  free      MIG-2ae0b6f1-0000-5000-8000-000000000000
-          0  1g.10gb@4                11   0  9.6  granted   MIG-2ae0b6f1-0000-5000-8000-000000000000
-            alice (s3, ends in 3 h)
-          0  1c.1g.10gb in 1g.10gb@4  11   0  9.6  in_use    MIG-2ae0b6f1-0000-5000-8000-000000000000
+        GPU  INSTANCE                 USE       UUID
+          0  1g.10gb@4                free      MIG-2ae0b6f1-0000-5000-8000-000000000000
+          0  1g.10gb@4                granted   MIG-2ae0b6f1-0000-5000-8000-000000000000
+            alice (s3, ends in 3h)
+          0  1c.1g.10gb in 1g.10gb@4  in_use    MIG-2ae0b6f1-0000-5000-8000-000000000000
             MPS clients
-          0  1g.10gb@4                11   -  9.6  reserved  -
-            the GPU is cordoned
+          0  1g.10gb@4                reserved  -
+            the GPU is cordoned; granted to alice (s3, ends in 3h)
         ");
         assert_eq!(listing.name_lines().lines().next(), Some("0:1g.10gb@4"));
         assert_eq!(listing.uuid_lines().unwrap().lines().count(), 3);
         assert!(
             listing.csv(true).starts_with("gpu,instance,gi,ci,gib,use,uuid,detail\n0,1g.10gb@4,11,0,9.6,free,MIG-")
         );
+    }
+
+    #[test]
+    fn list_fits_the_terminal_and_shortens_uuids_last() {
+        let devices = [device(DeviceUse::Free), device(DeviceUse::InUse)];
+        for width in [60, 72, 80, 100, 120] {
+            let look = fixtures::look(width, Charset::Utf8);
+            let text = fixtures::plain(list(&devices, &[], &look).text());
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
+            let uuid = if width < 72 { "MIG-2ae0b6f1…" } else { devices[0].uuid.as_deref().unwrap() };
+            assert!(text.contains(uuid), "{width}:\n{text}");
+        }
+        let pipe = Appearance { wraps: false, ..fixtures::look(60, Charset::Utf8) };
+        assert!(list(&devices, &[], &pipe).text().contains(devices[0].uuid.as_deref().unwrap()));
+    }
+
+    #[test]
+    fn wide_list_has_more_columns() {
+        let mut busy = device(DeviceUse::InUse);
+        busy.processes = vec![fixtures::process(4123, "alice", "train", 1), fixtures::hidden()];
+        let look = Appearance { wraps: false, wide: true, ..fixtures::look(60, Charset::Ascii) };
+        let text = list(&[busy], &[], &look).text().to_owned();
+        insta::assert_snapshot!(fixtures::plain(&text), @r"
+        GPU  INSTANCE   PROFILE  GI  CI  GIB  USE     PIDS  UUID                                      GPU UUID  DETAIL
+          0  1g.10gb@4  1g.10gb  11   0  9.6  in_use  4123  MIG-2ae0b6f1-0000-5000-8000-000000000000  GPU-0     2 processes
+        ");
     }
 }

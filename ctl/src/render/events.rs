@@ -115,7 +115,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
             (about, ("xid", BAD), format!("Xid {}{instance}", xid.xid))
         }
         EventPayload::Mps(change) => {
-            let about = change.gpu.map_or_else(|| change.target.clone(), |gpu| format!("GPU {gpu}"));
+            let about = change.gpu.map_or_else(|| object(&change.gpu_uuid, gpus, look), |gpu| format!("GPU {gpu}"));
             let of = if change.uuid == change.gpu_uuid { String::new() } else { format!(" of {}", change.uuid) };
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
@@ -277,13 +277,19 @@ mod tests {
     use crate::render::{Charset, fixtures};
 
     fn operation(state: OperationState, doing: Option<&str>, note: Option<&str>, error: Option<&str>) -> EventPayload {
-        let step =
-            StepState { gpu: 0, done: 2, total: 6, doing: doing.map(str::to_owned), rolling_back: false, error: None };
+        let step = StepState {
+            gpu: 0,
+            done: 2,
+            total: 6,
+            doing: doing.map(str::to_owned),
+            rolling_back: false,
+            restored: false,
+            error: None,
+        };
         let mut one = fixtures::operation(state);
         one.error = error.map(|text| ApiError::new(Code::Cancelled, text));
         EventPayload::Operation(Box::new(OperationChange {
             operation: OperationSummary::from(&one),
-            gpu_uuids: Vec::new(),
             progress: vec![step],
             note: note.map(str::to_owned),
         }))
@@ -399,5 +405,22 @@ mod tests {
         insta::assert_snapshot!(lines.collect::<String>());
         let young = ReceivedEvent::Unknown(serde_json::json!({"kind": "weather"}));
         assert_eq!(line(&young, &[], &look), "{\"kind\":\"weather\"}\n");
+    }
+
+    #[test]
+    fn mps_event_names_its_gpu_even_if_the_index_was_not_known() {
+        let look = fixtures::look(120, Charset::Ascii);
+        let gpus = fixtures::mixed();
+        let change = MpsChange {
+            target: "m5d1b03a2".into(),
+            uuid: "MIG-5d1b03a2".into(),
+            gpu_uuid: gpus[1].uuid.clone(),
+            gpu: None,
+            state: MpsState::Ready,
+            reasons: Vec::new(),
+        };
+        let what = EventPayload::Mps(Box::new(change));
+        let event = Event { id: "x-1".to_owned(), at: look.now, what };
+        assert_eq!(columns(&event, &gpus, &look).0, format!("GPU {}", gpus[1].index));
     }
 }

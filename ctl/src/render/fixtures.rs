@@ -16,7 +16,8 @@ pub(crate) mod mps;
 pub(crate) const READ_AT: i64 = 1_790_000_000;
 
 pub(crate) fn look(width: usize, charset: Charset) -> Appearance {
-    Appearance { width, wraps: true, headings: true, charset, now: Timestamp::from_second(READ_AT + 3).unwrap() }
+    let now = Timestamp::from_second(READ_AT + 3).unwrap();
+    Appearance { width, wraps: true, headings: true, wide: false, charset, now }
 }
 
 /// Returns the text of a snapshot, without colors.
@@ -166,7 +167,7 @@ pub(crate) fn mixed() -> Vec<Gpu> {
     pending.memory.used_mib = 5;
 
     let mut unmanaged = gpu(5, "NVIDIA L4", 23_034, None);
-    unmanaged.mode = Mode::Unmanaged;
+    unmanaged.mode = Mode::NoRule;
     unmanaged.rule = None;
     unmanaged.memory.used_mib = 3_174;
     unmanaged.processes = vec![jupyter, process(31_337, "dave", "./a.out", 2_300)];
@@ -293,6 +294,7 @@ pub(crate) fn operation(state: OperationState) -> Operation {
         total: p.steps.len() as u32,
         doing: None,
         rolling_back: false,
+        restored: false,
         error: None,
     });
     Operation {

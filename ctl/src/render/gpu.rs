@@ -8,7 +8,7 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, Mode, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, MpsDaemon, Process};
 
 use super::{
     Appearance,
@@ -35,6 +35,7 @@ const OVERRIDE: &str = "*";
 const OLD: i64 = 3;
 
 /// A line for an instance, a compute instance in it, or the whole GPU.
+#[derive(Clone)]
 pub(crate) struct Row {
     mark: &'static str,
     style: Style,
@@ -45,6 +46,13 @@ pub(crate) struct Row {
     processes: Vec<Process>,
     /// Text that is shown instead of processes.
     remark: &'static str,
+}
+
+impl Row {
+    /// Returns the line without the UUID, for several GPUs that share a drawing.
+    pub(crate) fn without_uuid(&self) -> Self {
+        Self { uuid: String::new(), ..self.clone() }
+    }
 }
 
 /// Column widths, which are the same for all GPUs of one output.
@@ -69,15 +77,7 @@ impl Columns {
 fn sharing(gpu: &Gpu, look: &Appearance) -> String {
     match &gpu.rule {
         Some(rule) => format!("{} ({})", gpu.mode.name(), look.clean(rule)),
-        None => mode(gpu).to_owned(),
-    }
-}
-
-/// Returns the mode of a GPU as text. `unmanaged` is the mode of a rule; without a rule, a GPU has no mode.
-pub(crate) fn mode(gpu: &Gpu) -> &'static str {
-    match (gpu.mode, &gpu.rule) {
-        (Mode::Unmanaged, None) => "no rule",
-        (mode, _) => mode.name(),
+        None => gpu.mode.name().to_owned(),
     }
 }
 
@@ -95,23 +95,36 @@ pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
     }
 }
 
-/// Draws the heading: the GPU on the left, memory on the right. `others` are GPUs that share this drawing.
-pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Appearance) -> String {
-    let number = gpu_numbers(&[&[gpu.index], others].concat());
+/// Formats the memory in use and the total memory of a GPU.
+fn memory(gpu: &Gpu) -> String {
+    format!("{}/{} GiB", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
+}
+
+/// Draws the heading: the GPU on the left, memory on the right. `others` are GPUs that share this drawing. If their
+/// numbers leave no room, they are above the heading.
+pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
+    let indexes: Vec<u32> = std::iter::once(gpu.index).chain(others.iter().map(|other| other.index)).collect();
+    let mut number = gpu_numbers(&indexes);
     let (state_word, state_style) = state(gpu.state);
     let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
-    let right = if gpu.memory.total_mib == 0 || !others.is_empty() {
-        // A lost GPU reports no memory, and several GPUs have no common value.
+    let right = if gpu.memory.total_mib == 0 || others.iter().any(|other| memory(other) != memory(gpu)) {
+        // A lost GPU reports no memory, and these GPUs have no common value.
         String::new()
     } else {
-        format!("{}/{} GiB", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
+        memory(gpu) + if others.is_empty() { "" } else { " each" }
     };
     let sharing = sharing(gpu, look);
     let mut name = look.clean(product(&gpu.name));
     let mut address = if others.is_empty() { look.clean(pci(&gpu.pci)) } else { String::new() };
 
+    let gap = |text: &str| if text.is_empty() { 0 } else { width(text) + 2 };
+    let rest = gap(&name) + gap(&address) + gap(&sharing) + gap(state_word) + 2 + width(&right);
+    let mut above = String::new();
+    if look.wraps && !others.is_empty() && width(&number) + rest > look.width {
+        let numbers = look.wrap("", &std::mem::take(&mut number));
+        above = numbers.iter().map(|line| paint(STRONG, line) + "\n").collect();
+    }
     let columns = |name: &str, address: &str| {
-        let gap = |text: &str| if text.is_empty() { 0 } else { width(text) + 2 };
         width(&number) + gap(name) + gap(address) + gap(&sharing) + gap(state_word) + 2 + width(&right)
     };
     // If the heading is too wide, shorten the product name first. Then omit the address, which `gpu
@@ -124,8 +137,8 @@ pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Appearance) -> String {
         address.clear();
     }
     let fill = slices::edge(INDENT, look).saturating_sub(columns(&name, &address)) + 2;
-    let quiet = gpu.mode == Mode::Unmanaged && gpu.state == GpuState::Ready;
-    let mut out = paint(if quiet { QUIET } else { STRONG }, &number);
+    let quiet = !gpu.mode.is_managed() && gpu.state == GpuState::Ready;
+    let mut out = above + &paint(if quiet { QUIET } else { STRONG }, &number);
     for (text, style) in [
         (name.as_str(), if quiet { QUIET } else { PLAIN }),
         (address.as_str(), QUIET),
@@ -349,12 +362,12 @@ fn unexplained(state: GpuState) -> &'static str {
         GpuState::Changing => "an operation is changing it (gpushctl operation list)",
         GpuState::Degraded => "a change and its rollback failed",
         GpuState::Unknown => "the driver has not answered about it",
-        GpuState::Lost => "it fell off the bus (gpushctl gpu reset, or reboot)",
+        GpuState::Lost => "it fell off the bus; reboot the host",
     }
 }
 
 /// Replaces the heading of a block with one for several GPUs that share the drawing.
-pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[u32], look: &Appearance) {
+pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[&Gpu], look: &Appearance) {
     if let Some(first) = block.first_mut().filter(|_| !others.is_empty()) {
         *first = heading(gpu, others, look);
     }
@@ -363,6 +376,11 @@ pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[u32], look: &Appe
 /// Returns whether the headings of two GPUs differ only in index, address and memory.
 pub(crate) fn is_alike(one: &Gpu, other: &Gpu) -> bool {
     (&one.name, one.mode, &one.rule, one.state) == (&other.name, other.mode, &other.rule, other.state)
+}
+
+/// Returns whether the headings of two GPUs show the same memory.
+pub(crate) fn has_same_memory(one: &Gpu, other: &Gpu) -> bool {
+    memory(one) == memory(other)
 }
 
 /// MPS daemons and leases that use a GPU.

@@ -4,19 +4,43 @@ use gpush_api::{Gpu, Maintenance, Recovered};
 
 use super::{Appearance, status::gpu_numbers};
 
-/// Draws the state after `maintenance enter` or `leave`.
-pub(crate) fn maintenance(maintenance: Option<&Maintenance>, look: &Appearance) -> String {
-    let text = match maintenance {
-        Some(maintenance) => {
-            let reason = maintenance.reason.as_ref().map_or_else(String::new, |why| format!(" ({})", look.clean(why)));
-            format!(
-                "In maintenance{reason}: gpushd has no handle of the driver open, and changes nothing until an \
-                administrator runs `gpushctl maintenance leave`."
-            )
-        }
-        None => "Not in maintenance.".to_owned(),
+/// What gpushd does during maintenance.
+const MEANWHILE: &str = "gpushd has no handle of the driver open, and changes nothing until an administrator runs \
+                         `gpushctl maintenance leave`.";
+
+/// Returns the reason in parentheses.
+fn reason(maintenance: &Maintenance, look: &Appearance) -> String {
+    maintenance.reason.as_ref().map_or_else(String::new, |why| format!(" ({})", look.clean(why)))
+}
+
+fn paragraph(text: &str, look: &Appearance) -> String {
+    look.wrap("", text).join("\n") + "\n"
+}
+
+/// Draws the result of `maintenance enter`.
+pub(crate) fn entered(maintenance: Option<&Maintenance>, look: &Appearance) -> String {
+    let reason = maintenance.map_or_else(String::new, |maintenance| reason(maintenance, look));
+    paragraph(&format!("In maintenance{reason}: {MEANWHILE}"), look)
+}
+
+/// Draws the result of `maintenance leave`. `before` is the maintenance that ended.
+pub(crate) fn left(before: Option<&Maintenance>, look: &Appearance) -> String {
+    let text = match before {
+        Some(before) => format!("Maintenance ended{}: gpushd opens the GPUs again.", reason(before, look)),
+        None => "No change: the host was not in maintenance.".to_owned(),
     };
-    look.wrap("", &text).join("\n") + "\n"
+    paragraph(&text, look)
+}
+
+/// Draws the output of `maintenance status`.
+pub(crate) fn status(maintenance: Option<&Maintenance>, look: &Appearance) -> String {
+    let Some(maintenance) = maintenance else { return "The host is not in maintenance.\n".to_owned() };
+    let by = maintenance.by.as_ref().map_or_else(String::new, |by| {
+        format!(" by {}", by.user.as_ref().map_or_else(|| format!("uid {}", by.uid), |user| look.clean(user)))
+    });
+    let since = look.ago(maintenance.since);
+    let reason = reason(maintenance, look);
+    paragraph(&format!("In maintenance{reason}, entered{by} {since}: {MEANWHILE}"), look)
 }
 
 /// Draws the result of `recover`.
@@ -37,4 +61,36 @@ pub(crate) fn recovered(recovered: &Recovered, gpus: &[Gpu], look: &Appearance) 
         lines.extend(look.wrap("", &text));
     }
     lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Actor;
+
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn maintenance_commands_say_what_changed() {
+        let look = fixtures::look(400, Charset::Ascii);
+        let maintenance = Maintenance {
+            reason: Some("driver 570".to_owned()),
+            by: Some(Actor { uid: 0, user: Some("root".to_owned()), pid: None }),
+            since: look.now - jiff::SignedDuration::from_secs(40),
+        };
+        let texts = [
+            entered(Some(&maintenance), &look),
+            left(Some(&maintenance), &look),
+            left(None, &look),
+            status(Some(&maintenance), &look),
+            status(None, &look),
+        ];
+        insta::assert_snapshot!(texts.concat(), @r"
+        In maintenance (driver 570): gpushd has no handle of the driver open, and changes nothing until an administrator runs `gpushctl maintenance leave`.
+        Maintenance ended (driver 570): gpushd opens the GPUs again.
+        No change: the host was not in maintenance.
+        In maintenance (driver 570), entered by root 40s ago: gpushd has no handle of the driver open, and changes nothing until an administrator runs `gpushctl maintenance leave`.
+        The host is not in maintenance.
+        ");
+    }
 }

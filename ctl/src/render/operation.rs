@@ -119,9 +119,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let text = look.wrap("", &format!("{}: as desired, nothing to do", gpu_numbers(&same)));
         out.extend(text.iter().map(|l| paint(QUIET, l)));
     }
-    if !operation.waits_for.is_empty() {
-        let text = format!("waits: {}", operation.waits_for.join("; "));
-        out.extend(look.wrap("", &look.clean(&text)).iter().map(|line| paint(QUIET, line)));
+    for reason in &operation.waits_for {
+        out.extend(look.wrap("waits: ", &look.clean(reason)).iter().map(|line| paint(QUIET, line)));
     }
     for note in &operation.notes {
         out.extend(look.wrap("", &look.clean(note)).iter().map(|line| paint(QUIET, line)));
@@ -150,9 +149,9 @@ fn not_started_line(plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.end_state())))
 }
 
-/// Returns whether the steps of a GPU were rolled back because the operation failed on another GPU.
+/// Returns whether the previous state of a GPU was restored, although the operation failed.
 fn was_rolled_back(operation: &Operation, gpu: u32) -> bool {
-    operation.progress.iter().any(|p| p.gpu == gpu && p.rolling_back && p.error.is_none())
+    operation.progress.iter().any(|p| p.gpu == gpu && p.restored)
 }
 
 /// Draws that a GPU is unchanged, and why. Omits the reason if the GPU's own error follows.

@@ -15,7 +15,7 @@ use super::{
     trouble,
 };
 
-/// Describes an override: `by alice 2 h ago: big run, expires in 3 h`.
+/// Describes an override: `by alice 2h ago: big run, expires in 3h`.
 fn sentence(one: &Override, look: &Appearance) -> String {
     let expires = one.expires_at.map_or_else(String::new, |at| format!(", expires {}", look.ahead(at)));
     of(one, look) + &expires
@@ -56,7 +56,7 @@ pub(crate) fn list(all: &Overrides, look: &Appearance) -> Listing {
             if one.reason.is_empty() { dash() } else { look.clean(&one.reason) },
         ]
     };
-    Listing::new(&columns, all.overrides.iter().map(row).collect(), Narrow { spare: &[], prose: true }, look)
+    Listing::new(&columns, all.overrides.iter().map(row).collect(), Narrow::default().prose(), look)
         .names(all.overrides.iter().map(|one| number(one, look)))
         .uuids(all.overrides.iter().map(|one| one.uuid.clone()))
         .or_empty("No override is active: the rules of the config decide every layout.")
@@ -98,7 +98,7 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
         out += &(look.wrap("", &format!("{which}: ended the override {}", of(one, look))).join("\n") + "\n");
     }
     if !reloaded.gpus.is_empty() {
-        let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode != Mode::Unmanaged);
+        let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode.is_managed());
         // Name the GPUs in the command, because `apply` without names would omit some of them.
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {
@@ -240,7 +240,7 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
     for plan in &operation.plans {
         let number = gpu_numbers(&[plan.gpu]);
         let text = match (on(before, &plan.uuid), on(now, &plan.uuid)) {
-            (_, Some(one)) if one.created_at >= operation.created_at => {
+            (_, Some(one)) if is_new(&one, operation, before, &plan.uuid) => {
                 let until =
                     one.expires_at.map_or_else(String::new, |at| format!(" until it expires {}", look.ahead(at)));
                 let clear = format!("`gpushctl config overrides clear {}` (administrator) removes it", plan.gpu);
@@ -259,6 +259,15 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
     out
 }
 
+/// Returns whether the operation made the override. Times have a precision of seconds, so they decide only if the GPU was
+/// not read before the operation.
+fn is_new(one: &Override, operation: &Operation, before: &[Gpu], uuid: &str) -> bool {
+    match before.iter().find(|gpu| gpu.uuid == uuid) {
+        Some(gpu) => gpu.overridden.as_ref().is_none_or(|earlier| earlier.generation != one.generation),
+        None => one.created_at >= operation.created_at,
+    }
+}
+
 /// Returns whether the layout of a GPU differs from its rule.
 fn drifts(gpus: &[Gpu], uuid: &str) -> bool {
     gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.mode == Mode::Mig && !gpu.drift.is_empty())
@@ -270,7 +279,7 @@ pub(crate) fn note(one: &Gpu, look: &Appearance) -> Option<(anstyle::Style, Stri
     let text = format!("override {}", sentence(over, look));
     Some(match one.mode {
         Mode::Mig => (NOTE, text),
-        Mode::Unmanaged | Mode::Exclusive | Mode::Mps | Mode::Timeslice => {
+        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Mps | Mode::Timeslice => {
             (BAD, format!("{text}; it has no effect: no rule of mode `mig` claims this GPU"))
         }
     })

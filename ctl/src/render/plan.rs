@@ -45,6 +45,25 @@ impl Tally {
     }
 }
 
+/// Returns what blocks plans, one sentence for each blocker. Omits the summary of an error whose causes name the
+/// blockers.
+pub(crate) fn blockers(plans: &Plans) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for plan in &plans.plans {
+        let Some(error) = &plan.error else { continue };
+        let sentences = match error.causes.as_slice() {
+            [] => vec![error.message.clone()],
+            causes => causes.iter().map(|cause| format!("GPU {}: {cause}", plan.gpu)).collect(),
+        };
+        sentences.into_iter().for_each(|sentence| {
+            if !found.contains(&sentence) {
+                found.push(sentence);
+            }
+        });
+    }
+    found
+}
+
 /// Returns whether a plan is possible and has no steps.
 pub(crate) fn needs_no_change(plan: &GpuPlan) -> bool {
     plan.refusal.is_none() && plan.error.is_none() && plan.is_empty()
@@ -161,14 +180,15 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     out.join("\n") + "\n"
 }
 
-/// Describes the target layout of a plan. If the GPU needs no change and has no MIG layout,
-/// describes how the GPU is shared.
+/// Describes the target layout of a plan. If the plan has no steps and no MIG layout, because the GPU needs no change or
+/// cannot be changed, describes how its rule shares the GPU.
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
-    let how = gpu.filter(|_| needs_no_change(plan)).and_then(|gpu| match gpu.mode {
+    let is_whole = plan.is_empty() && plan.layout.iter().all(|entry| entry == "none");
+    let how = gpu.filter(|_| is_whole || needs_no_change(plan)).and_then(|gpu| match gpu.mode {
         Mode::Mps => Some("whole, shared through MPS"),
         Mode::Timeslice => Some("whole, time-sliced"),
         Mode::Exclusive => Some("whole"),
-        Mode::Mig | Mode::Unmanaged => None,
+        Mode::Mig | Mode::NoRule | Mode::Unmanaged => None,
     });
     how.map_or_else(|| plan.end_state(), str::to_owned)
 }
@@ -216,6 +236,9 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
         let number = paint(QUIET, &format!("  {:>digits$}  ", at + 1));
         out.push(format!("{number}{}", paint(style, &look.clean(&one))));
     }
+    if let Some(text) = shared_devices(plan) {
+        out.extend(look.wrap("  ", &look.clean(&text)).into_iter().map(|line| paint(NEW, &line)));
+    }
     let Tally { destroys, creates, keeps } = Tally::of(plan);
     let steps = count(total, "step");
     let text = if plan.changes_mig() {
@@ -225,6 +248,14 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     };
     out.push(paint(QUIET, &text));
     out
+}
+
+/// Says which MIG devices have an MPS daemon after the plan; `None` if there are none. These daemons are not steps: gpushd
+/// starts them when the devices exist.
+fn shared_devices(plan: &GpuPlan) -> Option<String> {
+    let shared: Vec<&str> =
+        plan.layout.iter().filter_map(|entry| entry.ends_with(":mps").then_some(entry.as_str())).collect();
+    (!shared.is_empty()).then(|| format!("then MPS daemons run on: {}", shared.join(", ")))
 }
 
 /// Returns the cells of a GPU before and after the plan.
@@ -299,4 +330,46 @@ fn labelled(label: &str, lines: Vec<String>) -> Vec<String> {
         .enumerate()
         .map(|(at, line)| if at == middle { format!("  {label:<w$}{}", &line[GUTTER..], w = GUTTER - 2) } else { line })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{ApiError, Code, GpuState};
+
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn devices_that_the_layout_shares_are_named() {
+        let mut plan = fixtures::plan();
+        assert_eq!(shared_devices(&plan), None);
+        plan.layout = vec!["3g.40gb".to_owned(), "2g.20gb*2:mps".to_owned()];
+        let text = fixtures::plain(&plans(&Plans { plans: vec![plan] }, &[], &fixtures::look(80, Charset::Ascii)));
+        assert!(text.contains("\n  then MPS daemons run on: 2g.20gb*2:mps\n"), "{text}");
+    }
+
+    #[test]
+    fn blocker_is_named_once_without_the_summary() {
+        let mut first = fixtures::plan();
+        let error = ApiError::new(Code::Blocked, "cannot apply the layout to GPU 0: 3g.40gb@4 is in use");
+        first.error = Some(error.cause("3g.40gb@4 is held by pid 7 (alice)"));
+        let mut second = fixtures::plan();
+        second.error = Some(ApiError::new(Code::Conflict, "op-3 is ahead in the queue of GPU 1"));
+        let all = Plans { plans: vec![first.clone(), first, second, fixtures::plan()] };
+        assert_eq!(
+            blockers(&all),
+            ["GPU 0: 3g.40gb@4 is held by pid 7 (alice)", "op-3 is ahead in the queue of GPU 1"]
+        );
+    }
+
+    #[test]
+    fn gpu_that_cannot_change_is_desired_as_its_rule_says() {
+        let mut gpu = fixtures::mixed().remove(0);
+        (gpu.mode, gpu.state) = (Mode::Timeslice, GpuState::Ready);
+        let mut plan = GpuPlan { layout: vec!["none".to_owned()], ..fixtures::plan_without_steps(0) };
+        plan.error = Some(ApiError::new(Code::Blocked, "cannot disable MIG mode"));
+        assert_eq!(wanted(&plan, Some(&gpu)), "whole, time-sliced");
+        plan.layout = vec!["3g.40gb".to_owned()];
+        assert_eq!(wanted(&plan, Some(&gpu)), "3g.40gb");
+    }
 }

@@ -1,12 +1,13 @@
 //! The table of processes on GPUs, and which of them have no lease.
 
-use gpush_api::{GpuProcess, GpuProcesses, UnleasedPolicy, UnleasedStep};
+use gpush_api::{ApiError, GpuProcess, GpuProcesses, USERS_UNKNOWN, UnknownProcesses, UnleasedPolicy, UnleasedStep};
 
 use super::{
     Appearance,
     appearance::{BAD, NOTE, QUIET, count, gib, paint},
     listing::Listing,
     process_names,
+    status::gpu_numbers,
     table::{Align, Narrow},
     trouble,
 };
@@ -24,8 +25,8 @@ const NONE: &str = "-";
 /// unleased processes.
 pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Listing {
     let mut out = String::new();
-    for one in &all.unknown {
-        out += &(trouble::lines("!", &one.error, 0, look).join("\n") + "\n");
+    for error in unknown(&all.unknown) {
+        out += &(trouble::lines("!", &error, 0, look).join("\n") + "\n");
     }
     let found = all.processes.iter().filter(|one| one.unleased.is_some()).count();
     if found > 0 {
@@ -35,6 +36,25 @@ pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Lis
     }
     let empty = if unleased { "No unleased process." } else { "No process uses a GPU." };
     table(&all.processes, look).or_empty(empty).after(&out)
+}
+
+/// Returns why the processes of GPUs are not known. GPUs with the same reason, such as maintenance, share one error.
+fn unknown(all: &[UnknownProcesses]) -> Vec<ApiError> {
+    let mut groups: Vec<(Vec<u32>, &ApiError)> = Vec::new();
+    for one in all {
+        let same = |(_, first): &&mut (Vec<u32>, &ApiError)| {
+            (first.code, &first.causes) == (one.error.code, &one.error.causes)
+        };
+        match groups.iter_mut().find(same) {
+            Some((indexes, _)) => indexes.push(one.gpu),
+            None => groups.push((vec![one.gpu], &one.error)),
+        }
+    }
+    let told = |(indexes, first): (Vec<u32>, &ApiError)| match indexes.as_slice() {
+        [] | [_] => first.clone(),
+        several => ApiError { message: format!("{}: {USERS_UNKNOWN}", gpu_numbers(several)), ..first.clone() },
+    };
+    groups.into_iter().map(told).collect()
 }
 
 fn found_in_words(n: usize) -> String {
@@ -86,7 +106,7 @@ fn table(processes: &[GpuProcess], look: &Appearance) -> Listing {
         }
         row
     });
-    Listing::new(&columns, rows.collect(), Narrow { spare: &["KIND", "GIB"], prose: true }, look)
+    Listing::new(&columns, rows.collect(), Narrow::spare(&["KIND", "GIB"]).prose(), look)
         .names(processes.iter().filter_map(|one| Some(one.process.pid?.to_string())))
         .uuids(processes.iter().map(|one| one.gpu_uuid.clone()))
 }
@@ -142,4 +162,23 @@ fn unleased_cell(one: &GpuProcess, look: &Appearance) -> String {
         |style, text: &str| look.clean(text).split(' ').map(|w| paint(style, w)).collect::<Vec<_>>().join(" ");
     let done = one.unleased_action.as_ref().map_or_else(String::new, |done| format!("; {}", painted(QUIET, done)));
     format!("{} {}{done}", paint(BAD, "!"), painted(NOTE, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Code;
+
+    use super::*;
+
+    #[test]
+    fn gpus_whose_processes_are_unknown_for_one_reason_share_an_error() {
+        let of = |gpu: u32, cause: &str| UnknownProcesses {
+            gpu,
+            gpu_uuid: format!("GPU-{gpu}"),
+            error: ApiError::new(Code::DriverError, format!("GPU {gpu} (GPU-{gpu}): {USERS_UNKNOWN}")).cause(cause),
+        };
+        let all = [of(0, "in maintenance"), of(1, "in maintenance"), of(2, "lost"), of(3, "in maintenance")];
+        let messages: Vec<String> = unknown(&all).into_iter().map(|error| error.message).collect();
+        assert_eq!(messages, [format!("GPUs 0-1, 3: {USERS_UNKNOWN}"), format!("GPU 2 (GPU-2): {USERS_UNKNOWN}")]);
+    }
 }

@@ -88,7 +88,7 @@ fn of_group(gpus: &[&Gpu], indent: usize, look: &Appearance) -> String {
         })
         .collect();
     let spare = &["OFA", "JPEG", "ENC", "DEC", "COPY", "SM"];
-    fitted(&columns, rows, Narrow { spare, prose: false }, indent, look)
+    fitted(&columns, rows, Narrow::spare(spare), indent, look)
 }
 
 /// Returns whether two GPUs have the same profiles, even if different placements are free.
@@ -118,11 +118,23 @@ pub(crate) fn profiles(gpus: &[Gpu], look: &Appearance) -> Listing {
             placements(&one.placements),
         ]
     };
-    let headings = vec!["GPU", "PROFILE", "ID", "FREE", "MAX", "SLICES", "GIB", "SM", "PLACEMENTS"];
+    let columns = [
+        ("GPU", Align::Right),
+        ("PROFILE", Align::Left),
+        ("ID", Align::Right),
+        ("FREE", Align::Right),
+        ("MAX", Align::Right),
+        ("SLICES", Align::Right),
+        ("GIB", Align::Right),
+        ("SM", Align::Right),
+        ("PLACEMENTS", Align::Left),
+    ];
     let mut names: Vec<String> = all().map(|(_, one)| one.name.clone()).collect();
     names.sort();
     names.dedup();
-    Listing::of(headings, all().map(row).collect()).names(names).drawn(tables(gpus, look))
+    let list = Listing::new(&columns, all().map(row).collect(), Narrow::spare(&["SM"]), look).names(names);
+    // Without headings, each line names its GPU.
+    if look.headings { list.drawn(tables(gpus, look)) } else { list }
 }
 
 /// Draws a table for each kind of GPU.
@@ -195,6 +207,19 @@ pub(crate) fn with_compute(gpu: &Gpu, indent: usize, look: &Appearance) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_headings_each_line_is_a_profile_of_a_gpu() {
+        let gpus = gpush_core::preset::gpus("mixed").unwrap();
+        let look = Appearance { headings: false, ..crate::render::fixtures::look(200, crate::render::Charset::Ascii) };
+        let listing = super::profiles(&gpus, &look);
+        let count: usize = gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).map(|mig| mig.profiles.len()).sum();
+        let text = listing.text_without_headings();
+        assert_eq!(text.lines().count(), count, "{text}");
+        for line in text.lines() {
+            assert!(line.split_whitespace().next().is_some_and(|word| word.parse::<u32>().is_ok()), "{line}");
+        }
+    }
 
     #[test]
     fn placements_are_short() {

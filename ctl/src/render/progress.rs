@@ -32,6 +32,8 @@ pub(crate) struct Progress {
     told: Vec<(bool, Option<String>)>,
     /// Notes that were already printed.
     noted: Vec<String>,
+    /// Reasons for waiting that were already printed.
+    waited: Vec<String>,
     /// Number of steps per GPU. The number may change, because an operation that waited gets a new
     /// plan when it begins.
     steps: Vec<u32>,
@@ -55,7 +57,7 @@ impl Progress {
 
     fn of(shown: Shown, operation: &Operation) -> Self {
         let told = vec![(false, None); operation.plans.len()];
-        Self { shown, begun: false, told, noted: Vec::new(), steps: steps(operation) }
+        Self { shown, begun: false, told, noted: Vec::new(), waited: Vec::new(), steps: steps(operation) }
     }
 
     #[cfg(test)]
@@ -74,14 +76,11 @@ impl Progress {
             self.told = vec![(false, None); operation.plans.len()];
             self.steps = steps;
         }
-        let waits = (!operation.waits_for.is_empty()).then(|| format!("waits: {}", operation.waits_for.join("; ")));
-        let notes: Vec<String> = operation.notes.iter().cloned().chain(waits).collect();
-        // Compare the text: a new reason to wait replaces the old reason, and old notes may be
-        // dropped.
-        for note in notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
-            self.say(&look.clean(&note));
+        // Compare the text, because old notes may be dropped.
+        for note in operation.notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
+            look.wrap("", &look.clean(&note)).iter().for_each(|line| self.say(line));
         }
-        self.noted = notes;
+        self.noted.clone_from(&operation.notes);
         if let Shown::Lines(out) = &mut self.shown
             && !self.begun
             && let Some(line) = beginning(operation)
@@ -107,6 +106,21 @@ impl Progress {
                     }
                 }
                 Shown::Quiet => {}
+            }
+        }
+    }
+
+    /// Returns whether nothing is printed.
+    pub(crate) fn is_quiet(&self) -> bool {
+        matches!(self.shown, Shown::Quiet)
+    }
+
+    /// Prints the reasons for waiting that were not printed yet.
+    pub(crate) fn waits(&mut self, reasons: &[String], look: &Appearance) {
+        for reason in reasons {
+            if !self.waited.contains(reason) {
+                self.waited.push(reason.clone());
+                look.wrap("waits: ", &look.clean(reason)).iter().for_each(|line| self.say(line));
             }
         }
     }
@@ -172,12 +186,18 @@ fn taking_back(now: &StepState) -> String {
     format!("GPU {}  rolling back {}{why}", now.gpu, count(now.done as usize, "step"))
 }
 
+/// Returns the characters of a bar: full, the end of the full part, empty. The empty part looks like that of other bars,
+/// and not like a rule.
+fn bar_characters(charset: Charset) -> &'static str {
+    match charset {
+        Charset::Utf8 => "━╸·",
+        Charset::Ascii => "#>.",
+    }
+}
+
 fn bars(operation: &Operation, look: &Appearance) -> Shown {
     let all = MultiProgress::new();
-    let characters = match look.charset {
-        Charset::Utf8 => "━╸─",
-        Charset::Ascii => "#>.",
-    };
+    let characters = bar_characters(look.charset);
     // The template is valid. If it were not, the default bar would be sufficient.
     let style = ProgressStyle::with_template("{prefix:>7}  {bar:20}  {pos:>2}/{len:<2}  {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -218,6 +238,14 @@ mod tests {
     }
 
     #[test]
+    fn empty_part_of_a_bar_is_that_of_other_bars() {
+        for charset in [Charset::Utf8, Charset::Ascii] {
+            let empty = fixtures::plain(&crate::render::bar::part(0, 100, 1, &fixtures::look(80, charset)));
+            assert!(bar_characters(charset).ends_with(&empty), "{charset:?}");
+        }
+    }
+
+    #[test]
     fn begin_and_rollback_are_printed_once_without_single_steps() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
@@ -251,7 +279,10 @@ mod tests {
         waiting.progress[0].total = 0;
         let mut progress = Progress::to(Box::new(sink.clone()), &waiting);
         progress.update(&waiting, &look);
-        waiting.waits_for = vec!["GPU 0 is in use".into(), "alice\u{1b}[2J 4711".into()];
+        let long = "GPU 0: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 4711 (alice, python train.py)";
+        progress.waits(&[long.into(), "alice\u{1b}[2J 4711".into()], &look);
+        progress.waits(&[long.into(), "op-3 is ahead in the queue of GPU 1".into()], &look);
+        waiting.notes = vec!["gpushd was restarted".into()];
         progress.update(&waiting, &look);
         progress.update(&waiting, &look);
         let mut running = begun;
@@ -260,7 +291,11 @@ mod tests {
         progress.end();
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
-        waits: GPU 0 is in use; alice?[2J 4711
+        waits: GPU 0: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 4711
+               (alice, python train.py)
+        waits: alice?[2J 4711
+        waits: op-3 is ahead in the queue of GPU 1
+        gpushd was restarted
         op-17: 6 steps on GPU 0
         ");
     }
@@ -294,12 +329,12 @@ mod tests {
         progress.update(&operation, &look);
         progress.waiting(&operation, &look);
         progress.waiting(&operation, &look);
-        progress.say("gpushd does not answer; trying again for up to 5 s");
+        progress.say("gpushd does not answer; trying again for up to 5s");
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
         op-17: 6 steps on GPU 0
         GPU 0  1 of 6 done, still destroying GPU instance 3 (2g.20gb@4)
-        gpushd does not answer; trying again for up to 5 s
+        gpushd does not answer; trying again for up to 5s
         ");
     }
 }

@@ -25,6 +25,21 @@ fn ecc(sensors: &Sensors) -> String {
     }
 }
 
+/// Returns the cells UTIL, TEMP, POWER and ECC of a list.
+pub(crate) fn cells(sensors: &Sensors) -> [String; 4] {
+    let with_unit = |text: String, unit: &str| if text == ABSENT { text } else { text + unit };
+    let power = match (sensors.power_mw, sensors.power_limit_mw) {
+        (None, None) => ABSENT.to_owned(),
+        (power, limit) => format!("{}/{}W", watts(power), watts(limit)),
+    };
+    [
+        with_unit(value(sensors.utilization_percent), "%"),
+        with_unit(value(sensors.temperature_c), "C"),
+        power,
+        ecc(sensors),
+    ]
+}
+
 /// Draws the line below the heading of a GPU. The columns stay in place when values change.
 pub(crate) fn line(sensors: &Sensors) -> String {
     format!(
@@ -76,6 +91,8 @@ mod tests {
         let in_mig = Sensors { utilization_percent: None, memory_utilization_percent: None, ..sensors };
         assert_eq!(line(&in_mig), "util   -%  mem   -%   61 C   313/400 W  ECC 3/0");
         assert_eq!(line(&Sensors::default()), "util   -%  mem   -%    - C     -/- W  ECC -");
+        assert_eq!(cells(&sensors), ["97%", "61C", "313/400W", "3/0"]);
+        assert_eq!(cells(&Sensors::default()), ["-"; 4]);
         assert_eq!(facts(&sensors).len(), 4);
         assert_eq!(facts(&in_mig).len(), 3);
         assert_eq!(facts(&Sensors::default()), []);

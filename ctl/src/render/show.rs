@@ -1,6 +1,8 @@
 //! All details of a GPU: `gpu show`.
 
-use gpush_api::{Architecture, ComputeMode, Gpu, Mig, Mode, MpsDaemon, NvLink, Process};
+use gpush_api::{
+    Architecture, ComputeMode, DeviceUse, Gpu, GpuState, Mig, MigDevice, Mode, MpsDaemon, NvLink, Process,
+};
 
 use super::{
     Appearance,
@@ -8,7 +10,7 @@ use super::{
     gpu,
     mps::list as mps,
     process_names, profiles, sensors, slices,
-    table::{Align, table},
+    table::{Align, Narrow, fitted},
     timeslice,
 };
 
@@ -76,7 +78,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String
             text += &line;
             text.push('\n');
         }
-        text += &devices(one, look);
+        text += &devices(one, daemons, look);
     }
     let daemons = mps::of(one, daemons);
     if !daemons.is_empty() {
@@ -146,10 +148,20 @@ fn architecture(of: Architecture) -> &'static str {
     }
 }
 
-/// Draws a table with one line per device: placement, ids, number of processes, and the complete UUID.
-fn devices(gpu: &Gpu, look: &Appearance) -> String {
+/// Returns the use of a device, which was listed without leases.
+fn usage(one: &MigDevice, gpu: &Gpu) -> DeviceUse {
+    let is_leased = gpu.leases.iter().any(|lease| one.uuid.as_ref() == Some(&lease.target));
+    match one.usage {
+        DeviceUse::Free if is_leased => DeviceUse::Granted,
+        other => other,
+    }
+}
+
+/// Draws a table with one line per device: placement, ids, use, and UUID.
+fn devices(gpu: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
     use Align::{Left, Right};
     let columns = [("INSTANCE", Left), ("GI", Right), ("CI", Right), ("GIB", Right), ("USE", Left), ("MIG UUID", Left)];
+    let uses = gpush_core::devices::list(std::slice::from_ref(gpu), daemons, &[]);
     let mut rows = Vec::new();
     for instance in gpu.mig.iter().flat_map(|m| &m.instances) {
         let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
@@ -158,18 +170,13 @@ fn devices(gpu: &Gpu, look: &Appearance) -> String {
             rows.push(vec![what, instance.id.to_string(), ci, memory.clone(), usage, uuid]);
         };
         if instance.compute.is_empty() {
-            push(at.clone(), "-".into(), "-".into(), "no compute instance".into());
+            push(at.clone(), "-".into(), DeviceUse::Reserved.name().into(), "no compute instance".into());
         }
         for compute in &instance.compute {
             let whole = compute.profile == instance.profile;
             let what = if whole { at.clone() } else { format!("{} in {at}", look.clean(&compute.profile)) };
-            let n = compute.processes.len() + instance.processes.len();
-            let is_leased = gpu.leases.iter().any(|lease| compute.uuid.as_ref() == Some(&lease.target));
-            let usage = match n {
-                0 if is_leased => "granted".to_owned(),
-                0 => "idle".to_owned(),
-                n => processes_in_words(n),
-            };
+            let device = uses.iter().find(|one| (one.gi, one.ci) == (instance.id, Some(compute.id)));
+            let usage = device.map_or("-", |one| usage(one, gpu).name()).to_owned();
             let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
             push(what, compute.id.to_string(), usage, uuid);
         }
@@ -177,15 +184,16 @@ fn devices(gpu: &Gpu, look: &Appearance) -> String {
     if rows.is_empty() {
         return none_yet(gpu, look);
     }
-    // Do not cut UUIDs, because users copy them. So the line may be wider than a narrow terminal.
-    let wide = Appearance { width: look.width.max(110), ..*look };
-    table(&columns, rows, gpu::INDENT, &wide)
+    // Users copy UUIDs, so other cells are broken before a UUID is shortened.
+    let narrow = Narrow { uuids: Some("MIG UUID"), ..Narrow::default() };
+    fitted(&columns, rows, narrow, gpu::INDENT, look)
 }
 
 /// Says that a GPU has no instances, and names the command that creates instances.
 fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
+        _ if !can_change(gpu.state) => format!("none: gpushd changes no GPU that is {}", gpu::state(gpu.state).0),
         (Some(_), Mode::Mig) => {
             format!("none yet: `gpushctl apply {index}` (administrator) creates those of the config")
         }
@@ -201,15 +209,19 @@ fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     look.wrap("  ", &look.clean(&text)).join("\n") + "\n"
 }
 
+/// Returns whether gpushd may change a GPU in this state, now or soon.
+fn can_change(state: GpuState) -> bool {
+    match state {
+        GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded => true,
+        GpuState::Unknown | GpuState::Held | GpuState::Maintenance | GpuState::Lost => false,
+    }
+}
+
 /// Returns a profile for an example, preferably one that fits more than once.
 fn example(gpu: &Gpu) -> Option<&str> {
     let profiles = &gpu.mig.as_ref()?.profiles;
     let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
     several.or(profiles.first()).map(|profile| profile.name.as_str())
-}
-
-fn processes_in_words(n: usize) -> String {
-    if n == 1 { "1 process".to_owned() } else { format!("{n} processes") }
 }
 
 /// Draws all processes of a GPU, each with the instance in which it runs.
@@ -242,4 +254,40 @@ fn processes(gpu: &Gpu, look: &Appearance) -> String {
         out += &format!("{left}{}\n", look.fit(&who, room));
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseUse};
+
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    /// The words are those of `mig list`.
+    #[test]
+    fn use_of_a_device_is_reserved_on_a_cordoned_gpu() {
+        let look = fixtures::look(120, Charset::Ascii);
+        let mut one = fixtures::mixed().swap_remove(0);
+        let uses = |gpu: &Gpu| {
+            let text = fixtures::plain(&devices(gpu, &[], &look));
+            let words = text.lines().skip(1).map(|line| line.split_whitespace().nth(4).unwrap().to_owned());
+            words.collect::<Vec<_>>()
+        };
+        assert_eq!(uses(&one), ["in_use", "free", "in_use"]);
+        let target = one.mig.as_ref().unwrap().instances[1].compute[0].uuid.clone().unwrap();
+        let holder = LeaseHolder { uid: 1000, user: None };
+        one.leases = vec![LeaseUse { id: LeaseId(17), target, kind: LeaseKind::Mig, holder, until: None }];
+        assert_eq!(uses(&one), ["in_use", "granted", "in_use"]);
+        one.state = GpuState::Cordoned;
+        assert_eq!(uses(&one), ["in_use", "reserved", "in_use"]);
+    }
+
+    #[test]
+    fn lost_gpu_without_instances_suggests_no_change() {
+        let mut gpu = fixtures::gpu(3, "NVIDIA H100 80GB HBM3", 81_920, Some(fixtures::mig(8, Vec::new())));
+        let look = fixtures::look(80, Charset::Ascii);
+        assert!(none_yet(&gpu, &look).contains("gpushctl"));
+        gpu.state = GpuState::Lost;
+        assert_eq!(none_yet(&gpu, &look), "  none: gpushd changes no GPU that is lost\n");
+    }
 }

@@ -15,6 +15,7 @@ use super::{
 /// Output of `gpushctl status --json`: several API responses in one document.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Status {
+    #[serde(rename = "gpushd")]
     pub(crate) version: Version,
     pub(crate) health: Health,
     pub(crate) gpus: Vec<Gpu>,
@@ -26,8 +27,8 @@ pub(crate) struct Status {
     pub(crate) leases: Vec<Lease>,
 }
 
-/// Draws the status. With `brief`, omits the lines below each drawing, and groups GPUs that have
-/// the same drawing.
+/// Draws the status. GPUs that differ only in index, address and UUIDs are drawn once. With `brief`, omits the lines
+/// below each drawing, and ignores different amounts of memory in use.
 pub(crate) fn status(status: &Status, brief: bool, look: &Appearance) -> String {
     draw(status, brief, false, look)
 }
@@ -38,28 +39,42 @@ pub(crate) fn status_with_sensors(status: &Status, brief: bool, look: &Appearanc
     draw(status, brief, true, look)
 }
 
+/// GPUs that are drawn once.
+struct Group<'s> {
+    first: &'s Gpu,
+    /// Lines of the first GPU, with its UUIDs.
+    rows: &'s [gpu::Row],
+    /// The drawing that the GPUs have in common.
+    block: Vec<String>,
+    others: Vec<&'s Gpu>,
+}
+
 fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> String {
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
     let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
-    let blocks = status.gpus.iter().zip(&rows).map(|(gpu, rows)| {
+    let drawn = |gpu: &Gpu, rows: &[gpu::Row]| {
         let users = gpu::Users { daemons: mps::of(gpu, &status.mps), leases: &status.leases };
-        (gpu, gpu::block(gpu, rows, &users, columns, !brief, look))
-    });
-    let mut groups: Vec<(&Gpu, Vec<String>, Vec<u32>)> = Vec::new();
-    for (gpu, block) in blocks {
-        match groups.last_mut() {
-            // In the brief form, GPUs with the same drawing are drawn only once.
-            Some((first, drawn, others))
-                if brief && !with_sensors && gpu::is_alike(first, gpu) && drawn[1..] == block[1..] =>
-            {
-                others.push(gpu.index);
-            }
-            Some(_) | None => groups.push((gpu, block, Vec::new())),
+        gpu::block(gpu, rows, &users, columns, !brief, look)
+    };
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for (gpu, rows) in status.gpus.iter().zip(&rows) {
+        let common: Vec<gpu::Row> = rows.iter().map(gpu::Row::without_uuid).collect();
+        let block = drawn(gpu, &common);
+        let is_same = |group: &&mut Group<'_>| {
+            !with_sensors
+                && gpu::is_alike(group.first, gpu)
+                && (brief || gpu::has_same_memory(group.first, gpu))
+                && group.block[1..] == block[1..]
+        };
+        match groups.iter_mut().find(is_same) {
+            Some(group) => group.others.push(gpu),
+            None => groups.push(Group { first: gpu, rows, block, others: Vec::new() }),
         }
     }
-    for (gpu, mut block, others) in groups {
+    for Group { first: gpu, rows, block, others } in groups {
+        let mut block = if others.is_empty() { drawn(gpu, rows) } else { block };
         gpu::group(&mut block, gpu, &others, look);
         if with_sensors {
             let line = format!("{}{}", " ".repeat(gpu::INDENT), sensors::line(&gpu.sensors));

@@ -19,7 +19,7 @@ struct Totals {
     in_use: usize,
     granted: usize,
     free: usize,
-    /// Number of further instances that the driver could create now.
+    /// Number of further instances that gpushd could create now.
     possible: Option<usize>,
 }
 
@@ -74,7 +74,7 @@ fn totals(status: &Status) -> Vec<Totals> {
             Mode::Timeslice => "GPU, timeslice",
             Mode::Mig => "GPU, MIG off",
             Mode::Exclusive => "GPU, exclusive",
-            Mode::Unmanaged => "GPU",
+            Mode::NoRule | Mode::Unmanaged => "GPU",
         };
         let whole = entry(&mut all, &model, what);
         whole.total += 1;
@@ -87,15 +87,18 @@ fn totals(status: &Status) -> Vec<Totals> {
             status.leases.iter().filter(|lease| lease.state.holds_capacity()).flat_map(|one| &one.members);
         let granted = members.any(|member| member.gpu == gpu.uuid);
         let takes_work = gpu.state == GpuState::Ready && gpu.cordons.is_empty();
+        // gpushd creates instances neither on a GPU that takes no work, nor where the rule has another mode.
+        let takes_instances = takes_work && matches!(gpu.mode, Mode::Mig | Mode::NoRule);
         whole.in_use += usize::from(used);
         whole.granted += usize::from(granted && !used);
         whole.free += usize::from(!used && !granted && !is_mig && takes_work);
         let profiles = gpu.mig.iter().filter(|_| is_mig).flat_map(|mig| mig.profiles.iter());
         for profile in profiles {
             let present = instances.clone().any(|one| one.profile == profile.name);
-            if present || profile.remaining.unwrap_or(0) > 0 {
+            let remaining = profile.remaining.filter(|_| takes_instances).unwrap_or(0);
+            if present || remaining > 0 {
                 let row = entry(&mut all, &model, &profile.name);
-                row.possible = Some(row.possible.unwrap_or(0) + usize::from(profile.remaining.unwrap_or(0)));
+                row.possible = Some(row.possible.unwrap_or(0) + usize::from(remaining));
             }
         }
         for device in devices::list(std::slice::from_ref(gpu), &status.mps, &status.leases) {
@@ -141,6 +144,28 @@ mod tests {
             ));
             assert!(text.lines().count() <= 40, "{text}");
             insta::assert_snapshot!(format!("summary-{width}"), text);
+        }
+    }
+
+    #[test]
+    fn only_gpus_that_take_instances_count_as_possible() {
+        let mut gpu = gpush_core::preset::gpus("dgx-a100").unwrap().swap_remove(0);
+        let mig = gpu.mig.as_mut().unwrap();
+        mig.set_mode(true, true);
+        for profile in std::sync::Arc::make_mut(&mut mig.profiles) {
+            profile.remaining = Some(1);
+        }
+        let possible = |state, mode| {
+            let one = Gpu { state, mode, ..gpu.clone() };
+            let all = totals(&fixtures::status(vec![one], false));
+            all.iter().filter_map(|one| one.possible).sum::<usize>()
+        };
+        assert!(possible(GpuState::Ready, Mode::Mig) > 0);
+        assert!(possible(GpuState::Ready, Mode::NoRule) > 0, "any layout can be applied without a rule");
+        assert_eq!(possible(GpuState::Ready, Mode::Unmanaged), 0);
+        assert_eq!(possible(GpuState::Ready, Mode::Exclusive), 0);
+        for state in [GpuState::Lost, GpuState::Maintenance, GpuState::Cordoned, GpuState::Held, GpuState::Unknown] {
+            assert_eq!(possible(state, Mode::Mig), 0, "{state:?}");
         }
     }
 

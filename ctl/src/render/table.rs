@@ -14,7 +14,7 @@ use super::{
     appearance::{self, QUIET, gib, paint, product},
     gpu,
     listing::Listing,
-    operation,
+    operation, sensors,
 };
 
 /// Number of blanks between two columns.
@@ -43,7 +43,24 @@ pub(crate) struct Narrow {
     pub(crate) spare: &'static [&'static str],
     /// Whether the last column has prose, which may move below its row.
     pub(crate) prose: bool,
+    /// A column of UUIDs. If the table is too wide even without `spare`, the UUIDs are shortened, with an ellipsis.
+    pub(crate) uuids: Option<&'static str>,
 }
+
+impl Narrow {
+    /// The table of a list with optional columns.
+    pub(crate) fn spare(columns: &'static [&'static str]) -> Self {
+        Self { spare: columns, ..Self::default() }
+    }
+
+    /// The same for a table whose last column has prose.
+    pub(crate) fn prose(self) -> Self {
+        Self { prose: true, ..self }
+    }
+}
+
+/// Number of characters that remain of a shortened UUID: `MIG-` or `GPU-`, and the first group.
+const SHORT_UUID: usize = "GPU-00000000".len();
 
 /// Draws a table without optional columns. Columns that are too wide for the terminal break at blanks. The first
 /// column, which names the row, breaks last. In a pipe, no column breaks.
@@ -62,11 +79,27 @@ pub(crate) fn fitted(
     let mut columns = columns.to_vec();
     let room = if look.wraps { look.width.saturating_sub(indent).max(40) } else { usize::MAX };
     let gaps = |columns: usize| GAP * columns.saturating_sub(1);
+    if let Some(at) = narrow.uuids.and_then(|uuids| columns.iter().position(|(column, _)| *column == uuids)) {
+        let (least, _) = measured(&columns, &rows, SHORT);
+        let can_move = |at: usize| narrow.prose && at + 1 == columns.len();
+        let is_needed = |at: &usize| !(narrow.spare.contains(&columns[*at].0) || can_move(*at));
+        let needed: Vec<usize> = (0..columns.len()).filter(is_needed).map(|at| least[at]).collect();
+        if needed.iter().sum::<usize>() + gaps(needed.len()) > room {
+            let cells = rows.iter_mut().map(|row| &mut row[at]);
+            // A row without a UUID may have a text instead.
+            cells.filter(|cell| !cell.contains(' ')).for_each(|cell| *cell = shortened(cell, SHORT_UUID, look));
+        }
+    }
     for name in narrow.spare {
         let (least, whole) = measured(&columns, &rows, SHORT);
-        // The first column names the row. Do not break it as long as another column can be omitted.
-        let needed = whole.iter().take(1).chain(least.iter().skip(1)).sum::<usize>();
-        if needed + gaps(least.len()) <= room {
+        let devices = narrow.uuids.is_some();
+        // Prose may move below its row, so it needs no room.
+        let kept = columns.len() - usize::from(narrow.prose && devices);
+        // The first column names the row. Do not break it as long as another column can be omitted. In a list of
+        // devices, do not break the name of the device either.
+        let unbroken = if devices { kept } else { 1 };
+        let needed = whole.iter().take(unbroken).chain(least.iter().take(kept).skip(unbroken)).sum::<usize>();
+        if needed + gaps(kept) <= room {
             break;
         }
         if let Some(at) = columns.iter().position(|(column, _)| column == name) {
@@ -183,6 +216,9 @@ fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<Str
     (0..height).map(line).collect()
 }
 
+/// Columns of `gpu list` that only `-o wide` shows.
+const WIDE: [&str; 6] = ["RULE", "UTIL", "TEMP", "POWER", "ECC", "DEVICE"];
+
 /// Lists the GPUs of `gpushctl gpu list`.
 pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
     use Align::{Left, Right};
@@ -192,8 +228,14 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
         ("PCI", Left),
         ("GIB", Right),
         ("MODE", Left),
+        ("RULE", Left),
         ("MIG", Left),
         ("STATE", Left),
+        ("UTIL", Right),
+        ("TEMP", Right),
+        ("POWER", Right),
+        ("ECC", Right),
+        ("DEVICE", Left),
         ("UUID", Left),
     ];
     // A UUID has 40 characters and leaves no room for the other columns on most terminals. Its
@@ -205,11 +247,15 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
         100..136 => (true, "GPU-00000000".len()),
         _ => (true, usize::MAX),
     };
-    let columns: Vec<_> = columns.into_iter().filter(|(name, _)| pci || *name != "PCI").collect();
+    let is_shown = |name: &str| match name {
+        "PCI" => pci,
+        name => look.wide || !WIDE.contains(&name),
+    };
     let rows = gpus
         .iter()
         .map(|gpu| {
-            let mut row = vec![
+            let [utilization, temperature, power, ecc] = sensors::cells(&gpu.sensors);
+            let row = [
                 gpu.index.to_string(),
                 look.fit(&look.clean(product(&gpu.name)), if pci || !look.wraps { 24 } else { 14 }),
                 look.clean(&gpu.pci),
@@ -218,25 +264,30 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
                 } else {
                     format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
                 },
-                gpu::mode(gpu).to_owned(),
+                gpu.mode.name().to_owned(),
+                gpu.rule.as_ref().map_or_else(|| "-".to_owned(), |rule| look.clean(rule)),
                 mig(gpu),
                 gpu::state(gpu.state).0.to_owned() + if gpu.drift.is_empty() { "" } else { ", drift" },
+                utilization,
+                temperature,
+                power,
+                ecc,
+                format!("/dev/nvidia{}", gpu.minor),
                 shortened(&look.clean(&gpu.uuid), uuid, look),
             ];
-            if !pci {
-                row.remove(2);
-            }
-            row
+            let cells = columns.iter().zip(row).filter(|((name, _), _)| is_shown(name));
+            cells.map(|(_, cell)| cell).collect()
         })
         .collect();
-    Listing::new(&columns, rows, Narrow { spare: &["UUID", "GIB"], prose: false }, look)
+    let shown: Vec<_> = columns.iter().copied().filter(|(name, _)| is_shown(name)).collect();
+    Listing::new(&shown, rows, Narrow::spare(&["UUID", "GIB"]), look)
         .names(gpus.iter().map(|gpu| gpu.index.to_string()))
         .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
         .or_empty("The driver shows no GPU on this host.")
 }
 
 /// Returns the beginning of a UUID with an ellipsis, or the whole UUID if it fits.
-fn shortened(uuid: &str, columns: usize, look: &Appearance) -> String {
+pub(crate) fn shortened(uuid: &str, columns: usize, look: &Appearance) -> String {
     if uuid.len() <= columns {
         return uuid.to_owned();
     }
@@ -315,7 +366,7 @@ mod tests {
                                         weeks
          11  two words             9.5
         ");
-        insta::assert_snapshot!(drawn(50, Narrow { spare: &[], prose: true }), @r"
+        insta::assert_snapshot!(drawn(50, Narrow::default().prose()), @r"
         GPU  A LONG NAME        FIGURE
           0  training-and-more    80.0
             it looks broken, and has for weeks

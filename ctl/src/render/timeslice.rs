@@ -81,7 +81,7 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
             look.clean(&gpu.drift.join("; ")),
         ]
     };
-    Listing::new(&columns, gpus.iter().map(row).collect(), Narrow { spare: &["PRODUCT"], prose: true }, look)
+    Listing::new(&columns, gpus.iter().map(row).collect(), Narrow::spare(&["PRODUCT"]).prose(), look)
         .names(gpus.iter().map(|gpu| gpu.index.to_string()))
         .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
         .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` time-slices its GPUs.")

@@ -107,7 +107,15 @@ fn as_wanted() -> GpuPlan {
 }
 
 fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
-    let progress = |gpu, done, total| StepState { gpu, done, total, doing: None, rolling_back: false, error: None };
+    let progress = |gpu, done, total| StepState {
+        gpu,
+        done,
+        total,
+        doing: None,
+        rolling_back: false,
+        restored: false,
+        error: None,
+    };
     // All answers contain the same time for the operation. This time is in the future, so that the
     // age in the output is always 0.
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
@@ -190,7 +198,7 @@ fn json_is_the_types_of_the_api() {
 
     let (status, code) = json(&["status"]);
     assert_eq!(code, Some(0));
-    assert_eq!(serde_json::from_value::<Version>(status["version"].clone()).unwrap(), version());
+    assert_eq!(serde_json::from_value::<Version>(status["gpushd"].clone()).unwrap(), version());
     assert_eq!(serde_json::from_value::<Health>(status["health"].clone()).unwrap(), health(Vec::new()));
     assert_eq!(serde_json::from_value::<Vec<Gpu>>(status["gpus"].clone()).unwrap().len(), 2);
 
@@ -199,7 +207,7 @@ fn json_is_the_types_of_the_api() {
     assert_eq!(code, Some(3));
 
     let (version_of_all, _) = json(&["version"]);
-    assert_eq!(version_of_all["agent"]["agent"], "9.8.7");
+    assert_eq!(version_of_all["gpushd"]["agent"], "9.8.7");
 
     let (error, code) = json(&["gpu", "list", "--gpu", "9"]);
     let error: ApiError = serde_json::from_value(error["error"].clone()).unwrap();

@@ -81,6 +81,10 @@ fn usage() {
         &["gpu", "cordon", "0", "-o", "csv"],
         &["mps", "env"],
         &["status", "--watch", "2"],
+        &["status", "-w", "5"],
+        &["status", "-w5"],
+        &["gpu", "reset", "0", "--detach"],
+        &["-pm", "1"],
         &["--version"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
@@ -200,7 +204,10 @@ fn asserting_a_layout() {
         &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
         &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "9g.99gb"],
         &["mig", "assert", "--offline", "mixed", "--gpu", "5", "--layout", "1g.10gb"],
+        // A check is not refused, although the rule forbids a change.
+        &["mig", "assert", "--offline", "mixed", "--gpu", "0", "--config", "unmanaged.toml"],
     ];
+    host.write("unmanaged.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n");
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
 }
@@ -300,7 +307,7 @@ fn checking_a_config() {
     let good = host.command(&["config", "check", "config.toml", "--offline", "dgx-a100", "--json"]).output().unwrap();
     let document: serde_json::Value = serde_json::from_slice(&good.stdout).unwrap();
     assert_eq!(document["config"]["rules"][0]["claims"], serde_json::json!([0]));
-    assert_eq!(document["plans"]["plans"][0]["layout"], serde_json::json!(["3g.40gb", "2g.20gb", "1g.10gb*2"]));
+    assert_eq!(document["plans"][0]["layout"], serde_json::json!(["3g.40gb", "2g.20gb", "1g.10gb*2"]));
 
     let named = host.command(&["config", "check"]).env("GPUSH_CONFIG", "config.toml").output().unwrap();
     assert!(String::from_utf8_lossy(&named.stdout).starts_with("config.toml: no errors"), "{named:?}");

@@ -308,7 +308,7 @@ fn operations_are_listed_without_plans_in_pages() {
     let listed = agent.get("/v1/operations?limit=1").json();
     let (short, long) = (&listed[0], agent.get("/v1/operations/op-5").json());
     assert!(short["plans"].is_null() && long["plans"].is_array(), "{short}");
-    assert_eq!((&short["gpus"], &short["state"], &short["by"]), (&json!([0, 2]), &long["state"], &long["by"]));
+    assert_eq!((&short["gpu_indexes"], &short["state"], &short["by"]), (&json!([0, 2]), &long["state"], &long["by"]));
     assert_eq!((&short["done"], &short["total"]), (&json!(8), &json!(8)));
     for (query, status, says) in [
         ("limit=0", 400, "1 to 200"),

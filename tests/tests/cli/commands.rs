@@ -49,7 +49,7 @@ fn run(agent: &Agent, args: &[&str]) -> String {
 /// Replaces the parts that differ between runs and builds: ages and the version.
 fn steady(text: &str) -> String {
     let words = text.split_inclusive('\n').map(|line| match line.split_once(", ") {
-        Some((left, right)) if right.ends_with(" s ago\n") => format!("{left}, N s ago\n"),
+        Some((left, right)) if right.ends_with("s ago\n") => format!("{left}, Ns ago\n"),
         Some(_) | None => line.to_owned(),
     });
     words.collect::<String>().replace(env!("CARGO_PKG_VERSION"), "9.8.7")
@@ -261,10 +261,10 @@ fn other_user_can_read_and_not_change() {
 fn ageless(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
-    while let Some(at) = rest.find(" s ago") {
+    while let Some(at) = rest.find("s ago") {
         let digits = rest[..at].len() - rest[..at].trim_end_matches(|c: char| c.is_ascii_digit()).len();
-        out += &format!("{}N s ago", &rest[..at - digits]);
-        rest = &rest[at + " s ago".len()..];
+        out += &format!("{}Ns ago", &rest[..at - digits]);
+        rest = &rest[at + "s ago".len()..];
     }
     out + rest
 }
@@ -377,10 +377,11 @@ fn exit_codes_match_the_document() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n";
     let agent = Agent::start(&host, config);
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 2 --rc INSUFFICIENT_RESOURCES");
-    let cases: [(i32, &[&str]); 14] = [
+    let cases: [(i32, &[&str]); 15] = [
         (0, &["status"]),
         (0, &["mig", "plan", "--gpu", "2", "--layout", "3g.40gb"]),
         (0, &["mig", "assert", "--gpu", "2", "--layout", "none"]),
+        (0, &["mig", "assert", "--gpu", "1"]),
         (1, &["mig", "apply", "--gpu", "2", "--layout", "3g.40gb"]),
         (2, &["mig", "plan", "--gpu", "2", "--layout", "9g.90gb"]),
         (2, &["mig", "plan", "--gpu", "77", "--layout", "none"]),
@@ -446,6 +447,10 @@ fn lost_gpu_is_an_error_and_others_work() {
         assert!(text.contains("error: GPU 0 can't be identified") && text.contains("the GPU has fallen off"), "{text}");
         assert!(text.ends_with("[exit 1]\n"), "{text}");
     }
+    // The other GPU is shown.
+    let both = run(&agent, &["status", "--gpu", "0,1"]);
+    assert!(both.contains("! GPU 0 can't be identified") && both.contains("\nGPU 1  "), "{both}");
+    assert!(both.ends_with("[exit 1]\n"), "{both}");
     assert!(run(&agent, &["status", "--gpu", "7"]).contains("error: there is no GPU 7"));
 }
 

@@ -337,6 +337,27 @@ fn reset_and_maintenance_wait_for_a_lease_when_asked() {
     }
 }
 
+/// Earlier, the lease of any GPU prevented the reset, because the reset needs maintenance of the host.
+#[test]
+fn reset_ignores_leases_of_other_gpus() {
+    let (host, agent) = started();
+    let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "-g", "0"]);
+    let args = ["gpu", "reset", "1"];
+    let (code, text) = ended(&args, on_host(&host, &agent, &args));
+    assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
+    assert_eq!(lease(&agent, &id).state, LeaseState::Active);
+    let (code, text) = run(&agent, &["gpu", "reset", "0"]);
+    assert!(code == 4 && text.contains(&format!("lease revoke {id} --end")), "{text}");
+    // The audit trail of the GPU contains its reset.
+    for (gpu, has_reset) in [("1", true), ("0", false)] {
+        let trail = done(&agent, &["audit", "-g", gpu]);
+        assert_eq!(trail.contains("maintenance.enter") && trail.contains("reset of GPU 1"), has_reset, "{trail}");
+    }
+    // Without GPUs, maintenance is for the whole host.
+    let (code, text) = run(&agent, &["maintenance", "enter"]);
+    assert!(code == 4 && text.contains(&id), "{text}");
+}
+
 #[test]
 fn reset_and_maintenance_that_wait_too_long_change_nothing() {
     let (host, agent) = started();
@@ -359,7 +380,7 @@ fn leased_devices_are_shown_as_granted_in_every_list() {
     assert!(status.contains("3 MIG devices, 0 in use, 1 granted"), "{status}");
     assert!(status.contains("◐ 3g.40gb") && status.contains("◐ whole GPU") && status.contains("○ 1g.10gb"), "{status}");
     let shown = done(&agent, &["gpu", "show", "0"]);
-    assert!(shown.contains("◐ 3g.40gb") && shown.contains("granted") && shown.contains("idle"), "{shown}");
+    assert!(shown.contains("◐ 3g.40gb") && shown.contains(" granted ") && shown.contains(" free "), "{shown}");
     let devices: Vec<MigDevice> = serde_json::from_str(&done(&agent, &["mig", "list", "--json"])).expect("devices");
     let usage = |profile: &str| devices.iter().find(|one| one.profile == profile).expect("a device").usage;
     assert_eq!((usage("3g.40gb"), usage("1g.10gb")), (DeviceUse::Granted, DeviceUse::Free));

@@ -112,7 +112,7 @@ fn only_idle_gpu_is_reset() {
     let (code, text) = run_in(&host, &agent, &["gpu", "reset", "1"]);
     assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
     let (_, maintenance) = run(&agent, &["maintenance", "status"]);
-    assert!(maintenance.contains("Not in maintenance"), "{maintenance}");
+    assert!(maintenance.contains("not in maintenance"), "{maintenance}");
     let layout = ["mig", "apply", "7g.80gb", "-g", "0", "--once"];
     done(&agent, &layout);
     let device = devices(&agent, &["0"]).remove(0);
@@ -223,6 +223,10 @@ fn operations_of_a_gpu_are_found_on_later_pages() {
     let of_gpu_1 = done(&agent, &[&list[..], &["-g", "1"]].concat());
     assert!(of_gpu_1.starts_with("op-") && of_gpu_1.lines().count() == 1 && of_gpu_1 != last, "{of_gpu_1}");
     assert_eq!(done(&agent, &[&list[..], &["-g", "0"]].concat()), last);
+    // Earlier, an operation that was done was listed as one that had not begun.
+    let all: Vec<gpush_api::OperationSummary> =
+        serde_json::from_str(&done(&agent, &["op", "list", "-o", "json"])).unwrap();
+    assert!(all.len() == 3 && all.iter().all(|one| one.begun && one.gpu_uuids.len() == 1), "{all:?}");
 }
 
 /// Runs a command on a separate terminal (`script` of util-linux), and types an answer. Returns the
@@ -249,6 +253,10 @@ fn apply_that_destroys_asks_on_a_terminal() {
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "y\n");
     assert!(code == 0 && truth(&host, 0).len() == 1 && truth(&host, 0)[0].starts_with("3g.40gb"), "{text}");
+    // A reset destroys instances too.
+    let (code, text) = on_a_terminal(&agent, "gpu reset 0", "n\n");
+    assert!(code == 1 && text.contains("GPU 0: - 3g.40gb@") && text.contains("This destroys 1 instance."), "{text}");
+    assert_eq!(truth(&host, 0).len(), 1);
     let (code, text) = on_a_terminal(&agent, "mig apply none -g 0 --yes", "");
     assert!(code == 0 && !text.contains("Continue?"), "{text}");
     assert!(truth(&host, 0).is_empty());

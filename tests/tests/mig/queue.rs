@@ -98,7 +98,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let begun = Instant::now();
     let (state, error) = outcome(agent.follow(wait_for(&agent, &["0"], &["7g.80gb"], 1)));
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::TimedOut), "{error:?}");
-    assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1 s"), "{error:?}");
+    assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1s"), "{error:?}");
 
     // An operation can also be cancelled while it is queued behind another operation.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --times 1 --delay-ms 1500");

@@ -26,7 +26,7 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
         Ok(Ok(Ok(found))) => found,
         Ok(Ok(Err(error))) => return Err(unknown(&error.to_string())),
         Ok(Err(error)) => return Err(unknown(&error.to_string())),
-        Err(_) => return Err(unknown(&format!("the search took longer than {} s", SEARCH.as_secs()))),
+        Err(_) => return Err(unknown(&format!("the search took longer than {}s", SEARCH.as_secs()))),
     };
     let processes: Vec<(u32, u32)> = found.iter().filter_map(|holder| Some((holder.pid?, holder.uid?))).collect();
     let mut commands = mig.users.commands(&mig.host_services.proc, &processes).await;

@@ -23,7 +23,7 @@ impl Filter {
 /// Returns the UUIDs of the GPUs that an event concerns. An event about gpushd or the host has none.
 fn about(what: &EventPayload) -> &[String] {
     match what {
-        EventPayload::Operation(change) => &change.gpu_uuids,
+        EventPayload::Operation(change) => &change.operation.gpu_uuids,
         EventPayload::Gpu(change) => std::slice::from_ref(&change.gpu_uuid),
         EventPayload::Xid(xid) => std::slice::from_ref(&xid.gpu_uuid),
         EventPayload::Mps(change) => std::slice::from_ref(&change.gpu_uuid),

@@ -46,6 +46,7 @@ pub struct LeaseMember {
     #[serde(rename = "gpu_uuid")]
     pub gpu: String,
     /// Share that is granted on the target.
+    #[serde(rename = "granted_share")]
     pub share: MemberShare,
     /// Memory that counts for quotas, in MiB: the memory of the MIG device, or the leased part of
     /// the GPU's memory.

@@ -7,7 +7,7 @@ use std::{
 
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
-use super::{Config, RuleLayout, leasing, rules::mode_name, sharing, timeslice};
+use super::{Config, RuleLayout, leasing, sharing, timeslice};
 use crate::{desired, layout::DYNAMIC};
 
 impl Config {
@@ -44,7 +44,7 @@ impl Config {
             }
             let matches: Vec<String> = rule.matches.iter().map(ToString::to_string).collect();
             let _ = writeln!(out, "match = {}", list(&matches));
-            let _ = writeln!(out, "mode = {}", text(mode_name(rule.mode)));
+            let _ = writeln!(out, "mode = {}", text(rule.mode.name()));
             match &rule.layout {
                 Some(RuleLayout::Named(name)) => {
                     let _ = writeln!(out, "layout = {}", text(name));

@@ -48,7 +48,7 @@ fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
     match mode? {
         Mode::Mps => Some(LeaseRequirement::Required),
         Mode::Timeslice | Mode::Exclusive => Some(LeaseRequirement::Optional),
-        Mode::Mig | Mode::Unmanaged => None,
+        Mode::Mig | Mode::NoRule | Mode::Unmanaged => None,
     }
 }
 

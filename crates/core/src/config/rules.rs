@@ -34,17 +34,6 @@ const MODES: [(&str, Option<Mode>); 6] = [
     ("hami", None),
 ];
 
-/// Returns the name of a mode in the config.
-pub(super) fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Unmanaged => "unmanaged",
-        Mode::Exclusive => "exclusive",
-        Mode::Mig => "mig",
-        Mode::Mps => "mps",
-        Mode::Timeslice => "timeslice",
-    }
-}
-
 /// A selector, with the rule that contains it and its position in the file.
 struct Claim {
     rule: usize,
@@ -229,7 +218,7 @@ fn layout(
         let span = key_span(table, "layout").unwrap_or_else(|| value.span());
         reader.report(Problem::new(
             span,
-            format!("`layout` has no effect in mode `{}`", mode_name(other)),
+            format!("`layout` has no effect in mode `{}`", other.name()),
             "write mode = \"mig\", or leave the layout out",
         ));
     }

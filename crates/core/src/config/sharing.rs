@@ -8,7 +8,6 @@ use toml::de::{DeTable, DeValue};
 
 use super::{
     reader::{Reader, get},
-    rules::mode_name,
     schema::RULE_MPS,
 };
 
@@ -31,8 +30,8 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         // The error in the mode is already reported. The rest of the rule is still checked, as if
         // the mode were `mps`.
         None => Mode::Mps,
-        Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice)) => {
-            let problem = format!("`mps` has no effect in mode `{}`", mode_name(other));
+        Some(other @ (Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice)) => {
+            let problem = format!("`mps` has no effect in mode `{}`", other.name());
             let hint = "write mode = \"mps\", or mode = \"mig\" with entries such as \"2g.20gb:mps\", or leave it out";
             reader.report_at(rule, "mps", problem, hint);
             return None;

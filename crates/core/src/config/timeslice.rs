@@ -5,7 +5,6 @@ use toml::de::DeTable;
 
 use super::{
     reader::{Reader, get},
-    rules::mode_name,
     schema::RULE_TIMESLICE,
 };
 
@@ -27,8 +26,8 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         // If the mode has an error, that error is already reported. The rest of the rule is still
         // checked.
         Some(Mode::Timeslice) | None => {}
-        Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
-            let problem = format!("`timeslice` has no effect in mode `{}`", mode_name(other));
+        Some(other @ (Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
+            let problem = format!("`timeslice` has no effect in mode `{}`", other.name());
             reader.report_at(rule, "timeslice", problem, "write mode = \"timeslice\", or leave it out");
             return None;
         }

@@ -25,8 +25,10 @@ fn desired_by_rule(config: &Config, gpus: &[Gpu]) -> Vec<DesiredView> {
 }
 
 fn same(one: &DesiredView, other: &DesiredView) -> bool {
-    // An override remains valid if only the rule's name or the rule's MPS settings change.
-    (one.mode, &one.layout) == (other.mode, &other.layout)
+    // An override remains valid if only the rule's name or the rule's MPS settings change. It has no effect in mode
+    // `unmanaged` and without a rule.
+    let mode = |view: &DesiredView| view.mode.is_managed().then_some(view.mode);
+    (mode(one), &one.layout) == (mode(other), &other.layout)
 }
 
 /// Returns the GPUs of `uuids` whose desired state differs between the rules of `old` and `new`.

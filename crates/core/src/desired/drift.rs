@@ -17,7 +17,7 @@ use crate::{
 #[must_use]
 pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
     match desired_state.mode {
-        Mode::Unmanaged => Vec::new(),
+        Mode::NoRule | Mode::Unmanaged => Vec::new(),
         Mode::Exclusive | Mode::Mps => whole_gpu_obstacles(desired_state.mode, gpu),
         Mode::Timeslice => match whole_gpu_obstacles(desired_state.mode, gpu) {
             // A partitioned GPU has no time-slice levels, and only one compute mode.

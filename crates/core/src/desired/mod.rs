@@ -62,9 +62,9 @@ pub struct DesiredState {
 
 impl DesiredState {
     /// Returns the desired state of a GPU that no rule claims.
-    fn unmanaged() -> Self {
+    fn without_rule() -> Self {
         Self {
-            mode: Mode::Unmanaged,
+            mode: Mode::NoRule,
             rule: None,
             layout: None,
             configured: None,
@@ -90,7 +90,7 @@ impl DesiredState {
     pub fn needs_whole_gpu(&self) -> bool {
         match self.mode {
             Mode::Exclusive | Mode::Mps | Mode::Timeslice => true,
-            Mode::Mig | Mode::Unmanaged => false,
+            Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
         }
     }
 }
@@ -118,7 +118,7 @@ pub fn desired_states(config: &Config, gpus: &[Gpu]) -> Vec<DesiredState> {
 #[must_use]
 pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> DesiredState {
     let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
-        return DesiredState::unmanaged();
+        return DesiredState::without_rule();
     };
     let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
     let layout = match &gpu.overridden {

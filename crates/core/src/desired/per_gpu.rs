@@ -1,7 +1,7 @@
 //! Plans a request that gives a separate layout for each GPU, as one operation. For the named GPUs,
 //! the request replaces the config. Other GPUs are not affected.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, LayoutSource, MigModeStep, Mode, Plans, Step};
 
 use super::{
     DesiredState, mode,
@@ -53,7 +53,7 @@ pub(super) fn plan(
         wanted.push((at, requested_mode(&gpus[at], one)?));
     }
     wanted.sort_by_key(|(at, _)| *at);
-    let others = plan_hints::alternatives(gpus, desired_states, false);
+    let others = plan_hints::alternatives(gpus, desired_states, &LayoutSource::PerGpu(Vec::new()));
     for (at, want) in &wanted {
         match want {
             RequestedMode::On(_) => check_mode(&gpus[*at], &desired_states[*at], others.as_deref())?,

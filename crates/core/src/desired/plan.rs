@@ -6,8 +6,8 @@
 //! other GPUs.
 
 use gpush_api::{
-    ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest,
-    Plans, Refusal, Step, USERS_UNKNOWN,
+    ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LOST_GPU_HINT, LayoutSource, MigModeStep, Mode,
+    PlanRequest, Plans, Refusal, Step, USERS_UNKNOWN,
 };
 
 use super::{DesiredState, desired_states, mode, per_gpu, plan_hints};
@@ -54,7 +54,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     let given = layout_of_request(config, &request.layout)?;
     let named = !request.gpus.is_empty();
     let chosen = selected_gpus(gpus, &desired_states, request)?;
-    let others = plan_hints::alternatives(gpus, &desired_states, given.is_none());
+    let others = plan_hints::alternatives(gpus, &desired_states, &request.layout);
     let others = others.as_deref();
     let mut wanted = Vec::new();
     for at in chosen {
@@ -148,7 +148,7 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
     let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending_mode());
     let whole = |at: usize| match desired_states[at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && !is_cut(at),
-        Mode::Mig | Mode::Unmanaged => false,
+        Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
     };
     let of_mig = |at: usize| desired_states[at].mode == Mode::Mig;
     // A GPU whose rule needs the whole GPU is listed only if the GPU differs from its desired
@@ -170,7 +170,7 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
     }
     let to_be_whole = |at: &usize| match desired_states[*at].mode {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && is_cut(*at),
-        Mode::Mig | Mode::Unmanaged => false,
+        Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
     };
     if let Some(at) = (0..gpus.len()).find(to_be_whole) {
         let index = gpus[at].index;
@@ -214,7 +214,7 @@ fn desired_layout(
 pub(super) fn check_mode(gpu: &Gpu, desired_state: &DesiredState, others: Option<&str>) -> Result<(), ApiError> {
     let Some(rule) = &desired_state.rule else { return Ok(()) };
     let mode = match desired_state.mode {
-        Mode::Mig => return Ok(()),
+        Mode::Mig | Mode::NoRule => return Ok(()),
         Mode::Unmanaged => "unmanaged",
         Mode::Exclusive => "exclusive",
         Mode::Mps => "mps",
@@ -268,12 +268,12 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         GpuState::Unknown => refuse(
             Code::DriverTimeout,
             "can't be read, so nothing is planned on it",
-            "`gpushctl status` says why; choose other GPUs with --gpu meanwhile",
+            "`gpushctl status` says why; choose other GPUs meanwhile",
         ),
         GpuState::Lost => refuse(
             Code::GpuLost,
             "is lost: it has fallen off the bus",
-            &format!("{}; choose other GPUs with --gpu meanwhile", refusal::lost_gpu_hint(&gpu.uuid)),
+            &format!("{}; choose other GPUs meanwhile", LOST_GPU_HINT),
         ),
     }
 }

@@ -1,7 +1,7 @@
 //! Hints for a GPU that cannot have a layout: a command that works for this GPU, or a change of the
 //! config.
 
-use gpush_api::{Gpu, GpuState, Mode};
+use gpush_api::{Gpu, GpuState, LayoutSource, Mode};
 
 use super::DesiredState;
 
@@ -21,13 +21,15 @@ pub(super) fn example_profile(gpu: &Gpu) -> Option<&str> {
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// Returns the GPUs that a request can name with a layout, as `--gpu 0-2,5`; `None` if there are no
-/// such GPUs. With `by_rule`, returns the GPUs that a request can name without a layout, because
-/// their rule has a layout.
-pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], by_rule: bool) -> Option<String> {
-    let free = |desired_state: &DesiredState| match by_rule {
-        true => desired_state.has_rule_layout(),
-        false => desired_state.mode == Mode::Mig || desired_state.rule.is_none(),
+/// Returns the GPUs that a request could name instead, in the form of the command that sends such
+/// requests; `None` if there are no such GPUs. A request without a layout can name only GPUs whose
+/// rule has a layout.
+pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], source: &LayoutSource) -> Option<String> {
+    let free = |desired_state: &DesiredState| match source {
+        LayoutSource::Config | LayoutSource::Wanted => desired_state.has_rule_layout(),
+        LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
+            desired_state.mode == Mode::Mig || desired_state.rule.is_none()
+        }
     };
     let works = |gpu: &Gpu| match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
@@ -48,7 +50,13 @@ pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], by_rul
     }
     let words: Vec<String> =
         spans.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
-    (!words.is_empty()).then(|| format!("--gpu {}", words.join(",")))
+    let list = words.join(",");
+    (!words.is_empty()).then(|| match source {
+        LayoutSource::Wanted => format!("`gpushctl apply {list}` (administrator)"),
+        LayoutSource::Config | LayoutSource::Named(_) | LayoutSource::Entries(_) => format!("--gpu {list}"),
+        // `mig on` takes GPUs as arguments, `mig add` with -g.
+        LayoutSource::PerGpu(_) => format!("GPUs {list}"),
+    })
 }
 
 /// Returns the hint for a GPU whose rule has a mode other than `mig`.
@@ -97,7 +105,7 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
 /// Returns the hint for a request that names no GPU, on a host where no rule claims a GPU for MIG.
 /// `layout` says whether the request has a layout.
 pub(super) fn without_claim(gpus: &[Gpu], desired_states: &[DesiredState], layout: bool) -> String {
-    let Some(others) = alternatives(gpus, desired_states, false) else {
+    let Some(others) = alternatives(gpus, desired_states, &LayoutSource::Entries(Vec::new())) else {
         return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows their modes, `gpushctl config \
             show` the rules"
             .to_owned();

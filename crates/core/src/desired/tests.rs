@@ -184,7 +184,7 @@ fn first_matching_rule_claims_a_gpu() {
     assert_eq!(desired_states[2].rule.as_deref(), Some("rule 2"));
     assert_eq!(desired_states[2].layout.as_ref().unwrap().to_string(), "3g.40gb,1c.3g.40gb*3");
     assert_eq!((desired_states[3].mode, &desired_states[3].layout), (Mode::Exclusive, &None));
-    assert_eq!((desired_states[7].mode, &desired_states[7].rule), (Mode::Unmanaged, &None));
+    assert_eq!((desired_states[7].mode, &desired_states[7].rule), (Mode::NoRule, &None));
 }
 
 #[test]

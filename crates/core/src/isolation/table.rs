@@ -74,6 +74,7 @@ pub struct Cell {
     /// Explanation of the answer.
     pub text: &'static str,
     /// Numbers of the sources.
+    #[serde(rename = "source_numbers")]
     pub sources: &'static [u8],
 }
 

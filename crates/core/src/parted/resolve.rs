@@ -167,7 +167,7 @@ fn matching_devices(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -
                 "GPU {} ({}) has fallen off the bus; the driver may give other indexes to the GPUs after it",
                 lost.index, lost.uuid
             ))
-            .hint("reset the lost GPU or reboot the host; until then, select GPUs by UUID: `gpushctl mig apply --gpu UUID --layout ENTRIES` (administrator)"));
+            .hint("reboot the host to recover the lost GPU; until then, select GPUs by UUID: `gpushctl mig apply --gpu UUID --layout ENTRIES` (administrator)"));
     }
     Ok(parts.iter().copied().filter(|at| indexes.contains(&gpus[*at].index)).collect())
 }

@@ -80,7 +80,7 @@ pub fn unfit_settings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
                 };
                 findings.extend(told.map(what));
             }
-            Mode::Unmanaged | Mode::Exclusive => {}
+            Mode::NoRule | Mode::Unmanaged | Mode::Exclusive => {}
         }
     }
     findings.dedup();

@@ -129,7 +129,7 @@ fn decide_one(
     match desired_state.mode {
         Mode::Mps => decide_whole(sharing, gpu, rule, shared_before),
         Mode::Mig => decide_mig(sharing, gpu, &desired_state, rule, shared_before),
-        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
+        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
     }
 }
 

@@ -109,7 +109,7 @@ fn timeout(files: &Files, config: &Config) -> Option<Finding> {
         Some(limit) if limit < needed => {
             let message = "Slurm ends Prolog and Epilog before gpush gives up, and Slurm then drains the node";
             let cause =
-                format!("PrologEpilogTimeout is {limit} s, and slurm.deadline_s of gpush's config is {deadline} s");
+                format!("PrologEpilogTimeout is {limit}s, and slurm.deadline_s of gpush's config is {deadline}s");
             let hint = format!("set PrologEpilogTimeout={needed} or more in {path}, then run `scontrol reconfigure`");
             Some(Finding::problem(Area::Slurm, message, hint).cause(cause))
         }

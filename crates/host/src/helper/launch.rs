@@ -46,7 +46,7 @@ impl Launcher {
             }
         };
         let in_time = tokio::time::timeout(LAUNCH, started).await;
-        in_time.unwrap_or_else(|_| Err(format!("its keeper process did not start within {} s", LAUNCH.as_secs())))
+        in_time.unwrap_or_else(|_| Err(format!("its keeper process did not start within {}s", LAUNCH.as_secs())))
     }
 }
 

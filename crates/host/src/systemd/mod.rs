@@ -123,7 +123,7 @@ pub enum Error {
         result: String,
     },
     /// systemd did not answer in time, but may still execute the call.
-    #[error("systemd did not {what} within {} s", .after.as_secs())]
+    #[error("systemd did not {what} within {}s", .after.as_secs())]
     Deadline {
         /// What gpushd asked for.
         what: String,

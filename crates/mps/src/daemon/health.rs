@@ -227,7 +227,7 @@ impl Health {
         }
         if let Some((_, since, _)) = self.starting.iter().find(|(.., late)| *late) {
             return Some(format!(
-                "a server is not ready after {} s, and the clients that wait for it hang",
+                "a server is not ready after {}s, and the clients that wait for it hang",
                 since.elapsed().as_secs()
             ));
         }
@@ -239,7 +239,7 @@ impl Health {
 fn describe_lost_server(at: Instant, clients: usize) -> String {
     let had = if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
     let ago = at.elapsed().as_secs();
-    format!("a server ended at least {ago} s ago; {had} ended with it")
+    format!("a server ended at least {ago}s ago; {had} ended with it")
 }
 
 /// Describes why a daemon did not answer.

@@ -161,10 +161,7 @@ impl DriverError {
                 "gpushd must run as root, or with CAP_SYS_ADMIN and access to /proc/driver/nvidia/capabilities/mig/config"
                     .to_owned()
             }
-            ErrorKind::GpuIsLost => {
-                format!("find the cause with `dmesg | grep -i xid`; then reset it with `gpushctl gpu reset {id}` \
-                    (administrator), or reboot the host")
-            }
+            ErrorKind::GpuIsLost => gpush_api::LOST_GPU_HINT.to_owned(),
             ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}` (administrator)"),
             // The driver also counts open handles, but its process lists do not contain the
             // processes that hold them.

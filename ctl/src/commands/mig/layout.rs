@@ -6,11 +6,11 @@ use gpush_core::{config::Config, desired, layout, parted};
 
 use crate::{
     args::{Global, LayoutChange, Offline, Wanted, habits},
-    commands::{apply, config, parted as files},
+    commands::{self, apply, config, parted as files},
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
-    render::plan,
+    render::{plan, status::gpu_numbers},
 };
 
 /// The layout on a command line: a layout name, layout entries, or a label of a mig-parted file.
@@ -108,7 +108,17 @@ fn offline_plans(
 pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = LayoutArgument::of(wanted)?;
     if let Some(host) = &how.offline {
-        let (plans, gpus) = offline_plans(typed, wanted, host, how, out)?;
+        let gpus = offline::host(host)?;
+        let mut request = typed.request(wanted, &gpus, out).map_err(|error| offline::about(host, error))?;
+        if request.layout == LayoutSource::Wanted && !request.gpus.is_empty() {
+            let described = offline::described(host, gpus.clone(), how.config.as_deref(), &request)?;
+            let selected = commands::select(described, &request.gpus)?;
+            request.gpus = with_desired_layout(selected, out);
+            if request.gpus.is_empty() {
+                return assert_nothing(out);
+            }
+        }
+        let plans = offline::plan(host, &gpus, how.config.as_deref(), &request)?;
         return assert(&plans, &gpus, out);
     }
     super::super::ask(global, async |client| {
@@ -117,7 +127,17 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
         if of_all {
             // Select the GPUs that `mig apply` would change, and cordoned GPUs too.
             let gpus = client.gpus(false).await?;
+            if let Some(text) = not_checked(&gpus) {
+                out.remark(&(out.look.wrap("note: ", &text).join("\n") + "\n"));
+            }
             request.gpus = gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid).collect();
+        } else if request.layout == LayoutSource::Wanted {
+            let gpus = client.gpus(false).await?;
+            let gpus = commands::select_of(client, gpus, &request.gpus).await?;
+            request.gpus = with_desired_layout(gpus, out);
+            if request.gpus.is_empty() {
+                return assert_nothing(out);
+            }
         }
         let plans = match request.layout {
             LayoutSource::Config | LayoutSource::Wanted => client.plan(&request).await?,
@@ -138,6 +158,42 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
         }
         Ok(error.code.exit_status())
     })
+}
+
+/// Returns the UUIDs of the GPUs that may have a desired layout. Names the others, which cannot differ.
+fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
+    let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.mode == Mode::Unmanaged);
+    if !unmanaged.is_empty() {
+        let which = gpu_numbers(&unmanaged.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
+        out.remark(&format!("note: {which}: no layout to check: the rule says `unmanaged`\n"));
+    }
+    others.into_iter().map(|gpu| gpu.uuid).collect()
+}
+
+/// Ends a check in which no GPU has a desired layout.
+fn assert_nothing(out: &Output) -> Outcome {
+    out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0)
+}
+
+/// Names the GPUs that differ from their rule, but that a check of all layouts leaves out, because `mig apply` does not
+/// change them either.
+fn not_checked(gpus: &[Gpu]) -> Option<String> {
+    let is_cut = |gpu: &&Gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
+    let needs_whole = |gpu: &&Gpu| match gpu.mode {
+        Mode::Exclusive | Mode::Mps | Mode::Timeslice => true,
+        Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
+    };
+    let indexes: Vec<u32> = gpus.iter().filter(is_cut).filter(needs_whole).map(|gpu| gpu.index).collect();
+    if indexes.is_empty() {
+        return None;
+    }
+    let (is, its) = if indexes.len() == 1 { ("is", "its rule needs") } else { ("are", "their rules need") };
+    let which = gpu_numbers(&indexes);
+    let arguments = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    Some(format!(
+        "{which} {is} not checked: MIG is enabled, but {its} the whole GPU. `gpushctl apply {arguments} --dry-run` shows \
+         what would change"
+    ))
 }
 
 /// Plans an explicit layout on the GPUs as gpushd sees them. Ignores the modes of their rules,
@@ -198,5 +254,24 @@ pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutC
             Err(label.unwrap_or(*error).into())
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixtures;
+
+    #[test]
+    fn check_of_all_layouts_names_the_gpus_that_it_leaves_out() {
+        let mut gpus = fixtures::mixed();
+        assert_eq!(not_checked(&gpus), None);
+        gpus[2].mode = Mode::Exclusive;
+        let text = not_checked(&gpus).unwrap();
+        assert!(text.starts_with("GPU 2 is not checked: ") && text.contains("`gpushctl apply 2 --dry-run`"), "{text}");
+        gpus[3].mode = Mode::Mps;
+        assert!(not_checked(&gpus).unwrap().starts_with("GPUs 2-3 are not checked: "));
+        gpus[5].mode = Mode::Timeslice;
+        assert!(not_checked(&gpus).unwrap().starts_with("GPUs 2-3 are"), "MIG is not enabled on GPU 5");
     }
 }

@@ -9,8 +9,9 @@
 mod edit;
 pub(super) mod layout;
 
-use gpush_api::{ApiError, Code, MigDevice};
+use gpush_api::{ApiError, Code, Gpu, MigDevice};
 use gpush_client::Client;
+use gpush_core::nearest::nearest;
 
 use crate::{
     args::{Global, Gpus, Mig, Offline},
@@ -73,10 +74,13 @@ fn show_profiles(gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
 }
 
 async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&str>, out: &Output) -> Outcome {
-    let gpus = client.gpus(false).await?;
+    let gpus = client.gpus(profile.is_some()).await?;
     let gpus = super::select_of(client, gpus, &which.selectors()).await?;
     if gpus.is_empty() && out.is_drawn() {
         return Err(super::no_gpu().into());
+    }
+    if let Some(error) = profile.and_then(|profile| unknown_profile(profile, &gpus)) {
+        return Err(error.into());
     }
     let mut found: Vec<MigDevice> = client.mig_devices().await?;
     found.retain(|device| {
@@ -90,6 +94,54 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
         let error = ApiError::new(Code::Blocked, format!("no MIG device{of} is free"));
         return Err(error.hint("see who uses them with 'gpushctl mig list'").into());
     }
-    out.list(&found, |look| devices::list(&found, &gpus, look))?;
+    out.list(&found, |look| {
+        let list = devices::list(&found, &gpus, look);
+        match profile {
+            Some(profile) => list.or_empty(&format!("No MIG device of profile {profile}.")),
+            None => list,
+        }
+    })?;
     Ok(if none && free { Code::Blocked.exit_status() } else { 0 })
+}
+
+/// Returns the error for a profile that none of the GPUs has; `None` if a GPU has it, or if no profiles are known.
+fn unknown_profile(profile: &str, gpus: &[Gpu]) -> Option<ApiError> {
+    let profiles = gpus.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| mig.profiles.iter());
+    let names = profiles.flat_map(|one| {
+        std::iter::once(one.name.as_str()).chain(one.compute.iter().map(|compute| compute.name.as_str()))
+    });
+    // The driver may report an instance whose profile this version does not know.
+    let instances = gpus.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| &mig.instances);
+    let present = instances.flat_map(|one| {
+        std::iter::once(one.profile.as_str()).chain(one.compute.iter().map(|compute| compute.profile.as_str()))
+    });
+    let mut names: Vec<&str> = names.chain(present).collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() || names.iter().any(|name| name.eq_ignore_ascii_case(profile)) {
+        return None;
+    }
+    let error = ApiError::new(Code::NotFound, format!("no GPU has the MIG profile `{profile}`"));
+    Some(match nearest(profile, names.iter().copied()) {
+        Some(meant) => error.hint(format!("did you mean `{meant}`? 'gpushctl mig profiles' lists the profiles")),
+        None => error.hint("list the profiles with 'gpushctl mig profiles'"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profile_that_no_gpu_has_is_an_error() {
+        let gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
+        for known in ["1g.10gb", "1G.10GB", "1c.3g.40gb"] {
+            assert_eq!(unknown_profile(known, &gpus), None, "{known}");
+        }
+        let error = unknown_profile("1g.11gb", &gpus).unwrap();
+        assert_eq!(error.code.exit_status(), 2);
+        assert!(error.hint.unwrap().starts_with("did you mean `1g."));
+        assert!(unknown_profile("bogus", &gpus).unwrap().hint.unwrap().contains("mig profiles"));
+        assert_eq!(unknown_profile("1g.10gb", &[]), None, "no profiles are known");
+    }
 }

@@ -166,6 +166,13 @@ fn explain_other_state(what: Change, state: MpsState) -> &'static str {
     }
 }
 
+/// Prints the state of a daemon after a change.
+async fn show_end(client: &mut Client, now: &MpsDaemon, out: &Output) -> Result<(), Failure> {
+    let is_stopped = now.state == MpsState::Stopped && !out.json;
+    let in_maintenance = is_stopped && client.health().await.is_ok_and(|health| health.maintenance.is_some());
+    out.show(now, |look| change::ended(now, in_maintenance, look))
+}
+
 async fn watch_change(
     client: &mut Client,
     what: Change,
@@ -175,7 +182,7 @@ async fn watch_change(
     out: &Output,
 ) -> Outcome {
     let Watch::For { limit: timeout, quiet, undone } = watch else {
-        out.show(&now, |look| change::ended(&now, look))?;
+        show_end(client, &now, out).await?;
         return Ok(0);
     };
     let mut progress = FollowProgress::new(quiet || out.json);
@@ -193,7 +200,7 @@ async fn watch_change(
             ChangeState::InProgress => {}
             reached @ (ChangeState::Done | ChangeState::Otherwise) => {
                 progress.end();
-                out.show(&now, |look| change::ended(&now, look))?;
+                show_end(client, &now, out).await?;
                 if reached == ChangeState::Done {
                     return Ok(0);
                 }
@@ -236,7 +243,7 @@ async fn watch_change(
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
                 now.ends.get_or_insert_with(|| "it has ended".to_owned());
-                out.show(&now, |look| change::ended(&now, look))?;
+                show_end(client, &now, out).await?;
                 return Ok(0);
             }
             Err(error) => {

@@ -22,7 +22,7 @@ use crate::{
 
 /// A client in `gpushctl mps clients -o json`, with the target whose daemon it uses.
 #[derive(Debug, Serialize)]
-struct ListedClient<'d> {
+pub(super) struct ListedClient<'d> {
     target: &'d str,
     uuid: &'d str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -34,7 +34,7 @@ struct ListedClient<'d> {
 }
 
 impl<'d> ListedClient<'d> {
-    fn of(daemon: &'d MpsDaemon) -> impl Iterator<Item = Self> {
+    pub(super) fn of(daemon: &'d MpsDaemon) -> impl Iterator<Item = Self> {
         daemon.clients.iter().map(|client| Self {
             target: &daemon.target,
             uuid: &daemon.uuid,
@@ -52,9 +52,14 @@ pub(super) fn run(global: &Global, command: Mps, out: &Output) -> Outcome {
 async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
     match command {
         Mps::List { which } => {
-            let daemons = of_gpus(client, &which.gpus).await?;
+            let selectors = which.selectors();
+            let daemons = of_gpus(client, &selectors).await?;
             let rules = if daemons.is_empty() && out.is_drawn() { rules(client).await } else { Vec::new() };
-            out.list(&daemons, |look| list::list(&daemons, &rules, look))?;
+            out.list(&daemons, |look| {
+                let list = list::list(&daemons, &rules, look);
+                let of_others = !selectors.is_empty() && rules.is_empty();
+                if of_others { list.or_empty("No selected GPU is shared through MPS.") } else { list }
+            })?;
         }
         Mps::Show { of } => {
             let daemon = client.mps_daemon(of.text()).await?;

@@ -36,7 +36,7 @@ pub(super) fn run(global: &Global, args: &SupportBundleArgs, out: &Output) -> Ou
     archive::check_absent(&path)?;
     let mut redactor = Redactor::new(args.with_names);
     let parts = collect::all(global, &mut redactor, out)?;
-    let mut contents = redacted(parts, &redactor, now, args.with_names)?;
+    let mut contents = redacted(parts, &redactor, gpush_api::whole_second(now), args.with_names)?;
     if !out.json {
         out.text(&render::list(&contents, &path, &out.look))?;
         if !args.yes && out.can_ask() && !out.confirmed("Write the file?")? {

@@ -34,7 +34,7 @@ pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearanc
     Vec::new()
 }
 
-/// Describes a lease: `L17 alice mps 25%, in 2 h`. Returns `None` for a lease of other GPUs.
+/// Describes a lease: `L17 alice mps 25%, in 2h`. Returns `None` for a lease of other GPUs.
 fn text(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<String> {
     let here: Vec<_> = lease.members.iter().filter(|member| member.gpu == gpu.uuid).collect();
     let (id, user) = (lease.id, user(&lease.holder, look));

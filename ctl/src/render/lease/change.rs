@@ -47,7 +47,7 @@ pub(crate) fn waits(lease: &Lease, look: &Appearance) -> String {
 
 /// Draws the result of `gpushctl lease renew`.
 pub(crate) fn renewed(lease: &Lease, look: &Appearance) -> String {
-    let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", look.clock(at)));
+    let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", super::point_in_time(at)));
     lines(lease, &format!("ends {}{at}", end(lease, look)), look)
 }
 

@@ -23,7 +23,7 @@ const COLUMNS: [(&str, Align); 7] = [
 /// Lists the leases of `gpushctl lease list`.
 pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing {
     let rows = leases.iter().map(|lease| row(lease, gpus, look)).collect();
-    Listing::new(&COLUMNS, rows, Narrow { spare: &["TARGET"], prose: true }, look)
+    Listing::new(&COLUMNS, rows, Narrow::spare(&["TARGET"]).prose(), look)
         .names(leases.iter().map(|lease| lease.id.to_string()))
         .uuids(leases.iter().flat_map(|lease| &lease.members).map(|member| member.target.clone()))
         .or_empty("No lease.")

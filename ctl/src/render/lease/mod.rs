@@ -17,6 +17,7 @@ use gpush_api::{
     EndReason, Enforcement, Gpu, Lease, LeaseBinding, LeaseHolder, LeaseMember, LeaseRequest, LeaseShare, LeaseState,
     MemberShare,
 };
+use jiff::Timestamp;
 
 pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
@@ -137,7 +138,7 @@ fn targets(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     lease.members.iter().map(|member| target(member, gpus, look)).collect::<Vec<_>>().join(", ")
 }
 
-/// Describes what ends a lease: `in 2 h`, `with pid 4055`.
+/// Describes what ends a lease: `in 2h`, `with pid 4055`.
 pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
     let with = match &lease.binding {
         LeaseBinding::Process { pid: Some(pid), .. } => Some(format!("with pid {pid}")),
@@ -157,6 +158,11 @@ pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
         (None, Some(at)) => look.ahead(at),
         (Some(with), Some(at)) => format!("{with}, {} at most", look.ahead(at)),
     }
+}
+
+/// Formats the exact time of an end: `2026-01-02 03:04:05 UTC`, as in errors of gpushd.
+pub(crate) fn point_in_time(at: Timestamp) -> String {
+    at.strftime("%F %T UTC").to_string()
 }
 
 fn duration(seconds: u64) -> String {

@@ -3,7 +3,7 @@
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority};
 use gpush_core::lease::request;
 
-use super::{end, enforced_by, list::list, place, reason, share, state, target, user};
+use super::{end, enforced_by, list::list, place, point_in_time, reason, share, state, target, user};
 use crate::render::{
     Appearance,
     appearance::{NOTE, QUIET, STRONG, gib, pad, paint},
@@ -47,7 +47,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     fact("share", &share(lease, look));
     fact("enforced by", enforced_by(lease.enforcement));
     if matches!(lease.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active) {
-        let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", look.clock(at)));
+        let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", point_in_time(at)));
         fact("ends", &format!("{}{at}", end(lease, look)));
     }
     let bound = match &lease.binding {
@@ -77,7 +77,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
             if revocation.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&revocation.reason)) };
         fact("revoked", &format!("by {by} {}{why}", look.ago(revocation.at)));
         if let Some(at) = revocation.processes_end_at {
-            let text = format!("processes are ended {} ({})", look.ahead(at), look.clock(at));
+            let text = format!("processes are ended {} ({})", look.ahead(at), point_in_time(at));
             out += &self::fact("", &text, look).replace(&text, &paint(NOTE, &text));
         }
     }
@@ -116,5 +116,5 @@ fn members(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     };
     // Do not cut UUIDs, because users copy them. If there is no room, a UUID is on a separate line.
     let rows = lease.members.iter().map(row).collect();
-    fitted(&columns, rows, Narrow { spare: &[], prose: true }, INDENT, look)
+    fitted(&columns, rows, Narrow::default().prose(), INDENT, look)
 }

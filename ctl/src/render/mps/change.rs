@@ -9,12 +9,19 @@ use crate::render::{
     trouble,
 };
 
-/// Draws a target as one line with its notes, after a start, stop, restart or drain.
-pub(crate) fn ended(daemon: &MpsDaemon, look: &Appearance) -> String {
+/// Draws a target as one line with its notes, after a start, stop, restart or drain. In maintenance, gpushd starts no
+/// daemon.
+pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
         (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
         (MpsState::Stopped, _) if daemon.ends.is_some() => "; it is no longer needed".to_owned(),
+        (MpsState::Stopped, _) if in_maintenance => {
+            format!(
+                "; after `gpushctl maintenance leave`, `gpushctl mps start {}` starts it again",
+                displayed_argument(daemon, look)
+            )
+        }
         (MpsState::Stopped, _) => {
             format!("; `gpushctl mps start {}` starts it again", displayed_argument(daemon, look))
         }
@@ -111,4 +118,19 @@ fn log(file: &MpsLog, named: bool, look: &Appearance) -> String {
         out += &(paint(QUIET, "(empty)") + "\n");
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn stopped_daemon_starts_only_after_maintenance() {
+        let daemon = MpsDaemon { state: MpsState::Stopped, pid: None, ..fixtures::mps::daemon(0) };
+        let look = fixtures::look(120, Charset::Ascii);
+        let text = |in_maintenance| fixtures::plain(&ended(&daemon, in_maintenance, &look));
+        assert!(text(true).contains("after `gpushctl maintenance leave`, `gpushctl mps start 0`"), "{}", text(true));
+        assert!(!text(false).contains("maintenance"), "{}", text(false));
+    }
 }

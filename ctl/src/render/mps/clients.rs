@@ -53,7 +53,7 @@ pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, loo
         let label = label(daemon, look);
         rows.extend(daemon.clients.iter().map(|client| row(client, &label, look)[from..].to_vec()));
     }
-    fitted(&COLUMNS[from..], rows, Narrow { spare: &["SERVER"], prose: true }, indent, look)
+    fitted(&COLUMNS[from..], rows, Narrow::spare(&["SERVER"]).prose(), indent, look)
 }
 
 fn row(client: &MpsClient, label: &str, look: &Appearance) -> [String; 6] {

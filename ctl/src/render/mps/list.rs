@@ -48,7 +48,7 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -
             daemon.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         ]
     };
-    let narrow = Narrow { spare: &["PID", "MEMORY", "PERCENT", "LEASES"], prose: false };
+    let narrow = Narrow::spare(&["PID", "MEMORY", "PERCENT", "LEASES"]);
     let mut out = String::new();
     for daemon in daemons {
         for line in notes(daemon, &format!("! {}: ", label(daemon, look)), look) {

@@ -126,8 +126,14 @@ fn bar_columns(look: &Appearance) -> usize {
 /// Empty if all is well.
 pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
+    // The first words of each note already name the target.
+    let names = [Some(daemon.label()), daemon.gpu.map(|gpu| format!("GPU {gpu}"))];
+    let unnamed = |text: &str| {
+        let mut prefixes = names.iter().flatten().map(|name| format!("{name}: "));
+        prefixes.find_map(|prefix| text.strip_prefix(&prefix).map(str::to_owned)).unwrap_or_else(|| text.to_owned())
+    };
     let mut note = |style: Style, text: &str| {
-        out.extend(look.wrap(first, &look.clean(text)).iter().map(|line| paint(style, line)));
+        out.extend(look.wrap(first, &look.clean(&unnamed(text))).iter().map(|line| paint(style, line)));
     };
     let (word, style) = state(daemon.state);
     let style = match daemon.state {
@@ -147,7 +153,7 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
         // A daemon that is ready may still have a problem, but the problem is not the reason for
         // its state.
         let is_ready = daemon.state == MpsState::Ready;
-        note(style, &if is_ready { reason.clone() } else { format!("{word}: {reason}") });
+        note(style, &if is_ready { reason.clone() } else { format!("{word}: {}", unnamed(reason)) });
     }
     if let (MpsState::BackingOff, Some(next)) = (daemon.state, daemon.next_start_at) {
         let ahead = look.ahead(next);
@@ -197,4 +203,26 @@ const NONE: &str = "-";
 /// Returns the heading of a section.
 fn section(name: &str) -> String {
     paint(super::appearance::STRONG, name) + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn note_does_not_repeat_the_name_of_its_target() {
+        let look = fixtures::look(100, Charset::Ascii);
+        let mut one = fixtures::mps::daemon(4);
+        let said = |daemon: &MpsDaemon| {
+            fixtures::plain(&notes(daemon, &format!("! {}: ", label(daemon, &look)), &look).join("\n"))
+        };
+        one.findings = vec!["GPU 4: its compute mode cannot be read".to_owned()];
+        assert_eq!(said(&one), "! GPU 4: its compute mode cannot be read");
+        one.findings = vec!["GPU 5: its compute mode cannot be read".to_owned()];
+        assert!(said(&one).contains("GPU 4: GPU 5: "), "another GPU is named");
+        one.findings.clear();
+        (one.state, one.reasons) = (MpsState::Hung, vec!["GPU 4: no answer".to_owned()]);
+        assert_eq!(said(&one), "! GPU 4: hung: no answer");
+    }
 }

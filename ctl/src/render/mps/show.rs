@@ -209,6 +209,6 @@ fn leases(daemon: &MpsDaemon, look: &Appearance) -> String {
             lease::end(lease, look),
         ]
     };
-    let narrow = Narrow { spare: &["PRIORITY", "MEMORY"], prose: true };
+    let narrow = Narrow::spare(&["PRIORITY", "MEMORY"]).prose();
     fitted(&columns, daemon.leases.iter().map(row).collect(), narrow, INDENT, look)
 }

@@ -203,3 +203,20 @@ fn config_diff_shows_the_changes_of_a_file() {
     let pictures: Vec<String> = pictures.iter().map(|text| fits(text, &look)).collect();
     assert_snapshot!("config-diff", pictures.join("---\n"));
 }
+
+/// An override of an earlier operation may be from the same second.
+#[test]
+fn only_a_new_override_is_a_result_of_an_operation() {
+    let look = fixtures::look(80, UTF8);
+    let operation = fixtures::operation(OperationState::Done);
+    let mut before = fixtures::mixed();
+    let uuid = before[0].uuid.clone();
+    before[0].overridden =
+        Some(Override { created_at: operation.created_at, uuid, ..an_override(0, &["7g.80gb"], "", None) });
+    let results = |now: &[Gpu]| overrides::override_results(&operation, &before, now, &look);
+    assert_eq!(results(&before), [""; 0]);
+    let mut now = before.clone();
+    now[0].overridden.as_mut().unwrap().generation += 1;
+    let text = fixtures::plain(&results(&now).join(" "));
+    assert!(text.starts_with("GPU 0: override active; "), "{text}");
+}

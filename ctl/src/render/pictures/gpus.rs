@@ -9,6 +9,9 @@ fn gpus_as_a_table() {
         let look = fixtures::look(width, UTF8);
         assert_snapshot!(format!("gpu-list-{width}"), fits(table::gpus(&gpus, &look).text(), &look));
     }
+    // `-o wide` shows all columns, at any width.
+    let wide = Appearance { wraps: false, wide: true, ..fixtures::look(60, UTF8) };
+    assert_snapshot!("gpu-list-wide", fixtures::plain(table::gpus(&gpus, &wide).text()));
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn daemon_that_waits_for_an_orphan_shows_no_failure() {
         when it has ended";
     waiting.reasons = vec![why.into(), "gpushd tries again".into()];
     let text = mps::notes(&waiting, "! ", &look).join("\n") + "\n" + &change::waits(&waiting, &look);
-    assert!(!text.contains("failed 0 times") && text.contains("next check in 8 s: a server"), "{text}");
+    assert!(!text.contains("failed 0 times") && text.contains("next check in 8s: a server"), "{text}");
     assert_snapshot!("mps-waits-for-an-orphan", fixtures::plain(&text));
 }
 
@@ -84,7 +84,7 @@ fn result_of_each_mps_change() {
     let all = fixtures::mps::all();
     let mut text = String::new();
     for one in &all {
-        text += &fits(&change::ended(one, &look), &look);
+        text += &fits(&change::ended(one, false, &look), &look);
         text += &format!("  meanwhile: {}\n", change::waits(one, &look));
     }
     let reaches = ["the server of alice and its 3 clients keep what they have", "clients of the next server get it"];

@@ -153,7 +153,7 @@ fn operations_and_their_ends() {
 
     let mut failed = fixtures::operation(OperationState::Failed);
     failed.progress[0].done = 3;
-    failed.progress[0].error = Some(ApiError::new(Code::DriverTimeout, "creating 1g.10gb@5 did not return in 60 s"));
+    failed.progress[0].error = Some(ApiError::new(Code::DriverTimeout, "creating 1g.10gb@5 did not return in 60s"));
     assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, true, &look), &look));
     assert_eq!(operation::error(&failed).unwrap().code.exit_status(), 8);
 
@@ -161,11 +161,23 @@ fn operations_and_their_ends() {
     // drawing says why.
     let mut both = failed.clone();
     both.plans[1] = gpush_api::GpuPlan { gpu: 1, ..fixtures::plan() };
-    both.progress[1] =
-        gpush_api::StepState { gpu: 1, done: 6, total: 6, rolling_back: true, ..both.progress[1].clone() };
+    both.progress[1] = gpush_api::StepState {
+        gpu: 1,
+        done: 6,
+        total: 6,
+        rolling_back: true,
+        restored: true,
+        ..both.progress[1].clone()
+    };
     let text = fits(&operation::operation(&both, &before, &before, true, &look), &look);
     assert!(text.contains("  as it was before, because GPU 0 failed\n"), "{text}");
     assert!(!text.contains("6 of 6 steps"), "{text}");
+    // GPU 0 failed too, but its previous state was restored. Only GPU 1 could not be restored.
+    both.progress[0] = gpush_api::StepState { rolling_back: true, restored: true, ..both.progress[0].clone() };
+    both.progress[1].restored = false;
+    let text = fits(&operation::operation(&both, &before, &before, true, &look), &look);
+    assert_eq!(text.matches("not all of them could be rolled back").count(), 1, "{text}");
+    assert!(text.contains("  as it was before\n"), "{text}");
 
     let all = [&done, &running, &rolled, &failed].map(OperationSummary::from);
     let look = fixtures::look(80, UTF8);

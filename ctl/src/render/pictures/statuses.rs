@@ -52,6 +52,39 @@ fn status_in_colour() {
     assert_snapshot!("status-colour", text.replace('\x1b', "^["));
 }
 
+/// GPUs are grouped also if others are between them. A GPU that differs in anything but its index, address and UUIDs is
+/// drawn separately.
+#[test]
+fn status_of_many_gpus_groups_those_that_are_alike() {
+    let idle = |index: u32| {
+        let mut one = fixtures::gpu(index, "NVIDIA L4", 23_034, None);
+        one.memory.used_mib = 512;
+        one
+    };
+    let mut gpus: Vec<Gpu> = (0..64).map(idle).collect();
+    let look = fixtures::look(80, UTF8);
+    let text = drawn(&fixtures::status(gpus.clone(), false), false, &look);
+    assert!(text.lines().count() <= 6 && text.contains("GPUs 0-63"), "{text}");
+    gpus[9].processes = vec![fixtures::process(4123, "alice", "train", 12)];
+    gpus[20].memory.used_mib = 9_000;
+    gpus[30].state = GpuState::Cordoned;
+    gpus[40].rule = Some("inference".into());
+    let instances = |from: u32| {
+        let of = |n: u8| fixtures::instance(from + u32::from(n), "3g.40gb", 4 * n, 4, (12, 40_448), &[]);
+        Some(fixtures::mig(8, (0..2).map(of).collect()))
+    };
+    let mut cut: Vec<Gpu> = (64..66).map(|index| fixtures::gpu(index, "NVIDIA A100", 81_920, instances(1))).collect();
+    cut[1].mig.as_mut().unwrap().instances[0].compute[0].uuid = Some("MIG-other".into());
+    gpus.extend(cut);
+    // The ids of the instances differ.
+    gpus.push(fixtures::gpu(66, "NVIDIA A100", 81_920, instances(7)));
+    assert_snapshot!("status-many-120", drawn(&fixtures::status(gpus, false), false, &fixtures::look(120, UTF8)));
+    let mut odd: Vec<Gpu> = (0..64).map(idle).collect();
+    odd.iter_mut().step_by(2).for_each(|gpu| gpu.rule = Some("odd".into()));
+    let text = drawn(&fixtures::status(odd, false), false, &look);
+    assert!(text.lines().count() <= 14 && text.contains("62\n") && text.contains("63\n"), "{text}");
+}
+
 #[test]
 fn status_of_eight_gpus_cut_into_seven() {
     let shown = fixtures::status(fixtures::full(), true);
@@ -173,8 +206,8 @@ fn drawing_of_an_old_reading_says_so() {
         |gpu: &Gpu| fixtures::plain(&status::status(&fixtures::status(vec![gpu.clone()], false), false, &look));
     assert!(devices(&one).contains("MIG devices"));
     for (state, says) in [
-        (GpuState::Lost, "as last read, 0 s ago; its present instances are not known"),
-        (GpuState::Changing, "as last read, 0 s ago, during the change"),
+        (GpuState::Lost, "as last read, 0s ago; its present instances are not known"),
+        (GpuState::Changing, "as last read, 0s ago, during the change"),
     ] {
         one.state = state;
         one.stale = false;

@@ -30,7 +30,7 @@ fn lease() -> Lease {
     serde_json::from_value(serde_json::json!({
         "id": "L12", "holder": {"uid": 1000, "user": "alice"}, "kind": "mps", "enforcement": "mps_ceiling",
         "state": "active", "binding": {"kind": "process", "pid": 4055}, "created_at": at(0), "granted_at": at(0),
-        "members": [{"target": gpu, "gpu_uuid": gpu, "share": share, "memory_mib": 81920, "gpu_memory_mib": 81920}],
+        "members": [{"target": gpu, "gpu_uuid": gpu, "granted_share": share, "memory_mib": 81920, "gpu_memory_mib": 81920}],
     }))
     .unwrap()
 }

@@ -128,5 +128,5 @@ fn describe_adds_the_desired_state() {
     assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
     assert_eq!(host[1].drift, ["missing 3g.40gb*2"]);
     assert_eq!(host[3].drift, ["MIG mode is on, but mode `exclusive` needs the whole GPU"]);
-    assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::Unmanaged, &None, &None));
+    assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::NoRule, &None, &None));
 }

@@ -27,6 +27,16 @@ fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
     assert_eq!((plan.layout.join(",").as_str(), plan.steps.len()), ("none", 2));
 }
 
+/// `gpushctl apply` takes GPUs as arguments, `mig apply LAYOUT` with `--gpu`, and `mig on` and `mig add` in either way.
+#[test]
+fn hint_names_other_gpus_in_the_form_of_the_command() {
+    let hint = |gpus: &[&str], layout| plan_host(&config(), &host(), &request(gpus, layout)).unwrap_err().hint.unwrap();
+    assert!(hint(&["4"], LayoutSource::Wanted).starts_with("choose from: `gpushctl apply 0-2,5` (administrator); or "));
+    assert!(hint(&["4"], entries("3g.40gb")).starts_with("choose from: --gpu 0-2,5-7; or "));
+    let one = gpush_api::GpuLayout { gpu: "4".to_owned(), mig: true, layout: vec!["3g.40gb".to_owned()] };
+    assert!(hint(&[], LayoutSource::PerGpu(vec![one])).starts_with("choose from: GPUs 0-2,5-7; or "));
+}
+
 #[test]
 fn wrong_requests_are_refused_with_their_codes() {
     let mut host = host();

@@ -92,11 +92,11 @@ fn offer(
             let free = gpu.processes.is_empty() && taken(snapshot, &gpu.uuid).next().is_none();
             offer.whole = Some(WholeOffer { free });
         }
-        Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
+        Mode::NoRule | Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
     }
     if offer.kinds().next().is_none() {
         offer.unoffered = Some(match desired_state.mode {
-            Mode::Unmanaged => Unoffered::Unmanaged,
+            Mode::NoRule | Mode::Unmanaged => Unoffered::Unmanaged,
             _ if offer.closed == Some(Closed::NotReady) => Unoffered::NotReady,
             mode @ (Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive) => Unoffered::OtherMode(mode),
         });

@@ -43,7 +43,7 @@ fn flags_take_gpus_count_and_times() {
     .unwrap();
     assert_eq!((request.gpus.len(), request.count, request.duration_s), (2, 2, Some(5400)));
     assert_eq!(request.wait, LeaseWait::Seconds(30));
-    assert_eq!(spec(&request), "whole,gpu=0-3,gpu=*H100*,count=2,for=5400s,wait=30s");
+    assert_eq!(spec(&request), "whole,gpu=0-3,gpu=*H100*,count=2,for=1h30m,wait=30s");
     assert_eq!(flags(&[(Key::Wait, None)]).unwrap().wait, LeaseWait::Unlimited);
     assert_eq!(flags(&[]).unwrap().share, LeaseShare::Default);
 }

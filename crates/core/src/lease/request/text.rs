@@ -28,10 +28,10 @@ pub fn spec(request: &LeaseRequest) -> String {
     if request.count != 1 {
         terms.push((Key::Count, Some(request.count.to_string())));
     }
-    terms.extend(request.duration_s.map(|seconds| (Key::For, Some(format!("{seconds}s")))));
+    terms.extend(request.duration_s.map(|seconds| (Key::For, Some(duration(seconds)))));
     match request.wait {
         LeaseWait::No => {}
-        LeaseWait::Seconds(seconds) => terms.push((Key::Wait, Some(format!("{seconds}s")))),
+        LeaseWait::Seconds(seconds) => terms.push((Key::Wait, Some(duration(seconds)))),
         LeaseWait::Unlimited => terms.push((Key::Wait, None)),
     }
     let term = |(key, value): (Key, Option<String>)| match value {
@@ -39,6 +39,10 @@ pub fn spec(request: &LeaseRequest) -> String {
         None => key.name().to_owned(),
     };
     terms.into_iter().map(term).collect::<Vec<_>>().join(",")
+}
+
+fn duration(seconds: u64) -> String {
+    crate::duration::format(std::time::Duration::from_secs(seconds))
 }
 
 fn memory(mib: u64) -> String {

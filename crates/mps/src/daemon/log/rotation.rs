@@ -200,7 +200,7 @@ impl Growth {
         let whose = kept.user.map_or_else(|| "of no user yet".to_owned(), |uid| format!("the one of uid {uid}"));
         (lately > kept.most.saturating_mul(FLOOD)).then(|| {
             format!(
-                "{} grew by {} MiB within {} s, and gpushd truncates it at {} MiB: users with access to its pipe directory, \
+                "{} grew by {} MiB within {}s, and gpushd truncates it at {} MiB: users with access to its pipe directory, \
                 which is {whose}, can write into it. End the process that writes, or its lease, then `gpushctl mps restart {}` (administrator)",
                 self.name,
                 lately >> 20,

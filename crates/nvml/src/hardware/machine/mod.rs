@@ -309,7 +309,7 @@ impl Machine {
             && !request.is_mutation()
         {
             let seconds = (strike.until - now).as_secs() + 1;
-            let detail = format!("reading it ended the worker {} times; next try in {seconds} s", strike.count);
+            let detail = format!("reading it ended the worker {} times; next try in {seconds}s", strike.count);
             return Some(about(DriverError::new(ErrorKind::WorkerUnavailable, name).detail(detail)));
         }
         None
