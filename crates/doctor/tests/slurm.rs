@@ -379,6 +379,20 @@ fn gpus_of_slurm_that_users_can_lease_are_found() {
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }
 
+#[test]
+fn slurmd_that_has_not_loaded_nvml_is_found() {
+    let host = Planted::healthy();
+    host.write("etc/slurm/gres.conf", "AutoDetect=nvml\nNodeName=n[1-4] Name=gpu Type=h100 File=/dev/nvidia[0-1]\n");
+    host.write("proc/4711/comm", "slurmd\n");
+    let map = |plugin: &str| format!("7f2a00000000-7f2a00004000 r-xp 00001000 fe:00 5201 /usr/lib/slurm/{plugin}\n");
+    let message = "/etc/slurm/gres.conf has AutoDetect=nvml, but slurmd has not loaded NVML";
+    let is_found = |host: &Planted| host.findings().iter().any(|finding| finding.message.starts_with(message));
+    host.write("proc/4711/maps", &map("gpu_nvml.so"));
+    assert!(!is_found(&host));
+    host.write("proc/4711/maps", &map("gpu_generic.so"));
+    assert!(is_found(&host));
+}
+
 /// Fault: a gres.conf for all nodes with `AutoDetect=nvml` had findings on a node without GPUs of Slurm.
 #[test]
 fn node_without_gpus_of_slurm_has_no_finding_about_them() {

@@ -194,7 +194,7 @@ mod tests {
         let text = "Name=gpu File=/dev/nvidia[2-3]\nName=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,\
                     /dev/nvidia-caps/nvidia-cap23\nName=gpu File=/dev/nvidiactl\n\
                     Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13\n";
-        Numbering::of(GresConf::parse(text, "n1", |_| None).unwrap(), None)
+        Numbering::of(GresConf::parse(text, "n1", |_| None).unwrap(), None, || None)
     }
 
     #[test]
@@ -216,13 +216,13 @@ mod tests {
     #[test]
     fn index_of_a_detected_gpu_is_left_to_gpushd() {
         let conf = |text: &str| GresConf::parse(text, "n1", |_| None).unwrap();
-        let nvml = Numbering::of(conf("AutoDetect=nvml"), Some("gpu:l4:3,gpu:1g.10gb:1"));
+        let nvml = Numbering::of(conf("AutoDetect=nvml"), Some("gpu:l4:3,gpu:1g.10gb:1"), || None);
         let mixed = devices(&job(&[2, 3], &["2", MIG]), &nvml).unwrap();
         let whole = SlurmDevice::Detected { index: 2, devices: 4, minors: Vec::new() };
         assert_eq!(mixed, [whole.clone(), SlurmDevice::Uuid(MIG.to_owned())]);
         let owned = [SlurmGpu { uuid: "GPU-1".to_owned(), minor: 2, mig_devices: Vec::new() }];
         assert!(is_owned(std::slice::from_ref(&whole), Some(&owned), false) && !is_owned(&[whole], Some(&[]), true));
-        let unknown = Numbering::of(conf("AutoDetect=nvidia"), Some("gpu:4"));
+        let unknown = Numbering::of(conf("AutoDetect=nvidia"), Some("gpu:4"), || None);
         let error = devices(&job(&[2], &["2"]), &unknown).unwrap_err();
         assert!(error.is_refusal() && error.to_string().contains("index 2"), "{error}");
     }

@@ -16,6 +16,7 @@
 //! | `request` | the share that a job requests, from any source |
 //! | `devices` | the devices that Slurm allocated |
 //! | `numbering` | how slurmd numbers the devices of a node |
+//! | [`GpuPlugin`] | how the running slurmd finds GPUs |
 //! | `decide` | the exit status of a hook |
 //! | `file` | the file of a job, and what TaskProlog prints |
 //! | `job_files` | names of the files of jobs, and the file that belongs to a task |
@@ -30,6 +31,7 @@ pub mod decide;
 pub mod devices;
 pub mod environment;
 pub mod file;
+mod gpu_plugin;
 mod gres_conf;
 mod gres_lines;
 mod host_list;
@@ -42,6 +44,7 @@ mod slurm_conf;
 
 pub use self::{
     environment::Job,
+    gpu_plugin::GpuPlugin,
     gres_conf::{AutoDetect, GresConf, GresConfError, GresDevice, GresProblem, GresRecord, Position, UnknownKey},
     gres_lines::{GresLines, gres_lines},
     host_list::{HostList, HostListError},

@@ -4,7 +4,7 @@ use std::fmt;
 
 use gpush_api::Gpu;
 
-use super::{AutoDetect, GresConf, GresDevice, node_gres};
+use super::{AutoDetect, GpuPlugin, GresConf, GresDevice, node_gres};
 
 /// The order in which slurmd numbers the GPUs and MIG devices of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,13 +48,14 @@ impl fmt::Display for Unnumbered {
 
 impl Numbering {
     /// Returns how slurmd numbers the devices of a node. `gres` is the `Gres=` of the node in
-    /// slurm.conf, if known.
+    /// slurm.conf, if known. `plugin` returns the GPU plugin of the running slurmd, if known. It is
+    /// called only if it matters.
     #[must_use]
-    pub fn of(conf: GresConf, gres: Option<&str>) -> Self {
+    pub fn of(conf: GresConf, gres: Option<&str>, plugin: impl FnOnce() -> Option<GpuPlugin>) -> Self {
         match conf.auto_detect {
             Some(AutoDetect::Nvidia) => return Self::Unknown(Unnumbered::Nvidia),
-            Some(AutoDetect::Nvml) => {}
-            None | Some(AutoDetect::Off | AutoDetect::Other(_)) => {
+            Some(AutoDetect::Nvml) if plugin() != Some(GpuPlugin::Other) => {}
+            None | Some(AutoDetect::Nvml | AutoDetect::Off | AutoDetect::Other(_)) => {
                 return Self::Listed(match gres {
                     Some(gres) => conf.ordered_by(gres),
                     None => conf,
@@ -200,7 +201,7 @@ mod tests {
     }
 
     fn of(text: &str, gres: Option<&str>) -> Numbering {
-        Numbering::of(GresConf::parse(text, "n1", |_| None).expect("a gres.conf"), gres)
+        Numbering::of(GresConf::parse(text, "n1", |_| None).expect("a gres.conf"), gres, || Some(GpuPlugin::Nvml))
     }
 
     fn nvml(devices: u32, minors: &[u32]) -> Numbering {
@@ -217,6 +218,18 @@ mod tests {
         assert_eq!(minors(of(text, Some("gpu:a:1,gpu:b:1"))), [0, 1]);
         assert_eq!(minors(of(&format!("AutoDetect=off\n{text}"), None)), [1, 0]);
         assert_eq!(minors(of(&format!("AutoDetect=rsmi\n{text}"), None)), [1, 0]);
+    }
+
+    /// Fault: slurmd did not find NVML's library and used the order of the types. gpush used the order of the driver,
+    /// and leased other GPUs than those of the job.
+    #[test]
+    fn lines_decide_if_slurmd_does_not_load_nvml() {
+        let text = "AutoDetect=nvml\nName=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0";
+        let conf = || GresConf::parse(text, "n1", |_| None).unwrap();
+        let of = |plugin| Numbering::of(conf(), Some("gpu:b:1,gpu:a:1"), || plugin);
+        let Numbering::Listed(listed) = of(Some(GpuPlugin::Other)) else { panic!("the lines decide") };
+        assert_eq!(listed.gpus().iter().filter_map(GresDevice::minor).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!((of(Some(GpuPlugin::Nvml)), of(None)), (nvml(2, &[1, 0]), nvml(2, &[1, 0])));
     }
 
     #[test]

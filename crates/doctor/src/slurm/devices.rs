@@ -1,8 +1,8 @@
 //! gres.conf and the GPUs of the host.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
-use gpush_core::slurm::{GresConf, GresDevice, node_gres, numbering::Numbering};
+use gpush_core::slurm::{AutoDetect, GpuPlugin, GresConf, GresDevice, node_gres, numbering::Numbering};
 
 use super::{files::Files, gpus};
 use crate::{Agent, Area, Finding, Host};
@@ -37,7 +37,14 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         let message = format!("{path}: {}: key `{}` is not known", unknown.place, unknown.key);
         findings.push(Finding::warning(Area::Slurm, message, "run `slurmd -G`: it refuses keys that it does not know"));
     }
-    let numbering = Numbering::of(conf, Some(&gres));
+    let plugin = gpu_plugin(host);
+    if conf.auto_detect == Some(AutoDetect::Nvml) && plugin == Some(GpuPlugin::Other) {
+        let message =
+            format!("{path} has AutoDetect=nvml, but slurmd has not loaded NVML: it uses the lines of the file");
+        let hint = "write AutoDetect=off, or install Slurm's NVML plugin and the library libnvidia-ml.so";
+        findings.push(Finding::warning(Area::Slurm, message, hint));
+    }
+    let numbering = Numbering::of(conf, Some(&gres), || plugin);
     // A gres.conf for all nodes can also list or detect GPUs of a node on which Slurm uses no GPU.
     if ["gpu", "mps", "shard"].iter().any(|name| counts.get(*name).is_some_and(|count| *count > 0)) {
         findings.extend(gpus::order(agent, &path, &numbering, has_owner));
@@ -86,6 +93,12 @@ fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
         format!("gres.conf has the minor numbers {}, by PCI address they are {}", list(&here), list(&by_address));
     let hint = "jobs with a lease get UUIDs; for other jobs, write the lines as `gpushctl slurm gres-conf` prints them";
     Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
+}
+
+/// Returns the GPU plugin of the running slurmd; `None` if slurmd does not run.
+fn gpu_plugin(host: &Host) -> Option<GpuPlugin> {
+    let process = host.processes().into_iter().find(|process| process.name == "slurmd")?;
+    GpuPlugin::in_maps(&fs::read_to_string(host.path(format!("proc/{}/maps", process.pid))).ok()?)
 }
 
 /// Returns the count of each GRES in `Gres=`.

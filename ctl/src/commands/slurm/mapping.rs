@@ -9,7 +9,7 @@ use gpush_core::slurm::{
     numbering::Numbering,
 };
 
-use super::variable;
+use super::{slurmd, variable};
 
 /// Why the devices of a job are not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +59,8 @@ fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
     let conf = GresConf::parse(&text, &job.node, included(&slurm_conf));
     let conf = conf.map_err(|error| format!("{}: {error}", path.display()))?;
     // Without slurm.conf, the types follow the order of gres.conf.
-    Ok(Numbering::of(conf, read_slurm_conf(&slurm_conf).node_gres(&job.node).as_deref()))
+    let gres = read_slurm_conf(&slurm_conf).node_gres(&job.node);
+    Ok(Numbering::of(conf, gres.as_deref(), slurmd::gpu_plugin))
 }
 
 /// Returns the path of slurm.conf: the variable `SLURM_CONF`, or else the first usual path that exists.

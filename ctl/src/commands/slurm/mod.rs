@@ -23,6 +23,7 @@ mod mapping;
 mod prolog;
 mod reconcile;
 mod settings;
+mod slurmd;
 mod task;
 
 use gpush_api::ApiError;
