@@ -110,6 +110,24 @@ fn types_of_slurm_conf_do_not_change_the_order_of_detected_gpus() {
     site.assert_clean();
 }
 
+/// Fault: slurmd had no NVML plugin and used the lines of gres.conf, but gpush used the order of the driver. A job got a
+/// lease of another GPU than Slurm's.
+#[test]
+fn slurmd_without_nvml_uses_the_lines_of_gres_conf() {
+    let gres = |setup: Setup| {
+        let devices = setup.devices().display().to_string();
+        let line = |gres_type: &str, minors: &str| format!("Name=gpu Type={gres_type} File={devices}/nvidia{minors}\n");
+        let conf = format!("AutoDetect=nvml\n{}{}", line("b", "[2-3]"), line("a", "[0-1]"));
+        setup.gres("gpu", "gpu:b:2,gpu:a:2", &conf)
+    };
+    let Some(site) = Site::start(&shuffled(), WHOLE, |setup, _, _| gres(setup)) else { return };
+    let gpus = site.agent.gpus();
+    let with_minor = |minor: u32| gpus.iter().find(|gpu| gpu.minor == minor).expect("a GPU").uuid.clone();
+    assert_eq!(devices(&site, "--gres=gpu:b:1"), [with_minor(2)]);
+    assert_eq!(devices(&site, "--gres=gpu:a:1"), [with_minor(0)]);
+    site.assert_clean();
+}
+
 /// Slurm gets only some GPUs of a node with whole GPUs and MIG devices. The lines that `gpushctl
 /// slurm gres-conf` prints match the devices that slurmd finds.
 #[test]
