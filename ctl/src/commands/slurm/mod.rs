@@ -2,7 +2,7 @@
 //!
 //! Prolog and Epilog run as root. They write the files of jobs, because gpushd may not be allowed
 //! to give a file to a user. TaskProlog runs as the user, and only reads. A hook prints nothing if
-//! all is well, and one line if it fails.
+//! all is well, and one line if it fails or refuses the job.
 //!
 //! | file | subject |
 //! |---|---|
@@ -36,6 +36,9 @@ use crate::{
 /// Exit status of a hook that fails.
 const FAILS: u8 = 1;
 
+/// Maximum length of a line for slurmd's log, in characters.
+const LONGEST_LINE: usize = 1000;
+
 pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
     match command {
         Slurm::Prolog { files, limits, gres_conf } => Ok(prolog::run(global, files, limits, gres_conf.as_deref())),
@@ -51,9 +54,19 @@ pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
 
 /// Prints in one line why a hook fails. Slurm's log and the drain reason have no room for more.
 fn fail(job: u32, why: &str) -> u8 {
-    let plain: String = why.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    eprintln!("gpush: job {job}: {plain}");
+    eprintln!("gpush: job {job}: {}", one_line(why));
     FAILS
+}
+
+/// Prints in one line why a job was refused. slurmd writes the line to its log, for the
+/// administrator. The hook succeeds.
+fn say_refused(job: u32, reasons: &[String]) {
+    eprintln!("gpushctl slurm prolog: job {job}: refused: {}", one_line(&reasons.join(": ")));
+}
+
+/// Returns a text as one line of limited length. The text may contain text of a user.
+fn one_line(text: &str) -> String {
+    text.chars().take(LONGEST_LINE).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Returns an error as one sentence.

@@ -2,7 +2,7 @@
 
 use gpush_api::AuditRecord;
 
-use super::{Job, Node, WHOLE, user};
+use super::{Job, Node, WHOLE, refused_line, user};
 
 #[test]
 fn refused_request_fails_the_tasks_and_not_the_node() {
@@ -105,7 +105,8 @@ fn any_comment_and_option_leaves_the_node_in_use() {
         let id = 100 + u32::try_from(at).expect("small");
         for name in ["SLURM_JOB_COMMENT", "SPANK__SLURM_SPANK_OPTION_gpush_gpush"] {
             let job = Job::new(id).on("0").with(name, text);
-            node.prolog(&job);
+            let line = refused_line(&node.run("prolog", &job));
+            assert!(line.as_ref().is_none_or(|line| line.chars().count() < 1100), "{line:?}");
             let printed = match node.task(&job) {
                 Ok(text) | Err(text) => text,
             };
