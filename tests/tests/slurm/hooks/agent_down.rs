@@ -260,9 +260,9 @@ fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
     let job = Job::new(2).with(COMMENT, "gpush:whole");
     node.agent().signal(Signal::SIGSTOP);
     let mut command = node.command("prolog");
-    let output = command.args(["--deadline", "1s"]).envs(job.0.clone()).output().expect("gpushctl can be started");
+    let output = command.args(["--deadline", "2s"]).envs(job.0.clone()).output().expect("gpushctl can be started");
     let line = refused_line(&output).expect("the administrator sees the refusal");
-    assert!(line.ends_with(" in 1s"), "{line}");
+    assert!(line.ends_with(" in 2s"), "{line}");
     node.task(&job).expect_err("the tasks fail");
     node.epilog(&job);
     let noted = node.directory().join("ci-2@n1+ended");
