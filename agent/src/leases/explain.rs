@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Gpu, LeaseKind, LeaseMember};
+use gpush_api::{ApiError, Gpu, LeaseBinding, LeaseKind, LeaseMember};
 use gpush_core::{
     desired::desired_states,
     lease::placement::{Closed, NoAssignment, Obstacle},
@@ -29,6 +29,9 @@ pub(super) fn explain(
     before: Option<Ticket>,
 ) -> ApiError {
     let mut error = why.error(&resolved.wanted);
+    if matches!(resolved.new.binding, LeaseBinding::Job { .. }) {
+        error.hint = why.hint_for_job().or(error.hint);
+    }
     let NoAssignment::Busy { obstacles, .. } = why else { return error };
     let targets = resolved.wanted.targets.as_ref();
     if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
@@ -46,7 +49,12 @@ pub(super) fn explain(
     let uuids: Vec<&str> =
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
     if resolved.wanted.share.kind() == LeaseKind::Mps {
-        let closed = mps::not_serving(&leases.handles.mps, &uuids);
+        let mut closed = mps::not_serving(&leases.handles.mps, &uuids);
+        let is_final = closed.len() == uuids.len() && closed.iter().all(|closed| !closed.retryable);
+        if is_final && let Some(first) = closed.pop() {
+            // The capacity is not in use, and waiting does not help.
+            return closed.into_iter().fold(first, |error, other| error.cause(other.message));
+        }
         if closed.len() == uuids.len() {
             // Waiting does not help if an administrator must start a daemon.
             error.hint = closed[0].hint.clone().or(error.hint);

@@ -36,7 +36,7 @@ use super::{
     offers::{self, gpus_of},
     pending::PendingGrant,
     queue,
-    request::{Resolved, resolve},
+    request::{Resolved, denied, resolve},
     restored, show,
 };
 use crate::{
@@ -269,7 +269,7 @@ pub(super) fn reserve_assignment(
     let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
     let size = quota::Size::of(&members);
     quota::check_size(&resolved.quota, &held(table, resolved.wanted.holder), size)
-        .map_err(|denial| refused(ApiError::from(&denial)))?;
+        .map_err(|denial| refused(denied(&denial, &resolved.new.binding)))?;
     let created = assignment.creates();
     if !created.is_empty()
         && let Some(why) = leases.handles.engine.operations.closed()
@@ -297,7 +297,8 @@ pub(super) fn reserve_assignment(
 pub(super) fn within_quota(table: &LeaseTable, resolved: &Resolved) -> Result<(), ApiError> {
     let held = held(table, resolved.wanted.holder);
     let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
-    quota::check_request(&resolved.quota, &held, kind, duration).map_err(|denial| ApiError::from(&denial))
+    quota::check_request(&resolved.quota, &held, kind, duration)
+        .map_err(|denial| denied(&denial, &resolved.new.binding))
 }
 
 /// Returns the leases of a user, as quotas count them.

@@ -8,7 +8,7 @@ use gpush_core::{
     config::Rule,
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
-        quota::{self, Effective},
+        quota::{self, Denial, Effective},
         request,
     },
     quote::Quoted,
@@ -78,7 +78,7 @@ pub(super) async fn resolve(
     let is_selected = |gpu: &&GpuOffer| selected.as_ref().is_none_or(|selected| selected.contains(&gpu.index));
     let mut offering = offered.gpus.iter().filter(offers);
     if offering.clone().any(|gpu| withheld.contains(&gpu.index)) && !offering.any(|gpu| is_selected(&gpu)) {
-        return Err(slurm_only_error());
+        return Err(slurm_only_error(job.is_some()));
     }
     let targets = match (&request.target, job) {
         (Some(text), _) => Some([target(leases, share.kind(), gpus, text)?].into()),
@@ -105,7 +105,7 @@ pub(super) async fn resolve(
             quota.limits = quota::Limits::default();
         }
     }
-    let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| ApiError::from(&denial))?;
+    let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| denied(&denial, &binding))?;
     let wanted = PlacementRequest { share, count: request.count as usize, holder, gpus: selected, targets };
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
@@ -162,7 +162,7 @@ fn for_caller(
     let were_there = !left.is_empty();
     left.retain(|index| !slurms.contains(index));
     if left.is_empty() && were_there {
-        return Err(slurm_only_error());
+        return Err(slurm_only_error(caller.viewer == Viewer::Hook));
     }
     Ok((Some(left), slurms))
 }
@@ -188,10 +188,23 @@ fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<
     Ok(left)
 }
 
-fn slurm_only_error() -> ApiError {
+/// Returns the error for GPUs that only Slurm can allocate. `is_job`: the request is of a Slurm job
+/// without a GPU.
+fn slurm_only_error(is_job: bool) -> ApiError {
+    if is_job {
+        return ApiError::new(Code::Denied, "Slurm allocated no GPU to the job")
+            .cause("the config rule of these GPUs has `owner = \"slurm\"`, so a job needs a GPU from Slurm")
+            .hint("ask Slurm for a GPU too: submit the job with --gres=gpu:1, or with --gres=mps:25 on nodes with gres/mps");
+    }
     ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
         .cause("their config rule has `owner = \"slurm\"`")
         .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
+}
+
+/// Returns a denial by a quota as an error. For a Slurm job, the hint says what its user can do.
+pub(super) fn denied(denial: &Denial, binding: &LeaseBinding) -> ApiError {
+    let error = ApiError::from(denial);
+    if matches!(binding, LeaseBinding::Job { .. }) { error.hint(denial.hint_for_job()) } else { error }
 }
 
 /// Finds the UUID of the MPS target or MIG device that a text names.

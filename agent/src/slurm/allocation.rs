@@ -100,11 +100,6 @@ impl Allocation {
         self.devices.iter().any(|device| device.owned)
     }
 
-    /// Returns whether Slurm allocated nothing.
-    pub(super) fn is_empty(&self) -> bool {
-        self.devices.is_empty() && self.unknown.is_empty()
-    }
-
     /// Returns the UUIDs of the GPUs.
     pub(super) fn gpus(&self) -> Vec<String> {
         self.devices.iter().map(|device| device.gpu.uuid.clone()).collect()

@@ -110,7 +110,6 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         return Err(why.clone());
     }
     let granted = match wanted {
-        Ok(wanted) if allocation.is_empty() => without_gres(slurm, caller, job, wanted).await,
         Ok(wanted) => request(slurm, caller, job, wanted).await,
         Err(error) => Err(error),
     };
@@ -139,11 +138,6 @@ async fn refuse(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: ApiE
     let hint = match error.code {
         // The original hint names `--wait`, but jobs cannot wait in gpushd's queue.
         Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
-        // The request exceeds a quota. The hint does not suggest a release, because users cannot
-        // release the leases of their jobs.
-        Code::Denied if !job.devices.is_empty() => {
-            Some("submit the job again when one of your jobs or leases has ended".to_owned())
-        }
         _ => error.hint,
     };
     Started {
@@ -155,22 +149,6 @@ async fn refuse(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: ApiE
 fn late() -> ApiError {
     ApiError::new(Code::TimedOut, "gpushd could not answer before the deadline of the hook")
         .hint("see the log of gpushd: `journalctl -u gpushd`")
-}
-
-/// Requests the lease of a job to which Slurm allocated no GPU. Such a job can use the GPUs that
-/// users may lease.
-async fn without_gres(
-    slurm: &Inner,
-    caller: &Caller,
-    job: &SlurmJobStart,
-    wanted: Wanted,
-) -> Result<Started, ApiError> {
-    request(slurm, caller, job, wanted).await.map_err(|error| {
-        if error.code == Code::Denied {
-            return error.hint("submit the job with --gres=gpu:1");
-        }
-        error
-    })
 }
 
 async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wanted) -> Result<Started, ApiError> {

@@ -26,6 +26,10 @@ use hyper::{
     header::{self, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
+use jiff::{
+    SignedDuration,
+    fmt::friendly::{Spacing, SpanPrinter},
+};
 use tokio::{net::UnixStream, time::Instant};
 
 use crate::{
@@ -353,8 +357,8 @@ impl Connection {
     }
 
     fn silent(&self, question: &Question<'_>, deadline: Duration) -> Error {
-        let (at, seconds) = (self.socket.path.display(), deadline.as_secs_f64());
-        let text = format!("gpushd at {at} did not answer {question} in {seconds}s");
+        let at = self.socket.path.display();
+        let text = format!("gpushd at {at} did not answer {question} in {}", rounded(deadline));
         let error = ApiError::new(Code::TimedOut, text);
         let error = error.hint(if question.key.is_some() {
             format!("gpushd may still carry out the request: see {}", question.commands_showing_outcome())
@@ -424,6 +428,17 @@ impl Error {
     }
 }
 
+/// Formats a time limit in the notation of durations: `1m30s`. Rounds up to whole seconds, and less
+/// than a second to hundredths.
+fn rounded(limit: Duration) -> String {
+    let hundredths = limit.as_millis().div_ceil(10);
+    if hundredths < 100 {
+        return format!("0.{}s", format!("{hundredths:02}").trim_end_matches('0'));
+    }
+    let seconds = i64::try_from(hundredths.div_ceil(100)).unwrap_or(i64::MAX);
+    SpanPrinter::new().spacing(Spacing::None).duration_to_string(&SignedDuration::from_secs(seconds))
+}
+
 /// Returns the innermost source, because hyper's own text ("connection error") is less specific.
 fn source_of(error: &hyper::Error) -> String {
     let mut at: &dyn std::error::Error = error;
@@ -431,4 +446,17 @@ fn source_of(error: &hyper::Error) -> String {
         at = source;
     }
     at.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: an error said `in 19.999200465s`.
+    #[test]
+    fn time_limit_is_written_as_users_write_durations() {
+        for (millis, text) in [(50, "0.05s"), (500, "0.5s"), (999, "1s"), (19_999, "20s"), (90_000, "1m30s")] {
+            assert_eq!(rounded(Duration::from_millis(millis)), text);
+        }
+    }
 }

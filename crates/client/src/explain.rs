@@ -21,7 +21,7 @@ use std::{
 
 use gpush_api::{ApiError, Code};
 
-use crate::socket::{DEFAULT_SOCKET, Origin, Socket};
+use crate::socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin, Socket};
 
 /// Maximum length of a path in a Unix socket address, in bytes.
 pub const LONGEST_PATH: usize = 107;
@@ -222,7 +222,8 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
 fn start(facts: &Facts) -> String {
     let who = if facts.uid == 0 { "" } else { "ask an administrator for " };
     let path = facts.socket.path.display();
-    if facts.socket.path == Path::new(DEFAULT_SOCKET) {
+    let default = Path::new(DEFAULT_SOCKET);
+    if facts.socket.path == default || facts.socket.path == default.with_file_name(ADMIN_SOCKET) {
         return if facts.unit_installed {
             format!("{who}`systemctl start gpushd`; if it ends again, see `journalctl -u gpushd`")
         } else {
@@ -291,6 +292,9 @@ mod tests {
         at.own = None;
 
         at.uid = 0;
+        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));
+        // Hooks and administrators use the admin socket.
+        at.socket = at.socket.for_hooks(None);
         assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));
 
         at.unit_installed = false;

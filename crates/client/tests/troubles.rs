@@ -290,7 +290,7 @@ async fn silent_agent_ends_with_deadline_error() {
     let mut client = client(&path).deadline(Duration::from_millis(50));
     let error = client.gpus(false).await.unwrap_err();
     assert_eq!((error.kind, error.code().exit_status()), (Kind::TimedOut, 8));
-    assert!(error.error.message.contains("GET /v1/gpus in 0.05 s"), "{error:?}");
+    assert!(error.error.message.contains("GET /v1/gpus in 0.05s"), "{error:?}");
     assert!(hint(&error).contains("--request-timeout"), "{error:?}");
 
     let error = client.apply(&ApplyRequest::default()).await.unwrap_err();

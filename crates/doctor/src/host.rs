@@ -16,6 +16,8 @@ const MOST: u64 = 64 << 10;
 #[derive(Debug, Clone)]
 pub struct Host {
     root: PathBuf,
+    /// Path of slurm.conf that the environment names.
+    slurm_conf: Option<String>,
 }
 
 /// A running process.
@@ -30,7 +32,24 @@ impl Host {
     /// Returns the host with this root directory.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), slurm_conf: None }
+    }
+
+    /// Returns the host on which this process runs.
+    #[must_use]
+    pub fn local() -> Self {
+        Self::at("/").with_slurm_conf(std::env::var("SLURM_CONF").ok())
+    }
+
+    /// Sets the value of the variable `SLURM_CONF`, which names slurm.conf.
+    #[must_use]
+    pub fn with_slurm_conf(self, path: Option<String>) -> Self {
+        Self { slurm_conf: path.filter(|path| !path.is_empty()), ..self }
+    }
+
+    /// Returns the path of slurm.conf that the environment names.
+    pub(crate) fn slurm_conf(&self) -> Option<&str> {
+        self.slurm_conf.as_deref()
     }
 
     /// Returns a path of the host below the root directory. The leading `/` is optional.

@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use gpush_api::{Gpu, LeaseOwner, LeaseTerms, Mode, RuleView};
+use gpush_api::{ApiError, Code, Gpu, LeaseOwner, LeaseTerms, Mode, RuleView};
 use gpush_core::preset;
 use gpush_doctor::{Agent, Area, Finding, Host, Severity, examine};
 use tempfile::TempDir;
@@ -219,6 +219,52 @@ fn file_that_slurmd_cannot_run_is_found() {
     host.finds(Severity::Problem, "prolog.d/README is not executable", "chmod 755 /etc/slurm/prolog.d/README");
     host.mode("etc/slurm/prolog.d/README", 0o755);
     assert_eq!(host.findings()[0].severity, Severity::Ok);
+}
+
+/// Fault: the doctor said that Slurm drains the node. If TaskProlog cannot run, only the task fails.
+#[test]
+fn task_prolog_that_is_not_executable_fails_tasks() {
+    let host = Planted::healthy();
+    host.mode("usr/share/gpush/slurm/task-prolog", 0o644);
+    host.finds(Severity::Problem, "TaskProlog fails, and so does each task", "chmod 755");
+}
+
+/// Fault: the doctor compared PrologEpilogTimeout only with the config.
+#[test]
+fn deadline_of_a_script_is_compared_with_slurms_timeout() {
+    let host = Planted::healthy();
+    for option in ["--deadline 90s", "--deadline=1m30s"] {
+        host.write("usr/share/gpush/slurm/epilog", &format!("#!/usr/bin/gpushctl slurm epilog {option}\n"));
+        host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=95");
+        assert!(host.findings()[0].causes[0].contains("--deadline in /usr/share/gpush/slurm/epilog is 90s"));
+    }
+    host.write("usr/share/gpush/slurm/epilog", "#!/usr/bin/gpushctl slurm epilog --deadline 30s\n");
+    assert_eq!(host.findings()[0].severity, Severity::Ok);
+}
+
+/// Fault: the doctor found nothing, although gpushd refused every job.
+#[test]
+fn dynamic_layout_of_slurms_gpus_is_found() {
+    let host = Planted::healthy();
+    let rule = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = \"dynamic\"\nowner = \"slurm\"\n";
+    host.write("etc/gpush/config.toml", rule);
+    host.finds(Severity::Warning, "gpushd refuses every job on the GPUs of rule 1", "gpushctl config reload");
+}
+
+/// Fault: the doctor ignored `SLURM_CONF`, which the hooks use.
+#[test]
+fn slurm_conf_of_the_environment_is_examined() {
+    let host = Planted::healthy();
+    let examined = |path: &str| {
+        let slurm_conf = Host::at(host.root.path()).with_slurm_conf(Some(path.to_owned()));
+        let agent = Agent::Unreachable(ApiError::new(Code::Unreachable, "gpushd does not run"));
+        examine(&slurm_conf, &agent, &[Area::Slurm])
+    };
+    host.write("opt/slurm/etc/slurm.conf", &HEALTHY.replace("PrologEpilogTimeout=60\n", ""));
+    let findings = examined("/opt/slurm/etc/slurm.conf");
+    assert!(findings.iter().any(|one| one.causes == ["/opt/slurm/etc/slurm.conf has no PrologEpilogTimeout"]));
+    let findings = examined("/opt/slurm/etc/other.conf");
+    assert!(findings[0].causes[0].ends_with("looked for /opt/slurm/etc/other.conf"), "{findings:#?}");
 }
 
 /// Regression test: the doctor found nothing, although Slurm drained the node with an empty reason.

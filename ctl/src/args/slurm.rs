@@ -12,7 +12,8 @@ pub(crate) enum Slurm {
     #[command(after_help = "\
 Requests the lease of the job. Prints nothing if all is well. Exit status 1
 drains the node: gpushd does not answer, or a GPU of the job is not usable.
-A request that is refused is not an error here: TaskProlog fails the tasks.
+If the request is refused, prints the reason, and sends it to the system log;
+the exit status is 0. TaskProlog then fails the tasks.
 
 The script for Prolog, one line; the path is absolute, as PATH is not set:
   #!/usr/bin/gpushctl slurm prolog")]

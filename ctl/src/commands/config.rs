@@ -151,6 +151,9 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     let view = config.view(Some(&name), known);
     let mut findings = groups(&config);
     findings.extend(programs(&config));
+    findings.extend(config.slurm_rules_with_dynamic_layout().map(|rule| {
+        format!("{rule}: gpushd refuses every Slurm job on these GPUs: owner = \"slurm\" needs a static layout")
+    }));
     findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
     let plans = match &gpus {
         None => None,

@@ -23,7 +23,7 @@ pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
     let areas = if only.is_empty() { &Area::ALL[..] } else { only };
     let asks = areas.iter().any(|area| matches!(area, Area::Agent | Area::Slurm));
     let agent = if asks { ask(global, areas.contains(&Area::Slurm))? } else { Agent::Unreachable(unasked()) };
-    let findings = examine(&Host::at("/"), &agent, areas);
+    let findings = examine(&Host::local(), &agent, areas);
     out.show(&Examination { findings: &findings }, |look| render::doctor::findings(&findings, look))?;
     Ok(if findings.iter().any(|finding| finding.severity == Severity::Problem) { DIFFERS } else { 0 })
 }

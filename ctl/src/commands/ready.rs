@@ -125,9 +125,12 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
     }
     let drift = gpu.drift.first()?;
     let text = format!("GPU {index}: {drift}");
+    let has_mig = gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     Some(match gpu.mode {
-        // gpushd applies layouts only once on each boot.
-        Mode::Mig if is_complete => Unfinished::Failed(text, format!("gpushctl apply {index}")),
+        // gpushd applies layouts, and disables MIG for other modes, only once on each boot.
+        mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
+            Unfinished::Failed(text, format!("gpushctl apply {index}"))
+        }
         Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => {
             Unfinished::Pending(text)
         }
@@ -214,6 +217,16 @@ mod tests {
         assert_eq!(failed(&before), None);
         let error = failed(&unfinished(&health(true), &[gpu], &[])).expect("it has failed");
         assert_eq!(error.causes, ["GPU 0: it has no instances"]);
+        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0`"));
+    }
+
+    /// Fault: `ready` waited for a GPU of mode `exclusive` with MIG until its timeout, and did not name `gpushctl apply`.
+    #[test]
+    fn mig_that_a_mode_excludes_has_failed_after_the_boot() {
+        let mut gpu = fixtures::gpu(0, "A100", 40_960, Some(fixtures::mig(7, Vec::new())));
+        (gpu.mode, gpu.drift) = (Mode::Exclusive, vec!["MIG is enabled".to_owned()]);
+        assert_eq!(failed(&unfinished(&health(false), &[gpu.clone()], &[])), None);
+        let error = failed(&unfinished(&health(true), &[gpu], &[])).expect("it has failed");
         assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0`"));
     }
 

@@ -1,9 +1,10 @@
 //! `[slurm]`: how Slurm's hooks treat jobs, and what Epilog does about processes that remain after
 //! a job.
 
+use gpush_api::LeaseOwner;
 use toml::de::DeTable;
 
-use super::reader::Reader;
+use super::{Config, Rule, reader::Reader};
 
 /// `[slurm]`
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +74,16 @@ const LEFTOVERS: [(&str, Leftovers); 2] = [("end", Leftovers::End), ("report", L
 
 const UNATTRIBUTED: [(&str, Unattributed); 2] = [("reserve", Unattributed::Reserve), ("drain", Unattributed::Drain)];
 
+impl Config {
+    /// Returns the labels of rules with `owner = "slurm"` and a dynamic layout. gpushd refuses every
+    /// job on the GPUs of such a rule.
+    pub fn slurm_rules_with_dynamic_layout(&self) -> impl Iterator<Item = String> {
+        let is_slurms = |rule: &Rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm);
+        let rules = self.rules.iter().enumerate().filter(move |(_, rule)| rule.is_dynamic() && is_slurms(rule));
+        rules.map(|(position, rule)| rule.label(position))
+    }
+}
+
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
     let default = Slurm::default();
     Slurm {
@@ -101,4 +112,22 @@ pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 5] {
 
 fn name<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> &'static str {
     names.iter().find(|(_, one)| one == value).map_or("", |(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dynamic_layout_of_a_slurm_rule_is_found() {
+        let rule = |gpu: u32, name: &str, layout: &str, owner: &str| {
+            format!(
+                "[[gpu]]\nname = {name:?}\nmatch = [\"{gpu}\"]\nmode = \"mig\"\nlayout = {layout:?}\nowner = {owner:?}\n"
+            )
+        };
+        let text = [rule(0, "a", "dynamic", "slurm"), rule(1, "b", "none", "slurm"), rule(2, "c", "dynamic", "users")]
+            .concat();
+        let config = Config::from_bytes(text.as_bytes(), "config.toml").unwrap();
+        assert_eq!(config.slurm_rules_with_dynamic_layout().collect::<Vec<_>>(), ["a"]);
+    }
 }

@@ -34,22 +34,24 @@ pub fn gres_lines(node: &str, gpus: &[Gpu]) -> GresLines {
     let mut lines =
         GresLines { node: node.to_owned(), has_mig: false, records: Vec::new(), types: Vec::new(), notes: Vec::new() };
     let is_mig = |gpu: &&Gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
-    // Consecutive GPUs of one type, in the order of the driver, share one record.
-    let mut whole: Vec<(String, Vec<u32>)> = Vec::new();
+    // Consecutive GPUs of one type and mode, in the order of the driver, share one record.
+    let mut whole: Vec<(String, Mode, Vec<u32>)> = Vec::new();
     for gpu in gpus.iter().filter(|gpu| !is_mig(gpu)) {
         let gres_type = type_of(&gpu.name);
         lines.count(&gres_type);
         match whole.last_mut() {
-            Some((last, minors)) if *last == gres_type => minors.push(gpu.minor),
-            Some(_) | None => whole.push((gres_type, vec![gpu.minor])),
+            Some((last, mode, minors)) if *last == gres_type && *mode == gpu.mode => minors.push(gpu.minor),
+            Some(_) | None => whole.push((gres_type, gpu.mode, vec![gpu.minor])),
         }
         if matches!(gpu.mode, Mode::Mps | Mode::Timeslice) {
             let mode = gpu.mode.name();
             lines.notes.push(format!("GPU {} is in mode {mode}: its jobs need a request", gpu.index));
         }
     }
-    for (gres_type, minors) in whole {
-        lines.records.push(format!("Name=gpu Type={gres_type} File=/dev/nvidia{}", range(&minors)));
+    let differ = whole.iter().any(|(_, mode, _)| *mode != whole[0].1);
+    for (gres_type, mode, minors) in whole {
+        let mode = if differ { format!("  # mode {}", mode.name()) } else { String::new() };
+        lines.records.push(format!("Name=gpu Type={gres_type} File=/dev/nvidia{}{mode}", range(&minors)));
     }
     for gpu in gpus.iter().filter(is_mig) {
         lines.has_mig = true;
@@ -211,12 +213,14 @@ mod tests {
     fn whole_gpus_need_no_detection() {
         let mut gpus = host();
         gpus[1].mig = None;
+        gpus.iter_mut().for_each(|gpu| gpu.mode = Mode::Exclusive);
         gpus[3].mode = Mode::Mps;
         insta::assert_snapshot!(gres_lines("n1", &gpus), @r"
         # gres.conf of n1, by `gpushctl slurm gres-conf`
         # GPU 3 is in mode mps: its jobs need a request
         NodeName=n1 AutoDetect=off
-        NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[2,0,3,1]
+        NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[2,0,3]  # mode exclusive
+        NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia1  # mode mps
 
         # slurm.conf: GresTypes=gpu, and in the line of the node:
         # NodeName=n1 Gres=gpu:h100:4

@@ -27,6 +27,27 @@ impl HookPlace {
     pub fn new(cluster: &str, node: &str) -> Self {
         Self { cluster: plain(cluster), node: plain(node) }
     }
+
+    /// Returns the cluster name.
+    #[must_use]
+    pub fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
+    /// Returns the node name.
+    #[must_use]
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+}
+
+impl fmt::Display for HookPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.cluster.as_str(), self.node.as_str()) {
+            (cluster, "") => write!(f, "cluster {cluster}"),
+            (cluster, node) => write!(f, "cluster {cluster} and node {node}"),
+        }
+    }
 }
 
 /// Replaces characters that file names must not contain, or that separate their parts.
@@ -144,6 +165,40 @@ pub fn choose(task: &Task, files: &[FileName], known: &[HookPlace]) -> FileChoic
     }
 }
 
+/// The cluster and node of a job whose Epilog does not know both names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlaceChoice {
+    /// No file of the job, and not exactly one known place.
+    None,
+    /// This cluster and node.
+    Place(HookPlace),
+    /// Jobs with this id have files for several clusters or nodes.
+    Several(Vec<HookPlace>),
+}
+
+/// Chooses the cluster and node of an ended job, of which the environment gives only the job id, or
+/// also one of the two names. `files` contains the files of all jobs. `known` contains the clusters
+/// and nodes whose hooks run on this host.
+#[must_use]
+pub fn choose_place(ended: &Task, files: &[FileName], known: &[HookPlace]) -> PlaceChoice {
+    let (cluster, node) = (ended.cluster.as_deref().map(plain), ended.node.as_deref().map(plain));
+    let fits = |place: &&HookPlace| {
+        cluster.as_ref().is_none_or(|cluster| *cluster == place.cluster)
+            && node.as_ref().is_none_or(|node| *node == place.node)
+    };
+    let of_job = files.iter().filter(|file| file.job == ended.job && file.component.is_none());
+    let mut found: Vec<HookPlace> = of_job.map(|file| &file.place).filter(fits).cloned().collect();
+    found.sort_unstable();
+    found.dedup();
+    match (found.as_slice(), known.iter().filter(fits).collect::<Vec<_>>().as_slice()) {
+        ([place], _) => PlaceChoice::Place(place.clone()),
+        ([], [place]) => PlaceChoice::Place((*place).clone()),
+        // A job without a file has no lease, so its place does not matter.
+        ([], _) => PlaceChoice::None,
+        _ => PlaceChoice::Several(found),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -213,6 +268,28 @@ mod tests {
         assert_eq!(choose(&task(41, "x", "n1"), &links, &[]), FileChoice::File(links[1].clone()));
         let all = [links[0].clone(), file("ci", 41, "n1"), links[1].clone()];
         assert_eq!(choose(&task(41, "ci", "n1"), &all, &[]), FileChoice::File(all[1].clone()));
+    }
+
+    /// Fault: Epilog with only the job id ended the job of cluster `slurm` and of no node, which did not exist.
+    #[test]
+    fn place_of_an_ended_job_is_that_of_its_file() {
+        let known = [HookPlace::new("a", "n1"), HookPlace::new("b", "n1")];
+        let ended = |cluster: Option<&str>, node: Option<&str>| Task {
+            job: 5,
+            cluster: cluster.map(str::to_owned),
+            node: node.map(str::to_owned),
+        };
+        let place = |place: &HookPlace| PlaceChoice::Place(place.clone());
+        let one = [file("a", 5, "n1"), file("b", 6, "n1"), file("b", 7, "n1").of_component(5)];
+        assert_eq!(choose_place(&ended(None, None), &one, &known), place(&known[0]));
+        let both = [file("b", 5, "n1"), file("a", 5, "n1")];
+        assert_eq!(choose_place(&ended(None, None), &both, &known), PlaceChoice::Several(known.to_vec()));
+        assert_eq!(choose_place(&ended(None, Some("n1")), &both, &known), PlaceChoice::Several(known.to_vec()));
+        assert_eq!(choose_place(&ended(Some("b"), None), &both, &known), place(&known[1]));
+        // Without a file, only a single known place is taken.
+        assert_eq!(choose_place(&ended(None, None), &[], &known[..1]), place(&known[0]));
+        assert_eq!(choose_place(&ended(None, None), &[], &known), PlaceChoice::None);
+        assert_eq!(known[0].to_string(), "cluster a and node n1");
     }
 
     proptest! {

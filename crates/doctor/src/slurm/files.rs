@@ -8,7 +8,7 @@ use crate::Host;
 #[derive(Debug)]
 pub(super) struct Files {
     /// Path of slurm.conf.
-    pub(super) path: &'static str,
+    pub(super) path: String,
     directory: String,
     conf: SlurmConf,
 }
@@ -16,12 +16,18 @@ pub(super) struct Files {
 impl Files {
     /// Reads slurm.conf; `None` when the host has none.
     pub(super) fn of(host: &Host) -> Option<Self> {
-        let path = SLURM_CONF_PATHS.into_iter().find(|path| host.has(path))?;
+        let path = Self::paths(host).into_iter().find(|path| host.has(path))?.to_owned();
         let directory = path.rsplit_once('/').map_or(String::new(), |(directory, _)| directory.to_owned());
+        let text = host.read(&path).unwrap_or_default();
         let mut files = Self { path, directory, conf: SlurmConf::default() };
-        files.conf =
-            SlurmConf::parse(&host.read(path).unwrap_or_default(), |included| host.read(files.sibling(included)));
+        files.conf = SlurmConf::parse(&text, |included| host.read(files.sibling(included)));
         Some(files)
+    }
+
+    /// Returns the paths at which slurm.conf is searched: only the path in `SLURM_CONF`, if it is
+    /// set.
+    pub(super) fn paths(host: &Host) -> Vec<&str> {
+        host.slurm_conf().map_or(SLURM_CONF_PATHS.to_vec(), |path| vec![path])
     }
 
     /// Returns the pairs of all lines that do not describe nodes, in order.

@@ -4,6 +4,7 @@
 use std::{os::unix::fs::PermissionsExt, path::Path};
 
 use glob::{MatchOptions, Pattern, glob_with};
+use gpush_core::duration;
 
 use super::files::Files;
 use crate::{Area, Finding, Host};
@@ -18,8 +19,7 @@ const HOOKS: [(&str, &str, &str); 3] = [
 pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (key, command, otherwise) in HOOKS {
-        let patterns: Vec<String> = files.all(key).iter().map(|pattern| files.sibling(pattern)).collect();
-        let scripts: Vec<String> = patterns.iter().flat_map(|pattern| matching(host, pattern)).collect();
+        let (patterns, scripts) = scripts_of(host, files, key);
         findings.extend(scripts.iter().filter_map(|script| not_executable(host, key, script)));
         let mut texts: Vec<(String, String)> =
             scripts.iter().map(|script| (script.clone(), host.read(script).unwrap_or_default())).collect();
@@ -48,6 +48,28 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
         });
     }
     findings
+}
+
+/// Returns the patterns of a setting that names scripts, and the scripts that match them.
+fn scripts_of(host: &Host, files: &Files, key: &str) -> (Vec<String>, Vec<String>) {
+    let patterns: Vec<String> = files.all(key).iter().map(|pattern| files.sibling(pattern)).collect();
+    let scripts = patterns.iter().flat_map(|pattern| matching(host, pattern)).collect();
+    (patterns, scripts)
+}
+
+/// Returns the option `--deadline` in scripts of Prolog and Epilog, in seconds, with the path of the
+/// script.
+pub(super) fn deadlines(host: &Host, files: &Files) -> Vec<(String, u32)> {
+    let scripts = ["Prolog", "Epilog"].into_iter().flat_map(|key| scripts_of(host, files, key).1);
+    let deadline = |script: String| {
+        let text = host.read(&script)?;
+        let line = text.lines().find(|line| line.contains("gpushctl") && line.contains("--deadline"))?;
+        let mut words = line.split(|c: char| c.is_whitespace() || c == '=');
+        let value = words.by_ref().skip_while(|word| *word != "--deadline").nth(1)?;
+        let seconds = duration::parse(value).ok()?.as_secs();
+        Some((script, u32::try_from(seconds).unwrap_or(u32::MAX)))
+    };
+    scripts.filter_map(deadline).collect()
 }
 
 /// Returns whether a script runs a command of gpush: `#!/usr/bin/gpushctl slurm prolog`, or a shell
@@ -110,14 +132,15 @@ fn matching(host: &Host, pattern: &str) -> Vec<String> {
     }
 }
 
-/// Reports a file that slurmd cannot run. slurmd runs each file of the directory; such a file makes
-/// the job fail and drains the node.
+/// Reports a file that slurmd cannot run. slurmd runs each file of the directory. Such a file makes
+/// Prolog and Epilog fail, which drains the node. TaskProlog fails only the task.
 fn not_executable(host: &Host, key: &str, script: &str) -> Option<Finding> {
     let meta = std::fs::metadata(host.path(script)).ok()?;
     if meta.is_file() && meta.permissions().mode() & 0o111 != 0 {
         return None;
     }
-    let message = format!("{script} is not executable: {key} fails, and Slurm drains the node");
+    let otherwise = if key == "TaskProlog" { "and so does each task" } else { "and Slurm drains the node" };
+    let message = format!("{script} is not executable: {key} fails, {otherwise}");
     let hint = format!("move it out of the directory, or run `chmod 755 {script}`");
     Some(Finding::problem(Area::Slurm, message, hint))
 }

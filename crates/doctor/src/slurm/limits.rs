@@ -7,7 +7,7 @@ use gpush_core::{
     slurm::{KeyValue, lines},
 };
 
-use super::files::Files;
+use super::{files::Files, hooks};
 use crate::{Area, Finding, Host};
 
 /// Flags of `PrologFlags` with which slurmd runs Prolog when a job is allocated. `scontrol show
@@ -22,7 +22,7 @@ const CONTAIN: [&str; 3] = ["Contain", "X11", "RunInJob"];
 const MARGIN_S: u32 = 5;
 
 pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bool) -> Vec<Finding> {
-    let path = files.path;
+    let path = &files.path;
     let mut findings = Vec::new();
     let mut warn = |message: &str, cause: String, hint: String| {
         findings.push(Finding::warning(Area::Slurm, message, hint).cause(cause));
@@ -78,7 +78,7 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
             "install pam_slurm_adopt and add `account required pam_slurm_adopt.so` to /etc/pam.d/sshd".into(),
         );
     }
-    findings.extend(timeout(files, config));
+    findings.extend(timeout(host, files, config));
     findings
 }
 
@@ -94,9 +94,12 @@ fn constrains_devices(host: &Host, files: &Files) -> bool {
 
 /// Checks that a hook gives up before Slurm ends it. If Slurm ends a hook, Slurm drains the node,
 /// whatever gpush's policy is.
-fn timeout(files: &Files, config: &Config) -> Option<Finding> {
-    let deadline = config.slurm.deadline_s;
-    let path = files.path;
+fn timeout(host: &Host, files: &Files, config: &Config) -> Option<Finding> {
+    let of_config = (config.slurm.deadline_s, "slurm.deadline_s of gpush's config".to_owned());
+    let of_scripts = hooks::deadlines(host, files).into_iter();
+    let of_scripts = of_scripts.map(|(script, seconds)| (seconds, format!("--deadline in {script}")));
+    let (deadline, source) = of_scripts.fold(of_config, |most, one| if one.0 > most.0 { one } else { most });
+    let path = &files.path;
     let set =
         files.get("PrologEpilogTimeout").and_then(|value| value.parse::<u32>().ok()).filter(|value| *value < 65534);
     let needed = deadline.saturating_add(MARGIN_S);
@@ -108,8 +111,7 @@ fn timeout(files: &Files, config: &Config) -> Option<Finding> {
         }
         Some(limit) if limit < needed => {
             let message = "Slurm ends Prolog and Epilog before gpush gives up, and Slurm then drains the node";
-            let cause =
-                format!("PrologEpilogTimeout is {limit}s, and slurm.deadline_s of gpush's config is {deadline}s");
+            let cause = format!("PrologEpilogTimeout is {limit}s, and {source} is {deadline}s");
             let hint = format!("set PrologEpilogTimeout={needed} or more in {path}, then run `scontrol reconfigure`");
             Some(Finding::problem(Area::Slurm, message, hint).cause(cause))
         }

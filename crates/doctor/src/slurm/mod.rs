@@ -17,7 +17,7 @@ mod hooks;
 mod limits;
 
 use gpush_api::LeaseOwner;
-use gpush_core::{config::Config, slurm::SLURM_CONF_PATHS};
+use gpush_core::config::Config;
 
 pub(crate) use self::excerpt::excerpt;
 use self::files::Files;
@@ -30,13 +30,21 @@ pub(crate) fn examine(host: &Host, agent: &Agent, config: &Config) -> Vec<Findin
         return vec![if has_owner {
             let message = "a rule of the config has owner = \"slurm\", and this host has no slurm.conf";
             let hint = "install Slurm, or remove the key and run `gpushctl config reload`";
-            Finding::problem(Area::Slurm, message, hint).cause(format!("looked for {}", SLURM_CONF_PATHS.join(", ")))
+            Finding::problem(Area::Slurm, message, hint).cause(format!("looked for {}", Files::paths(host).join(", ")))
         } else {
             Finding::ok(Area::Slurm, "Slurm is not used on this host")
         }];
     };
     let mut findings = hooks::examine(host, &files, has_owner);
     findings.extend(limits::examine(host, &files, config, has_owner));
+    findings.extend(config.slurm_rules_with_dynamic_layout().map(|rule| {
+        let message = format!("gpushd refuses every job on the GPUs of {rule}");
+        let hint = "write a static layout, such as `layout = [\"1g.10gb*7\"]`, then run `gpushctl config reload` and \
+                    `gpushctl apply`";
+        let cause =
+            "the rule has owner = \"slurm\" and layout = \"dynamic\", and Slurm knows MIG devices only from gres.conf";
+        Finding::warning(Area::Slurm, message, hint).cause(cause)
+    }));
     findings.extend(devices::examine(host, agent, &files, has_owner));
     if findings.is_empty() {
         findings.push(Finding::ok(Area::Slurm, format!("{} suits gpush's hooks", files.path)));

@@ -4,6 +4,7 @@ use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
     Job,
     decide::{Concern, Ended, epilog_fails},
+    job_files::{PlaceChoice, Task},
     request::requested,
 };
 
@@ -25,6 +26,10 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     };
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
+    let job = match with_place(directory, job) {
+        Ok(job) => job,
+        Err((job, why)) => return fail(job, &why),
+    };
     let started = HookStart::of_this_process(job.id);
     let run = directory.ended_run(&job, started.as_ref());
     let had_lease = match run {
@@ -70,6 +75,33 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         finish(directory, &job, &end, ended, had_lease);
     }
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
+}
+
+/// Returns the job with its cluster and node. If Slurm has not set both names, the files of earlier
+/// hooks contain them.
+///
+/// # Errors
+/// Jobs of several clusters or nodes have this id. The error has the job id and the reason.
+fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
+    let text = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let ended = Task { job: job.id, cluster: text("SLURM_CLUSTER_NAME"), node: text("SLURMD_NODENAME") };
+    if ended.cluster.is_some() && ended.node.is_some() {
+        return Ok(job);
+    }
+    match directory.place_of(&ended) {
+        PlaceChoice::None => Ok(job),
+        PlaceChoice::Place(place) => Ok(Job {
+            cluster: ended.cluster.unwrap_or_else(|| place.cluster().to_owned()),
+            node: ended.node.unwrap_or_else(|| place.node().to_owned()),
+            ..job
+        }),
+        PlaceChoice::Several(places) => {
+            let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+            let places = places.join("; ");
+            let what = "set SLURM_CLUSTER_NAME and SLURMD_NODENAME";
+            Err((job.id, format!("several jobs on this host have this id: {places}: {what}")))
+        }
+    }
 }
 
 /// Returns the end of the run that an Epilog ends, from the current files. `run` is the run that

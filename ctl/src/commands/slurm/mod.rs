@@ -2,7 +2,7 @@
 //!
 //! Prolog and Epilog run as root. They write the files of jobs, because gpushd may not be allowed
 //! to give a file to a user. TaskProlog runs as the user, and only reads. A hook prints nothing if
-//! all is well, and one line if it fails.
+//! all is well, and one line if it fails or refuses the job.
 //!
 //! | file | subject |
 //! |---|---|
@@ -26,6 +26,8 @@ mod settings;
 mod slurmd;
 mod task;
 
+use std::{io, os::unix::net::UnixDatagram, path::Path};
+
 use gpush_api::ApiError;
 
 use crate::{
@@ -36,6 +38,15 @@ use crate::{
 
 /// Exit status of a hook that fails.
 const FAILS: u8 = 1;
+
+/// Socket of the system log, for syslog daemons and for journald.
+const SYSLOG: &str = "/dev/log";
+
+/// Facility `daemon` and priority `notice`, as syslog(3) encodes them.
+const DAEMON_NOTICE: &str = "<29>";
+
+/// Maximum length of a line for a log, in characters.
+const LONGEST_LINE: usize = 1000;
 
 pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
     match command {
@@ -52,9 +63,29 @@ pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
 
 /// Prints in one line why a hook fails. Slurm's log and the drain reason have no room for more.
 fn fail(job: u32, why: &str) -> u8 {
-    let plain: String = why.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    eprintln!("gpush: job {job}: {plain}");
+    eprintln!("gpush: job {job}: {}", one_line(why));
     FAILS
+}
+
+/// Prints in one line why a job was refused, and sends the line to the system log. The hook
+/// succeeds, and slurmd 22.05 logs the output only of a hook that fails.
+fn say_refused(job: u32, reasons: &[String]) {
+    let line = format!("gpushctl slurm prolog: job {job}: refused: {}", one_line(&reasons.join(": ")));
+    eprintln!("{line}");
+    // A host without a system log, or with a full one, does not delay the job.
+    let _lost = to_syslog(Path::new(SYSLOG), &line);
+}
+
+/// Sends a line to a system log. Never waits.
+fn to_syslog(socket: &Path, line: &str) -> io::Result<()> {
+    let datagram = UnixDatagram::unbound()?;
+    datagram.set_nonblocking(true)?;
+    datagram.send_to(format!("{DAEMON_NOTICE}{line}").as_bytes(), socket).map(drop)
+}
+
+/// Returns a text as one line of limited length. The text may contain text of a user.
+fn one_line(text: &str) -> String {
+    text.chars().take(LONGEST_LINE).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Returns an error as one sentence.
@@ -66,4 +97,21 @@ fn sentence(error: &ApiError) -> String {
 /// come from the user.
 fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_is_one_line_in_the_system_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("log");
+        assert!(to_syslog(&socket, "nobody listens").is_err());
+        let log = UnixDatagram::bind(&socket).unwrap();
+        to_syslog(&socket, &one_line("job 7: refused\nwhy")).unwrap();
+        let mut buffer = [0; 100];
+        let length = log.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"<29>job 7: refused why");
+    }
 }

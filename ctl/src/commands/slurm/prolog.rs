@@ -29,7 +29,7 @@ use super::{
     directory::{FileWritten, PossibleLeases},
     fail,
     hook_start::HookStart,
-    mapping, sentence,
+    mapping, say_refused, sentence,
     settings::Settings,
     variable,
 };
@@ -151,8 +151,12 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             return 0;
         }
     };
+    let refused = if let JobState::Refused { reasons, .. } = &state { Some(reasons.clone()) } else { None };
     match directory.write(&job, &run, state, leases) {
-        Ok(FileWritten::Yes | FileWritten::Again) => 0,
+        Ok(FileWritten::Yes | FileWritten::Again) => {
+            refused.inspect(|reasons| say_refused(job.id, reasons));
+            0
+        }
         Ok(FileWritten::Late) => {
             undo(global, &settings, &job);
             0
@@ -177,11 +181,14 @@ fn fail_with_gpus(concern: Concern, job: &Job, why: &str) -> u8 {
 /// Records that the tasks of a job must fail, without gpushd.
 fn refuse(settings: &Settings, job: &Job, concern: Concern, reasons: Vec<String>, hint: Option<String>) -> u8 {
     let directory = &settings.directory;
-    let refused = JobState::Refused { reasons, hint };
+    let refused = JobState::Refused { reasons: reasons.clone(), hint };
     let leases = PossibleLeases::Earlier;
     let begun = directory.begin(job, HookStart::of_this_process(job.id), leases);
     match begun.and_then(|run| directory.write(job, &run, refused, leases)) {
-        Ok(_) => 0,
+        Ok(_) => {
+            say_refused(job.id, &reasons);
+            0
+        }
         Err(error) => fail_with_gpus(concern, job, &unwritable(settings, &error)),
     }
 }

@@ -57,7 +57,7 @@ pub(super) enum Content {
 /// Collects all parts. Adds the names and command lines in the parts to `redactor`.
 pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Result<Vec<Part>, Failure> {
     let (mut parts, config, agent) = with_agent(global, async |client| Ok(Answers::new(client).collect(out).await))?;
-    let host = Host::at("/");
+    let host = Host::local();
     let findings = json!({ "checks": examine(&host, &agent, &Area::ALL) });
     let path = config.or_else(offline::environment).unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
     let slurm = gpush_doctor::slurm_excerpt(&host).map(Content::Text);

@@ -13,7 +13,7 @@ use gpush_api::LeaseState;
 use gpush_tests::{agent::PATIENCE, mps::lease_now};
 use nix::sys::signal::Signal;
 
-use super::{Job, Node, WHOLE, failure, silent};
+use super::{Job, Node, WHOLE, failure, refused_line, silent};
 
 /// A config with one GPU for Slurm, and one GPU for users.
 const MIXED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
@@ -205,7 +205,8 @@ fn late_epilog_of_an_earlier_run_keeps_the_next_file() {
         links.filter_map(|fd| fd.path().read_link().ok()).any(|target| target.to_string_lossy().starts_with("socket:"))
     });
     // Prolog refuses an invalid request without asking gpushd.
-    node.prolog(&next.clone().with("SLURM_JOB_COMMENT", "gpush:mps=0"));
+    let refused = node.run("prolog", &next.clone().with("SLURM_JOB_COMMENT", "gpush:mps=0"));
+    assert!(refused_line(&refused).is_some_and(|line| line.contains("job 9")), "{refused:?}");
     node.agent().signal(Signal::SIGCONT);
     silent(&epilog.wait_with_output().expect("it ends"));
     assert!(node.lease(9).is_none());
@@ -259,7 +260,9 @@ fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
     let job = Job::new(2).with(COMMENT, "gpush:whole");
     node.agent().signal(Signal::SIGSTOP);
     let mut command = node.command("prolog");
-    silent(&command.args(["--deadline", "1s"]).envs(job.0.clone()).output().expect("gpushctl can be started"));
+    let output = command.args(["--deadline", "2s"]).envs(job.0.clone()).output().expect("gpushctl can be started");
+    let line = refused_line(&output).expect("the administrator sees the refusal");
+    assert!(line.ends_with(" in 2s"), "{line}");
     node.task(&job).expect_err("the tasks fail");
     node.epilog(&job);
     let noted = node.directory().join("ci-2@n1+ended");

@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use gpush_api::{LeaseKind, LeaseState, MemberShare, MpsState};
-use gpush_tests::mps::{lease_now, reaches};
+use gpush_tests::mps::{act, lease_now, reaches};
 
-use super::{Job, Node, user};
+use super::{Job, Node, refused_line, user};
 
 const COMMENT: &str = "SLURM_JOB_COMMENT";
 
@@ -121,7 +121,7 @@ fn mps_percentage_comes_from_the_request_or_from_gres() {
     if user() != nix::unistd::geteuid().as_raw() {
         // A daemon serves one user at a time.
         let other = Job::new(5).on("0").with("SLURM_JOB_UID", 65_532).with(COMMENT, "gpush:mps=10");
-        node.prolog(&other);
+        assert!(refused_line(&node.run("prolog", &other)).is_some());
         let trail = node.agent().get("/v1/audit?object=job%205").json().to_string();
         assert!(trail.contains("refused"), "{trail}");
         assert!(node.lease(5).is_none());
@@ -129,6 +129,11 @@ fn mps_percentage_comes_from_the_request_or_from_gres() {
     node.epilog(&Job::new(1));
     node.epilog(&Job::new(2));
     assert!(node.lease(1).is_none() && node.lease(2).is_none());
+    // The capacity is free, and waiting does not help.
+    assert_eq!(act(node.agent(), "0", "stop", &serde_json::json!({})).status, 200);
+    reaches(node.agent(), "0", MpsState::Stopped);
+    let stopped = node.refusal(&Job::new(6).on("0").with(COMMENT, "gpush:mps=10"));
+    assert!(stopped.contains("its MPS daemon is stopped") && stopped.contains("gpushctl mps start 0"), "{stopped}");
 }
 
 #[test]

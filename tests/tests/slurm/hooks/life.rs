@@ -125,6 +125,28 @@ fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     silent(&node.run("prolog", &Job::new(10).on("0")));
 }
 
+/// Earlier, an Epilog with only the job id used the cluster `slurm` and no node, so it ended no
+/// lease.
+#[test]
+fn epilog_with_only_the_job_id_ends_the_lease() {
+    let node = Node::two_gpus(WHOLE);
+    let only_id = |id: u32| Job(Vec::new()).with("SLURM_JOB_ID", id);
+    node.prolog(&Job::new(7).on("0"));
+    node.epilog(&only_id(7));
+    assert!(node.lease(7).is_none());
+    // gpush does not know this job.
+    node.epilog(&only_id(8));
+    let other = Job::new(9).on("1").with("SLURM_CLUSTER_NAME", "other");
+    node.prolog(&Job::new(9).on("0"));
+    node.prolog(&other);
+    let text = failure(&node.run("epilog", &only_id(9)));
+    assert!(text.contains("cluster ci and node n1; cluster other and node n1"), "{text}");
+    node.epilog(&only_id(9).with("SLURM_CLUSTER_NAME", "other"));
+    node.granted(9);
+    node.epilog(&only_id(9));
+    assert!(node.lease(9).is_none());
+}
+
 /// Earlier, the hooks of the leader ended the leases of the other components of a heterogeneous
 /// job.
 #[test]

@@ -165,11 +165,14 @@ impl Node {
         text
     }
 
-    /// Runs Prolog for a job that gpushd must refuse. Returns the reason that the job's tasks
-    /// print.
+    /// Runs Prolog for a job that must be refused. Prolog succeeds with one line for the
+    /// administrator. Returns the reason that the job's tasks print.
     fn refusal(&self, job: &Job) -> String {
-        self.prolog(job);
+        let line = refused_line(&self.run("prolog", job)).expect("one line about the refusal");
         let text = self.task(job).expect_err("the task fails");
+        let reason = text.lines().next().unwrap_or_default().trim_start_matches("print gpush: ");
+        let start = reason.split([';', ':']).next().unwrap_or_default();
+        assert!(line.contains(start), "{line:?} {text}");
         assert!(text.lines().all(|line| line.starts_with("print gpush: ")) && text.ends_with('\n'), "{text}");
         text
     }
@@ -221,6 +224,17 @@ impl Job {
 
 fn silent(output: &Output) {
     assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+}
+
+/// Returns the line about a refusal that a successful Prolog prints for the administrator; `None` if
+/// Prolog prints nothing.
+fn refused_line(output: &Output) -> Option<String> {
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");
+    assert!(text.lines().count() <= 1, "{text}");
+    let line = text.lines().next()?;
+    assert!(line.starts_with("gpushctl slurm prolog: job ") && line.contains(": refused: "), "{line}");
+    Some(line.to_owned())
 }
 
 /// Returns the error line of a hook that must fail.

@@ -2,7 +2,7 @@
 
 use gpush_api::AuditRecord;
 
-use super::{Job, Node, WHOLE, user};
+use super::{Job, Node, WHOLE, refused_line, user};
 
 #[test]
 fn refused_request_fails_the_tasks_and_not_the_node() {
@@ -13,7 +13,9 @@ fn refused_request_fails_the_tasks_and_not_the_node() {
     let wrong = node.refusal(&Job::new(3).on("1").with("SLURM_JOB_COMMENT", "x gpush:mps=0 y"));
     assert!(wrong.contains("--comment") && wrong.contains("`mps`"), "{wrong}");
     let kind = node.refusal(&Job::new(4).on("1").with("SPANK__SLURM_SPANK_OPTION_gpush_gpush", "mps=25"));
-    assert!(kind.contains("whole"), "{kind}");
+    assert!(kind.contains("submit the job with `--comment=gpush:whole`"), "{kind}");
+    let no_gres = node.refusal(&Job::new(6).with("SLURM_JOB_COMMENT", "gpush:whole"));
+    assert!(no_gres.contains("Slurm allocated no GPU") && no_gres.contains("--gres=gpu:1"), "{no_gres}");
     // The node remains in use. Epilog of the refused jobs has nothing to do.
     for id in 2..=4 {
         node.epilog(&Job::new(id).on("1"));
@@ -39,6 +41,11 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     node.granted(1);
     let over = node.refusal(&Job::new(2).on("1"));
     assert!(over.contains("may hold 1 lease") && !over.contains("lease release"), "{over}");
+    // Waiting never helps, so the hint does not suggest it.
+    let kinds = "[[quota]]\neverybody = true\nkinds = [\"mps\"]\n";
+    let node = Node::two_gpus(&format!("{kinds}{WHOLE}"));
+    let denied = node.refusal(&Job::new(1).on("0"));
+    assert!(denied.contains("kind whole") && denied.contains("hint: request mps"), "{denied}");
     let dynamic = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\nowner = \"slurm\"\n";
     let node = Node::start("[[gpu]]\nmodel = \"h100-80-sxm\"\n", dynamic);
     let refused = node.refusal(&Job::new(3).on("0"));
@@ -105,7 +112,8 @@ fn any_comment_and_option_leaves_the_node_in_use() {
         let id = 100 + u32::try_from(at).expect("small");
         for name in ["SLURM_JOB_COMMENT", "SPANK__SLURM_SPANK_OPTION_gpush_gpush"] {
             let job = Job::new(id).on("0").with(name, text);
-            node.prolog(&job);
+            let line = refused_line(&node.run("prolog", &job));
+            assert!(line.as_ref().is_none_or(|line| line.chars().count() < 1100), "{line:?}");
             let printed = match node.task(&job) {
                 Ok(text) | Err(text) => text,
             };

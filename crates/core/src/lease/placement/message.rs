@@ -89,6 +89,16 @@ impl NoAssignment {
     }
 }
 
+impl NoAssignment {
+    /// Returns the hint for the user of a Slurm job, if it differs from the hint of [`Self::error`].
+    #[must_use]
+    pub fn hint_for_job(&self) -> Option<String> {
+        let Self::NotOffered { offered, .. } = self else { return None };
+        let options = offered.iter().map(|(_, request)| format!("`--comment=gpush:{request}`")).collect::<Vec<_>>();
+        (!options.is_empty()).then(|| format!("submit the job with {}", options.join(" or ")))
+    }
+}
+
 /// Formats tenths of a percent as users write them: `12.5`.
 fn percent(tenths: u32) -> String {
     match tenths % 10 {

@@ -185,6 +185,30 @@ impl Denial {
     }
 }
 
+impl Denial {
+    /// Returns the hint for the user of a Slurm job, who cannot release leases of jobs.
+    #[must_use]
+    pub fn hint_for_job(&self) -> String {
+        match &self.exceeded {
+            Exceeded::Kind { .. } => self.hint(),
+            Exceeded::Leases { .. }
+            | Exceeded::Queued { .. }
+            | Exceeded::Memory { .. }
+            | Exceeded::MpsPercentage { .. }
+                if !self.held.is_empty() =>
+            {
+                "submit the job again when one of your jobs or leases has ended".to_owned()
+            }
+            Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => {
+                "request less, or ask an administrator for a quota".to_owned()
+            }
+            Exceeded::Leases { .. } | Exceeded::Queued { .. } | Exceeded::Duration { .. } | Exceeded::Gpus { .. } => {
+                "ask an administrator for a quota".to_owned()
+            }
+        }
+    }
+}
+
 impl From<&Denial> for ApiError {
     fn from(denial: &Denial) -> Self {
         // The request can succeed only after the user has released a lease, so the error is not

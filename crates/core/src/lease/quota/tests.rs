@@ -50,6 +50,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let denial = check_request(&of(limits(2)), &two, LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold 2 leases; you hold L17, L21");
     assert_eq!(denial.hint(), "release one with `gpushctl lease release L17`");
+    assert_eq!(denial.hint_for_job(), "submit the job again when one of your jobs or leases has ended");
     let error = gpush_api::ApiError::from(&denial);
     assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
 
@@ -64,6 +65,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let denial = check_request(&of(Limits { kinds, ..Limits::default() }), &[], LeaseKind::Whole, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may not hold leases of kind whole");
     assert_eq!(denial.hint(), "request mig or mps");
+    assert_eq!(denial.hint_for_job(), "request mig or mps", "waiting does not help");
 
     let memory = Limits { memory: Some(MemoryAmount::Gpus(1500)), ..Limits::default() };
     let denial = check_size(&of(memory), &[held(17, 80_000)], held(0, 60_000).size).unwrap_err();

@@ -27,7 +27,7 @@ pub enum RequestError {
     SeveralInComment,
     /// There is nothing between two commas.
     EmptyTerm,
-    /// A key does not exist.
+    /// A key of a Slurm request does not exist.
     UnknownKey {
         /// The key from the user, quoted.
         key: String,
@@ -177,7 +177,7 @@ impl RequestError {
     /// Returns what to write instead.
     #[must_use]
     pub fn hint(&self) -> String {
-        let keys = || Key::ALL.map(Key::name).join(", ");
+        let keys = || Key::of_slurm().map(Key::name).collect::<Vec<_>>().join(", ");
         match self {
             Self::SeveralInComment => "write one word that begins with `gpush:`".to_owned(),
             Self::TooLong { .. } | Self::BadCharacter { .. } | Self::EmptyTerm => {

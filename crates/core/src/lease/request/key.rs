@@ -86,7 +86,7 @@ impl Key {
         let found = Self::ALL.into_iter().find(|key| key.name() == text);
         found.ok_or_else(|| RequestError::UnknownKey {
             key: Quoted(text).to_string(),
-            nearest: nearest(text, Self::ALL.map(Self::name)),
+            nearest: nearest(text, Self::of_slurm().map(Self::name)),
         })
     }
 
@@ -94,6 +94,11 @@ impl Key {
     /// contain it.
     pub(super) fn is_chosen_by_slurm(self) -> bool {
         matches!(self, Self::Gpu | Self::Count | Self::For | Self::Wait)
+    }
+
+    /// Returns the keys that a Slurm request can contain.
+    pub(super) fn of_slurm() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|key| !key.is_chosen_by_slurm())
     }
 
     fn arity(self) -> Arity {

@@ -54,6 +54,7 @@ fn wrong_spec_names_the_term_and_an_example() {
         ("", "the request has an empty term", "write terms such as mps=25,mem=8G"),
         ("mps=25,", "the request has an empty term", "write terms such as mps=25,mem=8G"),
         ("msp=25", "`msp` is not a key of a request", "did you mean `mps`?"),
+        ("foo", "`foo` is not a key of a request", "the keys are mig, mps, timeslice, whole, mem, slices, priority"),
         ("MPS=25", "`MPS` is not a key of a request", "did you mean `mps`?"),
         ("mps=0", "`mps`: `0` is not valid: it must be over 0 and up to 100", "write for example `mps=25`"),
         ("mps=101", "`mps`: `101` is not valid: it must be over 0 and up to 100", "write for example `mps=25`"),

@@ -10,7 +10,7 @@ use std::{io, os::unix::fs::symlink};
 use gpush_core::slurm::{
     Job,
     file::{JobFile, JobState},
-    job_files::{FileChoice, FileName, HookPlace, Task, choose},
+    job_files::{FileChoice, FileName, HookPlace, PlaceChoice, Task, choose, choose_place},
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -253,6 +253,14 @@ impl Directory {
             }
             FileChoice::Several => Ok(Found::Several),
         }
+    }
+
+    /// Finds the cluster and node of an ended job, of which the environment does not give both
+    /// names.
+    pub(in crate::commands::slurm) fn place_of(&self, ended: &Task) -> PlaceChoice {
+        let names = self.names().unwrap_or_default();
+        let names: Vec<FileName> = names.iter().filter_map(|name| FileName::parse(name)).collect();
+        choose_place(ended, &names, &self.places())
     }
 
     fn read(&self, name: &FileName) -> io::Result<Option<JobFile>> {
