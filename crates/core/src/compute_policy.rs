@@ -3,8 +3,8 @@
 //! NVML has no public call that reads the level, and nvidia-smi's output "is not guaranteed to be
 //! backwards compatible" (its manual). So the parser reads each line separately. In a line, it
 //! looks for a GPU (index, UUID or PCI address) and for a level, or for the reason why there is no
-//! level. It ignores frames, columns and other words. A line that cannot be parsed gives no level,
-//! so the result does not contain that GPU.
+//! level. It ignores frames, columns and other words. If a line cannot be parsed, the result does
+//! not contain the GPU of that line.
 //!
 //! ```text
 //! | GPU     Name           Value        |     a heading: no GPU, no level

@@ -146,8 +146,9 @@ pub struct Geometry {
     pub memory_slices: u8,
     /// Compute slices of the GPU.
     pub compute_slices: u8,
-    /// Engines of the GPU. The driver does not report them, so they are computed from the profiles:
-    /// the most engines that the maximum number of instances of any one profile have together.
+    /// Number of engines of each kind on the GPU. The driver does not report these numbers, so they
+    /// are computed: for each profile, the engines of one instance are multiplied by the maximum
+    /// number of instances. The largest product counts.
     pub engines: EngineRow,
 }
 

@@ -39,7 +39,7 @@ pub const DYNAMIC: &str = "dynamic";
 pub const MOST: u8 = 8;
 
 /// Maximum number of entries, and of instances in all entries together. No GPU can have so many:
-/// the limit of hardware is 7 GPU instances with up to 8 compute instances each.
+/// the hardware allows at most 7 GPU instances with up to 8 compute instances each.
 pub const MOST_IN_ALL: usize = 64;
 
 /// Maximum total length of a layout's texts, in bytes.

@@ -35,7 +35,7 @@ pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, mos
 const LONGEST: usize = 64;
 
 /// Returns whether the shorter word has at least three letters and is a prefix of the longer word,
-/// as `warn` and `warning`.
+/// for example `warn` and `warning`.
 fn abbreviates(a: &[char], b: &[char]) -> bool {
     a.len().min(b.len()) >= 3 && (a.starts_with(b) || b.starts_with(a))
 }

@@ -7,8 +7,8 @@
 //! lost, unknown, held, changing, maintenance, stale ──► Wait: the state is unknown, or another change runs
 //! ```
 //!
-//! A cordon has no effect here. A cordon blocks new work, and both settings affect only programs
-//! that start later.
+//! A cordon has no effect on this decision. A cordon blocks new work, and the level and the compute
+//! mode affect only programs that start later.
 
 use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
 

@@ -1,10 +1,10 @@
 //! The NVIDIA driver as gpush uses it: a safe, complete MIG layer over NVML, and the worker process that executes it.
 //!
-//! `driver` calls the library in the same process. gpushd does this only in a separate process,
-//! `gpushd driver-worker`: `worker` is that process, and `proto` the protocol. [`Hardware`] is
-//! gpushd's side: async, with deadlines, and robust against crashes and hangs of the library. The
-//! library can be any `libnvidia-ml.so.1`: that of a real driver, or gpush's simulator. The
-//! simulator exports one extra symbol, `gpush_sim`.
+//! `driver` calls the library in the same process. gpushd makes these calls only in a separate
+//! process, `gpushd driver-worker`: `worker` implements that process, and `proto` is the protocol.
+//! [`Hardware`] is gpushd's side: async, with deadlines, and robust against crashes and hangs of
+//! the library. The library can be any `libnvidia-ml.so.1`: that of a real driver, or gpush's
+//! simulator. The simulator exports one extra symbol, `gpush_sim`.
 
 pub mod driver;
 pub mod error;

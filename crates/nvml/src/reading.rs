@@ -132,7 +132,7 @@ pub struct RemappedRows {
     /// Whether a replacement is pending. Until the next reset, the GPU continues to use the bad
     /// row.
     pub pending: bool,
-    /// Whether a row could not be replaced. Then the hardware needs attention.
+    /// Whether a row could not be replaced. If so, the hardware needs attention.
     pub failed: bool,
 }
 

@@ -1,7 +1,8 @@
 //! The worker process, `gpushd driver-worker`.
 //!
-//! There is one thread for the host, and one for each GPU, started with the first call. Each thread executes its calls
-//! in order, so a hanging call does not delay other threads. The main thread only reads frames and distributes them.
+//! There is one thread for the host, and one thread for each GPU. A thread is started with its first call. Each thread
+//! executes its calls in order, so a hanging call does not delay other threads. The main thread only reads frames and
+//! distributes them.
 //!
 //! ```text
 //!                    ┌► host thread:  init, list ─┐

@@ -179,7 +179,7 @@ async fn hung_mutation_leaves_its_gpu_unsettled() {
     assert_eq!(status.abandoned[0].pid, Some(first));
     assert!(!status.abandoned[0].stuck);
     assert!(alive(first), "it is left to land");
-    // Then the worker is killed. Only after that can its GPU be read again.
+    // After the grace time, the worker is killed. Its GPU can be read again only after that.
     assert_eq!(stage.hardware.settle(A).await, Settled::Gone);
     assert!(!alive(first));
     stage.hardware.read(A).await.unwrap();

@@ -1,6 +1,6 @@
 //! Measures how long one durable change through the store takes, and how many changes share a sync.
-//! Compares this with a plain SQLite commit of the same bytes on the same disk. The two alternate
-//! in one run.
+//! Compares these changes with plain SQLite commits of the same bytes on the same disk. Changes and
+//! plain commits alternate in one run.
 //!
 //! ```text
 //! cargo run --release -p gpush-store --example commit_figures [DIRECTORY]

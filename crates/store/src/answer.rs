@@ -123,7 +123,7 @@ impl View<'_> {
     /// Returns whether the user has an unexpired answer whose body is this number.
     ///
     /// # Errors
-    /// When the store can't be read.
+    /// The store cannot be read.
     pub fn has_answer_with(&self, uid: u32, number: u64) -> Result<bool, StoreError> {
         let rest = "WHERE uid = ?1 AND body = ?2";
         let found = record::select::<StoredAnswer>(self.connection, rest, (uid, number.to_string()), self.sealed)?;

@@ -37,10 +37,10 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome, such as `accepted`, `done`, `refused`.
     pub result: String,
-    /// Other data. A search for a GPU or MIG device finds the record if `uuid` or `gpu_uuid` is its
-    /// UUID, or `gpu_uuids` or `targets` contains it. For an operation, this data contains a list
-    /// `gpus` of objects with a `gpu_uuid`. A search for one of these GPUs finds all records of the
-    /// operation.
+    /// Other data. A search for a GPU or MIG device finds the record if `uuid` or `gpu_uuid` is the
+    /// UUID of that device, or if `gpu_uuids` or `targets` contains that UUID. For an operation,
+    /// this data contains a list `gpus` of objects with a `gpu_uuid`. A search for one of these
+    /// GPUs finds all records of the operation.
     pub detail: Value,
 }
 
@@ -200,7 +200,8 @@ impl Tx<'_> {
     /// belongs to the caller, or to the holder of the lease if gpushd itself acted.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        // Damaged JSON must not abort this. The seal of every record is checked when it is read.
+        // Damaged JSON must not abort the deletion. The seal of every record is checked when it is
+        // read.
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
         let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let ranked = format!(

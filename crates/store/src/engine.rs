@@ -340,7 +340,7 @@ impl Engine {
             self.sql("RELEASE job")?;
         }
         if self.head.sequence == before {
-            // Every change takes a sequence number, so nothing has changed.
+            // Every change takes a sequence number. No number was taken, so nothing has changed.
             return self.sql("ROLLBACK");
         }
         self.head.at = now;

@@ -89,7 +89,7 @@ pub struct Lost {
     pub cause: String,
     /// Path of the damaged database that was set aside, if there was one.
     pub kept: Option<PathBuf>,
-    /// Whether grants and operations of this boot may be lost too. Then the managed GPUs are `held`. A loss that is
+    /// Whether grants and operations of this boot may be lost too. If so, the managed GPUs are `held`. A loss that is
     /// detected on a new boot affects only overrides, cordons and the audit trail.
     #[serde(default = "held_by_default")]
     pub holds: bool,
@@ -169,7 +169,7 @@ impl View<'_> {
         serde_json::from_str(&text).map_err(|error| corrupt(OBSERVATIONS, &error))
     }
 
-    /// Returns since when all grants are recorded; `None` if nothing was ever lost.
+    /// Returns the time since which all grants are recorded; `None` if nothing was ever lost.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -212,7 +212,7 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: OBSERVATIONS.to_owned(), value })
     }
 
-    /// Records since when all grants are recorded.
+    /// Records the time since which all grants are recorded.
     ///
     /// # Errors
     /// The record cannot be written.

@@ -185,8 +185,8 @@ impl Tx<'_> {
         let record = self.existing_operation(id)?;
         match record.stage {
             OperationState::Queued | OperationState::Waiting => {}
-            // The intent contains the state before the operation. A reading of a started operation
-            // must not replace that state.
+            // The intent contains the state before the operation. A reading made after the
+            // operation has started must not replace that state.
             OperationState::Running
             | OperationState::Cancelling
             | OperationState::Interrupted

@@ -66,8 +66,8 @@ impl Lock {
         let note = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         match note {
             Ok(()) => {}
-            // The file lacks only the pid, which is for a message. gpushd must start even if the
-            // disk is full.
+            // On a full disk, the file lacks only the pid, which is for a message. gpushd must
+            // start even if the disk is full.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
             Err(error) => return Err(unusable(error)),
         }

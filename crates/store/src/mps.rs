@@ -72,7 +72,7 @@ impl View<'_> {
 
 impl Tx<'_> {
     /// Removes the note that an operation started the daemon on another boot. Deletes records that
-    /// are then empty.
+    /// become empty.
     ///
     /// # Errors
     /// The record cannot be written.

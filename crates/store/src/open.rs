@@ -11,8 +11,9 @@
 //!   cannot be read for another reason ──────────────► OpenError: left unchanged
 //! ```
 //!
-//! A loss is recorded in the new database at its creation. So every start reports the loss again
-//! until an administrator accepts the loss. [`provenance`](crate::provenance) judges the progress.
+//! If records were lost, the new database contains a record of that loss from its creation on. So
+//! every start reports the loss again until an administrator accepts it.
+//! [`provenance`](crate::provenance) judges the progress.
 
 use std::{
     fs, io,
@@ -276,7 +277,7 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
 }
 
 /// Sets whether closing the database keeps the write-ahead log. Until the database is known to be
-/// sound, reading must not change it, because gpushd may have to set it aside.
+/// sound, reading must not change the database, because gpushd may have to set it aside.
 fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreError> {
     let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
     set.map(|_| ()).map_err(|error| from_sqlite(&error))
@@ -324,8 +325,8 @@ fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Sto
     schema::check_file(&connection, version)?;
     if version > schema::KNOWN {
         connection.execute_batch("PRAGMA query_only = ON").map_err(sqlite)?;
-        // This build may be unable to read the sequence number of a newer database. Then it uses
-        // the number from the watermark or the marker.
+        // This build may be unable to read the sequence number of a newer database. In that case,
+        // it uses the number from the watermark or the marker.
         let sequence = evidence.highest_sequence().unwrap_or(0);
         let head = Head { sequence, operation: 0, generation: 0, at: Timestamp::MIN };
         let head = head_of(&connection, false).unwrap_or(head);
@@ -378,7 +379,7 @@ fn make(
     if !reserve.is_reserved() {
         return Err(OpenError::Full { path: file.parent().unwrap_or(file).to_owned() });
     }
-    // Create the file here, because SQLite would create it, and its log, readable for all users.
+    // Create the file here. If SQLite created the file and its log, all users could read them.
     ownership::open_file(file, true)?;
     let first = mark.map_or(0, |mark| mark + 1);
     let head = Head { sequence: first, operation: first, generation: first, at: now };

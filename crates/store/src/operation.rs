@@ -85,7 +85,7 @@ pub struct Intent {
     pub begun: Option<u64>,
 }
 
-/// What a list of operations shows of an intent.
+/// The parts of an intent that a list of operations shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IntentSummary {
     /// Whether the operation has begun.

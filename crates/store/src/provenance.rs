@@ -74,7 +74,7 @@ impl Evidence {
     }
 
     /// Returns whether gpushd used a database on this boot. A watermark of format 1 does not
-    /// contain the boot. To be safe, the function then returns `true`.
+    /// contain the boot. To be safe, the function returns `true` for such a watermark.
     pub(crate) fn used_on_this_boot(&self) -> bool {
         self.marker != Recorded::Missing
             || self

@@ -8,8 +8,8 @@ use std::{
 
 use jiff::Timestamp;
 
-/// Maximum number of databases that were set aside. Older databases are deleted, so that a faulty
-/// disk does not also become full.
+/// Maximum number of set-aside databases that gpushd keeps. Older set-aside databases are deleted,
+/// so that a faulty disk does not also become full.
 const KEPT: usize = 5;
 
 /// Suffixes of the files that SQLite keeps next to a database.

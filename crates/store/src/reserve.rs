@@ -7,7 +7,7 @@
 //!
 //! The reserve is a file with allocated blocks. If an ending needs space, the store empties the file. Another program
 //! could then take the space before the ending is written. On a copy-on-write file system (btrfs, ZFS), allocated
-//! blocks do not guarantee space. Both cases are rare; the ending then fails like any other write.
+//! blocks do not guarantee space. In these two rare cases, the ending fails like any other write.
 
 use std::{fs::File, path::Path};
 

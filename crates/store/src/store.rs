@@ -118,8 +118,8 @@ impl Store {
 
     /// Records the changes of `change`, all or nothing, and returns its value when they are
     /// durable. If the closure returns an error, nothing changes. The closure runs on the store's
-    /// thread, and must not block or use the store. The store may call it more than once, and then
-    /// discards the changes of the earlier calls.
+    /// thread, and must not block or use the store. The store may call the closure more than once.
+    /// In that case, the store discards the changes of the earlier calls.
     pub fn write<T, F>(&self, change: F) -> Pending<T>
     where
         T: Send + 'static,
@@ -233,7 +233,8 @@ impl Drop for Inner {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take()
-            // If the last handle was in a closure, the thread itself drops it and must not wait for its own end.
+            // If a closure held the last handle, the store's thread drops that handle, and must not wait for its own
+            // end.
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();

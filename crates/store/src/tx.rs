@@ -85,7 +85,7 @@ impl Tx<'_> {
     }
 
     /// Increments the generation of the desired state, for example after a config reload. Functions
-    /// that change overrides do this themselves.
+    /// that change overrides increment the generation themselves.
     pub fn next_generation(&mut self) -> u64 {
         self.next_sequence();
         self.head.generation += 1;

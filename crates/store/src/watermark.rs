@@ -1,16 +1,16 @@
 //! Progress of the database, recorded in files outside of the database.
 //!
-//! If the end of SQLite's log is damaged, SQLite assumes that a crash interrupted a write, and continues without it.
-//! This is correct for a commit that was never reported. For any other commit it is a silent loss. So after each sync
-//! and before the reply, the store writes the commit's sequence number to two files:
+//! If the end of SQLite's log is damaged, SQLite assumes that a crash interrupted a write, and ignores that write. This
+//! is correct for a commit that was never reported. Any other commit would be lost without a message. So after each
+//! sync and before the reply, the store writes the commit's sequence number to two files:
 //!
 //! - the **watermark** in the state directory, which survives a reboot;
 //! - the **marker** in the runtime directory (`/run/gpush`), which a reboot removes. The marker
 //!   survives if the whole state directory is emptied, and proves that gpushd ran on this boot.
 //!
-//! Both contain the ids of the database and of the boot. Not every commit syncs these files, so the
-//! files can be older than the database, but never newer. A database that is behind one of the
-//! files has lost commits.
+//! Both files contain the ids of the database and of the boot. Not every commit syncs these files,
+//! so the files can be older than the database, but never newer. A database that is behind one of
+//! the files has lost commits.
 //!
 //! The store syncs the watermark only at quiet moments. After a power failure, the watermark may be
 //! as old as the last quiet moment. If the log of the commits since then is damaged too, the store

@@ -1,5 +1,5 @@
 //! Kills and disk failures, in a separate process that commits continuously (`scene/writer.rs`). `strace` makes system
-//! calls fail, or kills the process at them. Without `strace`, those tests report that they were skipped.
+//! calls fail, or kills the process at them. Without `strace`, the tests that use it report that they were skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -64,7 +64,7 @@ fn kill_at_each_write_and_sync_keeps_reported_changes() {
         return;
     }
     let mut points = BTreeMap::new();
-    // With a first start, and with an existing database.
+    // Test a first start, and a start with an existing database.
     for first in [true, false] {
         for call in ["pwrite64", "fdatasync", "fsync", "fallocate", "ftruncate", "unlink"] {
             for number in 1..200 {

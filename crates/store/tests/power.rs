@@ -1,7 +1,7 @@
-//! Power cuts. `strace` records every write and sync of a process that commits. From this, the test
-//! builds the disk contents that a power cut at any moment could leave, with any part of the
-//! unsynced data. The test also checks that there is a sync between two replies, and no unsynced
-//! data at a reply.
+//! Power cuts. `strace` records every write and sync of a process that commits. From these records,
+//! the test builds the disk contents that a power cut at any moment could leave: any part of the
+//! unsynced data may be missing. The test also checks that there is a sync between two replies, and
+//! no unsynced data at a reply.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -35,7 +35,7 @@ fn unhex(text: &str) -> Vec<u8> {
 }
 
 /// Parses a trace made with `-y -xx`. An interrupted call becomes an event when it returns, because
-/// only then it has certainly taken effect.
+/// only the return shows that the call has taken effect.
 fn events(trace: &str) -> Vec<Event> {
     let mut unfinished: BTreeMap<&str, String> = BTreeMap::new();
     let mut events = Vec::new();

@@ -14,7 +14,7 @@ use gpush_store::{
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
 
-/// A list of operations needs these facts, but not the plans.
+/// An intent summary contains the facts that a list of operations needs, but not the plans.
 #[test]
 fn intent_summary_says_what_has_begun_and_names_gpus() {
     let scratch = tempfile::tempdir().unwrap();
@@ -30,7 +30,7 @@ fn intent_summary_says_what_has_begun_and_names_gpus() {
     assert_eq!(some.into_keys().collect::<Vec<_>>(), [begun]);
 }
 
-/// Earlier, a search for a GPU missed its resets and the MPS records of MIG devices that no longer exist.
+/// Fault: a search for a GPU missed its resets and the MPS records of MIG devices that no longer exist.
 #[test]
 fn audit_is_searched_by_gpu_device_target_and_holder() {
     let scratch = tempfile::tempdir().unwrap();
@@ -360,8 +360,8 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
     // The first operation has an undo entry left.
     assert_eq!(look(&store), (vec![1, 6, 7, 8], 50, Some("69".to_owned()), 2));
     drop(store);
-    // The clock is far ahead: ten records stay. Then it is set back: a note reports that, and the order does not
-    // change.
+    // While the clock is far ahead, ten records stay. After the clock is set back, a note reports this, and the order
+    // does not change.
     let store = open(start + SignedDuration::from_hours(24 * 365 * 50)).store;
     store.write(|tx| tx.audit(audit("x", "ahead"))).wait().unwrap();
     drop(store);

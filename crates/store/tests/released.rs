@@ -1,8 +1,9 @@
 //! Databases of released versions: every later version reads them completely.
 //!
-//! A fixture is a dump in SQL, because the repository contains no binary files. The version in its
-//! name writes it, with `GPUSH_WRITE_FIXTURE=1 cargo test -p gpush-store --test released`. The
-//! fixture never changes after the release of that version.
+//! A fixture is a dump in SQL, because the repository contains no binary files. The version in the
+//! fixture's name writes the fixture, with
+//! `GPUSH_WRITE_FIXTURE=1 cargo test -p gpush-store --test released`. The fixture never changes
+//! after the release of that version.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -164,7 +165,7 @@ fn database_of_each_release_is_read_completely() {
             })
             .wait()
             .unwrap();
-        // It can also be continued.
+        // This version can also write to the database.
         let write =
             |tx: &mut gpush_store::Tx<'_>| tx.grant_lease(LeaseSource::from(new_lease(1003)), lease_terms(&["GPU-0"]));
         let granted = store.write(write).wait().unwrap();

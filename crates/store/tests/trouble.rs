@@ -180,7 +180,7 @@ fn newer_database_is_read_only() {
     let store = open(scratch.path()).store;
     store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
     drop(store);
-    // A later schema might do this: add a column, and include it in the seal.
+    // A later schema might add a column, and include that column in the seal.
     let file = scratch.path().join("gpush.db");
     let newer = rusqlite::Connection::open(&file).unwrap();
     newer

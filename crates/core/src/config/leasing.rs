@@ -42,8 +42,8 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
 }
 
 /// Returns the requirement for a rule without the key `lease`. Returns `None` in mode `mig`,
-/// because there the requirement depends on the MIG device: only devices that are shared through
-/// MPS require a lease.
+/// because the requirement then depends on the MIG device: only devices that are shared through MPS
+/// require a lease.
 fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
     match mode? {
         Mode::Mps => Some(LeaseRequirement::Required),

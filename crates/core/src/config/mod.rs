@@ -10,8 +10,8 @@
 //! ```
 //!
 //! `schema` lists the keys. Any other key is an error. Tests compare `config.example.toml` and
-//! `docs/config.md` with that list. A file with an error has no effect at all. If there is no file
-//! at the default path, that is not an error: every GPU is then unmanaged.
+//! `docs/config.md` with that list. A file with an error has no effect at all. A missing file at
+//! the default path is not an error: without a file, every GPU is unmanaged.
 
 use std::collections::BTreeMap;
 
@@ -188,8 +188,8 @@ pub struct Health {
 /// - 140: unrecovered memory errors.
 ///
 /// The list does not include errors caused by applications (13, 31, 43, 45, 68, 109). It also omits
-/// a contained memory error (94), which ends only the affected program. Memory rows may wait for a
-/// replacement: gpushd detects such rows without Xid errors.
+/// a contained memory error (94), which ends only the affected program. gpushd does not need Xid
+/// errors to detect memory rows that wait for a replacement.
 pub const CORDON_XIDS: [u32; 10] = [46, 48, 62, 64, 74, 79, 95, 119, 120, 140];
 
 impl Default for Health {
@@ -251,7 +251,8 @@ pub struct Rule {
     /// Layout; set if and only if the mode is `mig`.
     pub layout: Option<RuleLayout>,
     /// How MPS clients share the GPUs. Always set in mode `mps`. In mode `mig`, set only if the
-    /// file contains the key. There, the policy applies to the MIG devices that the layout shares.
+    /// file contains the key. In mode `mig`, the policy applies to the MIG devices that the layout
+    /// shares.
     pub mps: Option<MpsPolicy>,
     /// How lease holders share the time of the GPUs; set if and only if the mode is `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,

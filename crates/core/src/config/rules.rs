@@ -334,8 +334,8 @@ fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> 
             }
         }
         // A prefix of a UUID usually covers a longer prefix. But a prefix that is ambiguous on the
-        // host claims nothing, so the longer prefix may still match. For this reason, only equal
-        // selectors cover each other here.
+        // host claims nothing, so the longer prefix may still match. For this reason, a prefix
+        // covers only an equal prefix.
         Selector::All | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => None,
     }
 }

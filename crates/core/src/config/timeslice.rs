@@ -47,7 +47,8 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     Some(policy)
 }
 
-/// Reports several replicas if the driver allows only one process in the compute mode.
+/// Reports an error if the policy has several replicas, but its compute mode allows only one
+/// process on the GPU.
 fn refuse_unusable_replicas(reader: &mut Reader<'_>, table: &DeTable<'_>, policy: &TimeslicePolicy) {
     let admits_one = matches!(policy.compute_mode, Some(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread));
     if policy.replicas > 1 && admits_one {

@@ -1,10 +1,10 @@
 //! The plan of a dynamic grant. It creates the instances of an assignment, and destroys the free
-//! instances that occupy their slices.
+//! instances that occupy the slices of the new instances.
 //!
 //! Placement makes the assignment from an earlier reading of the GPU. The operation makes the plan
-//! after it has claimed the GPU, so the plan checks every part of the assignment again. It destroys
-//! an instance only if the assignment names the instance, gpushd created it, and it is neither
-//! leased nor in use.
+//! after it has claimed the GPU, so the plan checks every part of the assignment again. The plan
+//! destroys an instance only if the assignment names the instance, gpushd created it, and it is
+//! neither leased nor in use.
 
 use std::collections::BTreeSet;
 

@@ -1,9 +1,9 @@
 //! Plans for a host: selects the GPUs of a request, and makes a plan for each.
 //!
-//! An invalid request is refused as a whole. A request that gives a layout to a GPU of a rule
-//! without mode `mig` is also refused as a whole. Otherwise the answer contains, for every GPU, a
-//! plan or a reason against a plan. So one answer shows all GPUs, and a lost GPU does not hide the
-//! other GPUs.
+//! An invalid request is refused as a whole. A request is also refused as a whole if it gives a
+//! layout to a GPU whose rule has a mode other than `mig`. Otherwise the answer contains, for every
+//! GPU, a plan or a reason against a plan. So one answer shows all GPUs, and a lost GPU does not
+//! hide the other GPUs.
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LOST_GPU_HINT, LayoutSource, MigModeStep, Mode,
@@ -202,7 +202,7 @@ fn desired_layout(
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     check_mode(gpu, desired_state, others)?;
-    // The reading of a GPU that cannot be read shows no MIG, but the GPU may support MIG.
+    // If a GPU cannot be read, its data shows no MIG, but the GPU may support MIG.
     if gpu.mig.is_none() && check_plannable(gpu, true).is_ok() {
         return Err(no_mig(gpu, desired_state, others));
     }

@@ -1,9 +1,9 @@
 //! Exports the instances of a host's GPUs as a mig-parted file.
 //!
-//! A mig-parted file contains numbers of MIG devices. The format cannot express their placements,
-//! or which devices share a GPU instance. The export reports what the file omits. To detect
-//! omissions, the export plans the content of the file on the current GPU: the file is complete if
-//! the plan has no steps.
+//! A mig-parted file contains only counts of MIG devices. The format cannot express their
+//! placements, or which devices share a GPU instance. The export reports what the file omits. To
+//! detect omissions, the export plans the content of the file on the current GPU: the file is
+//! complete if the plan has no steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ pub struct Exported {
     pub remarks: Vec<String>,
 }
 
-/// The state of one GPU in the terms of mig-parted: MIG mode off, or a count for each profile.
+/// The state of one GPU as mig-parted expresses it: MIG mode off, or a count for each profile.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum ExportedState {
     Off,

@@ -138,7 +138,7 @@ fn matching_filter(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize
     Ok(through)
 }
 
-/// Returns the positions in `parts` whose GPUs `devices` contains.
+/// Returns those positions in `parts` whose GPUs match `devices`.
 fn matching_devices(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
     let indexes = match &group.devices {
         Devices::All => return Ok(parts.to_vec()),

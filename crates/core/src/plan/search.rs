@@ -85,7 +85,7 @@ impl SearchProblem<'_> {
             count += group.count;
         }
         // Goes from the last item to the first. The last k items of a group save at most the sum of
-        // the k largest savings of the group, which is an upper bound.
+        // the k largest savings of the group. This sum is the upper bound.
         let mut thing = count;
         for group in self.groups.iter().rev() {
             let after = most_saved[thing];

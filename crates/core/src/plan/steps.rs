@@ -1,9 +1,9 @@
 //! The steps of a plan, in an order that the driver can execute.
 //!
-//! The steps that destroy come first: compute instances before their GPU instances. The steps that
-//! create follow: GPU instances before their compute instances. So at any time the GPU has a subset
-//! of the old instances or a subset of the new instances. Both sets fit on the GPU. Within this
-//! order, low placements come first, so that equal plans have equal text.
+//! The steps that destroy instances come first: compute instances before their GPU instances. The
+//! steps that create instances follow: GPU instances before their compute instances. So at any time
+//! the GPU has a subset of the old instances or a subset of the new instances. Both sets fit on the
+//! GPU. Within this order, low placements come first, so that equal plans have equal text.
 
 use gpush_api::{GpuInstance, InstanceStep};
 

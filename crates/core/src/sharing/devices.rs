@@ -1,6 +1,6 @@
 //! Finds the MIG devices that the `:mps` entries of a layout select.
 //!
-//! A layout contains numbers of devices, and placements for some of them. Entries with a placement,
+//! A layout contains counts of devices, and placements for some of them. Entries with a placement,
 //! shared or not, are resolved first: each selects the device at its placement. The other devices
 //! of a kind are interchangeable. Among these, devices that are already shared are selected first,
 //! then the devices with the lowest placement.

@@ -1,9 +1,9 @@
 //! The plugin with which a running slurmd finds GPUs.
 //!
 //! With `AutoDetect=nvml`, slurmd uses its plugin for NVML only if it can load NVML's library.
-//! Otherwise slurmd writes a line to its log and numbers the devices as with `AutoDetect=off`. Its
-//! files do not show which of the two happened, but the files that slurmd has mapped do. Compared
-//! with slurmd 22.05.
+//! Otherwise slurmd writes a line to its log and numbers the devices as with `AutoDetect=off`. The
+//! config files of Slurm do not show which of these two cases applies, but the files that slurmd
+//! has mapped do. These rules were compared with slurmd 22.05.
 
 /// Name of the plugin for NVML.
 const NVML: &str = "gpu_nvml.so";

@@ -48,8 +48,8 @@ pub enum AutoDetect {
 /// A line of gres.conf with a `Name=`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GresRecord {
-    /// Name, as written: `gpu`, `mps` or `shard`. slurmd ignores case here, and refuses `GPU` in
-    /// slurm.conf.
+    /// Name, as written: `gpu`, `mps` or `shard`. slurmd ignores case in gres.conf, but refuses
+    /// `GPU` in slurm.conf.
     pub name: String,
     /// Type, such as `h200`, as written. slurmd ignores case.
     pub gres_type: Option<String>,
@@ -126,7 +126,7 @@ pub enum GresProblem {
     /// A part of the line is not a `Key=Value` pair.
     #[error(transparent)]
     NotKeyValue(#[from] LineError),
-    /// The line begins with a key that Slurm does not allow there.
+    /// The line begins with a key that Slurm does not allow at the beginning of a line.
     #[error("the line begins with {}, not with Name, NodeName or AutoDetect", Quoted(.0))]
     FirstKey(String),
     /// A line with device files has no `Name=`.
@@ -193,8 +193,8 @@ impl GresConf {
     }
 
     /// Orders the GPUs by the `Gres=` of the node in slurm.conf, such as `gpu:a:2,gpu:b:2`. Slurm
-    /// takes the types in this order, and ignores the GPUs of a type above its count. Case does not
-    /// matter in types. A text without GPUs changes nothing.
+    /// takes the types in this order. If there are more GPUs of a type than its count, Slurm
+    /// ignores the excess GPUs. Case does not matter in types. A text without GPUs changes nothing.
     #[must_use]
     pub fn ordered_by(mut self, gres: &str) -> Self {
         let wanted: Vec<_> = node_gres(gres).filter(|gres| gres.name == "gpu").collect();

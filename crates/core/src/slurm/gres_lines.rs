@@ -227,8 +227,7 @@ mod tests {
         ");
     }
 
-    /// Regression test: the output did not say that a job and a lease of a user can get the same
-    /// GPU.
+    /// Fault: the output did not say that a job and a lease of a user can get the same GPU.
     #[test]
     fn gpus_that_users_can_lease_are_named() {
         let note = |gpus: &[u32]| gres_lines("n1", &host()).leased_by_users(gpus).gres_conf();

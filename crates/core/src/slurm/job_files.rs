@@ -168,7 +168,7 @@ pub fn choose(task: &Task, files: &[FileName], known: &[HookPlace]) -> FileChoic
 /// The cluster and node of a job whose Epilog does not know both names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlaceChoice {
-    /// No file of the job, and not exactly one known place.
+    /// The job has no file, and the number of known places that fit is not exactly one.
     None,
     /// This cluster and node.
     Place(HookPlace),
@@ -176,9 +176,9 @@ pub enum PlaceChoice {
     Several(Vec<HookPlace>),
 }
 
-/// Chooses the cluster and node of an ended job, of which the environment gives only the job id, or
-/// also one of the two names. `files` contains the files of all jobs. `known` contains the clusters
-/// and nodes whose hooks run on this host.
+/// Chooses the cluster and node of a job that has ended. The environment contains the job id, and
+/// at most one of the two names. `files` contains the files of all jobs. `known` contains the
+/// clusters and nodes whose hooks run on this host.
 #[must_use]
 pub fn choose_place(ended: &Task, files: &[FileName], known: &[HookPlace]) -> PlaceChoice {
     let (cluster, node) = (ended.cluster.as_deref().map(plain), ended.node.as_deref().map(plain));

@@ -5,7 +5,8 @@ use super::gres_conf;
 /// One element of `Gres=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeGres<'a> {
-    /// `gpu`, `mps`, `shard` or another name. Unlike in gres.conf, Slurm refuses `GPU` here.
+    /// `gpu`, `mps`, `shard` or another name. In slurm.conf, Slurm refuses `GPU`; in gres.conf, it
+    /// ignores case.
     pub name: &'a str,
     /// The type, if the element has one.
     pub gres_type: Option<&'a str>,
@@ -14,7 +15,7 @@ pub struct NodeGres<'a> {
 }
 
 /// Returns the elements of `Gres=`. Omits elements whose count is not a number, because slurmd does
-/// not start with them.
+/// not start if it finds such an element.
 pub fn node_gres(gres: &str) -> impl Iterator<Item = NodeGres<'_>> {
     gres.split(',').filter_map(element)
 }

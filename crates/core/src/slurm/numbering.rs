@@ -14,7 +14,7 @@ pub enum Numbering {
     /// slurmd finds the devices itself through NVML (`AutoDetect=nvml`). slurmd then ignores the
     /// order in gres.conf and slurm.conf. It sorts whole GPUs by their position in the driver's
     /// list, and MIG devices by their position on their GPU: the first MIG device of each GPU is
-    /// next to the first GPU. Compared with slurmd 22.05.
+    /// next to the first GPU. This order was compared with slurmd 22.05.
     Nvml {
         /// Number of GPUs and MIG devices that slurm.conf gives the node.
         devices: u32,
@@ -48,8 +48,8 @@ impl fmt::Display for Unnumbered {
 
 impl Numbering {
     /// Returns how slurmd numbers the devices of a node. `gres` is the `Gres=` of the node in
-    /// slurm.conf, if known. `plugin` returns the GPU plugin of the running slurmd, if known. It is
-    /// called only if it matters.
+    /// slurm.conf, if known. `plugin` returns the GPU plugin of the running slurmd, if known.
+    /// `plugin` is called only if its result matters.
     #[must_use]
     pub fn of(conf: GresConf, gres: Option<&str>, plugin: impl FnOnce() -> Option<GpuPlugin>) -> Self {
         match conf.auto_detect {

@@ -81,8 +81,8 @@ impl SlurmConf {
     }
 
     /// Returns the name of the node on a host, and the `Gres=` of the node. If a line has a list of
-    /// nodes and a list of hosts, node and host have the same position in their lists. If the list
-    /// of nodes is shorter, the node has the name of the host.
+    /// nodes and a list of hosts, a node and its host have the same position in the two lists. If
+    /// the list of nodes is shorter, the node has the name of the host.
     #[must_use]
     pub fn node_of_host(&self, host: &str) -> Option<(String, String)> {
         let line = self.node(&["NodeHostname", "NodeName"], host)?;

@@ -113,8 +113,8 @@ fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
 
 proptest! {
     /// At any point of interruption, the remaining steps lead to the same layout, and they follow
-    /// the order of the phases. The executed steps and the remaining steps together are as many as
-    /// the steps of the plan.
+    /// the order of the phases. The number of executed steps plus the number of remaining steps
+    /// equals the number of steps of the plan.
     #[test]
     fn remaining_steps_lead_to_the_recorded_end(from in 0..LAYOUTS.len(), to in 0..LAYOUTS.len(), cut in 0_usize..40) {
         let mut gpu = gpu_with(LAYOUTS[from]);

@@ -104,8 +104,9 @@ pub fn verify_mode(enable: bool, now: Option<&Mig>) -> Verdict {
     }
 }
 
-/// Describes how a reading differs from the end of a plan; `None` if the reading matches. A reading
-/// matches if a new plan for the same layout has no steps. `label` is the name of the GPU.
+/// Describes how a reading differs from the state at the end of a plan; `None` if the reading
+/// matches. A reading matches if a new plan for the same layout has no steps. `label` is the name
+/// of the GPU.
 #[must_use]
 pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<String> {
     if !plan.changes_mig() && now.is_none_or(|mig| !mig.enabled) {

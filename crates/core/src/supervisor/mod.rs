@@ -24,8 +24,8 @@
 //! Only an explicit request sets a deadline.
 //!
 //! A lease keeps a daemon in use, as a client does. A program of the lease may connect later.
-//! Without the daemon, that program would run without MPS and without a message. So a daemon drains
-//! until its leases have ended, and the lease holders keep their access.
+//! Without the daemon, that program would run without MPS, and no message would report this. So a
+//! daemon drains until its leases have ended, and the lease holders keep their access.
 //!
 //! New users are admitted only in `Ready`. In `Found`, users who were admitted before the restart
 //! keep their access.

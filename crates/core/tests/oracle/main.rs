@@ -1,4 +1,5 @@
-//! Tests the planner against an oracle that searches exhaustively. Both must find the same optimum.
+//! Tests the planner against an oracle that searches exhaustively. The planner and the oracle must
+//! find the same optimum.
 //!
 //! The oracle and the planner share only the numbers of the geometry data. Every test prints how
 //! many cases it compared.

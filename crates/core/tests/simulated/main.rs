@@ -1,6 +1,6 @@
-//! Executes plans on simulated hardware. The driver must never refuse a step, and the GPU must end
-//! exactly as requested. Instances in use must never change, and an interrupted plan must be
-//! reversible.
+//! Executes plans on simulated hardware. The driver must never refuse a step, and in the end the
+//! GPU must have exactly the requested instances. Instances in use must never change, and an
+//! interrupted plan must be reversible.
 //!
 //! The simulated hardware has its own rules (`sim/silicon`), so that the planner and the simulator
 //! check each other.

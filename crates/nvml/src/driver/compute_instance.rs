@@ -1,7 +1,7 @@
 //! Compute instances of a GPU instance, and their MIG devices.
 //!
-//! The handle of a MIG device comes from the compute instance's info. Two other ways are worse:
-//! with concurrent calls, a search by UUID took seconds, and the MIG index changes with every
+//! The handle of a MIG device comes from the compute instance's info. Two other ways are worse: a
+//! search by UUID took seconds while other calls ran, and the MIG index changes with every
 //! mutation.
 
 use gpush_api::{ComputeInstance, Memory, Placement};

@@ -39,8 +39,8 @@ impl Driver {
 }
 
 impl<'d> EventSet<'d> {
-    /// Registers for the two kinds of events, as far as the GPU supports them. Returns `false` if
-    /// the GPU supports neither kind.
+    /// Registers for Xid errors and MIG configuration changes, as far as the GPU supports these
+    /// events. Returns `false` if the GPU supports neither of the two.
     ///
     /// # Errors
     /// Errors of the calls.

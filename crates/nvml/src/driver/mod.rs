@@ -5,9 +5,9 @@
 //! that nvml-wrapper exposes. If the library lacks a function, only that call fails
 //! ([`ErrorKind::MissingSymbol`]). Profile indexes that the driver does not know are skipped.
 //!
-//! Each file has one subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a whole GPU,
-//! `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG), `compute_mode`, `processes`,
-//! `events`, `nvlink`, `sensors`, and `names` of profiles, for old drivers.
+//! Each file has one subject: `load` (the library), `system` (versions), `lookup` (of GPUs), `reading` (of a whole
+//! GPU), `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG mode), `compute_mode`,
+//! `processes`, `events`, `nvlink`, `sensors`, and `names` (profile names for old drivers).
 #![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
 
 use nvml_wrapper::{Nvml, error::NvmlError};

@@ -37,7 +37,7 @@ impl Gpu<'_> {
         }
     }
 
-    /// Changes MIG mode and reads it back. The call may succeed without effect. Then the activation
+    /// Changes MIG mode and reads it back. If the call succeeds without effect, the activation
     /// status of the call contains the reason.
     ///
     /// # Errors

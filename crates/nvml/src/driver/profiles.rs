@@ -2,8 +2,8 @@
 //!
 //! NVML returns a profile for an enum index, and drivers differ in the indexes that they support.
 //! So gpush queries all indexes below [`INDEXES`], and skips those that the driver refuses. The
-//! query has three versions; gpush uses the newest version that the library contains. Only the
-//! first version returns no name; then [`super::names`] computes the name.
+//! query has three versions; gpush uses the newest version that the library contains. The first
+//! version does not return a name, so [`super::names`] computes the name.
 
 use gpush_api::{Engines, GpuProfile, Placement};
 use nvml_wrapper_sys::bindings as sys;
@@ -22,8 +22,8 @@ pub(super) fn version<T>(version: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or_default() | version << 24
 }
 
-/// Returns whether to try an older version of the query. Older drivers refuse a version that they
-/// do not know in several ways, some with "invalid argument".
+/// Returns whether to try an older version of the query. If an older driver does not know a
+/// version, it returns one of several errors, such as "invalid argument".
 pub(super) fn ask_older(error: &DriverError) -> bool {
     matches!(
         error.kind,

@@ -2,8 +2,8 @@
 //! change.
 //!
 //! An NVML session may return outdated state. So if reading back fails, the worker is first
-//! restarted, which opens a fresh session, and the GPU is read again. Only then is the mutation
-//! reported as failed.
+//! restarted, which opens a fresh session, and the GPU is read again. If this reading does not show
+//! the change either, the mutation is reported as failed.
 
 use gpush_api::{ComputeInstance, ComputeMode, GpuInstance, Mig, Placement};
 

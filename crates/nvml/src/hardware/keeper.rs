@@ -118,7 +118,8 @@ fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParen
             }
         }
     }
-    // This has no effect if the process has ended: its pid is not reused before the wait.
+    // The kill has no effect if the process has ended, because its pid is not reused before the
+    // wait.
     let _ = child.kill();
     let ended = child.wait().map_or_else(|e| e.to_string(), in_words);
     match trouble {

@@ -110,7 +110,7 @@ impl Default for Deadlines {
 pub enum Settled {
     /// There was no unsettled call.
     Nothing,
-    /// The call returned late with this result. A reading now shows it.
+    /// The call returned late with this result. A reading now shows the effect of the call.
     Late(Result<(), DriverError>),
     /// The worker with the call has ended. A reading now shows what the call has changed.
     Gone,
@@ -329,7 +329,7 @@ impl Hardware {
         self.ask(Message::Restart).await.unwrap_or_else(|| Err(ended("restarting the driver worker")))
     }
 
-    /// Ends the worker like [`Self::restart`]. Then every call fails with [`ErrorKind::Stopped`] until
+    /// Ends the worker like [`Self::restart`]. After that, every call fails with [`ErrorKind::Stopped`] until
     /// [`Self::resume`].
     ///
     /// # Errors
@@ -350,8 +350,9 @@ impl Hardware {
     }
 
     /// Ends the worker like [`Self::restart`], but starts no other worker before [`Self::unpause`].
-    /// Until then, calls wait without limit. A reset needs this: gpush must not have an open
-    /// handle, but operations on other GPUs must not fail. Independent of [`Self::stop`].
+    /// Until then, calls wait without limit. A reset needs such a pause, because gpush must not
+    /// have an open handle, but operations on other GPUs must not fail. A pause is independent of
+    /// [`Self::stop`].
     ///
     /// # Errors
     /// As [`Self::restart`].

@@ -1,6 +1,6 @@
 //! A process that commits continuously until it is killed. The process is the test program, started
-//! again with `GPUSH_STORE_ROLE` set. The test `the_process_that_is_killed` then runs the role, and
-//! does nothing in an ordinary run.
+//! again with `GPUSH_STORE_ROLE` set. In that process, the test `the_process_that_is_killed` runs
+//! the role. In an ordinary run, that test does nothing.
 
 #![allow(dead_code, reason = "each test program uses its part of it")]
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]

@@ -182,7 +182,8 @@ proptest! {
                     prop_assert_eq!(gpu, was);
                 }
             }
-            // A repair of drift then changes nothing on these GPUs, and keeps every override.
+            // After the requests, a repair of drift changes nothing on these GPUs, and keeps every
+            // override.
             let wanted = PlanRequest { gpus: meant, layout: LayoutSource::Wanted };
             let plans = plan_host(&config(), &gpus, &wanted).unwrap().plans;
             prop_assert!(plans.iter().all(|plan| plan.steps.is_empty()), "{:?}", plans);

@@ -1,7 +1,8 @@
 //! Parses the names and values of an environment to typed values.
 //!
-//! gpushd sends the environment of a lease as names and values. Before a client prints or sets
-//! them, it parses them to an [`Environment`], so that only plain values reach a shell.
+//! gpushd sends the environment of a lease as names and values. A client parses these names and
+//! values to an [`Environment`] before it prints or sets them, so that only plain values reach a
+//! shell.
 
 use std::fmt;
 

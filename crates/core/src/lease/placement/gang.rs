@@ -2,8 +2,8 @@
 //! not at all.
 //!
 //! The cost of an assignment is the sum of its costs on each GPU, so dynamic programming finds the
-//! best distribution. For each GPU and each number of remaining members, it computes how many of
-//! these members the GPU gets.
+//! best distribution. For each GPU and each number of remaining members, the algorithm computes how
+//! many of these members the GPU gets.
 
 use super::{
     Assignment, Closed, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,

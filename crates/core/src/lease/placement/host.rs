@@ -53,8 +53,8 @@ pub enum Closed {
 pub enum Unoffered {
     /// The config does not manage the GPU: no rule claims it, or its rule has mode `unmanaged`.
     Unmanaged,
-    /// The GPU is not in the mode of its rule: MIG mode is on or off against the rule, or the GPU
-    /// has no MPS target.
+    /// The GPU is not in the mode of its rule: its MIG mode differs from the rule, or the GPU has
+    /// no MPS target.
     OtherMode(Mode),
     /// Its state does not allow grants, so what it could offer is not known.
     NotReady,

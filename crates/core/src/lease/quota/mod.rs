@@ -59,8 +59,8 @@ pub struct Limits {
     pub queued: Option<u32>,
     /// Maximum memory of all leases together.
     ///
-    /// A limit in [`MemoryAmount::Gpus`] does not apply to a lease with one member if it is the
-    /// user's only lease. Otherwise the GPU of a host with one GPU could not be leased.
+    /// A limit in [`MemoryAmount::Gpus`] does not apply to a lease with one member if the user has
+    /// no other lease. Otherwise the GPU of a host with one GPU could not be leased.
     pub memory: Option<MemoryAmount>,
     /// Maximum MPS percentage of all leases together, in tenths of a percent.
     pub mps_tenths: Option<u32>,

@@ -39,8 +39,8 @@ fn first_quota_that_names_the_user_applies_alone() {
     assert_eq!(leases(1001, Some("bob"), &["staff", "students"]), Some(2));
     assert_eq!(leases(1002, None, &[]), Some(1));
     assert_eq!(leases(0, Some("root"), &["students"]), None);
-    // A quota for a user does not apply to a group of the same name, and a quota for a group not to
-    // a user.
+    // A quota for a user does not apply to a group of the same name, and a quota for a group does
+    // not apply to a user of the same name.
     assert_eq!(leases(1003, Some("students"), &["alice"]), Some(1));
 }
 

@@ -5,7 +5,8 @@
 //!
 //! - a word that begins with `gpush:`, such as `gpush:mps=25,mem=8G`;
 //! - the whole comment `mps` or `mps-per-gpu`, which sites already use: MPS with the rule's
-//!   settings. gpush has one daemon for each target, so both have the same meaning.
+//!   settings. gpush has one daemon for each target, so `mps` and `mps-per-gpu` have the same
+//!   meaning.
 
 use gpush_api::{LeaseRequest, LeaseShare};
 

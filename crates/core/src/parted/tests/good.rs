@@ -207,7 +207,7 @@ fn group_for_all_gpus_skips_those_without_mig() {
     );
 }
 
-/// The reading of a GPU that cannot be read shows no MIG, but the GPU may support MIG.
+/// If a GPU cannot be read, its data shows no MIG, but the GPU may support MIG.
 #[test]
 fn group_for_all_gpus_keeps_unreadable_ones() {
     let mut host = preset::gpus("dgx-a100").unwrap();
@@ -300,7 +300,7 @@ fn lost_gpu_makes_indexes_ambiguous() {
     let mut host = preset::gpus("dgx-a100").unwrap();
     host[3].state = GpuState::Lost;
     host[3].mig = None;
-    // The driver then gives new indexes to the GPUs after the lost GPU.
+    // After the loss, the driver gives new indexes to the GPUs after the lost GPU.
     for (at, gpu) in host.iter_mut().enumerate().skip(4) {
         gpu.index = u32::try_from(at - 1).unwrap();
     }

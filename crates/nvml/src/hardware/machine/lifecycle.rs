@@ -130,8 +130,8 @@ impl Machine {
         }
     }
 
-    /// Answers the callers that wait for the end of all workers. Returns them an error if a worker
-    /// cannot be ended.
+    /// Answers the callers that wait for the end of all workers. The callers get an error if a
+    /// worker cannot be ended.
     pub(super) fn release_ended(&mut self) {
         let running = match self.service {
             Service::Starting { .. } | Service::Serving { .. } | Service::Ending { .. } => true,

@@ -25,8 +25,9 @@
 //! ended.
 //!
 //! When a worker dies, the mutations in flight fail, and the reads are repeated once, one at a
-//! time. If a reading kills the worker again, this identifies the GPU, so that it does not affect
-//! the other GPUs. The machine then skips that GPU for a time that doubles with each failure.
+//! time. If a repeated read kills the worker again, the GPU of that read is the cause. The machine
+//! then skips that GPU for a time that doubles with each failure, so that the other GPUs are not
+//! affected.
 
 mod dispatch;
 mod late;
@@ -174,7 +175,7 @@ pub(super) struct Machine {
     limits: Deadlines,
     service: Service,
     stopped: bool,
-    /// Whether starts of workers are paused. Calls then wait.
+    /// Whether starts of workers are paused. Calls wait until the pause ends.
     paused: bool,
     failures: u32,
     not_before: Option<Instant>,
@@ -240,7 +241,8 @@ impl Machine {
             }
             Event::Unpause => {
                 self.paused = false;
-                // The time limit of the queue is for starting a worker. It excludes the pause.
+                // The time limit of the queue is for starting a worker, so the limit starts again
+                // after the pause.
                 self.queue.iter_mut().for_each(|pending| pending.until = now + self.limits.queue);
             }
             Event::Started { worker, result } => self.start_result(now, worker, result),
@@ -357,8 +359,8 @@ impl Machine {
         }
     }
 
-    /// Returns the calls in flight in a worker that must not end now, because its end is a crash.
-    /// Returns `None` for any other worker.
+    /// Returns the calls in flight in a worker that must not end now. If that worker ends, this
+    /// counts as a crash. Returns `None` for any other worker.
     pub(super) fn calls_of_required_worker(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
