@@ -352,7 +352,7 @@ fn only_cis_in_use_stay_in_a_previous_gpu_instance() {
     let found = partial_restore(&a100, &now, &previous, |_| false);
     assert_eq!((found.stays, found.missing), (Vec::new(), Vec::new()), "it is one of the three");
     assert_eq!(found.target.instances[0].compute.len(), 3);
-    // The larger instance overlaps two of the three previous ones.
+    // The larger instance overlaps two of the three previous instances.
     now[0].compute[small].processes.clear();
     now[0].compute[1 - small].processes.push(process());
     let found = partial_restore(&a100, &now, &previous, |_| false);

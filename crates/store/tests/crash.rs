@@ -153,7 +153,8 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
             // The process may survive some failing calls, such as those of the watermark. If it
-            // survives three numbers in a row, it makes fewer calls than these numbers.
+            // survives three numbers in a row, it makes fewer calls than these numbers, so the loop
+            // ends.
             in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
             if in_a_row == 3 {
                 break;

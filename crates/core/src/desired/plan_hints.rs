@@ -54,7 +54,8 @@ pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], source
     (!words.is_empty()).then(|| match source {
         LayoutSource::Wanted => format!("`gpushctl apply {list}` (administrator)"),
         LayoutSource::Config | LayoutSource::Named(_) | LayoutSource::Entries(_) => format!("--gpu {list}"),
-        // `mig on` takes GPUs as arguments, `mig add` with -g.
+        // `mig on` takes GPUs as arguments or with -g, and `mig add` only with -g. So the hint
+        // names only the GPUs.
         LayoutSource::PerGpu(_) => format!("GPUs {list}"),
     })
 }

@@ -85,7 +85,8 @@ impl JobFile {
                 text: "print gpush: gpushd did not answer: this task runs without a lease\n".to_owned(),
                 fails: false,
             },
-            // Tasks start only after Prolog has ended, so Prolog did not complete.
+            // Tasks start only after Prolog has ended. The file still says that Prolog has begun,
+            // so Prolog ended without completing.
             JobState::Begun => fail("Prolog did not end on this node", None),
         }
     }

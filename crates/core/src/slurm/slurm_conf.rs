@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(conf.node_gres("n2").as_deref(), Some("gpu:a:2"));
         assert_eq!(conf.node_gres("n3").as_deref(), Some("gpu:b:1"));
         assert_eq!(conf.get("prologflags"), Some("Alloc"));
-        // The name of the cluster in a path.
+        // In a path, `%c` is the name of the cluster.
         let conf = parse("ClusterName=ci\nInclude %c/more.conf\n");
         assert_eq!(conf.node_gres("n3").as_deref(), Some("gpu:b:1"));
     }
