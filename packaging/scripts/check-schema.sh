@@ -1,5 +1,5 @@
-# Refuses a gpushd that is older than the database, because it would refuse all changes. The schema number is `user_version` in SQLite's
-# header: four bytes at offset 60, most significant byte first.
+# Refuses to install a gpushd that is too old for the database, because that gpushd would refuse all changes. The schema
+# number is `user_version` in SQLite's header: four bytes at offset 60, most significant byte first.
 database=/var/lib/gpush/gpush.db
 if [ -s "$database" ]; then
     schema=$(od -An -tu1 -j60 -N4 "$database" | awk '{ print (($1 * 256 + $2) * 256 + $3) * 256 + $4 }')

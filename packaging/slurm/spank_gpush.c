@@ -8,8 +8,8 @@
  *   optional /usr/lib/gpush/spank_gpush.so [gpushctl=/usr/bin/gpushctl]
  *
  * Prolog reads the option as SPANK__SLURM_SPANK_OPTION_gpush_gpush. It checks the request again, because a user can
- * set the variable without this plugin. So the check here only reports errors earlier. On a submit host without
- * gpushctl, the plugin does not check.
+ * set the variable without this plugin. So the check in this plugin only reports errors earlier. On a submit
+ * host without gpushctl, the plugin does not check the request.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -79,7 +79,7 @@ static int check(const char *spec)
 	}
 	close(ends[1]);
 	for (;;) {
-		/* What does not fit is read all the same, so that gpushctl can end. */
+		/* Output that does not fit into `text` is read too, so that gpushctl can end. */
 		char *to = length < MOST_TEXT ? text + length : rest;
 		size_t room = length < MOST_TEXT ? MOST_TEXT - length : sizeof(rest);
 
@@ -96,7 +96,7 @@ static int check(const char *spec)
 	while (waitpid(child, &status, 0) < 0)
 		if (errno != EINTR)
 			return 0;
-	/* 127: gpushctl could not be started. An older one does not know the command: exit status 2. */
+	/* 127: gpushctl could not be started. 2: an older gpushctl does not know the command. */
 	if (!WIFEXITED(status) || WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 127)
 		return 0;
 	if (WEXITSTATUS(status) == 2 && strstr(text, "unrecognized subcommand"))

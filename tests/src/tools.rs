@@ -21,21 +21,21 @@ fn below(variable: &str, directory: &str, file: &str) -> Option<PathBuf> {
 }
 
 /// Returns the path of a program in the private Python environment. If the program is not
-/// installed, prints that and returns `None`.
+/// installed, prints a message and returns `None`.
 #[must_use]
 pub fn python_program(name: &str) -> Option<PathBuf> {
     below("GPUSH_TEST_VENV", "venv", &format!("bin/{name}"))
 }
 
-/// Returns the path of Slurm's NVML plugin. If the plugin is not installed, prints that and returns
-/// `None`.
+/// Returns the path of Slurm's NVML plugin. If the plugin is not installed, prints a message and
+/// returns `None`.
 #[must_use]
 pub fn slurm_nvml_plugin() -> Option<PathBuf> {
     below("GPUSH_TEST_SLURM_PLUGINS", "slurm-plugins", "gpu_nvml.so")
 }
 
 /// Returns the path of a program in `PATH`, `/usr/sbin` or `/sbin`. If the program is not
-/// installed, prints that and returns `None`.
+/// installed, prints a message and returns `None`.
 #[must_use]
 pub fn program_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,9 +1,9 @@
 //! `cargo xtask bench`: measures the release builds of the programs for docs/benchmarks.md.
 //!
-//! The command measures counts, and ratios within one run. Both are also valid on other machines.
-//! Absolute times appear only if the target is a time. A time can be compared only with times of
-//! the same machine. The document contains no date, so that a second run on the same machine
-//! changes little.
+//! The command measures counts, and ratios within one run. Counts and ratios are also valid on
+//! other machines. Absolute times appear only if the target is a time. A time can be compared only
+//! with times of the same machine. The document contains no date, so that a second run on the same
+//! machine changes little.
 
 use std::{fmt::Write as _, fs, process::Stdio};
 

@@ -52,8 +52,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], verbose));
     } else {
         // The build comes first, so that the end-to-end tests find the programs next to the
-        // simulated library. The build includes the tests, because the tests enable features of
-        // dependencies. A later build of the tests would build the workspace a second time.
+        // simulated library. The build includes the tests, because they enable features of
+        // dependencies: if the tests were built later, the whole workspace would be built a second
+        // time.
         let build = cargo("build", &["build", "--workspace", "--lib", "--bins", "--tests", "--locked"], verbose);
         let built = build.outcome == Outcome::Passed;
         steps.push(build);

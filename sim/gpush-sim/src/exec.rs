@@ -3,7 +3,7 @@
 //! Slurm and container tools read the driver's files by absolute path. If root runs `exec`, the
 //! program gets a separate mount namespace, in which the host's directory is mounted over
 //! `/proc/driver`. Other processes do not see that mount. If another user runs `exec`, the program
-//! gets only the environment, and gpush-sim prints that.
+//! gets only the environment, and gpush-sim prints a message.
 
 use std::convert::Infallible;
 use std::ffi::OsString;

@@ -23,8 +23,8 @@ use crate::directory;
 /// Signals that gpush-sim forwards.
 const FORWARDED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 
-/// Returns whether this process was started with the signal ignored, as nohup does with SIGHUP.
-/// Such a signal remains ignored, here and in the program.
+/// Returns whether this process was started with the signal ignored, as nohup does with SIGHUP. A
+/// signal that was ignored remains ignored in gpush-sim and in the program.
 fn ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

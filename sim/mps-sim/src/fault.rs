@@ -217,7 +217,7 @@ impl FaultFile {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&self.path);
         let file = file.with_context(there)?;
         if create {
-            // A server also writes its count to this file, and a server may run as any user.
+            // Servers also count faults in this file, and a server may run as any user.
             let _not_mine = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
         let mut held = locked(file, FlockArg::LockExclusive)?;

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A server serves one uid at a time. With `-multiuser-server`, it serves all users as uid 0. A
-//! server that is starting or leaving is busy: the daemon does not query a busy server, and reports
-//! only in the log that the server is busy.
+//! server is busy while it starts, and when it has to end after its last client. The daemon does
+//! not query a busy server, and reports only in the log that the server is busy.
 
 use std::{
     io,
@@ -371,7 +371,7 @@ fn spawn(uid: u32, users: Users) -> io::Result<Child> {
     if nix::unistd::geteuid().is_root() && uid != 0 && uid != MADE_UP_UID {
         command.uid(uid);
     }
-    // As with the real daemon, the server inherits the daemon's standard input. A lock on that file
-    // therefore remains.
+    // As with the real daemon, the server inherits the daemon's standard input. If the file is
+    // locked, the lock therefore remains while the server runs.
     command.spawn()
 }

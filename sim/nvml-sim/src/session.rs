@@ -1,4 +1,5 @@
-//! The session of this process with the simulated driver. The session counts its users.
+//! The session of this process with the simulated driver. The session counts its users: the parts
+//! of the process that have called nvmlInit and not yet nvmlShutdown.
 //!
 //! ```text
 //!  closed ──nvmlInit──▶ open (1 user) ──nvmlInit──▶ open (2) ──nvmlShutdown──▶ open (1) ──nvmlShutdown──▶ closed

@@ -20,9 +20,9 @@ struct Transcript {
 /// The transcript that the rule does not reproduce.
 ///
 /// On an empty GH200, the driver placed the first double-memory instances like 2g instances, at the
-/// ids 5, 3 and 4. The rule starts at id 6, which a 2g instance cannot have, because more pairs
-/// then remain possible. Other transcripts do not show how the driver decides between these ids, so
-/// the rule is unchanged.
+/// ids 5, 3 and 4. The rule starts at id 6 instead, because id 6 leaves more pairs possible. A 2g
+/// instance cannot have id 6. Other transcripts do not show how the driver decides between these
+/// ids, so the rule is unchanged.
 const EXCEPTION: (&str, [u32; 3], [u32; 3]) = ("gh200", [5, 3, 4], [6, 5, 3]);
 
 fn machine(model: &str, chip: Chip) -> Machine {
@@ -32,8 +32,8 @@ fn machine(model: &str, chip: Chip) -> Machine {
     Machine::new(&description).unwrap()
 }
 
-/// Returns the id of the profile that a transcript's short name means: the plain profile with that
-/// number of slices.
+/// Returns the id of the profile with a short name from a transcript. A name such as 2g means the
+/// plain profile with 2 slices.
 fn profile_id(machine: &Machine, short: &str) -> u32 {
     let part = machine.part(0).unwrap();
     let index = match short {

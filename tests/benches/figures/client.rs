@@ -1,4 +1,5 @@
-//! A plain HTTP client with one persistent connection, opened as any user of the host.
+//! A plain HTTP client with one persistent connection. The client can connect as any user of the
+//! host.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},

@@ -12,13 +12,13 @@ const IDLE: Duration = Duration::from_secs(70);
 /// Idle time of an agent without the slow poll.
 const SILENT: Duration = Duration::from_secs(20);
 
-/// Returns two numbers of driver calls of an agent without the slow poll: while it is idle, and
-/// during one request for all GPUs.
+/// Returns how many driver calls an agent without the slow poll makes: first while it is idle, and
+/// then during one request for all GPUs.
 fn calls() -> (u64, u64) {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
     assert_eq!(agent.gpus().len(), 8);
-    // When no reading is stale, the agent has finished its work at start.
+    // The agent has finished its work at start when no reading is stale.
     agent.settle_reads();
     // A fault rule that never takes effect, but counts the calls that match it.
     host.fault("nvml* --after 1000000000 --rc UNKNOWN");

@@ -130,7 +130,8 @@ const DELAYS: [&str; 2] =
     ["nvmlDeviceCreateGpuInstance* --delay-ms 250", "nvmlGpuInstanceCreateComputeInstance* --delay-ms 75"];
 
 /// Returns two durations in seconds: of a grant that creates a MIG device with two driver calls,
-/// and of the same two calls without gpushd. In both cases, the driver calls have the [`DELAYS`].
+/// and of these two driver calls without gpushd. With and without gpushd, the calls have the
+/// [`DELAYS`].
 fn dynamic() -> (f64, f64) {
     let toml = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
     let (host, direct) = (Host::up(toml), Host::up(toml));
@@ -174,9 +175,10 @@ fn dynamic() -> (f64, f64) {
     (median(ours), alone)
 }
 
-/// Returns the seconds of a user's first lease of an MPS target, for which gpushd restarts the
-/// daemon, and the seconds of the user's next lease. Returns `None` if this process is not root,
-/// because only root can request leases for other users.
+/// Returns how many seconds the grant of a user's first lease on an MPS target takes, for which
+/// gpushd restarts the daemon, and how many seconds the grant of the user's next lease takes.
+/// Returns `None` if this process is not root, because only root can request leases for other
+/// users.
 fn first_mps() -> Option<(f64, f64)> {
     if !nix::unistd::geteuid().is_root() {
         return None;
@@ -200,8 +202,9 @@ fn first_mps() -> Option<(f64, f64)> {
     Some((median(first), median(next)))
 }
 
-/// Returns three durations in seconds: of `true`, of `gpushctl run -- true`, and from the end of
-/// that command to the next grant of the same capacity.
+/// Returns three durations in seconds: the duration of `true`, the duration of
+/// `gpushctl run -- true`, and the time from the end of the second command to the next grant of the
+/// capacity that this command had.
 fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     let mut client = Client::connect(agent.socket()).expect("a connection");
     let (mut bare, mut run, mut free) = (Vec::new(), Vec::new(), Vec::new());
@@ -221,8 +224,8 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     (median(bare), median(run), free)
 }
 
-/// Returns the seconds of a grant of two agents, measured alternately. The first agent has no
-/// history, and the second agent has [`HISTORY`] ended leases.
+/// Returns how many seconds a grant takes with each of two agents, measured alternately. The first
+/// agent has no history, and the second agent has [`HISTORY`] ended leases.
 fn histories() -> (f64, f64) {
     let hosts = [(); 2].map(|()| Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n"));
     let agents = hosts.each_ref().map(|host| {

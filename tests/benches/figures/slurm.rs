@@ -246,7 +246,8 @@ fn whole() -> Figures {
     Figures { commits, commit: median(commit), alone: [median(bare), median(with)], at_once: [next(), next()] }
 }
 
-/// Medians of jobs with a share of an MPS daemon: seconds in addition to hooks that do nothing.
+/// Results for jobs with a share of an MPS daemon: the median of the additional seconds, compared
+/// with hooks that do nothing.
 struct MpsFigures {
     /// One job, and concurrent jobs, while the daemon runs.
     running: [f64; 2],

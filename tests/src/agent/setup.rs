@@ -197,8 +197,8 @@ impl<'h> Setup<'h> {
         // Times of the API are whole seconds.
         let started = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second()).expect("a time");
         let child = command.spawn().expect("gpushd can be started");
-        // `command` still has copies of the descriptors that the child inherited. Without this
-        // drop, the other ends would not see when the child closes them.
+        // `command` still has copies of the descriptors that the child inherited. If these copies
+        // stayed open, the other ends would not notice when the child closes its descriptors.
         drop(command);
         Agent { child, socket, config, log, notify, started, _public: None }
     }

@@ -136,7 +136,8 @@ fn check(arguments: &Arguments) -> Result<Tally, Stop> {
     Ok(tally)
 }
 
-/// Compares the readings with readings through a worker process, which is how gpushd reads.
+/// Compares the readings with readings through a worker process, because gpushd reads through a
+/// worker process.
 fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally) -> Result<(), String> {
     let here = std::env::current_exe().map_err(|e| e.to_string())?;
     let worker = here.with_file_name("driver_worker");

@@ -176,8 +176,8 @@ impl Client {
     /// # Errors
     /// If the client completes no such iteration.
     pub async fn computes(&mut self) -> Result<(), String> {
-        // The client may have printed the next line before this call. The line after that line is
-        // newer than this call.
+        // The next line that the client prints may belong to an iteration from before this call.
+        // Therefore this function waits for another line after the next one.
         while self.lines.try_recv().is_ok() {}
         let mut before = None;
         loop {

@@ -34,7 +34,7 @@ pub(super) fn root() -> Result<&'static Path, String> {
     ROOT.get_or_init(|| made("machine", &release()?, PACKAGES)).as_deref().map_err(Clone::clone)
 }
 
-/// Returns the directory of a root file system of Debian 13 with Slurm, as [`root`].
+/// As [`root`], for the root file system of Debian 13 with Slurm.
 pub(super) fn with_slurm() -> Result<&'static Path, String> {
     static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     ROOT.get_or_init(|| made("machine-slurm", TRIXIE, SLURM)).as_deref().map_err(Clone::clone)

@@ -206,7 +206,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // SIGKILL, because a slurmd that SIGSTOP has stopped would not end otherwise.
+        // SIGKILL, because no other signal ends a slurmd that was stopped with SIGSTOP.
         for pid in self.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }

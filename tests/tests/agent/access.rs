@@ -88,7 +88,7 @@ fn unprivileged_user_can_read_and_plan_but_not_change() {
     assert_eq!((&operations[0]["by"]["uid"], &operations[0]["by"]["pid"]), (&json!(0), &Value::Null));
 }
 
-/// Earlier, root of a container that could access the socket counted as an administrator.
+/// Fault: root of a container that could access the socket counted as an administrator.
 #[test]
 fn root_in_another_pid_or_user_namespace_is_denied() {
     if !can_be_somebody_else() {

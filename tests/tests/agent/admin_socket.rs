@@ -51,8 +51,8 @@ fn overloaded_user_socket_does_not_block_root() {
         println!("skipped: a process may open {hard} files here, {needed} are needed");
         return;
     }
-    // The limit applies to all tests in this program and to the programs that they start. Therefore
-    // the test raises the limit only as far as necessary.
+    // The limit of open files applies to all tests in this program and to the programs that they
+    // start. Therefore the test raises the limit only as far as necessary.
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(needed), hard).unwrap();
     let host = Host::up("a30x4");
     let (agent, runtime) = users_own(&host);

@@ -120,8 +120,8 @@ fn start_with_earlier_clock_keeps_records_and_warns() {
     agent.stop();
 }
 
-/// A lease ends when its duration has passed on either clock. Setting the system clock back does
-/// not lengthen the lease.
+/// A lease ends when its duration has passed on the system clock or on the monotonic clock. Setting
+/// the system clock back does not lengthen the lease.
 #[test]
 fn lease_expires_although_the_clock_is_set_back_or_forward() {
     let Some(library) = faketime("leases and a clock that is set") else { return };

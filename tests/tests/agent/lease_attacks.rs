@@ -370,8 +370,8 @@ fn unrecorded_lease_end_is_logged_once_per_lease() {
     let counts: Vec<usize> = granted.iter().map(about).collect();
     assert!(counts.iter().all(|count| *count <= 2), "that it is releasing, and its end: {counts:?}");
     assert!(leases(&agent).len() == LEASES, "their capacity stays in use");
-    // SIGTERM, because an strace that SIGKILL ends could leave a system call of gpushd neither
-    // executed nor refused.
+    // SIGTERM, because SIGKILL could end strace during a system call of gpushd. That call would
+    // then be neither executed nor refused.
     kill(Pid::from_raw(strace.id().cast_signed()), Signal::SIGTERM).expect("strace");
     strace.wait().expect("its end");
     for id in granted {

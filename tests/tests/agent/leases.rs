@@ -15,8 +15,8 @@ pub(crate) const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"
 pub(crate) const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
 
 pub(crate) fn two_gpus(config: &str) -> (Host, Agent) {
-    // Only a config with a layout gets GPUs with MIG, because gpushd does not lease a GPU with MIG
-    // enabled as a whole.
+    // Only a config with a layout gets GPUs with MIG, because gpushd does not grant leases of whole
+    // GPUs that have MIG enabled.
     let model = if config.contains("layout") { "h100-80-sxm" } else { "l4" };
     let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\n"));
     let agent = Agent::start(&host, config);
@@ -72,7 +72,7 @@ fn replicas_of_a_time_sliced_gpu_are_counted() {
     replica().expect("the free one");
 }
 
-/// Earlier, plans did not consider leases, and destroyed a leased device that was idle.
+/// Fault: plans did not consider leases, and destroyed a leased device that was idle.
 #[test]
 fn plan_that_destroys_a_leased_device_names_the_lease() {
     let (_host, agent) = two_gpus(MIG);
@@ -175,8 +175,8 @@ fn expired_lease_ends_its_processes_if_configured() {
     let ended = lease_becomes(&agent, id, LeaseState::Ended);
     assert_eq!(ended.reason, Some(EndReason::Expired));
     assert!(!std::path::Path::new(&format!("/proc/{process}/stat")).exists() || has_ended(process));
-    // If the rule does not end processes, they continue, and the lease is releasing until they have
-    // ended.
+    // If the rule does not end processes, they continue, and the lease remains in the state
+    // releasing until they have ended.
     agent.reload(WHOLE);
     let id = request(&agent, &body).expect("a lease").lease.id;
     let process = host.process("--gpu 0");

@@ -412,7 +412,7 @@ fn newer_database_is_read_and_changes_are_refused() {
     assert_eq!(host.trace(), []);
 }
 
-/// Returns the seal of a row of texts in the table `facts`.
+/// Returns the seal, which is the checksum of a row, for a row of texts in the table `facts`.
 fn seal(texts: &[&str]) -> i64 {
     let mut bytes = b"facts".to_vec();
     for text in texts {

@@ -170,7 +170,7 @@ fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
     }
 }
 
-/// Earlier, hints to other users suggested commands that only administrators may run.
+/// Fault: hints to other users suggested commands that only administrators may run.
 #[test]
 fn hinted_commands_are_permitted_to_the_user() {
     if !nix::unistd::geteuid().is_root() {

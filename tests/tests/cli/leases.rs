@@ -337,7 +337,7 @@ fn reset_and_maintenance_wait_for_a_lease_when_asked() {
     }
 }
 
-/// Earlier, the lease of any GPU prevented the reset, because the reset needs maintenance of the host.
+/// Fault: the lease of any GPU prevented the reset, because the reset needs maintenance of the host.
 #[test]
 fn reset_ignores_leases_of_other_gpus() {
     let (host, agent) = started();

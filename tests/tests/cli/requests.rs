@@ -119,7 +119,7 @@ fn waiting_operation_is_followed_and_cancelled() {
         (child, reader, told)
     };
     let (child, _reader, told) = waiting();
-    // gpushctl shows root which process blocks the operation, once.
+    // gpushctl shows root only once which process blocks the operation.
     assert_eq!(told.iter().filter(|line| line.contains(&format!("pid {pid}"))).count(), 1, "{told:?}");
     assert!(told.iter().all(|line| !line.contains("is in use")), "{told:?}");
     let all: Vec<OperationSummary> = json(&run(&agent, &["operation", "list", "--json"]));

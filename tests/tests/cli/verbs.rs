@@ -50,7 +50,7 @@ pub(crate) fn started(host: &Host, config: &str) -> Agent {
     agent
 }
 
-/// Earlier, a hint suggested a command that destroyed an override, and `mig apply` without a layout
+/// Fault: a hint suggested a command that destroyed an override, and `mig apply` without a layout
 /// ended an override.
 #[test]
 fn apply_keeps_an_override_until_it_is_cleared() {
@@ -104,7 +104,7 @@ fn free_devices_are_listed_and_reserved_ones_are_not() {
     assert_eq!((code, text.lines().count()), (Code::Blocked.exit_status().into(), 2), "{text}");
 }
 
-/// Earlier, an idle GPU could not be reset while gpushd ran.
+/// Fault: an idle GPU could not be reset while gpushd ran.
 #[test]
 fn only_idle_gpu_is_reset() {
     let host = Host::up(TWO);
@@ -132,7 +132,7 @@ fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
 
-/// Earlier, `mig assert` refused an exported layout if a rule had mode `unmanaged`.
+/// Fault: `mig assert` refused an exported layout if a rule had mode `unmanaged`.
 #[test]
 fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     let host = Host::up(TWO);
@@ -145,7 +145,7 @@ fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     assert_eq!(run(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]).0, 3);
 }
 
-/// Earlier, an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every
+/// Fault: an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every
 /// time.
 #[test]
 fn assert_or_apply_succeeds_with_an_exclusive_rule() {
@@ -160,7 +160,7 @@ fn assert_or_apply_succeeds_with_an_exclusive_rule() {
     assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
 }
 
-/// Earlier, `eval "$(gpushctl … )"` of an environment succeeded even if gpushd refused the lease.
+/// Fault: `eval "$(gpushctl … )"` of an environment succeeded even if gpushd refused the lease.
 #[test]
 fn evaluated_environment_of_a_refused_lease_fails() {
     let host = Host::up(TWO);
@@ -173,7 +173,7 @@ fn evaluated_environment_of_a_refused_lease_fails() {
     }
 }
 
-/// Earlier, the audit trail of a GPU had no records of its leases.
+/// Fault: the audit trail of a GPU had no records of its leases.
 #[test]
 fn audit_of_a_gpu_has_its_leases() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
@@ -187,7 +187,7 @@ fn audit_of_a_gpu_has_its_leases() {
     }
 }
 
-/// Earlier, a cancelled operation ended with an error, and an operation that had never started was
+/// Fault: a cancelled operation ended with an error, and an operation that had never started was
 /// shown as `rolled back`.
 #[test]
 fn operation_that_never_started_is_not_called_rolled_back() {
@@ -206,7 +206,7 @@ fn operation_that_never_started_is_not_called_rolled_back() {
     assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
 }
 
-/// Earlier, `operation list -g` filtered only one page of the list, so older operations of the GPU
+/// Fault: `operation list -g` filtered only one page of the list, so older operations of the GPU
 /// were missing.
 #[test]
 fn operations_of_a_gpu_are_found_on_later_pages() {
@@ -223,7 +223,7 @@ fn operations_of_a_gpu_are_found_on_later_pages() {
     let of_gpu_1 = done(&agent, &[&list[..], &["-g", "1"]].concat());
     assert!(of_gpu_1.starts_with("op-") && of_gpu_1.lines().count() == 1 && of_gpu_1 != last, "{of_gpu_1}");
     assert_eq!(done(&agent, &[&list[..], &["-g", "0"]].concat()), last);
-    // Earlier, an operation that was done was listed as one that had not begun.
+    // Fault: a finished operation was listed as an operation that had not begun.
     let all: Vec<gpush_api::OperationSummary> =
         serde_json::from_str(&done(&agent, &["op", "list", "-o", "json"])).unwrap();
     assert!(all.len() == 3 && all.iter().all(|one| one.begun && one.gpu_uuids.len() == 1), "{all:?}");

@@ -226,8 +226,8 @@ fn checks_without_gpu_are_skipped() {
     let output = command.arg(scratch.path()).env("PATH", "/usr/bin:/bin").output().expect("sh can be started");
     assert!(output.status.success());
     assert_eq!(said(&output), "SKIPPED: no NVIDIA GPU on this host (no /dev/nvidiactl, no nvidia-smi)\n");
-    // Run gpu_mps without `tests/gpu/run`. That script also looks for a GPU, but would run gpu_mps
-    // if another program is called nvidia-smi.
+    // Run gpu_mps directly. The script `tests/gpu/run` would run gpu_mps only if this host has a
+    // GPU or any program with the name nvidia-smi.
     let mut command = Command::new(program("gpu_mps"));
     command.arg(scratch.path()).arg(tests_gpu().join("client.py")).env_remove("LD_LIBRARY_PATH");
     let output = command.env_remove("GPU_CLIENT").output().expect("gpu_mps can be started");

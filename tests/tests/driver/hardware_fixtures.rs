@@ -24,7 +24,8 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     let output = host.command(program("gpu_check")).arg(&out).arg("--simulated").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    // The readings of the worker agree, and the output of the simulated nvidia-smi agrees too.
+    // The readings agree with the readings through a worker and with the output of the simulated
+    // nvidia-smi.
     let counts = said.lines().find(|line| line.contains(" could not be compared")).expect("a line with the counts");
     assert!(counts.contains(" the same, 0 differ, ") && !counts.starts_with("0 "), "{said}");
     let files: Vec<_> = fs::read_dir(out.join("fixtures")).unwrap().map(|entry| entry.unwrap().path()).collect();

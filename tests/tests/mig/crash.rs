@@ -1,6 +1,7 @@
 //! Kills gpushd at every point of an apply: before and after every driver call, at every write and
 //! sync of its store, during rollback, and during recovery. The next agent must reach the new or
-//! the previous layout, and report which. Instances in use must remain unchanged.
+//! the previous layout, and report which layout it has reached. Instances in use must remain
+//! unchanged.
 
 use std::collections::BTreeMap;
 
@@ -191,7 +192,8 @@ fn kill_during_recovery_is_recovered() {
             let before = truth(&host, 0);
             host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
-            // The fault kills each recovery at its first change, until no change remains.
+            // Each gpushd that recovers the operation is killed at its first change, until no
+            // change remains.
             let mut deaths = 0;
             loop {
                 host.clear_faults();

@@ -113,8 +113,8 @@ fn only_own_free_devices_are_destroyed_for_a_lease() {
     // If a free device that another program created fits the request, gpushd uses that device.
     let used = ask(&agent, "1g.10gb", &json!({})).expect("a lease");
     assert_eq!(truth(&host, 0).len(), 2);
-    // A device that an administrator creates at the position of a former gpushd device is not
-    // gpushd's own device.
+    // If an administrator creates a device where gpushd had created one before, the new device does
+    // not belong to gpushd.
     ended(&agent, used.lease.id);
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb@6"]).state, OperationState::Done);
     agent.await_that("the other device is gone", || agent.gpu(0).mig.is_some_and(|mig| mig.instances.len() == 1));

@@ -164,7 +164,7 @@ fn foreign_instances_are_kept_by_recovery() {
         assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");
     }
     assert_eq!(agent.gpu(0).state, GpuState::Degraded);
-    // gpushd accepts a request that considers the foreign instance.
+    // gpushd accepts a new request, whose plan includes the foreign instance.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 

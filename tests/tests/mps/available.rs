@@ -35,7 +35,7 @@ fn refusals(agent: &Agent, target: &str) -> Vec<ApiError> {
     ]
 }
 
-/// Earlier, while the driver started, the error was `not_found` and not retryable.
+/// Fault: while the driver started, the error was `not_found` and not retryable.
 #[test]
 fn target_is_unavailable_while_the_driver_starts() {
     let host = served();

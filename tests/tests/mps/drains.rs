@@ -204,8 +204,8 @@ fn server_with_an_older_memory_limit_is_reported() {
     client.end();
 }
 
-/// gpushd replaces a daemon that SIGSTOP has stopped. Commands that were sent to the old daemon
-/// must not end the new daemon.
+/// gpushd replaces a daemon that was stopped with SIGSTOP. Commands that were sent to the old
+/// daemon must not end the new daemon.
 #[test]
 fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     for real in [false, true] {

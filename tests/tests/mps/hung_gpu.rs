@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpush_tests::hung_gpu::compare;
 
-/// Earlier, while the reading of GPU 1 hung, `mps set 0` took 10 s instead of milliseconds.
+/// Fault: while the reading of GPU 1 hung, `mps set 0` took 10 s instead of milliseconds.
 #[test]
 fn hung_gpu_does_not_delay_commands_for_others() {
     let compared = compare(5);

@@ -133,9 +133,9 @@ fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
     drop(host);
 }
 
-/// Kills clients whose leases have half a daemon each, and requests the share again right after
-/// each kill. `reaps` sets whether the client's parent has waited for the client before the
-/// request.
+/// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and
+/// requests its share again right after the kill. `reaps` sets whether the client's parent has
+/// waited for the client before the request.
 fn request_right_after_a_kill(rounds: usize, reaps: bool) {
     let (host, agent) = ready(CONFIG);
     let run = || {

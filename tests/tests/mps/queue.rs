@@ -31,7 +31,7 @@ fn is_waiting(operation: &Operation) -> bool {
     operation.state == OperationState::Waiting && !operation.waits_for.is_empty()
 }
 
-/// An operation waits for a lease on a device that it removes. Earlier, gpushd granted more leases
+/// An operation waits for a lease on a device that it removes. Fault: gpushd granted more leases
 /// on that device meanwhile, and the operation waited until its time limit.
 #[test]
 fn waiting_operation_blocks_new_leases_on_its_device() {

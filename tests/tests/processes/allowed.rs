@@ -39,7 +39,7 @@ fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
 }
 
 /// gpushd compares the files of programs. A process that started before an upgrade runs the old
-/// file, and may be allowed.
+/// file. gpushd does not end such a process, because the old file may have been an allowed program.
 #[test]
 fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");

@@ -17,7 +17,7 @@ fn peak_memory(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// Earlier, a command line of 32 MiB made gpushd use 1.4 GB of memory for each check. The check
+/// Fault: a command line of 32 MiB made gpushd use 1.4 GB of memory for each check. The check
 /// then failed for every process, so gpushd ended no process without a lease.
 #[test]
 fn process_with_huge_command_line_is_ended_within_memory() {

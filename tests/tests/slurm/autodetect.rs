@@ -15,8 +15,8 @@ use super::{
     wait_for_output,
 };
 
-/// Starts a program with the device files of GPUs and MIG devices in `/dev`, in a directory in memory over the host's
-/// `/dev`.
+/// Starts a program that finds the device files of GPUs and MIG devices in `/dev`. The files are in memory, in an
+/// overlay over the host's `/dev`.
 const WITH_DEVICES: &str = r#"set -e
 mount -t tmpfs none "$1"
 mkdir "$1/upper" "$1/work"
@@ -39,8 +39,8 @@ fn with_devices(around: &Path) -> Vec<String> {
     program.into_iter().chain([around.display().to_string()]).collect()
 }
 
-/// Returns the directories of Slurm's plugins, including the NVML plugin. If slurmd cannot use the
-/// NVML plugin here, reports a skip and returns `None`.
+/// Returns the directories of Slurm's plugins, including the NVML plugin. If slurmd cannot use the NVML plugin on this
+/// host, prints that the test is skipped and returns `None`.
 fn plugins() -> Option<String> {
     let own = ["/usr/lib/x86_64-linux-gnu/slurm-wlm", "/usr/lib/aarch64-linux-gnu/slurm-wlm"];
     let own = own.into_iter().find(|dir| Path::new(dir).is_dir())?;
@@ -74,7 +74,7 @@ fn devices(site: &Site, gres: &str) -> Vec<String> {
     devices
 }
 
-/// Earlier, every job with a whole GPU of `owner = "slurm"` drained the node.
+/// Fault: every job with a whole GPU of `owner = "slurm"` drained the node.
 #[test]
 fn whole_gpus_are_found_in_the_order_of_the_driver() {
     let Some(plugins) = plugins() else { return };
@@ -110,8 +110,8 @@ fn types_of_slurm_conf_do_not_change_the_order_of_detected_gpus() {
     site.assert_clean();
 }
 
-/// Fault: slurmd had no NVML plugin and used the lines of gres.conf, but gpush used the order of the driver. A job got a
-/// lease of another GPU than Slurm's.
+/// Fault: slurmd had no NVML plugin and used the lines of gres.conf, but gpush used the order of the driver. A job got
+/// a lease of a GPU that Slurm had not allocated to it.
 #[test]
 fn slurmd_without_nvml_uses_the_lines_of_gres_conf() {
     let gres = |setup: Setup| {

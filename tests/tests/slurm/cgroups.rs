@@ -21,7 +21,7 @@ fn tracked(setup: Setup) -> Setup {
     setup.line("ProctrackType=proctrack/cgroup").line(&format!("FirstJobId={}", std::process::id()))
 }
 
-/// Returns whether Slurm can create cgroups here. If not, reports a skip.
+/// Returns whether Slurm can create cgroups on this host. If not, prints that the test is skipped.
 fn is_possible() -> bool {
     let probe = Path::new(FREEZER).join(format!("gpush-probe-{}", std::process::id()));
     let created = fs::create_dir(&probe).is_ok();

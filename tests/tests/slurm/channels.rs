@@ -1,5 +1,4 @@
-//! The request of a job, through each channel and with each kind of GRES, and the environment of
-//! the job's tasks.
+//! Requests of jobs, with each kind of GRES, and the environment of the jobs' tasks.
 
 use gpush_api::{Gpu, MpsState};
 use gpush_tests::{

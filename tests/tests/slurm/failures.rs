@@ -121,8 +121,8 @@ fn node_that_cannot_serve_is_drained_with_the_reason_in_the_log() {
     drains(&site, "GPU 2 is lost");
 }
 
-/// A gpushd that SIGSTOP has stopped accepts connections and does not answer. Prolog ends within
-/// its own deadline.
+/// While gpushd is stopped by SIGSTOP, the kernel accepts connections for it, but gpushd does not
+/// answer. Prolog ends within its own deadline.
 #[test]
 fn prolog_ends_while_gpushd_is_stopped() {
     let change = |setup: Setup| setup.line("PrologEpilogTimeout=50");
@@ -145,7 +145,7 @@ fn slurmd_killed_in_prolog_leaves_no_lease_after_reconcile() {
     let start = |setup: Setup, host: &gpush_tests::host::Host| {
         let dir = setup.dir().display().to_string();
         let hook = script(host, setup.dir(), "prolog").replace("exec ", "");
-        // The script waits after the grant, so that the test kills slurmd during Prolog.
+        // The script waits after the grant, so that the test can kill slurmd during Prolog.
         let body = format!(
             "export PATH=/usr/bin:/bin\n{hook}touch '{dir}/granted'\nwhile [ ! -e '{dir}/go' ]; do sleep 0.05; done\n"
         );

@@ -59,7 +59,7 @@ fn types_of_slurm_conf_decide_the_order_of_indexes() {
     order_of_types(|setup| setup);
 }
 
-/// Earlier, gpush did not read included files and `NodeName=DEFAULT`, so a job got a lease of
+/// Fault: gpush did not read included files and `NodeName=DEFAULT`, so a job got a lease of
 /// another GPU than Slurm had allocated.
 #[test]
 fn types_of_an_included_default_decide_the_order_of_indexes() {

@@ -40,12 +40,12 @@ fn release(site: &Site, job: JobId) {
     let ended = jiff::Timestamp::now().as_second();
     cluster.until("another second", || (jiff::Timestamp::now().as_second() > ended + 1).then_some(()));
     cluster.run("scontrol", &["release", &job.to_string()]);
-    // Slurm sets the start of a requeued job two minutes ahead.
+    // Slurm delays the start of a requeued job by two minutes.
     cluster.run("scontrol", &["update", &format!("jobid={job}"), "StartTime=now"]);
 }
 
 /// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. If a script
-/// delays this Epilog and slurmd restarts, Slurm can start the next run meanwhile. Earlier, the
+/// delays this Epilog and slurmd restarts, Slurm can start the next run meanwhile. Fault: the
 /// Epilog then ended the lease of the next run.
 #[test]
 fn delayed_epilog_of_a_requeued_job_spares_its_next_run() {

@@ -35,7 +35,7 @@ fn as_user(line: &str) -> String {
     format!("cd /tmp && timeout 120 setpriv --reuid=65534 --regid=65534 --clear-groups sh -c '{line}'")
 }
 
-/// Runs a command of a user that must fail. Returns its output.
+/// Runs a user's command, which must fail. Returns the output of the command.
 fn refused(machine: &Machine, line: &str) -> String {
     let output = machine.run(&format!("{} 2>&1", as_user(line)));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -115,7 +115,7 @@ impl Steps {
 
     /// Boots a machine with gpush and a Slurm of one node, as the page says. `change` changes
     /// gres.conf. Returns the machine, and whether Slurm uses cgroups. If this host cannot run such
-    /// a machine, reports a skip and returns `None`.
+    /// a machine, prints that the test is skipped and returns `None`.
     fn follow(&self, what: &str, host: &str, change: impl FnOnce(String) -> String) -> Option<(Machine, bool)> {
         let machine = Machine::boot_with_slurm(what)?;
         machine.install_package(None)?;

@@ -299,7 +299,7 @@ impl Host {
     /// If the file cannot be written, or no rule has this position.
     pub fn clear_faults(&self, position: Option<usize>) -> Result<usize, HostError> {
         let Some(position) = position else {
-            // This also repairs an invalid file.
+            // If the file is invalid, removing all rules repairs it.
             let count = self.rules()?.current().map_or(0, |rules| rules.len());
             self.write_faults(&RuleFile { fault: Vec::new() })?;
             return Ok(count);

@@ -9,8 +9,8 @@
 //!
 //! Programs open these files by absolute path, so `gpush-sim exec` mounts the directory over
 //! `/proc/driver`. A process that changes instances updates the files while it holds the host's
-//! lock. If a host was created without these files, as in tests of the machine, no process adds
-//! them.
+//! lock. If a host was created without these files, as in tests of the state machine, no process
+//! adds them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

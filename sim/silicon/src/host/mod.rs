@@ -273,8 +273,8 @@ impl Host {
         if let Some((generation, bytes)) = self.region.read() {
             return self.decode(generation, &bytes);
         }
-        // Writers have overwritten each copy. Hold the lock, so that no writer can publish, and
-        // read once.
+        // While this process copied the slot, writers overwrote it, in every attempt. Hold the
+        // lock, so that no writer can publish, and read once.
         let _held = self.local()?.lock.hold()?;
         let (generation, bytes) =
             self.region.read().ok_or_else(|| HostError::Damaged { dir: self.dir.display().to_string() })?;

@@ -1,9 +1,9 @@
 //! Compute instances, which programs see as MIG devices.
 //!
 //! A new instance gets the lowest free id. If no placement is given, the instance gets the free
-//! span after which the most (profile, placement) pairs remain possible in the GPU instance. If
-//! several spans are equal in this respect, the span with the lowest start is used. The spans come
-//! from the geometry data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
+//! span that leaves the most (profile, placement) pairs possible in the GPU instance. If several
+//! spans leave equally many pairs, the span with the lowest start is used. The spans come from the
+//! geometry data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
 
 use gpush_geometry::ComputeProfile;
 use serde::{Deserialize, Serialize};

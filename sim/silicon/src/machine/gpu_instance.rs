@@ -1,9 +1,9 @@
 //! GPU instances: capacity, default placement, creation and destruction.
 //!
 //! Capacity means memory slices, compute slots and engines. If no placement is given, the new
-//! instance gets the free id after which the most (profile, placement) pairs remain possible, over
-//! all profiles of the GPU model. If several ids are equal in this respect, the lowest id is used.
-//! This rule was derived from observations. It reproduces every known transcript except one
+//! instance gets the free id that leaves the most (profile, placement) pairs possible, over all
+//! profiles of the GPU model. If several ids leave equally many pairs, the lowest id is used. This
+//! rule was derived from observations. It reproduces every known transcript except one
 //! (`tests/transcripts.rs`).
 
 use gpush_geometry::{ComputeProfile, Engines};

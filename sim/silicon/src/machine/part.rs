@@ -11,7 +11,7 @@ use super::Placement;
 use crate::description::DriverVersion;
 use crate::returns::Return;
 
-/// A chip variant: the physical slot that a chip with seven slices does not have. The variant
+/// A chip variant: which physical slot is missing on a chip with seven slices. The variant
 /// determines the GPU instance ids.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -4,7 +4,7 @@
 //!
 //! - A MIG device and a whole GPU have at most one lease. A time-sliced GPU has at most as many
 //!   leases as replicas.
-//! - A gang gets all members or none.
+//! - A lease with several members gets all of them, or gpushd refuses the request.
 //! - A target is free if it has no lease and no process.
 //! - A released or revoked lease ends when its last process has ended.
 //! - A reboot ends all leases. A restart of gpushd ends none.

@@ -42,7 +42,8 @@ const STEPS: &[Step] = &[
     ("reboot", reboot),
 ];
 
-/// If a long step is drawn, the test executes it once in this many times on average.
+/// When the test draws a long step, it executes the step only with a probability of 1 in this
+/// number.
 const RARE: usize = 8;
 
 /// Runs one random step.

@@ -96,7 +96,8 @@ fn wait_for_clients(world: &World, name: &'static str) {
     }
 }
 
-/// Stops or restarts a target without `force`. gpushd must refuse this while the target is in use.
+/// Stops or restarts a target without `force`. gpushd must refuse the request while the target is
+/// in use.
 fn unforced(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
     let (name, target) = world.target(dice);
     if target.stopped {

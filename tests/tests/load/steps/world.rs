@@ -88,7 +88,7 @@ pub(super) struct World {
     pub(super) step: String,
     /// Number of invariants checked so far.
     pub(super) checks: u64,
-    /// How often each outcome of operations, and each refusal, occurred.
+    /// Number of times that each outcome of an operation occurred, and that each refusal occurred.
     pub(super) outcomes: BTreeMap<String, u32>,
 }
 

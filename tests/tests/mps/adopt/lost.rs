@@ -93,7 +93,8 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives());
         served.agent.wait_for_log("cannot read its spec.json");
-        // gpushd has rewritten the spec with the user, so the next gpushd needs no other source.
+        // gpushd has written a new spec that also names the user, so the next gpushd needs no other
+        // source for the user.
         let again: serde_json::Value =
             serde_json::from_slice(&fs::read(served.place().join("spec.json")).expect("a spec")).expect("JSON");
         let user: serde_json::Value = serde_json::from_str(&user).expect("JSON");

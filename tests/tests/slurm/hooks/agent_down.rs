@@ -164,7 +164,7 @@ fn epilog_waits_for_a_gpushd_that_restarts() {
     assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Ended);
 }
 
-/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Earlier, if
+/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Fault: if
 /// another hook reported this end late, the lease of the next run ended.
 #[test]
 fn late_end_of_a_requeued_run_keeps_the_next_lease() {
@@ -186,8 +186,8 @@ fn late_end_of_a_requeued_run_keeps_the_next_lease() {
     assert_eq!(node.granted(7).id, lease.id);
 }
 
-/// Slurm 22.05 gives a late Epilog of a run the restart count of the next run. Earlier, that Epilog
-/// removed the file of the next run. If the next run was refused, its tasks then started.
+/// Slurm 22.05 gives a late Epilog of a run the restart count of the next run. Fault: that Epilog removed the file of
+/// the next run. If the next run was refused, its tasks started nevertheless, because the file was missing.
 #[test]
 fn late_epilog_of_an_earlier_run_keeps_the_next_file() {
     let node = Node::two_gpus(WHOLE);
@@ -213,7 +213,7 @@ fn late_epilog_of_an_earlier_run_keeps_the_next_file() {
     node.task(&next).expect_err("the tasks of the refused run fail");
 }
 
-/// Earlier, gpushd refused a job because the last reading of the job's GPU was old.
+/// Fault: gpushd refused a job because the last reading of the job's GPU was old.
 #[test]
 fn prolog_waits_for_a_late_reading_of_its_gpu() {
     let node = Node::two_gpus(&format!("[driver]\nread_ms = 10000\n{WHOLE}"));
@@ -234,7 +234,7 @@ fn prolog_waits_for_a_late_reading_of_its_gpu() {
 
 const COMMENT: &str = "SLURM_JOB_COMMENT";
 
-/// Earlier, on a node without gpushd, any user could drain the node with `--comment=mps`.
+/// Fault: on a node without gpushd, any user could drain the node with `--comment=mps`.
 #[test]
 fn request_of_a_job_without_a_gpu_drains_no_node() {
     let mut node = Node::two_gpus(MIXED);
@@ -286,7 +286,7 @@ fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
     node.epilog(&job);
 }
 
-/// Earlier, Epilog asked gpushd to end the lease of a job that was refused without gpushd.
+/// Fault: Epilog asked gpushd to end the lease of a job that was refused without gpushd.
 #[test]
 fn epilog_after_a_refused_request_needs_no_gpushd() {
     let mut node = Node::two_gpus(WHOLE);

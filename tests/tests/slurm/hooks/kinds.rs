@@ -35,7 +35,7 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!(node.granted(2).members[0].target, uuids[0]);
 }
 
-/// Earlier, if Prolog ran again for the same run with another MIG device of the GPU, Prolog got the
+/// Fault: if Prolog ran again for the same run with another MIG device of the GPU, Prolog got the
 /// lease of the first device.
 #[test]
 fn repeated_prolog_with_another_mig_device_gets_a_lease_of_that_device() {
@@ -129,7 +129,7 @@ fn mps_percentage_comes_from_the_request_or_from_gres() {
     node.epilog(&Job::new(1));
     node.epilog(&Job::new(2));
     assert!(node.lease(1).is_none() && node.lease(2).is_none());
-    // The capacity is free, and waiting does not help.
+    // The target has free capacity, but its daemon is stopped. Waiting does not help.
     assert_eq!(act(node.agent(), "0", "stop", &serde_json::json!({})).status, 200);
     reaches(node.agent(), "0", MpsState::Stopped);
     let stopped = node.refusal(&Job::new(6).on("0").with(COMMENT, "gpush:mps=10"));

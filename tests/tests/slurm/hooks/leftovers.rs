@@ -122,7 +122,7 @@ fn process_in_the_cgroup_of_the_job_is_ended() {
     assert!(node.lease(21).is_none());
 }
 
-/// Without proctrack/cgroup, gpushd cannot know whether a process belongs to the job. Earlier, any
+/// Without proctrack/cgroup, gpushd cannot know whether a process belongs to the job. Fault: any
 /// process of the user drained the node, such as a process of an SSH session.
 #[test]
 fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
@@ -140,14 +140,16 @@ fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
     assert_eq!(lease.state, LeaseState::Releasing);
     let pid = left.0.id().to_string();
     assert!(lease.waits_for.iter().any(|why| why.contains(&pid) && why.contains("cannot attribute")), "{lease:?}");
-    // gpushd refuses jobs on this GPU with that reason. Jobs on other GPUs run.
+    // gpushd refuses jobs on this GPU, and names the process outside the job as the reason. Jobs on
+    // other GPUs run.
     let next = Job::new(23).on("0");
     let refused = node.refusal(&next);
     assert!(refused.contains(&id.to_string()) && refused.contains("outside the job"), "{refused}");
     node.epilog(&next);
     node.prolog(&Job::new(25).on("1"));
     node.epilog(&job);
-    // In the config, an administrator can choose that such a process drains the node.
+    // In the config, an administrator can choose that a process outside the job's cgroup drains the
+    // node.
     let drain = format!("[slurm]\nunattributed = \"drain\"\n{WHOLE}");
     fs::write(node.host.scratch("gpushd.toml"), drain).expect("the config can be written");
     let text = failure(&node.run("epilog", &job));
@@ -159,7 +161,7 @@ fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
     node.granted(23);
 }
 
-/// Two nodes on one host have cgroups with different paths. Earlier, the Epilog of one node's job
+/// Two nodes on one host have cgroups with different paths. Fault: the Epilog of one node's job
 /// ended the processes of the other node's job.
 #[test]
 fn job_of_another_node_with_the_same_id_keeps_its_processes() {
@@ -205,7 +207,7 @@ fn process_that_may_belong_to_two_clusters_is_not_ended() {
 }
 
 /// While gpushd was not running, a run of a job ended and the next run started without a lease.
-/// Earlier, when the hook of another job then reported the end of the first run, gpushd ended the
+/// Fault: when the hook of another job then reported the end of the first run, gpushd ended the
 /// processes of the current run.
 #[test]
 fn late_end_of_an_earlier_run_ends_no_process() {

@@ -125,7 +125,7 @@ fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     silent(&node.run("prolog", &Job::new(10).on("0")));
 }
 
-/// Earlier, an Epilog with only the job id used the cluster `slurm` and no node, so it ended no
+/// Fault: an Epilog with only the job id used the cluster `slurm` and no node, so it ended no
 /// lease.
 #[test]
 fn epilog_with_only_the_job_id_ends_the_lease() {
@@ -147,7 +147,7 @@ fn epilog_with_only_the_job_id_ends_the_lease() {
     assert!(node.lease(9).is_none());
 }
 
-/// Earlier, the hooks of the leader ended the leases of the other components of a heterogeneous
+/// Fault: the hooks of the leader ended the leases of the other components of a heterogeneous
 /// job.
 #[test]
 fn components_of_a_heterogeneous_job_keep_their_own_leases() {

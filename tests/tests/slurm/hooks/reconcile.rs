@@ -52,7 +52,7 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     script("echo slurmctld is down >&2; exit 1");
     assert_eq!(reconcile().status.code(), Some(6));
     assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
-    // Earlier, environment variables of the administrator made squeue omit jobs, and the leases of
+    // Fault: environment variables of the administrator made squeue omit jobs, and the leases of
     // these jobs ended.
     script(
         "echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4 SIGNALING; echo 3 COMPLETED",
@@ -64,7 +64,7 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     assert!(arguments.contains("--nodelist=n1") && arguments.contains("--states=all"), "{arguments}");
 }
 
-/// Earlier, the leases of another cluster's jobs ended when squeue did not list these jobs.
+/// Fault: the leases of another cluster's jobs ended when squeue did not list these jobs.
 #[test]
 fn reconcile_ends_only_leases_of_the_cluster_of_slurm_conf() {
     let node = Node::two_gpus(WHOLE);
@@ -79,7 +79,7 @@ fn reconcile_ends_only_leases_of_the_cluster_of_slurm_conf() {
     assert!(node.lease(3).is_none());
 }
 
-/// Earlier, all leases together had one time limit. A lease that did not end left no time for the
+/// Fault: all leases together had one time limit. A lease that did not end left no time for the
 /// other leases.
 #[test]
 fn lease_that_does_not_end_leaves_the_time_of_the_others() {
@@ -93,7 +93,8 @@ fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     node.prolog(&job(3, "0"));
     node.prolog(&job(4, "1"));
     let (stuck, slow) = (node.granted(3).id, node.granted(4).id);
-    // gpushd does not know which processes are left on the GPU of the first job, and needs 2 s for the second job.
+    // gpushd cannot read which processes are left on the GPU of the first job, and needs 2 s to end the lease of the
+    // second job.
     node.host.fault(&format!("nvmlDeviceGetComputeRunningProcesses* --gpu {} --rc UNKNOWN", first(&node)));
     let other = node.agent().gpus().into_iter().find(|gpu| gpu.index != first(&node)).expect("a GPU").index;
     let mut left = Left::on(&node.host, other, Some(&cgroup));
@@ -111,7 +112,7 @@ fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     node.agent().await_that("no lease", || node.lease(3).is_none());
 }
 
-/// Earlier, reconcile listed the leases through the user socket, which users can block.
+/// Fault: reconcile listed the leases through the user socket, which users can block.
 #[test]
 fn reconcile_needs_the_admin_socket_alone() {
     let node = Node::two_gpus(WHOLE);
@@ -163,7 +164,7 @@ fn serve_stopping(path: &Path) {
     });
 }
 
-/// Earlier, if gpushd was still stopping at the deadline of Prolog, Prolog drained the node,
+/// Fault: if gpushd was still stopping at the deadline of Prolog, Prolog drained the node,
 /// whatever `agent_down` says.
 #[test]
 fn gpushd_that_does_not_stop_in_time_is_judged_by_the_policy() {

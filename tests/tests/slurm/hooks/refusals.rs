@@ -52,7 +52,7 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     assert!(refused.contains("dynamic layout"), "{refused}");
 }
 
-/// Earlier, gpushd created MIG devices in Prolog for a job without gres, which could take longer
+/// Fault: gpushd created MIG devices in Prolog for a job without gres, which could take longer
 /// than the time limit of the hook.
 #[test]
 fn job_without_gres_creates_no_mig_device() {
@@ -63,7 +63,7 @@ fn job_without_gres_creates_no_mig_device() {
     assert!(node.agent().gpu(0).mig.is_none_or(|mig| mig.instances.is_empty()));
 }
 
-/// Earlier, if slurmd found the devices itself, a comment made Prolog fail, which drained the node.
+/// Fault: if slurmd found the devices itself, a comment made Prolog fail, which drained the node.
 /// With `owner = "slurm"`, every job made Prolog fail.
 #[test]
 fn devices_whose_order_is_not_known_fail_the_job_and_not_the_node() {

@@ -44,7 +44,7 @@ fn go_on(mut epilog: Child) {
     silent(&epilog.wait_with_output().expect("it ends"));
 }
 
-/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Earlier, an
+/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Fault: an
 /// Epilog that continued after the next Prolog ended the lease of the next run.
 #[test]
 fn epilog_that_slurm_started_before_a_prolog_spares_its_run() {
@@ -93,7 +93,7 @@ fn epilog_of_an_earlier_job_with_the_same_id_spares_the_later_job() {
     assert!(node.task(&job).is_ok());
 }
 
-/// Earlier, without the file of the job, an Epilog that knew only the job id could end only the
+/// Fault: without the file of the job, an Epilog that knew only the job id could end only the
 /// first run.
 #[test]
 fn epilog_needs_only_the_job_id_also_without_the_file_of_the_job() {

@@ -5,7 +5,7 @@ use super::{Job, Node, WHOLE};
 const CLUSTER: &str = "SLURM_CLUSTER_NAME";
 const NODE: &str = "SLURMD_NODENAME";
 
-/// Earlier, a task with another `SLURM_CLUSTER_NAME` ran although its job was refused.
+/// Fault: a task with another `SLURM_CLUSTER_NAME` ran although its job was refused.
 #[test]
 fn environment_of_a_task_does_not_skip_the_refusal() {
     let node = Node::two_gpus(WHOLE);
@@ -54,7 +54,7 @@ fn jobs_of_two_clusters_and_nodes_get_their_own_leases() {
     assert!(node.task(&Job::new(6).with(CLUSTER, "other").with(NODE, "n2")).is_err());
 }
 
-/// Earlier, the file of the leader replaced the link to the file of the component, and was then
+/// Fault: the file of the leader replaced the link to the file of the component, and was then
 /// removed.
 #[test]
 fn leader_without_a_lease_leaves_the_file_of_its_component() {

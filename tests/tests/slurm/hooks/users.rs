@@ -54,7 +54,7 @@ fn only_hooks_lease_gpus_of_slurm_and_for_jobs() {
     assert_eq!(node.agent().post("/v1/leases", &body).error().code, Code::Denied, "also when it names the GPU");
 }
 
-/// Earlier, if `GPUSH_SOCKET` was set, hooks used the user socket. gpushd refuses hooks on that
+/// Fault: if `GPUSH_SOCKET` was set, hooks used the user socket. gpushd refuses hooks on that
 /// socket, so the node was drained. The hooks also ignored `api.admin_socket`.
 #[test]
 fn hooks_use_the_admin_socket_whatever_names_gpushd() {

@@ -24,7 +24,8 @@ fn scope_is_found_again_after_restarts() {
     // The scope ends while gpushd is not running.
     machine.sh("systemctl stop gpushd.service; pkill -KILL -x sleep; systemctl start gpushd.service");
     none_left(&machine);
-    // gpushd connected to systemd before the reexec. The same connection still creates scopes.
+    // gpushd connected to systemd before the reexec. gpushd can still create scopes through that
+    // connection.
     start_in_session(&machine, ALICE, "2", RUN);
     active(&machine, 1);
     machine.sh("systemctl daemon-reexec; pkill -KILL -x sleep");

@@ -1,6 +1,6 @@
-//! Random commands of systemctl and gpushd kill, stop and restart units. Afterwards each target
-//! must have one unit, one daemon and one directory. A daemon that was not killed must have the
-//! same pid as before.
+//! At random, units are killed, stopped and restarted, by systemctl and through gpushd. Afterwards
+//! each target must have one unit, one daemon and one directory. A daemon that was not killed must
+//! have the same pid as before.
 //!
 //! The default is twenty rounds. `GPUSH_TEST_UNIT_KILLS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run.
