@@ -268,8 +268,8 @@ fn superseded(
     let mut superseded = BTreeMap::new();
     let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
     let first = left.iter().filter_map(|left| left.intent.begun).min();
-    // Operations whose records last changed before the first unfinished operation began are
-    // skipped: they cannot have begun later.
+    // Skips operations whose records last changed before the first unfinished operation began,
+    // because these operations cannot have begun later.
     for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
         let intent = view.intent(other.id)?.unwrap_or_default();
         let gpus = claimed(&intent);

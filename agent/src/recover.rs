@@ -9,8 +9,7 @@
 //!
 //! If records from before this boot are lost, no GPU is held, because no grant survives a reboot.
 //! But overrides and cordons are lost too. So health reports the loss until an administrator
-//! accepts it, or
-//! until the next boot.
+//! accepts it, or until the next boot.
 
 use std::sync::Arc;
 
@@ -122,7 +121,7 @@ impl LossAcceptance {
         Ok(Recovered { cause: Some(lost.cause), kept, released })
     }
 
-    /// Accepts a loss that does not hold any GPU.
+    /// Accepts a loss because of which no GPU is held.
     async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());

@@ -59,7 +59,7 @@ pub(super) fn reading_error(label: &str, what: &str, error: &DriverError) -> Api
 }
 
 /// Returns an error if another program has created an instance on the GPU since the operation
-/// began. The operation cannot continue then.
+/// began. If so, the operation cannot continue.
 pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
     let now = reading.mig.as_ref()?;
     let others = plan::foreign_instances(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));

@@ -104,7 +104,8 @@ impl Part {
         self.reset.iter().flat_map(|reset| &reset.together).map(|peer| peer.uuid.as_str())
     }
 
-    /// Returns the change that marks the GPU as degraded: a change and its rollback failed, or the outcome is unknown.
+    /// Returns the change that marks the GPU as degraded, because a change and its rollback failed, or because the
+    /// outcome is unknown.
     pub(super) fn degrade(&self, operation: &str, error: &ApiError) -> Change {
         let new = NewCondition {
             scope: Scope::Gpu(self.plan.uuid.clone()),

@@ -83,9 +83,9 @@ impl Planner {
         Ok(Plans { plans })
     }
 
-    /// Plans a request from these GPUs. Which GPUs on NVSwitches are reset together depends on
-    /// whether a fabric manager runs. gpushd looks for a fabric manager only if a plan resets a GPU
-    /// on an NVSwitch.
+    /// Plans a request from these GPUs. A running fabric manager changes which GPUs on NVSwitches
+    /// are reset together. gpushd looks for a fabric manager only if a plan resets a GPU on an
+    /// NVSwitch.
     pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
         self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
     }

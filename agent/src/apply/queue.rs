@@ -191,7 +191,7 @@ impl OperationQueue {
     }
 }
 
-/// Serves the queue until gpushd stops. Waiting operations then continue to wait in the next gpushd.
+/// Serves the queue until gpushd stops. The next gpushd queues the operations that still wait.
 pub(crate) async fn run(engine: Engine) {
     let mut room = engine.lanes.room();
     let mut changes = engine.queue.changes.subscribe();
@@ -282,7 +282,8 @@ fn cannot_begin(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     if is_retryable(&error) { keep_waiting(engine, one, &error) } else { end_waiting(engine, one, error) }
 }
 
-/// Returns whether waiting may help: another operation ends, an instance becomes idle, or the driver answers.
+/// Returns whether waiting may help, because another operation may end, an instance may become idle, or the driver may
+/// answer.
 fn is_retryable(error: &ApiError) -> bool {
     is_temporary(error)
         || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)

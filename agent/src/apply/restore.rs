@@ -112,8 +112,8 @@ async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], 
 /// Restores the GPU as it was before the operation.
 ///
 /// # Errors
-/// If the GPU cannot be restored, or only in part. The GPU is then neither as planned nor
-/// as before.
+/// If the GPU cannot be restored, or can be restored only in part. The GPU is then neither as
+/// planned nor as before.
 pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;

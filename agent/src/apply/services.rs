@@ -44,8 +44,8 @@ const HOOK_BEFORE: &str = "hook-before";
 /// Name of the helper step for the hook after the operation.
 const HOOK_AFTER: &str = "hook-after";
 
-/// Stops services and runs hooks around a change, and undoes both. The journal records each of
-/// them, so that a later gpushd can undo them too.
+/// Stops services and runs hooks before a change, and undoes these actions after the change. The
+/// journal records each action, so that a later gpushd can undo it too.
 #[derive(Debug, Clone)]
 pub(crate) struct Services {
     pub(crate) state: State,

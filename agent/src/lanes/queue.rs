@@ -172,7 +172,7 @@ impl Queue {
         })
     }
 
-    /// Returns the first entries in order: those before `end`, or all of them.
+    /// Returns the entries that are *first*, in order: those before `end`, or all of them.
     fn first_before(&self, end: Option<Ticket>) -> Vec<&QueueEntry> {
         let mut first: Vec<&QueueEntry> = Vec::new();
         for (ticket, entry) in &self.entries {

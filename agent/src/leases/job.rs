@@ -142,7 +142,7 @@ impl Leases {
         })
     }
 
-    /// Returns whether an MPS daemon on one of these GPUs does not serve.
+    /// Returns whether an MPS daemon on one of these GPUs does not serve clients.
     pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
         let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
         !mps::not_serving(&self.handles.mps, &gpus).is_empty()

@@ -12,10 +12,10 @@
 //! shell does not keep a lease open.
 //!
 //! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the
-//! cgroup has the job id, sometimes the node and the user, never the cluster. A process of the
-//! holder on the targets cannot be attributed if it is not in the cgroup of a job. The same applies
-//! if the cgroup may belong to jobs of several clusters or nodes. The lease waits for such a
-//! process, and gpushd does not end it.
+//! cgroup contains the job id, and sometimes the node and the user, but never the cluster. gpushd
+//! cannot attribute a process of the holder on the targets if the process is not in the cgroup of a
+//! job, or if that cgroup may belong to jobs of several clusters or nodes. The lease waits for such
+//! a process, and gpushd does not end it.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

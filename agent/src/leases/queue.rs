@@ -353,7 +353,7 @@ fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) 
     }
 }
 
-/// Returns the capacity that a reservation keeps from later operations.
+/// Returns the reserved capacity, which later operations must not take.
 fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     let mut needs = Needs::new();
     let Some(assignment) = reserves else { return needs };

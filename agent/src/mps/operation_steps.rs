@@ -53,8 +53,8 @@ impl Mps {
         all
     }
 
-    /// Removes the data about what an operation has done with daemons. From then on, the records
-    /// decide again.
+    /// Removes the data about what an operation has done with daemons. From then on, only the
+    /// records determine which daemons gpushd starts or keeps stopped.
     pub(crate) fn forget_operation(&self, operation: &str) {
         if self.operation_daemons().remove(operation).is_some() {
             self.wake_all();

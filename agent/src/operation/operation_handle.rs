@@ -102,7 +102,7 @@ impl OperationHandle {
         if let Some(mut progress) = lasting {
             progress.iter_mut().for_each(|gpu| gpu.doing = None);
             let id = self.id;
-            // Nothing waits for this record, and its loss does no harm: progress is only informative.
+            // Nothing waits for this record. It may be lost, because progress is only informative.
             drop(self.operations.store().write(move |tx| tx.progress(id, progress.clone()).map(|_| ())));
         }
     }
@@ -157,7 +157,7 @@ impl OperationHandle {
     /// this call, the first driver call may follow.
     ///
     /// # Errors
-    /// If the start cannot be recorded. Then the operation has not started.
+    /// If the start cannot be recorded. After an error, the operation has not started.
     pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), ApiError> {
         claim.begin(&self.id.to_string());
         self.operations.record_ends().await?;

@@ -187,8 +187,8 @@ impl<'a> Classifier<'a> {
 }
 
 /// Returns whether the desired mode shares a GPU, or the MIG device `device` of the GPU, through
-/// MPS. If not, a remaining daemon continues to serve its clients. Other processes then do not
-/// count as bypassing the daemon.
+/// MPS. If not, a remaining daemon continues to serve its clients. In that case, other processes do
+/// not count as bypassing the daemon.
 fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     match gpu.mode {
         Mode::Mps => true,

@@ -125,7 +125,8 @@ pub(super) fn log(gpu: &Gpu, error: &ApiError) {
 mod tests {
     use super::*;
 
-    /// The other claim may end without a change: a plan that is refused, or a reset together with another GPU.
+    /// The other claim may end without a change, because its plan is refused, or because it only resets this GPU
+    /// together with another GPU.
     #[test]
     fn retryable_conflict_leaves_the_layout_due() {
         let conflict = || ApiError::new(Code::Conflict, "GPU 0 is being changed by an operation that is being planned");

@@ -29,7 +29,7 @@ impl Commits {
     /// ends a condition uses the reserved space of the store, so it succeeds on a full disk.
     ///
     /// # Errors
-    /// If the commit fails. Nothing has changed then.
+    /// If the commit fails. After an error, nothing has changed.
     pub(crate) async fn change(
         &self,
         change: Change,

@@ -42,8 +42,8 @@ pub(crate) struct OpenLease {
     pub(crate) waits_for: Vec<String>,
     /// Processes of the lease that still ran at the last probe.
     pub(crate) left: Vec<u32>,
-    /// Whether the lease of a Slurm job waits only for something outside the job that the user of
-    /// the job can cause.
+    /// Whether the lease of a Slurm job waits only for something that is outside the job and that
+    /// the user of the job can cause.
     pub(crate) unattributed: bool,
 }
 
@@ -296,8 +296,8 @@ impl LeaseTable {
         bound.find(|(_, cgroup)| cgroup::contains(cgroup, cgroups)).map(|(lease, _)| lease)
     }
 
-    /// Returns whether jobs of several clusters or nodes have the job id in the path of this
-    /// cgroup. If so, the path does not identify the job.
+    /// Returns whether several jobs, of different clusters or nodes, have the job id that is in the
+    /// path of this cgroup. If so, the path does not identify the job.
     pub(crate) fn is_ambiguous(&self, found: &cgroup::SlurmJob, uid: u32) -> bool {
         let place = |lease: &OpenLease| match &lease.record.binding {
             LeaseBinding::Job { cluster, node, .. } if lease.fits_job(found) && lease.record.holder.uid == uid => {

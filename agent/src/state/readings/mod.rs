@@ -133,8 +133,8 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
-    /// Returns the host as last read, except that one GPU is at most one second old if its reading finishes in time.
-    /// Does not wait for other GPUs.
+    /// Returns the host as last read. Reads one GPU again if its last reading is older than one second, and waits for
+    /// this reading, but not for other GPUs.
     ///
     /// # Errors
     /// As [`Readings::host`].
