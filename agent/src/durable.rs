@@ -1,4 +1,4 @@
-//! Opens the store when gpushd starts, and reads its content and its notes.
+//! Opens the store when gpushd starts, and reads the content and the notes of the store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct StoredState {
     pub(crate) store: Store,
-    /// Notes from opening the store.
+    /// Notes that the store made when it was opened.
     pub(crate) notes: Vec<Note>,
     /// How far the layouts of the last boot were applied.
     pub(crate) last_boot: Option<BootRecord>,

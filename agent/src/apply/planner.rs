@@ -91,7 +91,7 @@ impl Planner {
     }
 
     /// Plans a request as [`Planner::planned`] does. Also returns the needs of the operation: the lanes, and what the
-    /// plan takes away on each GPU. Plans that are refused because the GPU is in use have needs too.
+    /// plan needs exclusively on each GPU. A plan that is refused because the GPU is in use has needs too.
     pub(super) async fn planned_with_needs(
         &self,
         gpus: &[Gpu],
@@ -129,8 +129,8 @@ impl Planner {
         }
         for plan in plans {
             let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-            // A refused plan does not show what it would take away. So the request is also planned as if all GPUs were
-            // idle.
+            // A refused plan does not show what it would need exclusively. So the request is also planned as if all
+            // GPUs were idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
             needs.insert(plan.uuid.clone(), Need::Lane(mps::reserve_of_plan(gpu, plan)));
         }

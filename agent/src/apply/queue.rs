@@ -12,10 +12,10 @@
 //! ```
 //!
 //! [`crate::lanes`] keeps the order of arrival of operations and lease requests. An operation that
-//! is first on all its GPUs reserves the targets or GPUs that its last plan takes away. gpushd
-//! grants no lease on a reserved target or GPU until the operation has ended or left the queue.
-//! Existing uses of the GPUs continue. Operations without `--wait` never queue, and ignore the
-//! reservation.
+//! is first on all its GPUs reserves the targets or GPUs that its last plan needs exclusively.
+//! gpushd grants no lease on a reserved target or GPU until the operation has ended or left the
+//! queue. Existing uses of the GPUs continue. Operations without `--wait` never queue, and ignore
+//! the reservation.
 //!
 //! One task serves the whole queue with one reading of the host, so the number of operations does not add driver calls.
 //! When an operation has claimed its GPUs, a separate task reads them again. So a GPU that does not answer delays only

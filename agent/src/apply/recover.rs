@@ -14,7 +14,7 @@
 //! instances that another program has created since, and never destroys them.
 //!
 //! gpushd serves the API during recovery. The operation keeps its GPUs until recovery has finished.
-//! If gpushd dies during recovery, the next gpushd repeats it.
+//! If gpushd dies during recovery, the next gpushd repeats the recovery.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -63,8 +63,8 @@ pub(crate) struct Recovery {
 impl Recovery {
     /// Takes over unfinished operations. Queued operations are passed to `enqueue` with the time of
     /// their request. Other operations are recovered in the background. Returns the UUIDs of the
-    /// GPUs that an operation may have changed on this boot. Operations that gpushd began at its
-    /// start do not count.
+    /// GPUs that an operation may have changed on this boot. GPUs of operations that gpushd began
+    /// when it started are not included.
     ///
     /// Call this before gpushd serves any request: when it returns, the GPUs are claimed.
     pub(crate) async fn take_over(

@@ -11,8 +11,8 @@
 //! bracket. Undoing a bracket twice does no harm, because starting a running service has no effect.
 //! If undoing fails, the note stays in the journal, and health reports the service.
 //!
-//! Several operations may need the same service stopped. Each of these operations notes the
-//! service, and the last operation that ends starts the service. A lock ensures that no operation
+//! Several operations may need to stop the same service. Each of these operations notes the
+//! service. The operation that ends last starts the service again. A lock ensures that no operation
 //! stops services while another operation starts services.
 
 use std::{

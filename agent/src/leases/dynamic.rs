@@ -126,7 +126,7 @@ impl GrantingLease {
 pub(super) async fn wait_until_decided(leases: &Leases, id: LeaseId) {
     let mut snapshots = leases.handles.state.watch();
     let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
-    // `wait_for` fails only without a sender, and the state keeps the sender.
+    // `wait_for` fails only if the sender no longer exists, and the state keeps the sender.
     let _decided = snapshots.wait_for(|host| !host.leases.get(id).is_some_and(is_granting)).await.is_ok();
 }
 

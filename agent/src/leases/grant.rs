@@ -321,8 +321,8 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
 /// Records a grant of reserved capacity, and admits the holder.
 ///
 /// # Errors
-/// If an MPS daemon does not admit the holder, or if the grant cannot be recorded. The capacity is then free again,
-/// unless the outcome of the commit is not known.
+/// If an MPS daemon does not admit the holder, or if the grant cannot be recorded. After an error, the capacity is free
+/// again, unless the outcome of the commit is not known.
 pub(super) async fn commit(
     leases: &Leases,
     viewer: Viewer,
@@ -401,8 +401,8 @@ pub(super) async fn commit(
 /// the answer.
 ///
 /// # Errors
-/// If the caller was not moved, or the MPS daemon has ended meanwhile. The lease then ends, because
-/// the holder cannot use it without its environment.
+/// If the caller was not moved, or the MPS daemon has ended meanwhile. In both cases, the lease
+/// ends, because the holder cannot use it without its environment.
 pub(super) async fn answer(
     leases: &Leases,
     id: LeaseId,

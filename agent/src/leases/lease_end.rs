@@ -322,7 +322,7 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
                 }
             }),
             // If the state `releasing` cannot be recorded and gpushd restarts, the lease is active
-            // again, and its end begins again.
+            // again, and gpushd begins again to end it.
             Err(error) => logged.releasing_failed(id, &error),
         }
     }

@@ -7,9 +7,9 @@
 //! because the process may belong to it. gpushd never ends such a process. A MIG device or a whole
 //! GPU has only one lease, so every process of the holder there counts for that lease.
 //!
-//! All processes in a new scope belong to the lease of the scope. In another cgroup, such as a
-//! login session, a process counts only if it uses the GPU or its environment names the lease. So a
-//! shell does not keep a lease open.
+//! All processes in a new scope belong to the lease of the scope. In any other cgroup, such as a
+//! login session, a process belongs to the lease only if it uses the GPU or its environment names
+//! the lease. So a shell does not keep a lease open.
 //!
 //! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the
 //! cgroup contains the job id, and sometimes the node and the user, but never the cluster. gpushd

@@ -123,7 +123,8 @@ impl OperationHandle {
         });
     }
 
-    /// Changes the notes within their limits. A record that is too large would make it impossible to record the end.
+    /// Changes the notes within their limits. If the record were too large, gpushd could not record the end of the
+    /// operation.
     fn change_notes(&self, news: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut kept = Vec::new();
         self.update(|operation| {

@@ -17,9 +17,9 @@
 //! `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not
 //! reported, because it may run in a container as another user.
 //!
-//! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its
-//! cgroup. An unattributed process there is unleased too. gpushd does not end such a process while
-//! its user holds a lease on the target.
+//! On a target shared through MPS, a process that bypasses the daemon is unleased, in any cgroup.
+//! An unattributed process on such a target is unleased too. gpushd ends neither of these processes
+//! while its user holds a lease on the target.
 //!
 //! The user is compared first, then the cgroup. The kernel reports the user, and a user cannot
 //! enter a cgroup that root created. The process itself can write its environment, so the

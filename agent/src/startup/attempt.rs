@@ -93,7 +93,7 @@ fn refused(error: ApiError) -> LayoutResult {
         // Other conflicts stay until a user does something.
         Code::Conflict if error.retryable => LayoutResult::Busy(error),
         Code::Conflict => LayoutResult::Never(error),
-        // A lost GPU may return after a reset, and its layout is still due then.
+        // A lost GPU may return after a reset, and gpushd must then still apply its layout.
         Code::DriverUnavailable
         | Code::DriverError
         | Code::DriverTimeout

@@ -213,7 +213,7 @@ pub(crate) struct Reservation {
     pub(crate) members: Vec<LeaseMember>,
 }
 
-/// What the end of an operation recorded about leases.
+/// The changes of leases that were recorded with the end of an operation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OperationLeaseEffects {
     /// The lease whose MIG devices the operation created. The lease is now active, or has ended.
@@ -323,9 +323,9 @@ impl LeaseTable {
         active.map(|lease| lease.record.holder.uid).chain(reserved.map(|one| one.holder)).collect()
     }
 
-    /// Marks leased targets as in use, so that plans respect them even when they are idle. A grant
-    /// that is being recorded has no id yet. Such a grant appears as a process without a pid, and
-    /// every user may see this process.
+    /// Marks leased targets as in use, so that plans treat them as in use even when no process uses
+    /// them. A grant that is being recorded has no id yet. Such a grant appears as a process
+    /// without a pid, and every user may see this process.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
         self.add_leases_to(gpus);
         for member in self.reserved.values().flat_map(|one| &one.members) {
@@ -375,7 +375,7 @@ impl LeaseTable {
         self.open.values().map(Arc::as_ref).filter(is_its).find(|lease| lease.state.name() == LeaseState::Granting)
     }
 
-    /// Applies what the end of an operation recorded.
+    /// Applies the changes that were recorded with the end of an operation.
     pub(crate) fn apply_operation_end(&mut self, settled: &OperationLeaseEffects) {
         for (gpu, placements) in &settled.created {
             self.created.insert(gpu.clone(), placements.clone());

@@ -416,7 +416,7 @@ impl State {
         });
     }
 
-    /// Ends the report of a loss because of which no GPU is held.
+    /// Ends the report of a lost database, if no GPU is held because of the loss.
     pub(crate) fn acknowledge_loss(&self) {
         self.update(|known| {
             known.loss.lost = None;

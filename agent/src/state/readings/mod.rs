@@ -4,9 +4,9 @@
 //!
 //! - [`Readings::host`] and [`Readings::recent`] serve responses. These functions read a GPU again
 //!   when its last reading is older than one second. Concurrent callers share a reading. A caller
-//!   waits at most until 75 ms after the reading began; a GPU that hangs is then shown as last
-//!   read, marked stale. So after a GPU's first reading, a response takes less than 100 ms, even if
-//!   the driver hangs.
+//!   waits at most until 75 ms after the reading began; after that time, a GPU that hangs is shown
+//!   as last read, marked stale. So after a GPU's first reading, a response takes less than 100 ms,
+//!   even if the driver hangs.
 //! - [`Readings::now`] serves changes: the reading begins after the call.
 //!
 //! GPUs are identified by UUID. A GPU that the driver no longer lists stays known, as lost, until gpushd exits.
