@@ -33,7 +33,8 @@ pub(crate) struct StoredState {
     /// Operations without a recorded end, each with a later operation that has begun on one of the
     /// same GPUs. The earlier operation had ended, but its end was not recorded.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
-    /// Conditions of GPUs. A condition that an operation set includes the operation's plan for the GPU.
+    /// Conditions of GPUs. If an operation has set a condition, the condition includes the plan of that operation for
+    /// the GPU.
     pub(crate) conditions: Recorded,
     /// Overrides, including expired ones.
     pub(crate) overrides: Vec<Override>,
@@ -51,8 +52,8 @@ pub(crate) struct StoredState {
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
     /// A loss of the database on this boot that is not accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// Time since which all grants on this boot are recorded; `None` unless a loss was accepted on
-    /// this boot.
+    /// Time after which gpushd has recorded all grants on this boot; `None` unless a loss was
+    /// accepted on this boot.
     pub(crate) known_since: Option<u64>,
 }
 
@@ -246,8 +247,8 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     })
 }
 
-/// Returns the plan for a GPU that the operation of a condition made. `None` if no operation set
-/// the condition.
+/// Returns the plan for the GPU of a condition, from the operation that set the condition. `None`
+/// if no operation set the condition.
 fn plan_of_condition(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
     let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
         return Ok(None);

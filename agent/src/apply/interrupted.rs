@@ -51,8 +51,8 @@ pub(super) fn repeat_commands(parts: &[Part]) -> String {
     parts.iter().map(command).collect::<Vec<_>>().join(", ") + " (administrator)"
 }
 
-/// Creates the error for a GPU that cannot be read from the error of the driver. `what` completes
-/// the sentence "GPU 0 …".
+/// Converts an error of the driver to the error for a GPU that cannot be read. `what` completes the
+/// sentence "GPU 0 …".
 pub(super) fn reading_error(label: &str, what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }

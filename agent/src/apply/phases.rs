@@ -7,8 +7,8 @@
 //!    └──────────┴───────────┴───────────┴─────────┴─ a step fails, or the operation is cancelled: stop
 //! ```
 //!
-//! In the phase `Instances`, a slow driver call on one GPU does not stop the other GPUs, because
-//! the call may still succeed.
+//! In the phase `Instances`, a slow driver call on one GPU does not stop the steps on the other
+//! GPUs, because the call may still succeed.
 
 use std::sync::Arc;
 

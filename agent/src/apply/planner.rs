@@ -162,8 +162,8 @@ impl Planner {
     pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await);
-        // The leases are read after the daemons were polled, so that they include leases granted
-        // meanwhile.
+        // The leases are read after the daemons were polled, so that leases that were granted
+        // meanwhile are included.
         self.mig.state.leases().mark_in_use(&mut gpus);
         Ok(gpus)
     }

@@ -17,7 +17,7 @@
 //! queue. Existing uses of the GPUs continue. Operations without `--wait` never queue, and ignore
 //! the reservation.
 //!
-//! One task serves the whole queue with one reading of the host, so the number of operations does not add driver calls.
+//! One task serves the whole queue with one reading of the host, so more operations do not cause more driver calls.
 //! When an operation has claimed its GPUs, a separate task reads them again. So a GPU that does not answer delays only
 //! its own operations.
 //!
@@ -298,7 +298,7 @@ async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(
     if let Some(ahead) = one.place.ahead() {
         return Err(behind(engine, &ahead));
     }
-    // The plan is checked with the last readings first, because a claim and new readings are
+    // The plan is first checked with the last readings, because a claim and new readings are
     // expensive.
     if let Some(error) = refusal(&meant) {
         return Err(error);

@@ -185,8 +185,8 @@ impl Services {
 
     /// Returns whether another unfinished operation has noted the same bracket, and so will undo it.
     async fn still_needed_stopped(&self, operation: OperationId, bracket: &Bracket) -> bool {
-        // If the store cannot be read, the service is started. A service that runs by mistake only
-        // makes the other operation fail with an error that names the cause.
+        // If the store cannot be read, the service is started. If the service then runs by mistake,
+        // the other operation fails with an error that names the cause.
         let others = self.noted_by_others(operation, bracket).await;
         others.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
     }

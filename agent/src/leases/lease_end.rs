@@ -206,8 +206,8 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     }
 }
 
-/// Returns whether a rule of one of the lease's GPUs requires that the processes of a lease end
-/// with the lease.
+/// Returns whether the rule of one of the lease's GPUs requires that gpushd ends the processes of
+/// the lease together with the lease.
 pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool {
     let host = leases.handles.state.now();
     let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu)?.rule?)?.lease;

@@ -4,8 +4,9 @@
 //! A process of the holder on a target belongs to the lease whose cgroup contains it, or else to
 //! the lease that its environment names. If there is no such lease, the process is unattributed,
 //! and counts for the holder's oldest lease on the target. The capacity of that lease stays in use,
-//! because the process may belong to it. gpushd never ends such a process. A MIG device or a whole
-//! GPU has only one lease, so every process of the holder there counts for that lease.
+//! because the process may belong to it. gpushd never ends an unattributed process. A MIG device or
+//! a whole GPU has only one lease, so every process of the holder on the device or GPU counts for
+//! that lease.
 //!
 //! All processes in a new scope belong to the lease of the scope. In any other cgroup, such as a
 //! login session, a process belongs to the lease only if it uses the GPU or its environment names

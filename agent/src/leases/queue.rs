@@ -188,8 +188,8 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // Dropping the waiting requests answers the clients. The requests stay recorded as queued, and
-    // the next gpushd takes them over.
+    // When the waiting requests are dropped, their clients get an answer. The requests stay
+    // recorded as queued, and the next gpushd takes them over.
     leases.waiting().clear();
 }
 

@@ -53,8 +53,8 @@ pub(super) struct Restored {
 }
 
 /// Restores the places of queued requests that arrived before the time `before`. With `None`,
-/// restores the places of all queued requests. The caller also queues the operations, in one order
-/// of arrival, before any request is served.
+/// restores the places of all queued requests. Before any request is served, the caller also queues
+/// the operations, so that leases and operations share one order of arrival.
 pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);

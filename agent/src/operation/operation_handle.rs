@@ -1,7 +1,7 @@
 //! One unfinished operation, for the task that executes it.
 //!
 //! gpushd records in advance everything that recovery needs: the intent before the first driver
-//! call, the rollback before its first step, the end before its publication. Progress is only
+//! call, the rollback before its first step, and the end before it is published. Progress is only
 //! informative, and is written without waiting.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -22,8 +22,8 @@
 //! while its user holds a lease on the target.
 //!
 //! The user is compared first, then the cgroup. The kernel reports the user, and a user cannot
-//! enter a cgroup that root created. The process itself can write its environment, so the
-//! environment counts only among the leases of its user.
+//! enter a cgroup that root created. The process itself can write its environment, so gpushd
+//! accepts the name of a lease in the environment only if the user of the process holds that lease.
 
 use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
 use gpush_host::{

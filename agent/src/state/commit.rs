@@ -1,5 +1,5 @@
-//! Commits the changes of conditions that callers request, and then applies them to the state, in
-//! the same order.
+//! Commits the changes that callers request to conditions, and then applies the changes to the
+//! state, in the same order.
 
 use std::sync::Arc;
 

@@ -80,8 +80,8 @@ impl OpenLease {
     }
 
     /// Replaces the record, and with it the end time. The state does not change. A record that is
-    /// older than the present record is ignored, because two changes may arrive in another order
-    /// than they were recorded.
+    /// older than the present record is ignored, because changes may arrive in an order that
+    /// differs from the order in which they were recorded.
     pub(crate) fn set_record(&mut self, record: LeaseRecord) {
         if record.sequence < self.record.sequence {
             return;

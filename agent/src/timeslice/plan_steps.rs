@@ -9,7 +9,7 @@
 //! done  ─► step Set ─► set and read back ─► failures are noted with the operation
 //! ```
 //!
-//! A level that cannot be set does not roll back the operation: the reconciler retries later.
+//! If a level cannot be set, the operation is not rolled back: the reconciler retries later.
 
 use std::time::Duration;
 
