@@ -132,7 +132,7 @@ impl Recovery {
         });
     }
 
-    /// Queues an operation again that has not begun yet.
+    /// Queues again an operation that has not begun yet.
     fn queue_again(
         &self,
         ongoing: &Arc<OperationHandle>,
@@ -360,7 +360,7 @@ impl Recovery {
 /// The data of an interrupted operation.
 struct InterruptedOperation {
     parts: Vec<Part>,
-    /// How far each GPU has come, in the form that a rollback needs.
+    /// The progress of each GPU, in the form that a rollback needs.
     ends: Vec<PartOutcome>,
     /// Errors about GPUs that other programs have changed.
     others: Vec<ApiError>,

@@ -26,7 +26,7 @@ use crate::caller::Viewer;
 /// Maximum time that an operation waits for `nvidia-smi`, which may first have to initialize the GPUs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Adds a time-slicing step to each plan after which a GPU is time-sliced.
+/// Adds a time-slicing step to each plan whose GPU is time-sliced afterwards.
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
