@@ -40,9 +40,8 @@ impl<T: Clone> Coalesced<T> {
         answer
     }
 
-    /// As [`Coalesced::after_now`]. Returns `None` if the computation takes longer than `limit`, and
-    /// callers with a limit share this too. Time spent waiting for an earlier computation does not
-    /// count.
+    /// Does the same as [`Coalesced::after_now`], but returns `None` if the computation takes longer than `limit`.
+    /// Callers with a limit share this `None` too. Time spent waiting for an earlier computation does not count.
     pub(crate) async fn after_now_within<F: Future<Output = T>>(
         &self,
         limit: Duration,
@@ -133,7 +132,7 @@ mod tests {
         assert_eq!(never.await, None, "the time of its own computation counts");
     }
 
-    /// Fault: each of the callers that waited for a hung GPU read it in turn.
+    /// Fault: several callers waited for a GPU that hung, and each of them read the GPU, one after the other.
     #[tokio::test]
     async fn callers_with_a_limit_share_that_it_was_exceeded() {
         let (shared, computed, permits) = (Arc::default(), Arc::default(), Arc::new(Semaphore::new(0)));

@@ -1,4 +1,4 @@
-//! Opens the store when gpushd starts, and reads its content and its notes.
+//! Opens the store when gpushd starts, and reads the content and the notes of the store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct StoredState {
     pub(crate) store: Store,
-    /// Notes from opening the store.
+    /// Notes that the store made when it was opened.
     pub(crate) notes: Vec<Note>,
     /// How far the layouts of the last boot were applied.
     pub(crate) last_boot: Option<BootRecord>,
@@ -33,7 +33,8 @@ pub(crate) struct StoredState {
     /// Operations without a recorded end, each with a later operation that has begun on one of the
     /// same GPUs. The earlier operation had ended, but its end was not recorded.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
-    /// Conditions of GPUs. A condition that an operation set includes the operation's plan for the GPU.
+    /// Conditions of GPUs. If an operation has set a condition, the condition includes the plan of that operation for
+    /// the GPU.
     pub(crate) conditions: Recorded,
     /// Overrides, including expired ones.
     pub(crate) overrides: Vec<Override>,
@@ -51,8 +52,8 @@ pub(crate) struct StoredState {
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
     /// A loss of the database on this boot that is not accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// Time since which all grants on this boot are recorded; `None` unless a loss was accepted on
-    /// this boot.
+    /// Time after which gpushd has recorded all grants on this boot; `None` unless a loss was
+    /// accepted on this boot.
     pub(crate) known_since: Option<u64>,
 }
 
@@ -246,8 +247,8 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     })
 }
 
-/// Returns the plan for a GPU that the operation of a condition made. `None` if no operation set
-/// the condition.
+/// Returns the plan for the GPU of a condition, from the operation that set the condition. `None`
+/// if no operation set the condition.
 fn plan_of_condition(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
     let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
         return Ok(None);
@@ -268,8 +269,8 @@ fn superseded(
     let mut superseded = BTreeMap::new();
     let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
     let first = left.iter().filter_map(|left| left.intent.begun).min();
-    // Operations whose records last changed before the first unfinished operation began are
-    // skipped: they cannot have begun later.
+    // Skips operations whose records last changed before the first unfinished operation began,
+    // because these operations cannot have begun later.
     for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
         let intent = view.intent(other.id)?.unwrap_or_default();
         let gpus = claimed(&intent);

@@ -19,8 +19,8 @@ pub(crate) const HEADER: &str = "idempotency-key";
 /// Maximum length of a key, in bytes.
 const LONGEST: usize = 128;
 
-/// Maximum number of requests with one key that wait for the answer to the first. Each waiting
-/// request uses memory until then, even if its client has disconnected.
+/// Maximum number of requests with one key that wait for the answer to the first request. Each
+/// waiting request uses memory until that answer, even if its client has disconnected.
 const MOST_REPEATS: usize = 8;
 
 /// Time for which an answer is stored.
@@ -73,7 +73,8 @@ impl Key {
             request: &self.request,
             operation,
             status,
-            // A repeated request gets the current state of the object, so at most its number is stored.
+            // A repeated request gets the current state of the object, so gpushd stores at most the number of the
+            // object.
             body,
             expires_at,
         })
@@ -97,8 +98,8 @@ impl Idempotency {
     }
 
     /// Waits until no other request with this key is in flight. Other requests with the key wait
-    /// until the returned guard is dropped. So a repeated request waits for the answer to the
-    /// first.
+    /// until the returned guard is dropped. So a repeated request waits for the answer to the first
+    /// request.
     ///
     /// # Errors
     /// If [`MOST_REPEATS`] requests with this key already wait.
@@ -107,7 +108,7 @@ impl Idempotency {
             let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             let lock = locks.entry((key.uid, key.key.clone())).or_default();
-            // The map has one reference, and the first request has one.
+            // The map has one reference, and the first request has another.
             let repeats = Arc::strong_count(lock).saturating_sub(2);
             if repeats >= MOST_REPEATS {
                 let message =

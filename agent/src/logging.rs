@@ -115,7 +115,7 @@ fn levels(filter: &str) -> Result<(), String> {
 impl Log {
     /// Changes the level.
     pub(crate) fn set_level(&self, level: LogLevel) {
-        // Fails only if the subscriber no longer exists. Then there is no log.
+        // Fails only if the subscriber no longer exists. In that case, there is no log.
         let _ = self.filter.reload(EnvFilter::new(level.name()));
     }
 }

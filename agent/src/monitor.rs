@@ -7,9 +7,9 @@
 //! timer, no worker, maintenance left ──► all GPUs are read
 //! ```
 //!
-//! The worker receives the driver's events. Without a worker, events are lost. So the monitor then
-//! reads the GPUs, which starts another worker. The monitor also reads the GPUs at the configured
-//! interval.
+//! The worker receives the driver's events. Without a worker, events are lost. So if there is no
+//! worker, the monitor reads the GPUs, which starts another worker. The monitor also reads the GPUs
+//! at the configured interval.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Recovery from a lost database: an administrator accepts that the records of grants are lost.
 //!
 //! Until then, every GPU that the config manages is held: gpushd neither changes nor grants a held
-//! GPU. A reboot ends all grants, and therefore also the hold.
+//! GPU. A reboot ends all grants, so after a reboot no GPU is held.
 //!
 //! After the recovery, instances and MPS daemons stay as they are; differences from the config show
 //! as drift. A process that was already running may have had a grant, so gpushd never ends it for a
@@ -9,8 +9,7 @@
 //!
 //! If records from before this boot are lost, no GPU is held, because no grant survives a reboot.
 //! But overrides and cordons are lost too. So health reports the loss until an administrator
-//! accepts it, or
-//! until the next boot.
+//! accepts it, or until the next boot.
 
 use std::sync::Arc;
 
@@ -122,7 +121,7 @@ impl LossAcceptance {
         Ok(Recovered { cause: Some(lost.cause), kept, released })
     }
 
-    /// Accepts a loss that does not hold any GPU.
+    /// Accepts the loss of a database, if no GPU is held because of the loss.
     async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());

@@ -170,7 +170,7 @@ impl Ready {
     /// Reads the GPUs that were claimed for the plans `meant`, and plans these GPUs again.
     ///
     /// # Errors
-    /// If a GPU cannot be read, or cannot get the planned layout. The claim is then
+    /// If a GPU cannot be read, or cannot get the planned layout. After an error, the claim is
     /// released.
     pub(super) async fn plan_again(
         engine: &Engine,

@@ -42,8 +42,8 @@ impl Creation {
     /// Plans the instances of an assignment on the GPUs of `claim`, and records the operation together with `also`.
     ///
     /// # Errors
-    /// If an instance cannot be created any more, or the operation cannot be recorded. Then the operation does not
-    /// exist.
+    /// If an instance cannot be created any more, or the operation cannot be recorded. After an error, the operation
+    /// does not exist.
     pub(crate) async fn begin(
         engine: &Engine,
         claim: Claim,

@@ -51,15 +51,15 @@ pub(super) fn repeat_commands(parts: &[Part]) -> String {
     parts.iter().map(command).collect::<Vec<_>>().join(", ") + " (administrator)"
 }
 
-/// Creates the error for a GPU that cannot be read from the error of the driver. `what` completes
-/// the sentence "GPU 0 …".
+/// Converts an error of the driver to the error for a GPU that cannot be read. `what` completes the
+/// sentence "GPU 0 …".
 pub(super) fn reading_error(label: &str, what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
 /// Returns an error if another program has created an instance on the GPU since the operation
-/// began. The operation cannot continue then.
+/// began. If so, the operation cannot continue.
 pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
     let now = reading.mig.as_ref()?;
     let others = plan::foreign_instances(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));

@@ -25,11 +25,11 @@ pub(crate) struct Part {
     pub(crate) position: usize,
     /// The plan for this GPU.
     pub(crate) plan: GpuPlan,
-    /// MIG state when the operation began, which a rollback restores. `None` if the GPU does not
-    /// support MIG.
+    /// MIG state when the operation began. A rollback restores this state. `None` if the GPU does
+    /// not support MIG.
     pub(crate) before: Option<Mig>,
-    /// MIG state when the plan was made, from which the steps start. `None` if the GPU does not
-    /// support MIG.
+    /// MIG state when the plan was made. The steps start from this state. `None` if the GPU does
+    /// not support MIG.
     pub(super) found: Option<Mig>,
     /// The instances after all steps of the operation's plan. The ids of new instances are
     /// placeholders.
@@ -104,7 +104,8 @@ impl Part {
         self.reset.iter().flat_map(|reset| &reset.together).map(|peer| peer.uuid.as_str())
     }
 
-    /// Returns the change that marks the GPU as degraded: a change and its rollback failed, or the outcome is unknown.
+    /// Returns the change that marks the GPU as degraded, because a change and its rollback failed, or because the
+    /// outcome is unknown.
     pub(super) fn degrade(&self, operation: &str, error: &ApiError) -> Change {
         let new = NewCondition {
             scope: Scope::Gpu(self.plan.uuid.clone()),

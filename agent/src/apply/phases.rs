@@ -7,8 +7,8 @@
 //!    └──────────┴───────────┴───────────┴─────────┴─ a step fails, or the operation is cancelled: stop
 //! ```
 //!
-//! In the phase `Instances`, a slow driver call on one GPU does not stop the other GPUs, because
-//! the call may still succeed.
+//! In the phase `Instances`, a slow driver call on one GPU does not stop the steps on the other
+//! GPUs, because the call may still succeed.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use crate::{
     operation::OperationHandle,
 };
 
-/// How far the steps of one GPU have come.
+/// The progress of the steps of one GPU.
 #[derive(Debug)]
 pub(super) enum PartOutcome {
     /// All steps are done, and the layout was read back as planned.
@@ -55,7 +55,7 @@ struct Run<'a> {
     executor: &'a Executor,
     ongoing: &'a Arc<OperationHandle>,
     parts: &'a [Part],
-    /// How far each GPU has come, by position.
+    /// The progress of each GPU, by position.
     ends: Vec<PartOutcome>,
 }
 

@@ -83,15 +83,15 @@ impl Planner {
         Ok(Plans { plans })
     }
 
-    /// Plans a request from these GPUs. Which GPUs on NVSwitches are reset together depends on
-    /// whether a fabric manager runs. gpushd looks for a fabric manager only if a plan resets a GPU
-    /// on an NVSwitch.
+    /// Plans a request from these GPUs. A running fabric manager changes which GPUs on NVSwitches
+    /// are reset together. gpushd looks for a fabric manager only if a plan resets a GPU on an
+    /// NVSwitch.
     pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
         self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
     }
 
     /// Plans a request as [`Planner::planned`] does. Also returns the needs of the operation: the lanes, and what the
-    /// plan takes away on each GPU. Plans that are refused because the GPU is in use have needs too.
+    /// plan needs exclusively on each GPU. A plan that is refused because the GPU is in use has needs too.
     pub(super) async fn planned_with_needs(
         &self,
         gpus: &[Gpu],
@@ -129,8 +129,8 @@ impl Planner {
         }
         for plan in plans {
             let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-            // A refused plan does not show what it would take away. So the request is also planned as if all GPUs were
-            // idle.
+            // A refused plan does not show what it would need exclusively. So the request is also planned as if all
+            // GPUs were idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
             needs.insert(plan.uuid.clone(), Need::Lane(mps::reserve_of_plan(gpu, plan)));
         }
@@ -162,8 +162,8 @@ impl Planner {
     pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await);
-        // The leases are read after the daemons were polled, so that they include leases granted
-        // meanwhile.
+        // The leases are read after the daemons were polled, so that leases that were granted
+        // meanwhile are included.
         self.mig.state.leases().mark_in_use(&mut gpus);
         Ok(gpus)
     }

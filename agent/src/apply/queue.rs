@@ -12,12 +12,12 @@
 //! ```
 //!
 //! [`crate::lanes`] keeps the order of arrival of operations and lease requests. An operation that
-//! is first on all its GPUs reserves the targets or GPUs that its last plan takes away. gpushd
-//! grants no lease on a reserved target or GPU until the operation has ended or left the queue.
-//! Existing uses of the GPUs continue. Operations without `--wait` never queue, and ignore the
-//! reservation.
+//! is first on all its GPUs reserves the targets or GPUs that its last plan needs exclusively.
+//! gpushd grants no lease on a reserved target or GPU until the operation has ended or left the
+//! queue. Existing uses of the GPUs continue. Operations without `--wait` never queue, and ignore
+//! the reservation.
 //!
-//! One task serves the whole queue with one reading of the host, so the number of operations does not add driver calls.
+//! One task serves the whole queue with one reading of the host, so more operations do not cause more driver calls.
 //! When an operation has claimed its GPUs, a separate task reads them again. So a GPU that does not answer delays only
 //! its own operations.
 //!
@@ -191,7 +191,7 @@ impl OperationQueue {
     }
 }
 
-/// Serves the queue until gpushd stops. Waiting operations then continue to wait in the next gpushd.
+/// Serves the queue until gpushd stops. The next gpushd queues the operations that still wait.
 pub(crate) async fn run(engine: Engine) {
     let mut room = engine.lanes.room();
     let mut changes = engine.queue.changes.subscribe();
@@ -282,7 +282,8 @@ fn cannot_begin(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     if is_retryable(&error) { keep_waiting(engine, one, &error) } else { end_waiting(engine, one, error) }
 }
 
-/// Returns whether waiting may help: another operation ends, an instance becomes idle, or the driver answers.
+/// Returns whether waiting may help, because another operation may end, an instance may become idle, or the driver may
+/// answer.
 fn is_retryable(error: &ApiError) -> bool {
     is_temporary(error)
         || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)
@@ -297,7 +298,7 @@ async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(
     if let Some(ahead) = one.place.ahead() {
         return Err(behind(engine, &ahead));
     }
-    // The plan is checked with the last readings first, because a claim and new readings are
+    // The plan is first checked with the last readings, because a claim and new readings are
     // expensive.
     if let Some(error) = refusal(&meant) {
         return Err(error);

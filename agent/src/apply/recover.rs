@@ -14,7 +14,7 @@
 //! instances that another program has created since, and never destroys them.
 //!
 //! gpushd serves the API during recovery. The operation keeps its GPUs until recovery has finished.
-//! If gpushd dies during recovery, the next gpushd repeats it.
+//! If gpushd dies during recovery, the next gpushd repeats the recovery.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -63,8 +63,8 @@ pub(crate) struct Recovery {
 impl Recovery {
     /// Takes over unfinished operations. Queued operations are passed to `enqueue` with the time of
     /// their request. Other operations are recovered in the background. Returns the UUIDs of the
-    /// GPUs that an operation may have changed on this boot. Operations that gpushd began at its
-    /// start do not count.
+    /// GPUs that an operation may have changed on this boot. GPUs of operations that gpushd began
+    /// when it started are not included.
     ///
     /// Call this before gpushd serves any request: when it returns, the GPUs are claimed.
     pub(crate) async fn take_over(
@@ -132,7 +132,7 @@ impl Recovery {
         });
     }
 
-    /// Queues an operation again that has not begun yet.
+    /// Queues again an operation that has not begun yet.
     fn queue_again(
         &self,
         ongoing: &Arc<OperationHandle>,
@@ -360,7 +360,7 @@ impl Recovery {
 /// The data of an interrupted operation.
 struct InterruptedOperation {
     parts: Vec<Part>,
-    /// How far each GPU has come, in the form that a rollback needs.
+    /// The progress of each GPU, in the form that a rollback needs.
     ends: Vec<PartOutcome>,
     /// Errors about GPUs that other programs have changed.
     others: Vec<ApiError>,

@@ -15,9 +15,9 @@
 //!
 //! - A process has started in it.
 //! - It belongs to neither the previous layout nor the plan.
-//! - On the last attempts: the driver refused to destroy it earlier, or the driver does not list
-//!   the processes on the GPU. In the second case, a GPU instance without compute instances need
-//!   not stay, because it has no processes.
+//! - On the last attempts: the driver refused to destroy it in an earlier attempt, or the driver
+//!   does not list the processes on the GPU. In the second case, a GPU instance without compute
+//!   instances need not stay, because it has no processes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -112,8 +112,8 @@ async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], 
 /// Restores the GPU as it was before the operation.
 ///
 /// # Errors
-/// If the GPU cannot be restored, or only in part. The GPU is then neither as planned nor
-/// as before.
+/// If the GPU cannot be restored, or can be restored only in part. After an error, the GPU is
+/// neither as planned nor as before.
 pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;

@@ -11,8 +11,8 @@
 //! bracket. Undoing a bracket twice does no harm, because starting a running service has no effect.
 //! If undoing fails, the note stays in the journal, and health reports the service.
 //!
-//! Several operations may need the same service stopped. Each of these operations notes the
-//! service, and the last operation that ends starts the service. A lock ensures that no operation
+//! Several operations may need to stop the same service. Each of these operations notes the
+//! service. The operation that ends last starts the service again. A lock ensures that no operation
 //! stops services while another operation starts services.
 
 use std::{
@@ -44,8 +44,8 @@ const HOOK_BEFORE: &str = "hook-before";
 /// Name of the helper step for the hook after the operation.
 const HOOK_AFTER: &str = "hook-after";
 
-/// Stops services and runs hooks around a change, and undoes both. The journal records each of
-/// them, so that a later gpushd can undo them too.
+/// Stops services and runs hooks before a change, and undoes these actions after the change. The
+/// journal records each action, so that a later gpushd can undo it too.
 #[derive(Debug, Clone)]
 pub(crate) struct Services {
     pub(crate) state: State,
@@ -185,8 +185,8 @@ impl Services {
 
     /// Returns whether another unfinished operation has noted the same bracket, and so will undo it.
     async fn still_needed_stopped(&self, operation: OperationId, bracket: &Bracket) -> bool {
-        // If the store cannot be read, the service is started. A service that runs by mistake only
-        // makes the other operation fail with an error that names the cause.
+        // If the store cannot be read, the service is started. If the service then runs by mistake,
+        // the other operation fails with an error that names the cause.
         let others = self.noted_by_others(operation, bracket).await;
         others.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
     }

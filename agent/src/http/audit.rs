@@ -115,8 +115,8 @@ fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
     }
 }
 
-/// Returns the UUID of the MIG device that a text such as `1:2g.20gb@2`, `MIG-…` or the beginning of the UUID names,
-/// with the UUID of its GPU if the driver lists the device.
+/// Finds the MIG device that a text names, such as `1:2g.20gb@2`, `MIG-…` or the beginning of the UUID. Returns the
+/// UUID of the device, and the UUID of its GPU if the driver lists the device.
 fn device(host: &HostState, text: &str) -> Option<(Option<String>, String)> {
     let gpus = || host.gpus.iter().map(|one| &one.gpu);
     let devices = |gpu: &Gpu| -> Vec<String> {

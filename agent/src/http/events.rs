@@ -8,7 +8,7 @@
 //!
 //! The stream begins with an `id:` without an event. This id is the position at which the stream
 //! starts. After each silence gpushd sends the current position again, which keeps the connection
-//! alive. A client that receives few kinds of events can then also reconnect at a position that is
+//! alive. So a client that receives few kinds of events can also reconnect at a position that is
 //! still stored. Clients of server-sent events do not treat such an id as an event.
 //!
 //! A client gets the next chunk only after it has read the last one. So a client that does not read

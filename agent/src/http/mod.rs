@@ -1,7 +1,7 @@
 //! The API over HTTP: routes, and code that all of them share.
 //!
 //! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each
-//! module has the paths of one subject. A response whose size grows with the host goes through the
+//! module has the paths of one subject. A response that can be large goes through the
 //! `response_limiter`, so that small responses do not wait for large responses.
 
 pub(crate) mod admin_socket;

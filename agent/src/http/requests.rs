@@ -74,7 +74,7 @@ impl Requests {
 
     /// Executes a request. Returns `None` if a request with the same key was executed before.
     /// Requests with the same key run one after the other, so a repeated request waits for the
-    /// first.
+    /// first request.
     ///
     /// # Errors
     /// If the key was used for another request, or if `work` fails.

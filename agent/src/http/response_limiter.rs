@@ -83,8 +83,8 @@ impl Pool {
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // The permit of the uid's share comes first. So the queue of the pool never has more
-        // entries of a uid than its share.
+        // The permit of the uid's share is acquired first. So the queue of the pool never has more
+        // entries of a uid than the share of that uid permits.
         let share = Arc::clone(share).acquire_owned().await?;
         Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }

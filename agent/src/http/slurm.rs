@@ -1,4 +1,4 @@
-//! `/v1/slurm/jobs`: calls of Slurm's hooks, through the admin socket alone.
+//! `/v1/slurm/jobs`: calls of Slurm's hooks, only through the admin socket.
 
 use axum::{
     Json,

@@ -19,8 +19,8 @@ impl Lanes {
     /// finish first: see [`Claim::wait_until_alone`].
     ///
     /// # Errors
-    /// If another operation has claimed one of the GPUs, or if the lanes are closed. The error
-    /// names that operation.
+    /// If another operation has claimed one of the GPUs, or if the lanes are closed. In the first
+    /// case, the error names the operation.
     pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         let known = self.states();
         match &known.closed {

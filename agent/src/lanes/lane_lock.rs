@@ -23,7 +23,7 @@ impl Lanes {
     }
 
     /// Waits for the lane of a GPU. Returns `None` if an operation changes the GPU. That operation does the work of a
-    /// reconciler itself, and its end wakes the reconcilers.
+    /// reconciler itself, and wakes the reconcilers when it ends.
     pub(crate) async fn lock(&self, uuid: &str) -> Option<LaneLock> {
         let (mut room, mut finished) = (self.room(), self.0.finished.subscribe());
         loop {

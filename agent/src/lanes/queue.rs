@@ -8,12 +8,12 @@
 //! | lane | always | if the operation's last plan takes T away, or changes the mode of the GPU |
 //! | part of target T | as above | if both need a part of T |
 //!
-//! An entry is *first* if it does not conflict with any earlier entry that is first. Only first entries hold others
-//! back. So an operation that waits for one of its GPUs does not block its other GPUs.
+//! An entry is *first* if it does not conflict with any earlier entry that is first. Only first entries delay other
+//! entries. So an operation that waits for one of its GPUs does not block its other GPUs.
 //!
-//! A first entry holds back later entries even while the first entry itself cannot begin. So no
-//! later entry overtakes a first entry. An entry waits only for earlier entries, so the set of
-//! entries that can hold it back only shrinks.
+//! A first entry delays the later entries that conflict with it, even while the first entry itself
+//! cannot begin. So none of these entries overtakes it. An entry waits only for earlier entries, so
+//! the set of entries that can delay it only shrinks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -172,7 +172,7 @@ impl Queue {
         })
     }
 
-    /// Returns the first entries in order: those before `end`, or all of them.
+    /// Returns the entries that are *first*, in order: those before `end`, or all of them.
     fn first_before(&self, end: Option<Ticket>) -> Vec<&QueueEntry> {
         let mut first: Vec<&QueueEntry> = Vec::new();
         for (ticket, entry) in &self.entries {

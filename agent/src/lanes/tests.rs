@@ -87,7 +87,8 @@ async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
     let claim = lanes.claim(&[gpu(0), gpu(1)]).unwrap();
     let mut alone = Box::pin(claim.wait_until_alone());
     assert!(is_pending(&mut alone).await);
-    // A reconciler that comes after the claim waits while the operation is planned, and returns once it has begun.
+    // A reconciler that comes after the claim waits while the operation is planned, and returns once the operation has
+    // begun.
     let mut late = Box::pin(lanes.lock("GPU-1"));
     assert!(is_pending(&mut late).await);
     drop(turn);

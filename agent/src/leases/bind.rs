@@ -120,8 +120,9 @@ fn caller_ended_error() -> ApiError {
         .hint("send the request from the process that will use the lease")
 }
 
-/// Determines the binding of the lease of a request. `named` is the binding if the lease gets
-/// neither a scope nor a cgroup. Such a binding is to a process, to an end time, or to nothing.
+/// Determines the binding of the lease that a request asks for. `named` is the binding if the lease
+/// gets neither a scope nor a cgroup. Such a binding is to a process, to an end time, or to
+/// nothing.
 ///
 /// # Errors
 /// If the caller has ended or changed its user, or if a new scope is needed and systemd cannot be reached.

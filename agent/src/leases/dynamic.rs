@@ -6,8 +6,8 @@
 //!                             └ refused: nothing is recorded          └ also after a crash: recovery ends the operation
 //! ```
 //!
-//! The operation continues if the client disconnects. gpushd then ends the lease, as it ends every
-//! lease whose client disconnected before the answer.
+//! If the client disconnects, the operation continues. gpushd ends the lease afterwards, as it ends
+//! every lease whose client disconnected before the answer.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,7 +40,7 @@ pub(super) struct DevicesToCreate {
 /// Begins the operation of a dynamic grant. Returns the lease, which is granting.
 ///
 /// # Errors
-/// If the instances can no longer be created, or if nothing can be recorded. Then there is no operation.
+/// If the instances can no longer be created, or if nothing can be recorded. After an error, no operation exists.
 pub(super) async fn begin(
     leases: &Leases,
     source: LeaseSource,
@@ -126,7 +126,7 @@ impl GrantingLease {
 pub(super) async fn wait_until_decided(leases: &Leases, id: LeaseId) {
     let mut snapshots = leases.handles.state.watch();
     let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
-    // `wait_for` fails only without a sender, and the state keeps the sender.
+    // `wait_for` fails only if the sender no longer exists, and the state keeps the sender.
     let _decided = snapshots.wait_for(|host| !host.leases.get(id).is_some_and(is_granting)).await.is_ok();
 }
 

@@ -47,7 +47,7 @@ use crate::{
     state::{LeaseTable, Observed, Reservation, ReservationId, words},
 };
 
-/// Maximum time that a request without `wait` waits for the end of an operation, or of a lease without processes.
+/// Maximum time that a request without `wait` waits until an operation, or a lease without processes, has ended.
 const OPERATION: Duration = Duration::from_secs(2);
 
 /// Pause between two checks for free capacity.
@@ -63,7 +63,8 @@ pub(crate) enum Outcome {
 }
 
 /// A grant that the client has not received yet. If this value is dropped before the delivery, the
-/// lease ends, unless the request has a key: then the client can repeat the request.
+/// lease ends. If the request has a key, the lease continues, because the client can repeat the
+/// request.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     leases: Leases,
@@ -203,7 +204,7 @@ pub(super) async fn request_with(
     }
 }
 
-/// Returns the lease that an earlier request with this key was granted.
+/// Returns the lease that gpushd granted to an earlier request with this key.
 async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
     // After a crash, the operation of the lease may still be running.
     dynamic::wait_until_decided(leases, id).await;
@@ -234,8 +235,8 @@ pub(super) struct Reserved {
     members: Vec<LeaseMember>,
     /// The MIG devices that must be created first.
     missing: Option<DevicesToCreate>,
-    /// Guards of the GPUs on which nothing is created: operations on these GPUs begin after the
-    /// grant is recorded.
+    /// Guards of the GPUs on which no device is created. They delay operations on these GPUs until
+    /// the grant is recorded.
     _grants: Vec<Grant>,
 }
 
@@ -320,8 +321,8 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
 /// Records a grant of reserved capacity, and admits the holder.
 ///
 /// # Errors
-/// If an MPS daemon does not admit the holder, or if the grant cannot be recorded. The capacity is then free again,
-/// unless the outcome of the commit is not known.
+/// If an MPS daemon does not admit the holder, or if the grant cannot be recorded. After an error, the capacity is free
+/// again, unless the outcome of the commit is not known.
 pub(super) async fn commit(
     leases: &Leases,
     viewer: Viewer,
@@ -400,8 +401,8 @@ pub(super) async fn commit(
 /// the answer.
 ///
 /// # Errors
-/// If the caller was not moved, or the MPS daemon has ended meanwhile. The lease then ends, because
-/// the holder cannot use it without its environment.
+/// If the caller was not moved, or the MPS daemon has ended meanwhile. In both cases, the lease
+/// ends, because the holder cannot use it without its environment.
 pub(super) async fn answer(
     leases: &Leases,
     id: LeaseId,

@@ -2,8 +2,8 @@
 //!
 //! The key of such a lease is cluster, job and node, without the restart count of the job. The
 //! count only determines whether the end of one run ends the lease of another run. Users can
-//! neither release, renew nor enter such a lease. The lease of a job ends with Epilog, a reboot, a
-//! revocation, or when its GPU is lost.
+//! neither release nor renew such a lease, nor request its environment. The lease of a job ends
+//! with Epilog, a reboot, a revocation, or when its GPU is lost.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -142,7 +142,7 @@ impl Leases {
         })
     }
 
-    /// Returns whether an MPS daemon on one of these GPUs does not serve.
+    /// Returns whether an MPS daemon on one of these GPUs does not serve clients.
     pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
         let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
         !mps::not_serving(&self.handles.mps, &gpus).is_empty()

@@ -35,8 +35,8 @@ use super::{
 };
 use crate::{mps, state::OpenLease};
 
-/// First and longest pause between two probes of a releasing lease. The end of a process ends the
-/// pause early.
+/// First and longest pause between two probes of a releasing lease. If a process of the lease ends,
+/// gpushd probes at once.
 const PROBE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(5));
 
 /// Longest pause between two probes while a source does not answer.
@@ -206,15 +206,15 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     }
 }
 
-/// Returns whether a rule of one of the lease's GPUs requires that the processes of a lease end
-/// with the lease.
+/// Returns whether the rule of one of the lease's GPUs requires that gpushd ends the processes of
+/// the lease together with the lease.
 pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool {
     let host = leases.handles.state.now();
     let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu)?.rule?)?.lease;
     record.members.iter().filter_map(terms).any(|terms| terms.at_end == AtLeaseEnd::End)
 }
 
-/// Waits until no process of a releasing lease is left, then records its end.
+/// Waits until no process of a releasing lease is left, then records the end of the lease.
 async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &Notify) {
     let (mut pause, mut logged) = (PROBE.0, Logged::default());
     loop {
@@ -281,8 +281,8 @@ async fn one_ends(pids: Vec<u32>) {
     }
 }
 
-/// Which failures to record a change of a lease are already in the log. Each failure is logged
-/// once, not at each attempt.
+/// Logged failures: changes of a lease that could not be recorded. Each failure is logged once, not
+/// at each attempt.
 #[derive(Debug, Default)]
 struct Logged {
     releasing: bool,
@@ -322,7 +322,7 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
                 }
             }),
             // If the state `releasing` cannot be recorded and gpushd restarts, the lease is active
-            // again, and its end begins again.
+            // again, and gpushd begins again to end it.
             Err(error) => logged.releasing_failed(id, &error),
         }
     }
@@ -360,8 +360,8 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
             // If a client is killed while it computes, its MPS server may end too.
             mps::terminate(&leases.handles.mps, *pid).await;
         }
-        // If the pid was reused, this check reads another process. The signal still goes only to
-        // the process of the pidfd.
+        // If the pid was reused, this check reads the owner of another process. The signal still
+        // goes only to the process that the pidfd refers to.
         if proc::owner(*pid) != Some(lease.record.holder.uid) {
             continue;
         }

@@ -10,10 +10,10 @@
 //!                                          end recorded, capacity free ◄── no process left ┘
 //! ```
 //!
-//! [`crate::state`] holds the open leases. gpushd reserves a grant there under the placement lock,
-//! commits it without the lock, and undoes it if the commit fails. If the outcome of a commit is
-//! not known, the capacity stays reserved until gpushd restarts. Capacity becomes free only after
-//! the end of a lease is on disk.
+//! [`crate::state`] holds the open leases. gpushd reserves a grant in this state under the
+//! placement lock, commits it without the lock, and undoes it if the commit fails. If the outcome
+//! of a commit is not known, the capacity stays reserved until gpushd restarts. Capacity becomes
+//! free only after the end of a lease is on disk.
 //!
 //! | file | subject |
 //! |---|---|

@@ -4,18 +4,19 @@
 //! A process of the holder on a target belongs to the lease whose cgroup contains it, or else to
 //! the lease that its environment names. If there is no such lease, the process is unattributed,
 //! and counts for the holder's oldest lease on the target. The capacity of that lease stays in use,
-//! because the process may belong to it. gpushd never ends such a process. A MIG device or a whole
-//! GPU has only one lease, so every process of the holder there counts for that lease.
+//! because the process may belong to it. gpushd never ends an unattributed process. A MIG device or
+//! a whole GPU has only one lease, so every process of the holder on the device or GPU counts for
+//! that lease.
 //!
-//! All processes in a new scope belong to the lease of the scope. In another cgroup, such as a
-//! login session, a process counts only if it uses the GPU or its environment names the lease. So a
-//! shell does not keep a lease open.
+//! All processes in a new scope belong to the lease of the scope. In any other cgroup, such as a
+//! login session, a process belongs to the lease only if it uses the GPU or its environment names
+//! the lease. So a shell does not keep a lease open.
 //!
 //! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the
-//! cgroup has the job id, sometimes the node and the user, never the cluster. A process of the
-//! holder on the targets cannot be attributed if it is not in the cgroup of a job. The same applies
-//! if the cgroup may belong to jobs of several clusters or nodes. The lease waits for such a
-//! process, and gpushd does not end it.
+//! cgroup contains the job id, and sometimes the node and the user, but never the cluster. gpushd
+//! cannot attribute a process of the holder on the targets if the process is not in the cgroup of a
+//! job, or if that cgroup may belong to jobs of several clusters or nodes. The lease waits for such
+//! a process, and gpushd does not end it.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

@@ -188,8 +188,8 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // Dropping the waiting requests answers the clients. The requests stay recorded as queued, and
-    // the next gpushd takes them over.
+    // When the waiting requests are dropped, their clients get an answer. The requests stay
+    // recorded as queued, and the next gpushd takes them over.
     leases.waiting().clear();
 }
 
@@ -353,7 +353,7 @@ fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) 
     }
 }
 
-/// Returns the capacity that a reservation keeps from later operations.
+/// Returns the reserved capacity, which later operations must not take.
 fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     let mut needs = Needs::new();
     let Some(assignment) = reserves else { return needs };

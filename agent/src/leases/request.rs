@@ -98,8 +98,8 @@ pub(super) async fn resolve(
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
     let mut quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
     if job.is_some_and(|job| job.has_gres) {
-        // Slurm limits the time of a job. If the config has no quota for the user, gpushd also
-        // leaves the number of devices to Slurm.
+        // Slurm limits the time of a job. If the config has no quota for the user, gpushd does not
+        // limit the number of devices either, because Slurm limits it.
         quota.limits.longest_s = None;
         if quota.subject.is_none() {
             quota.limits = quota::Limits::default();

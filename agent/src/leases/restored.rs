@@ -53,8 +53,8 @@ pub(super) struct Restored {
 }
 
 /// Restores the places of queued requests that arrived before the time `before`. With `None`,
-/// restores the places of all queued requests. The caller also queues the operations, in one order
-/// of arrival, before any request is served.
+/// restores the places of all queued requests. Before any request is served, the caller also queues
+/// the operations, so that leases and operations share one order of arrival.
 pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
@@ -96,7 +96,7 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
 }
 
 /// Returns whether a request can be resolved without the process that sent it. A new scope needs
-/// that process, and only Slurm's hooks send the terms of a job.
+/// that process, and only Slurm's hooks send the parameters of a job.
 fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
     match record.binding {
         LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => true,
@@ -269,7 +269,7 @@ pub(super) fn ending_error(id: LeaseId) -> ApiError {
         .retryable()
 }
 
-/// Returns whether a repeated request is executed again: its lease left the queue without a grant.
+/// Returns whether a repeated request is executed again, because its lease left the queue without a grant.
 pub(super) fn may_be_repeated(record: &LeaseRecord) -> bool {
     record.state == LeaseState::Ended && record.granted_at.is_none() && record.operation.is_none()
 }

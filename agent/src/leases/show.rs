@@ -51,7 +51,7 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
     Ok(all)
 }
 
-/// Returns one lease. An ended lease is available while the history keeps it.
+/// Returns one lease. An ended lease is available as long as the history contains it.
 ///
 /// # Errors
 /// If there is no lease with this id, or if the store cannot be read.

@@ -203,8 +203,8 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
 
 /// Checks the owner and mode of the config file and the driver library. If trust is required, a
 /// file that another user could have written is an error; if trust is not required, gpushd only
-/// logs the file. The dynamic linker finds a library without a path in directories that only root
-/// can write.
+/// logs the file. If the library is named without a path, the dynamic linker finds it in
+/// directories that only root can write.
 fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
     let own = nix::unistd::geteuid().as_raw();
     let library = library.filter(|library| library.components().count() > 1);

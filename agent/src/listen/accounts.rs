@@ -4,8 +4,8 @@
 //! through user namespaces. All these connections are counted for that user. Members of the admin
 //! groups have reserved connections.
 //!
-//! Both rules need lookups of users and groups, which may take seconds with a directory service. So
-//! lookups run in the background, and the accept loop uses the last result.
+//! For both rules, gpushd must look up users and groups, which may take seconds with a directory
+//! service. So lookups run in the background, and the accept loop uses the last result.
 
 use std::{
     fs,

@@ -1,6 +1,6 @@
 //! Steps of mode `timeslice`: time-slice levels and compute modes of whole GPUs.
 //!
-//! A level that cannot be set does not fail an operation, because the reconciler tries again later. So the functions
+//! If a level cannot be set, the operation does not fail, because the reconciler tries again later. So the functions
 //! return sentences about deviations instead of errors.
 
 use gpush_api::GpuPlan;
@@ -12,7 +12,7 @@ pub(crate) async fn execute(timeslice: &Timeslice, uuids: &[String]) -> Vec<Stri
     timeslice::apply_and_read_back(timeslice, uuids).await
 }
 
-/// Resets the levels that no rule requires any more on the GPUs of an operation, before its first step.
+/// Before the first step of an operation, resets the levels on its GPUs that no rule requires any more.
 pub(crate) async fn release(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
     timeslice::apply_and_read_back(timeslice, &timeslice::gpus_to_release(timeslice, plans)).await
 }

@@ -271,8 +271,8 @@ pub(crate) async fn set(
     Ok(MpsSetResponse { daemon, reaches })
 }
 
-/// Returns the UUIDs of a target and of its GPU. A search of the audit trail finds the record by both, also when the
-/// MIG device no longer exists.
+/// Returns the UUIDs of a target and of its GPU. A search of the audit trail finds the record by either UUID, even if
+/// the MIG device no longer exists.
 fn identity(uuid: &str, entry: &Entry) -> serde_json::Map<String, serde_json::Value> {
     [("uuid", uuid), ("gpu_uuid", entry.gpu_uuid.as_str())]
         .into_iter()

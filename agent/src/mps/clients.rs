@@ -41,8 +41,8 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
 /// A target that is shared through MPS, with the data that decides which processes may run there.
 #[derive(Debug)]
 pub(crate) struct SharedTarget {
-    /// Whether the daemon is desired. `false` if the daemon is stopped or about to be removed; then
-    /// no lease is granted on the target.
+    /// Whether the daemon is desired. `false` if the daemon is stopped or about to be removed; in
+    /// both cases, no lease is granted on the target.
     pub(crate) is_given: bool,
     leases: Vec<OpenLease>,
 }

@@ -55,7 +55,8 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
                 tracing::info!(gpu, "its compute mode is {mode}, it was {before}");
             }
         }
-        // Without driver handles, gpushd can neither read nor set the mode. Maintenance already explains that.
+        // Without driver handles, gpushd can neither read nor set the mode. The state `maintenance` already explains
+        // the missing mode.
         Err(_) if mps.handles.state.maintenance().is_some() => {}
         Err(why) => {
             if mps.bypass_reasons().insert(gpu.clone(), why.clone()).as_ref() != Some(&why) {

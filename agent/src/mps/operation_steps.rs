@@ -53,8 +53,8 @@ impl Mps {
         all
     }
 
-    /// Removes the data about what an operation has done with daemons. From then on, the records
-    /// decide again.
+    /// Removes the data about what an operation has done with daemons. From then on, only the
+    /// records determine which daemons gpushd starts or keeps stopped.
     pub(crate) fn forget_operation(&self, operation: &str) {
         if self.operation_daemons().remove(operation).is_some() {
             self.wake_all();
@@ -105,9 +105,9 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     mps.idle()
 }
 
-/// Returns what a plan takes away on its GPU: certain targets, or the whole GPU. A waiting
-/// operation reserves these targets or the GPU, even if leases use them. A refused plan takes
-/// nothing away.
+/// Returns what a plan needs exclusively on its GPU: certain targets, or the whole GPU. A waiting
+/// operation reserves these targets or the GPU, even if leases use them. A refused plan needs
+/// nothing.
 pub(crate) fn reserve_of_plan(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());

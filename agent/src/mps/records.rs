@@ -27,7 +27,7 @@ impl Mps {
 /// record are not lost.
 ///
 /// # Errors
-/// If the commit fails. Then the record is unchanged.
+/// If the commit fails. After an error, the record is unchanged.
 pub(super) async fn change(
     mps: &Mps,
     uuid: &str,
@@ -50,7 +50,7 @@ fn apply_in_memory(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsT
     let record = change(known);
     let in_force = record.in_force.is_some();
     records.insert(uuid.to_owned(), record);
-    // The state is updated under the lock, so that changes of a target reach it in order.
+    // The state is updated under the lock, so that changes of a target reach the state in order.
     mps.handles.state.set_shared(uuid, in_force);
 }
 

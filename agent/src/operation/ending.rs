@@ -8,8 +8,9 @@
 //! ```
 //!
 //! An end and all its changes are one transaction: overrides, conditions, MPS targets, the audit trail. gpushd repeats
-//! the same transaction until it succeeds, so a late end changes the same data. Ends are recorded in their order, and
-//! before any later operation begins. So a late end never overwrites what a later operation changed.
+//! the same transaction until it succeeds, so an end that is recorded late changes the same data. Ends are recorded in
+//! the order in which the operations ended, and before any later operation begins. So an end that is recorded late
+//! never overwrites what a later operation changed.
 
 use std::{
     fmt,

@@ -171,7 +171,7 @@ impl Operations {
     /// Records an operation as begun. After this call, the first driver call may follow.
     ///
     /// # Errors
-    /// If the operation cannot be recorded. Then the operation does not exist.
+    /// If the operation cannot be recorded. After an error, the operation does not exist.
     pub(crate) async fn begin(&self, claim: Claim, new: OperationSpec) -> Result<Arc<OperationHandle>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
@@ -199,7 +199,7 @@ impl Operations {
     /// Records an operation as queued.
     ///
     /// # Errors
-    /// If the operation cannot be recorded. Then the operation does not exist.
+    /// If the operation cannot be recorded. After an error, the operation does not exist.
     pub(crate) async fn enqueue(&self, new: OperationSpec) -> Result<Arc<OperationHandle>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;

@@ -1,7 +1,7 @@
 //! One unfinished operation, for the task that executes it.
 //!
 //! gpushd records in advance everything that recovery needs: the intent before the first driver
-//! call, the rollback before its first step, the end before its publication. Progress is only
+//! call, the rollback before its first step, and the end before it is published. Progress is only
 //! informative, and is written without waiting.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -102,7 +102,7 @@ impl OperationHandle {
         if let Some(mut progress) = lasting {
             progress.iter_mut().for_each(|gpu| gpu.doing = None);
             let id = self.id;
-            // Nothing waits for this record, and its loss does no harm: progress is only informative.
+            // Nothing waits for this record. It may be lost, because progress is only informative.
             drop(self.operations.store().write(move |tx| tx.progress(id, progress.clone()).map(|_| ())));
         }
     }
@@ -123,7 +123,8 @@ impl OperationHandle {
         });
     }
 
-    /// Changes the notes within their limits. A record that is too large would make it impossible to record the end.
+    /// Changes the notes within their limits. If the record were too large, gpushd could not record the end of the
+    /// operation.
     fn change_notes(&self, news: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut kept = Vec::new();
         self.update(|operation| {
@@ -157,7 +158,7 @@ impl OperationHandle {
     /// this call, the first driver call may follow.
     ///
     /// # Errors
-    /// If the start cannot be recorded. Then the operation has not started.
+    /// If the start cannot be recorded. After an error, the operation has not started.
     pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), ApiError> {
         claim.begin(&self.id.to_string());
         self.operations.record_ends().await?;

@@ -35,7 +35,8 @@ pub(super) fn event(operation: &Operation, note: Option<String>) -> EventPayload
 }
 
 /// Maximum number of causes in the error of a whole operation. For each GPU of the operation,
-/// [`FEW_CAUSES`] is the maximum. With 64 GPUs, a record then stays well below the store's limit.
+/// [`FEW_CAUSES`] is the maximum. So even with 64 GPUs, a record stays well below the store's
+/// limit.
 pub(super) const MOST_CAUSES: usize = 64;
 pub(super) const FEW_CAUSES: usize = 12;
 

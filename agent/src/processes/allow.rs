@@ -8,8 +8,8 @@
 //! ```
 //!
 //! gpushd's unit hides /home, /root and /run/user, and a network file system may deny access to
-//! root. A process can choose its mounts, and so its path. So the path alone does not allow a
-//! process, but gpushd does not end such a process.
+//! root. A process can choose its mounts, and so its path. So a process is not allowed only because
+//! its path matches, but gpushd does not end a process whose path matches.
 
 use std::{fs, io, path::PathBuf};
 

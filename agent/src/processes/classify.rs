@@ -17,13 +17,13 @@
 //! `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not
 //! reported, because it may run in a container as another user.
 //!
-//! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its
-//! cgroup. An unattributed process there is unleased too. gpushd does not end such a process while
-//! its user holds a lease on the target.
+//! On a target shared through MPS, a process that bypasses the daemon is unleased, in any cgroup.
+//! An unattributed process on such a target is unleased too. gpushd ends neither of these processes
+//! while its user holds a lease on the target.
 //!
 //! The user is compared first, then the cgroup. The kernel reports the user, and a user cannot
-//! enter a cgroup that root created. The process itself can write its environment, so the
-//! environment counts only among the leases of its user.
+//! enter a cgroup that root created. The process itself can write its environment, so gpushd
+//! accepts the name of a lease in the environment only if the user of the process holds that lease.
 
 use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
 use gpush_host::{
@@ -187,8 +187,8 @@ impl<'a> Classifier<'a> {
 }
 
 /// Returns whether the desired mode shares a GPU, or the MIG device `device` of the GPU, through
-/// MPS. If not, a remaining daemon continues to serve its clients. Other processes then do not
-/// count as bypassing the daemon.
+/// MPS. If not, a remaining daemon continues to serve its clients. In that case, other processes do
+/// not count as bypassing the daemon.
 fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     match gpu.mode {
         Mode::Mps => true,

@@ -9,9 +9,9 @@
 //!                        grace period over: same checks ─► SIGKILL (`mps::terminate` first for MPS clients)
 //! ```
 //!
-//! The pid of a reading may have been reused meanwhile. A pid is not reused while its process is
-//! alive and gpushd holds its pidfd. So gpushd first opens the pidfd, then begins a reading, and
-//! sends a signal only after that reading.
+//! After a reading, another process may get a pid that the reading contains. A pid is not reused
+//! while its process is alive and gpushd holds its pidfd. So gpushd first opens the pidfd, then
+//! begins a reading, and sends a signal only after that reading.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

@@ -10,8 +10,8 @@
 //!
 //! The kernel shows the memory where a program found its environment at its start. Programs that set their title
 //! (`setproctitle`) overwrite that memory, and a program that is being executed has no environment for a moment. So a
-//! missing name alone proves nothing. The process itself sets the name, so the name counts only among the leases of the
-//! process's user, and grants nothing.
+//! missing name alone proves nothing. The process itself sets the name, so gpushd accepts the name only if it names a
+//! lease of the process's user. The name grants nothing.
 
 use std::{
     collections::HashMap,
@@ -81,8 +81,8 @@ impl Environments {
         found
     }
 
-    /// Returns the lease that a process or one of its ancestors names or named. `is_own` returns
-    /// whether a lease belongs to the process's user.
+    /// Returns the lease that a process or one of its ancestors names, or has named before.
+    /// `is_own` returns whether a lease belongs to the process's user.
     pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
         let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
         let own_lease = |pid: u32| match self.cached_lease(pid) {

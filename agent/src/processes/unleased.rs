@@ -98,7 +98,8 @@ impl Unleased {
             Action::Exempt(why) => (UnleasedStep::Exempt, format!("not ended: {why}")),
             Action::Warned => (UnleasedStep::Warned, "warning in the log".to_owned()),
             Action::Asked { kill_at, .. } => {
-                // Rounded up to whole seconds: the process never has less time than the text says.
+                // Rounded up to whole seconds, so that the text does not say 0 s while the process
+                // has time left.
                 let rest = kill_at.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
                 (UnleasedStep::Asked, format!("asked to end (SIGTERM), will be killed in {}s", rest.as_secs()))
             }

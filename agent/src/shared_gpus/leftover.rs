@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The records survive gpushd, so the next gpushd continues. The first check follows the first
-//! reconciliation of a GPU, because gpushd does not know earlier which daemons exist.
+//! reconciliation of a GPU, because gpushd does not know which daemons exist until then.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -10,8 +10,8 @@
 //!     └───────────────────────────────────────────┘  └─► taken
 //! ```
 //!
-//! The driver resets both settings at a reboot. Then the records no longer apply, and the values
-//! after the reboot count as the original values. Changes of one GPU's record are serialized, so
+//! The driver resets both settings at a reboot. After the reboot, the records no longer apply, and
+//! the current values count as the original values. Changes of one GPU's record are serialized, so
 //! that gpushd does not restore a setting that the next use needs. Changes of different GPUs do not
 //! wait for each other.
 //!
@@ -236,7 +236,7 @@ impl SharedGpus {
     /// `None` removes the record.
     ///
     /// # Errors
-    /// If the record cannot be written. The caller must not set the level then.
+    /// If the record cannot be written. In that case, the caller must not set the level.
     pub(crate) async fn note_level(&self, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
         let _lock = self.lock(uuid).await;
         let record = self.record(uuid);

@@ -194,8 +194,8 @@ impl Allocation {
             None => allocated_share(&devices, targets.is_some())?,
         };
         let count = match &share {
-            // Slurm allocated whole GPUs, and the job requests a profile or size: the job gets one
-            // MIG device on them.
+            // If Slurm allocated whole GPUs and the job requests a profile or size, the job gets
+            // one MIG device on these GPUs.
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole => members.max(1),
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default if members > 1 => {

@@ -40,9 +40,10 @@ pub(super) async fn end(
     if ending.is_empty() {
         return Ok(answer);
     }
-    // After the deadline, the hook of another job delivers this end, and does not wait. The job may
-    // already run again without a lease, with processes in the same cgroup. So gpushd does not end
-    // any process, and the lease waits for the processes in the cgroup.
+    // If the deadline has passed, the hook of another job sends this request, and does not wait for
+    // the processes of this job. The job may already run again without a lease, with processes in
+    // the same cgroup. So gpushd does not end any process, and the lease waits for the processes in
+    // the cgroup.
     let leftovers =
         if time_until(job.until_ms).is_zero() { Leftovers::Report } else { slurm.leases.config().slurm.leftovers };
     release_all(slurm, caller, ending.iter().copied(), leftovers).await?;

@@ -93,7 +93,7 @@ fn refused(error: ApiError) -> LayoutResult {
         // Other conflicts stay until a user does something.
         Code::Conflict if error.retryable => LayoutResult::Busy(error),
         Code::Conflict => LayoutResult::Never(error),
-        // A lost GPU may return after a reset, and its layout is still due then.
+        // A lost GPU may return after a reset, and gpushd must then still apply its layout.
         Code::DriverUnavailable
         | Code::DriverError
         | Code::DriverTimeout
@@ -125,7 +125,8 @@ pub(super) fn log(gpu: &Gpu, error: &ApiError) {
 mod tests {
     use super::*;
 
-    /// The other claim may end without a change: a plan that is refused, or a reset together with another GPU.
+    /// The other claim may end without a change, because its plan is refused, or because it only resets this GPU
+    /// together with another GPU.
     #[test]
     fn retryable_conflict_leaves_the_layout_due() {
         let conflict = || ApiError::new(Code::Conflict, "GPU 0 is being changed by an operation that is being planned");

@@ -1,5 +1,5 @@
-//! Commits the changes of conditions that callers request, and then applies them to the state, in
-//! the same order.
+//! Commits the changes that callers request to conditions, and then applies the changes to the
+//! state, in the same order.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl Commits {
     /// ends a condition uses the reserved space of the store, so it succeeds on a full disk.
     ///
     /// # Errors
-    /// If the commit fails. Nothing has changed then.
+    /// If the commit fails. After an error, nothing has changed.
     pub(crate) async fn change(
         &self,
         change: Change,

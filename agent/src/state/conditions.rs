@@ -28,8 +28,8 @@ pub(super) const ROW_REMAP: &str = "row-remap";
 
 /// Decides from a reading whether a degraded GPU has recovered.
 pub(crate) trait RecoveryCheck: fmt::Debug + Send + Sync {
-    /// Describes the GPU if it is as the failed operation planned, or as it was before; `None`
-    /// otherwise.
+    /// Describes the GPU if it is as the failed operation planned, or as it was before that
+    /// operation. Returns `None` otherwise.
     fn passes(&self, reading: &Reading) -> Option<&'static str>;
 }
 
@@ -174,7 +174,7 @@ impl Conditions {
         self.in_force.iter().filter(move |((scope, of, _), _)| *of == kind && here(scope))
     }
 
-    /// Ends the degraded states that `reading` shows to be over. Returns the changes to record.
+    /// Ends the degraded states of a GPU that has recovered according to `reading`. Returns the changes to record.
     ///
     /// `begun` is when the reading began. A check counts only if its condition was set before that time.
     pub(super) fn check_recovery(&mut self, reading: &Reading, begun: Instant) -> Vec<Change> {

@@ -42,8 +42,8 @@ pub(crate) struct OpenLease {
     pub(crate) waits_for: Vec<String>,
     /// Processes of the lease that still ran at the last probe.
     pub(crate) left: Vec<u32>,
-    /// Whether the lease of a Slurm job waits only for something outside the job that the user of
-    /// the job can cause.
+    /// Whether the lease of a Slurm job waits only for something that is outside the job and that
+    /// the user of the job can cause.
     pub(crate) unattributed: bool,
 }
 
@@ -80,8 +80,8 @@ impl OpenLease {
     }
 
     /// Replaces the record, and with it the end time. The state does not change. A record that is
-    /// older than the present record is ignored, because two changes may arrive in another order
-    /// than they were recorded.
+    /// older than the present record is ignored, because changes may arrive in an order that
+    /// differs from the order in which they were recorded.
     pub(crate) fn set_record(&mut self, record: LeaseRecord) {
         if record.sequence < self.record.sequence {
             return;
@@ -213,7 +213,7 @@ pub(crate) struct Reservation {
     pub(crate) members: Vec<LeaseMember>,
 }
 
-/// What the end of an operation recorded about leases.
+/// The changes of leases that were recorded with the end of an operation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OperationLeaseEffects {
     /// The lease whose MIG devices the operation created. The lease is now active, or has ended.
@@ -296,8 +296,8 @@ impl LeaseTable {
         bound.find(|(_, cgroup)| cgroup::contains(cgroup, cgroups)).map(|(lease, _)| lease)
     }
 
-    /// Returns whether jobs of several clusters or nodes have the job id in the path of this
-    /// cgroup. If so, the path does not identify the job.
+    /// Returns whether several jobs, of different clusters or nodes, have the job id that is in the
+    /// path of this cgroup. If so, the path does not identify the job.
     pub(crate) fn is_ambiguous(&self, found: &cgroup::SlurmJob, uid: u32) -> bool {
         let place = |lease: &OpenLease| match &lease.record.binding {
             LeaseBinding::Job { cluster, node, .. } if lease.fits_job(found) && lease.record.holder.uid == uid => {
@@ -323,9 +323,9 @@ impl LeaseTable {
         active.map(|lease| lease.record.holder.uid).chain(reserved.map(|one| one.holder)).collect()
     }
 
-    /// Marks leased targets as in use, so that plans respect them even when they are idle. A grant
-    /// that is being recorded has no id yet. Such a grant appears as a process without a pid, and
-    /// every user may see this process.
+    /// Marks leased targets as in use, so that plans treat them as in use even when no process uses
+    /// them. A grant that is being recorded has no id yet. Such a grant appears as a process
+    /// without a pid, and every user may see this process.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
         self.add_leases_to(gpus);
         for member in self.reserved.values().flat_map(|one| &one.members) {
@@ -375,7 +375,7 @@ impl LeaseTable {
         self.open.values().map(Arc::as_ref).filter(is_its).find(|lease| lease.state.name() == LeaseState::Granting)
     }
 
-    /// Applies what the end of an operation recorded.
+    /// Applies the changes that were recorded with the end of an operation.
     pub(crate) fn apply_operation_end(&mut self, settled: &OperationLeaseEffects) {
         for (gpu, placements) in &settled.created {
             self.created.insert(gpu.clone(), placements.clone());

@@ -416,7 +416,7 @@ impl State {
         });
     }
 
-    /// Ends the report of a loss that does not hold any GPU.
+    /// Ends the report of a lost database, if no GPU is held because of the loss.
     pub(crate) fn acknowledge_loss(&self) {
         self.update(|known| {
             known.loss.lost = None;

@@ -32,7 +32,7 @@ pub(crate) enum OverrideEffect {
     Ended {
         /// The ended override.
         one: Override,
-        /// The generation of the desired state that this end created.
+        /// The generation of the desired state after this override ended.
         generation: u64,
         /// The action that ended the override, as in the audit trail.
         action: String,

@@ -28,7 +28,7 @@ pub(crate) enum Reason {
     NotRead,
     /// The host is in maintenance.
     Maintenance(gpush_api::Maintenance),
-    /// A cordon keeps new work off the GPU.
+    /// A cordon prevents new work on the GPU.
     Cordoned(Cordon),
     /// The database was lost, with this cause.
     Held(String),

@@ -4,7 +4,7 @@
 //! Only the owner of a process and administrators see its pid, uid, user and command line. Other
 //! users see only the state of an MPS server, and the fields of a lease that
 //! [`gpush_api::Lease::redact`] keeps. Plans and refusals are made from redacted GPUs, so their
-//! sentences do not show what a field hides.
+//! text does not show what was removed.
 
 use gpush_api::{Actor, Blocker, EventPayload, Gpu, MpsClient, MpsDaemon, MpsServer, Process};
 

@@ -119,8 +119,8 @@ impl SnapshotSources {
     }
 
     /// Matches the last good list with the known GPUs. If a listed GPU cannot be identified, it
-    /// counts as the GPU that was last at the same index, unless the driver lists that GPU
-    /// elsewhere.
+    /// counts as the GPU that was last at the same index, unless the driver lists this earlier GPU
+    /// at another index.
     pub(super) fn match_list(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {

@@ -69,7 +69,7 @@ impl HostState {
     /// Returns the positions of the GPUs that selectors name.
     ///
     /// # Errors
-    /// If a selector matches no GPU. The error says so if the driver lists that GPU but cannot identify it.
+    /// If a selector matches no GPU. If the driver lists the GPU but cannot identify it, the error says so.
     pub(crate) fn positions(&self, texts: &[&str]) -> Result<Vec<usize>, ApiError> {
         let gpus = self.selectable();
         Selector::resolve(texts, &gpus).map_err(|error| self.explain_absent(texts, error))

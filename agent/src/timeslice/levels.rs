@@ -165,7 +165,7 @@ fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, told: Option<&LevelRe
 async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
-        // Another program has set the level since, so gpushd does not change it.
+        // Another program has changed the level since gpushd set it, so gpushd leaves the level as it is.
         mark_ok(timeslice, pace, aim).await;
         return false;
     }
@@ -173,7 +173,8 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
         return false;
     }
     let wanted = aim.level();
-    // A level other than the default proves that the GPU has levels. Then "not supported" is a temporary fault.
+    // A level other than the default proves that the GPU has levels. In that case, "not supported" is a temporary
+    // fault.
     let can_be_set = now != TimesliceLevel::Default || timeslice.was_set_before(uuid);
     // Until the new level is read back, the GPU may have the old or the new level.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);

@@ -9,7 +9,7 @@
 //! done  ─► step Set ─► set and read back ─► failures are noted with the operation
 //! ```
 //!
-//! A level that cannot be set does not roll back the operation: the reconciler retries later.
+//! If a level cannot be set, the operation is not rolled back: the reconciler retries later.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::caller::Viewer;
 /// Maximum time that an operation waits for `nvidia-smi`, which may first have to initialize the GPUs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Adds a time-slicing step to each plan after which a GPU is time-sliced.
+/// Adds a time-slicing step to each plan whose GPU is time-sliced afterwards.
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };

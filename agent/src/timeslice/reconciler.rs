@@ -145,8 +145,8 @@ impl Reconciler {
         if self.pace.is_due(new, some) {
             let busy = levels::reconcile(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
             for uuid in busy {
-                // The GPU is removed from the last check, so that it is checked again when its lane
-                // is free.
+                // The GPU is removed from the stored result of the last check, so that gpushd
+                // checks the GPU again when its lane is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
                 tokio::spawn(async move {

@@ -84,7 +84,7 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
 }
 
 /// Runs `nvidia-smi compute-policy`. If the caller stops waiting, the program continues and the
-/// locks stay held until the program exits. So no reset and no other run can overlap.
+/// locks stay held until the program exits. So no reset and no other run can begin before that.
 async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Result<Ended, ApiError> {
     let timeslice = timeslice.clone();
     let run = tokio::spawn(async move { run_to_its_end(&timeslice, step, args).await });

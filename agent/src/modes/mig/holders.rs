@@ -39,8 +39,8 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
     Ok(found)
 }
 
-/// Returns whether a trusted user runs a fabric manager. Returns `false` if the search fails: a
-/// reset then requires more GPUs to be free, not fewer.
+/// Returns whether a trusted user runs a fabric manager. If the search fails, returns `false`, so
+/// that a reset requires more GPUs to be free, not fewer.
 pub(super) async fn fabric_manager_runs(host_services: &HostServices) -> bool {
     let proc = host_services.proc.clone();
     let search = tokio::task::spawn_blocking(move || device_files::fabric_manager_runs(&proc));

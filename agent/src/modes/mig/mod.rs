@@ -15,7 +15,7 @@
 //!          a new worker ─► each GPU by its UUID ─► effective, read back
 //! ```
 //!
-//! A rollback takes the same path to the previous mode.
+//! A rollback uses the same steps to set the previous mode.
 //!
 //! | file | subject |
 //! |---|---|

@@ -55,7 +55,7 @@ pub(crate) struct Cursor {
     news: watch::Receiver<RingStatus>,
     /// Number of the last event that the listener received.
     at: u64,
-    /// Why the listener has missed events, if that is not reported yet.
+    /// Why the listener has missed events; `None` if the listener knows the reason already.
     resync: Option<ResyncReason>,
 }
 

@@ -4,9 +4,9 @@
 //!
 //! - [`Readings::host`] and [`Readings::recent`] serve responses. These functions read a GPU again
 //!   when its last reading is older than one second. Concurrent callers share a reading. A caller
-//!   waits at most until 75 ms after the reading began; a GPU that hangs is then shown as last
-//!   read, marked stale. So after a GPU's first reading, a response takes less than 100 ms, even if
-//!   the driver hangs.
+//!   waits at most until 75 ms after the reading began; after that time, a GPU that hangs is shown
+//!   as last read, marked stale. So after a GPU's first reading, a response takes less than 100 ms,
+//!   even if the driver hangs.
 //! - [`Readings::now`] serves changes: the reading begins after the call.
 //!
 //! GPUs are identified by UUID. A GPU that the driver no longer lists stays known, as lost, until gpushd exits.
@@ -133,8 +133,8 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
-    /// Returns the host as last read, except that one GPU is at most one second old if its reading finishes in time.
-    /// Does not wait for other GPUs.
+    /// Returns the host as last read. Reads one GPU again if its last reading is older than one second, and waits for
+    /// this reading, but not for other GPUs.
     ///
     /// # Errors
     /// As [`Readings::host`].
