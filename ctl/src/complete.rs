@@ -29,7 +29,7 @@ const VARIABLE: &str = "COMPLETE";
 /// The supported shells.
 const SHELLS: Shells<'static> = Shells(&[&bash::Bash, &Elvish, &Fish, &Powershell, &Zsh]);
 
-/// Prints completions if a shell asks for them. Returns whether a shell did.
+/// Prints completions if a shell asks for them. Returns whether a shell asked.
 pub(crate) fn complete(words: &[OsString]) -> Result<bool, clap::Error> {
     if std::env::var_os(VARIABLE).is_none_or(|shell| shell.is_empty()) {
         return Ok(false);

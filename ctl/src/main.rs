@@ -65,7 +65,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     ExitCode::from(status(words))
 }
 
-/// Reports a command line in the form of another tool.
+/// Reports the error about a command line that has the form of another tool.
 fn refused(error: &ApiError, words: &[OsString]) -> ExitCode {
     if wants_json(words) {
         output::error_document(error);

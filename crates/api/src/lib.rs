@@ -1,9 +1,9 @@
 //! Wire types of the gpush API: the JSON that `gpushd` and its clients exchange.
 //!
-//! The crate contains serde types, error codes with their exit statuses, and the rule for which
-//! characters of foreign text are shown. `gpush-core` uses the same types, so that offline plans
-//! can read the host from a saved answer of gpushd (`gpushctl gpu list --json`). Within `v1`, JSON
-//! fields are added, but never renamed or removed.
+//! The crate contains serde types, error codes with their exit statuses, and the rule that decides
+//! which characters of foreign text are shown. `gpush-core` uses the same types, so that offline
+//! plans can read the host from a saved answer of gpushd (`gpushctl gpu list --json`). Within `v1`,
+//! JSON fields are added, but never renamed or removed.
 
 pub mod audit;
 pub mod compute;

@@ -226,8 +226,8 @@ impl From<&Operation> for OperationSummary {
             begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),
-            // A list shows only the message: one error may contain several causes, and errors of
-            // several GPUs.
+            // A list shows only the message, because one error may contain several causes and the
+            // errors of several GPUs.
             error: one.error.as_ref().map(|error| {
                 let (causes, errors) = (Vec::new(), Box::default());
                 ApiError { causes, errors, ..error.clone() }

@@ -36,8 +36,8 @@ pub enum LayoutSource {
     PerGpu(Vec<GpuLayout>),
 }
 
-/// Reads a layout source. For any other value, the error lists all accepted forms; the error of the
-/// derived code does not.
+/// Reads a layout source. If the value has none of the accepted forms, the error lists these forms.
+/// The error of the derived code would not list them.
 fn layout_source<'de, D: Deserializer<'de>>(from: D) -> Result<LayoutSource, D::Error> {
     struct Forms;
 

@@ -8,7 +8,8 @@
 //!   └ MPS daemons stopped; services and hooks around a reset
 //! ```
 //!
-//! A plan lists its steps in this order. An operation executes a phase on all of its GPUs before the next one.
+//! A plan lists its steps in this order. An operation executes a phase on all of its GPUs before it begins the next
+//! phase.
 
 use serde::{Deserialize, Serialize};
 
@@ -171,7 +172,7 @@ impl Step {
 }
 
 impl MigModeStep {
-    /// Returns whether the step enables MIG mode; otherwise it disables it.
+    /// Returns whether the step enables MIG mode. If false, the step disables MIG mode.
     #[must_use]
     pub fn enables(&self) -> bool {
         match self {
@@ -287,8 +288,8 @@ mod tests {
         assert!(serde_json::from_str::<Step>("{\"do\": \"reboot\"}").is_err());
     }
 
-    /// Different parts of gpushd add steps in any order. The phases must stay in order, and also
-    /// the steps of one phase.
+    /// Different parts of gpushd add steps in any order. The phases must stay in order, and so must
+    /// the steps within a phase.
     #[test]
     fn plan_keeps_phase_order_however_steps_are_added() {
         let steps = of_each_kind();

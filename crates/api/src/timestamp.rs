@@ -30,7 +30,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Timestam
     Timestamp::deserialize(from)
 }
 
-/// The same functions for a time that may be absent.
+/// Writes and reads a time that may be absent.
 pub(crate) mod optional {
     use super::{Deserialize, Deserializer, Serialize, Serializer, Timestamp, whole_second};
 

@@ -87,8 +87,8 @@ impl Client {
     }
 
     /// Calls `tell` with the deadline as soon as an answer takes longer than `after`, so that a
-    /// command can explain the delay. A wait that the caller requested
-    /// ([`Client::operation_after`]) is not included.
+    /// command can explain the delay. Does not count a wait that the caller requested
+    /// ([`Client::operation_after`]).
     #[must_use]
     pub fn when_slow(mut self, after: Duration, tell: impl Fn(Duration) + Send + Sync + 'static) -> Self {
         self.slow = Some(Slow { after, tell: Box::new(tell) });

@@ -224,8 +224,9 @@ impl Connection {
             let began = Instant::now();
             last = self.attempt(question, until, deadline).await;
             if began.elapsed() > question.away {
-                // A gpushd accepted this attempt and kept the request in the queue, so gpushd has
-                // restarted once more.
+                // The attempt took longer than `away`, so a gpushd had accepted it and queued the
+                // request. If the attempt failed, gpushd has restarted once more: allow the full
+                // time again.
                 give_up = until.min(Instant::now() + question.away);
             }
         }
@@ -292,7 +293,7 @@ impl Connection {
                     Err(error) if is_absent(&error) && Instant::now() < give_up => {
                         tokio::time::sleep(STARTUP_POLL).await;
                     }
-                    // The backlog is full. On a non-blocking socket, connect(2) then fails
+                    // The backlog is full. In this case, connect(2) on a non-blocking socket fails
                     // immediately, so wait here.
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                         tokio::time::sleep(BACKLOG_FULL).await;
@@ -428,8 +429,8 @@ impl Error {
     }
 }
 
-/// Formats a time limit in the notation of durations: `1m30s`. Rounds up to whole seconds, and less
-/// than a second to hundredths.
+/// Formats a time limit in the notation of durations: `1m30s`. Rounds up to whole seconds, or to
+/// hundredths of a second if the limit is less than a second.
 fn rounded(limit: Duration) -> String {
     let hundredths = limit.as_millis().div_ceil(10);
     if hundredths < 100 {

@@ -32,8 +32,8 @@ impl Client {
         self.change_within("/v1/leases", request, deadline).await
     }
 
-    /// `GET /v1/leases`. Returns all leases that have not ended, in order of arrival. Then follow
-    /// the last `ended` leases that have ended, latest first.
+    /// `GET /v1/leases`. Returns all leases that have not ended, in order of arrival, and then the
+    /// last `ended` leases that have ended, latest first.
     ///
     /// # Errors
     /// See [`crate::Kind`].

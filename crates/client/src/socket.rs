@@ -32,8 +32,8 @@ pub struct Socket {
     /// How it was chosen.
     pub origin: Origin,
     /// gpushd's second socket, if it exists and the caller is root or the user that gpushd runs as.
-    /// The client tries this socket first, because other users cannot fill the socket's backlog. If
-    /// the connection fails, the client uses `path`, and errors are about `path`.
+    /// The client tries this socket first, because other users cannot fill its backlog. If the
+    /// connection fails, the client uses `path`, and errors are about `path`.
     pub(crate) admin: Option<PathBuf>,
 }
 
@@ -67,10 +67,11 @@ impl Socket {
         self
     }
 
-    /// Returns the socket for Slurm's hooks, because gpushd refuses hooks on the first socket.
-    /// `configured` is `api.admin_socket` of the config. If `--socket` gave this path, returns this
-    /// path. Otherwise, returns `configured`, or the admin socket in the directory of this path.
-    /// The admin socket need not exist yet.
+    /// Returns the socket for Slurm's hooks, because gpushd refuses hooks on the first socket. If
+    /// `--socket` gave this path, returns this path. Otherwise, returns `configured`, which is
+    /// `api.admin_socket` of the config, or else the admin socket in the directory of this path.
+    /// The admin socket need not exist yet. Exception: without `configured`, returns a path from
+    /// `GPUSH_SOCKET` that exists and has no admin socket next to it.
     #[must_use]
     pub fn for_hooks(self, configured: Option<&Path>) -> Self {
         let beside = self.path.with_file_name(ADMIN_SOCKET);

@@ -25,7 +25,7 @@ const READ: u16 = 0o4;
 const READ_AND_ENTER: u16 = 0o5;
 const NOTHING: u16 = 0;
 
-/// Grants access to a directory to its owner and these users only: they may enter and list it.
+/// Lets the owner and these users, and no other users, enter and list a directory.
 ///
 /// # Errors
 /// The file system has no access lists, or the directory belongs to another user.
@@ -51,8 +51,8 @@ pub fn users_with_access(dir: &Path) -> io::Result<BTreeSet<u32>> {
     }
 }
 
-/// Allows a user to read a file, and limits the owner to reading it too. Returns false if the file
-/// system has no access lists.
+/// Lets the owner and one other user read a file, and lets neither of them write it. Returns false
+/// if the file system has no access lists.
 ///
 /// # Errors
 /// The file belongs to another user, or does not exist.

@@ -131,7 +131,7 @@ fn unescaped(name: &str) -> &str {
     name.strip_prefix('_').unwrap_or(name)
 }
 
-/// Returns the part of a path that ends with the cgroup of the Slurm job, and the job.
+/// Returns the beginning of a path up to the cgroup of the Slurm job, and the job.
 fn slurm_job(path: &str) -> Option<(&str, SlurmJob)> {
     let mut names = path.strip_prefix('/')?.split('/');
     let (first, second, third) = (names.next()?, names.next()?, names.next()?);

@@ -86,8 +86,8 @@ fn holder(dir: &Path, pid: u32, devices: Vec<String>) -> Option<Holder> {
     Some(Holder { pid: Some(pid), uid: Some(uid(dir)?), user: None, command: None, service, devices })
 }
 
-/// Returns the effective user id. A simulated host has no `status` files. On such a host, returns
-/// the owner of the directory.
+/// Returns the effective user id. On a simulated host, which has no `status` files, returns the
+/// owner of the directory instead.
 fn uid(dir: &Path) -> Option<u32> {
     match read(dir.join("status")) {
         Ok(status) => Some(Status::parse(&String::from_utf8_lossy(&status))?.uid()),

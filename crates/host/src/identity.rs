@@ -6,8 +6,8 @@
 //! command   the process's memory, which may not answer    within 50 ms, separately for each user
 //! ```
 //!
-//! So the uid of a process is known even if its command line cannot be read. If the memory of a
-//! process does not answer, only the command lines of the same user are missing.
+//! So the uid of a process is known even if its command line cannot be read. If the read of one
+//! process blocks, command lines are missing only for processes of the same user.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,8 +24,8 @@ use crate::{proc, users::NameService};
 /// How long a request waits for command lines.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Maximum number of users whose command lines are read at the same time. For each user, a process that does not answer
-/// can block one thread.
+/// Maximum number of users whose command lines are read at the same time. Each user can block one thread, with a
+/// process whose memory does not answer.
 const MOST_USERS: usize = 32;
 
 /// A process with its user and its command line, as far as known.

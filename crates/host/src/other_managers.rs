@@ -21,7 +21,7 @@ const ENABLED: [&str; 3] = ["etc/systemd/system", "run/systemd/system", "usr/lib
 /// Directories with the cgroups of running units.
 const RUNNING: [&str; 2] = ["sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd/system.slice"];
 
-/// A nvidia-mig-manager that is enabled or running, and the path that shows this.
+/// A nvidia-mig-manager that is enabled or running, with a path as evidence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigManager {
     found: PathBuf,

@@ -67,8 +67,8 @@ const NVIDIA_SMI: [(&str, &str, &str); 15] = [
     ("--gpu-reset", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
 ];
 
-/// The same for options that also commands of gpushctl have. They are options of nvidia-smi only if no command precedes
-/// them.
+/// Options of nvidia-smi that commands of gpushctl have too. Such an option belongs to nvidia-smi only if no command
+/// precedes it. The fields are those of `NVIDIA_SMI`.
 const NVIDIA_SMI_ALONE: [(&str, &str, &str); 7] = [
     ("-q", "show details of GPUs", "use 'gpushctl gpu show {gpu}'"),
     ("--query", "show details of GPUs", "use 'gpushctl gpu show {gpu}'"),
@@ -95,7 +95,8 @@ fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(hint.replace("{gpu}", gpu)))
 }
 
-/// Refuses `mps env`, which would be `lease env`: only a lease admits a program to an MPS daemon.
+/// Refuses `mps env`, and names `lease env` instead, because only a lease admits a program to an
+/// MPS daemon.
 fn mps_env(words: &[&str]) -> Option<ApiError> {
     let at = words.windows(2).position(|two| two == ["mps", "env"])?;
     let target = words.get(at + 2).filter(|word| !word.starts_with('-')).copied().unwrap_or("0");

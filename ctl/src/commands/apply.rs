@@ -35,8 +35,8 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
-/// Returns the GPUs with a rule that differ from their desired state. Omits cordoned GPUs, because
-/// a user must name cordoned GPUs explicitly.
+/// Returns the GPUs that have a rule and differ from their desired state. Omits cordoned GPUs,
+/// because a user must name cordoned GPUs explicitly.
 fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     if all.is_empty() {
         return Err(super::no_gpu());
@@ -113,8 +113,8 @@ pub(super) async fn run(
         let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU for MIG");
         return Err(error.hint("see the rules with 'gpushctl config show'").into());
     }
-    // The reasons for waiting in the operation are the same for every user. A plan also names the processes that only
-    // this user may see.
+    // The operation gives the reasons for waiting in the same words to every user. A plan also names the processes that
+    // only this user may see.
     let waits = request.wait_s.map(|_| PlanRequest { gpus: request.gpus, layout: request.layout });
     super::operation::watch(client, one, &before, waits, waiting, out).await
 }
@@ -134,7 +134,7 @@ async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out:
 }
 
 /// Shows plans. If any plan is refused, an apply is refused for all GPUs. Returns the exit status
-/// that such an apply has.
+/// that an apply of these plans would have.
 pub(super) fn show_plan(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| plan::plans(plans, gpus, look))?;
     let lasting = |(_, plan): &(Code, &GpuPlan)| !plan.error.as_ref().is_some_and(|error| error.retryable);

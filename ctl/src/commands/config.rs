@@ -88,7 +88,8 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
 /// Returns the overrides of the selected GPUs, or all without selectors.
 async fn overrides_of(client: &mut Client, selectors: &[String]) -> Result<Overrides, Failure> {
     let mut all = client.overrides().await?;
-    // The driver may no longer list a GPU that has an override, so a UUID of an override needs no list of GPUs.
+    // The driver may no longer list a GPU that has an override. So read the list of GPUs only for selectors that are
+    // not the UUID of an override.
     let has_override = |selector: &&String| all.overrides.iter().any(|one| one.uuid == **selector);
     let others: Vec<String> = selectors.iter().filter(|selector| !has_override(selector)).cloned().collect();
     let gpus = match others.as_slice() {
@@ -110,8 +111,8 @@ fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
         let gpus = client.gpus(false).await;
         let mut ended = Vec::new();
         for selector in which.selectors() {
-            // The driver may no longer list the GPU, but the GPU may still have an
-            // override. In that case, gpushd finds the override by the UUID.
+            // The driver may no longer list a GPU that still has an override. In that case, gpushd
+            // finds the override by the UUID.
             let named = match &gpus {
                 Ok(gpus) => super::select(gpus.clone(), std::slice::from_ref(&selector)).unwrap_or_default(),
                 Err(_) => Vec::new(),

@@ -40,10 +40,10 @@ const WITH_DOCUMENTS: [&str; 10] = [
 /// Files with types that are written to files of Slurm's hooks, never printed.
 const FOR_HOOKS: [&str; 2] = ["commands/slurm/directory/jobs.rs", "commands/slurm/hook_start.rs"];
 
-/// The types that each name has, each with the places where it has this type.
+/// For each name: its types, and for each type, the places where the name has that type.
 type Types = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Returns the JSON type of a schema; `None` if it can be any.
+/// Returns the JSON type of a schema; `None` if the schema permits every type.
 fn type_of_schema(schema: &Value, schemas: &Value) -> Option<String> {
     if let Some(reference) = schema["$ref"].as_str() {
         return type_of_schema(&schemas[reference.rsplit('/').next()?], schemas);

@@ -156,8 +156,8 @@ async fn until_idle(
     }
 }
 
-/// Cordons that a command sets for the time that it runs, so that no new work starts on its GPUs. A
-/// GPU that was already cordoned stays cordoned.
+/// Cordons that a command sets while it runs, so that no new work starts on the GPUs. A GPU that
+/// was already cordoned stays cordoned.
 #[derive(Debug, Default)]
 pub(super) struct TemporaryCordons(Vec<String>);
 

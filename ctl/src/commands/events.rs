@@ -38,7 +38,7 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
     Ok(0)
 }
 
-/// Returns those of the stored events that the options select.
+/// Returns the stored events that the options select.
 fn selected(mut kept: Vec<ReceivedEvent>, args: &args::EventsArgs, json: bool) -> Vec<ReceivedEvent> {
     kept.retain(|told| shown(told, args.steps || json));
     if let Some(since) = args.since {

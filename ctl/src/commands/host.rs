@@ -66,7 +66,8 @@ async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &O
     entered
 }
 
-/// Tries to enter maintenance until it succeeds. `failure` says what did not happen if it does not within `limit`.
+/// Tries to enter maintenance until it succeeds, at most for `limit`. After `limit`, returns an error that begins with
+/// `failure`.
 pub(super) async fn poll(
     client: &mut Client,
     request: &MaintenanceRequest,

@@ -169,7 +169,7 @@ enum Watched {
 struct WatchOptions<'a> {
     /// The GPUs before the operation, if they were read.
     before: &'a [Gpu],
-    /// Whether the operation is running or has just ended. Then the GPUs are still in the state that the operation
+    /// Whether the operation is running or has just ended, so that the GPUs are still in the state that the operation
     /// produced.
     just: bool,
     /// A request for a plan that names what blocks the operation while it waits.
@@ -189,7 +189,7 @@ pub(super) async fn watch(
     watch_until(client, one, WatchOptions { before, just: true, waits }, waiting, out, exit_status).await
 }
 
-/// Does the same as [`watch`]. `status` computes the exit status.
+/// Does the same as [`watch`], but computes the exit status with `status`.
 async fn watch_until(
     client: &mut Client,
     mut one: Operation,
@@ -265,7 +265,8 @@ async fn follow(
     // Without a limit, wait longer than any operation takes.
     let unwatched = limit == Some(Duration::ZERO);
     let limit = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(60 * 86_400)));
-    // Do this before the first output, because a user may press Ctrl-C as soon as a line appears.
+    // Handle Ctrl-C before the first output, because a user may press Ctrl-C as soon as a line
+    // appears.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
@@ -335,8 +336,8 @@ async fn follow(
     }
 }
 
-/// Returns what an operation waits for, one sentence each. A plan names the processes that this user may see; without
-/// a plan that names them, returns the reasons in the operation.
+/// Returns what an operation waits for, one sentence each. Requests a plan, because a plan names the processes that
+/// this user may see. If the plan names no blockers, returns the reasons in the operation.
 async fn wait_reasons(client: &mut Client, reasons: &[String], request: Option<&PlanRequest>) -> Vec<String> {
     let (Some(request), false) = (request, reasons.is_empty()) else { return reasons.to_vec() };
     let named = client.plan(request).await.map(|plans| plan::blockers(&plans)).unwrap_or_default();

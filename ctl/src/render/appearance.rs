@@ -78,7 +78,7 @@ impl Appearance {
     }
 
     /// Cuts text to a width. Adds an ellipsis if something was cut. Does not cut text for a pipe,
-    /// because its reader needs the whole text.
+    /// because the program that reads the pipe needs the whole text.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
         if !self.wraps || width(text) <= columns {
             return text.to_owned();
@@ -99,8 +99,9 @@ impl Appearance {
     }
 
     /// Breaks text at blanks into lines that fit. The first line starts with `first`, and the other
-    /// lines start with as many blanks. Does not break a word, even if it is longer than a line.
-    /// Does not break a command in backquotes that fits into one line, because users copy it.
+    /// lines are indented by the width of `first`. Does not break a word, even if it is longer than
+    /// a line. Does not break a command in backquotes that fits into one line, because users copy
+    /// it.
     pub(crate) fn wrap(&self, first: &str, text: &str) -> Vec<String> {
         let indent = width(first);
         let lines = broken(text, self.width.saturating_sub(indent).max(20)).into_iter().enumerate();

@@ -70,7 +70,7 @@ fn detail(detail: &Value, gpus: &[Gpu], look: &Appearance) -> String {
             // The name says more than the number.
             ("uid", _) if has("user") => return None,
             ("uid", value) => format!("user: uid {value}"),
-            // The object of the record is the target.
+            // `uuid` is the target, which the object of the record already names.
             ("uuid", _) if has("gpu_uuid") => return None,
             (name, value) => format!("{}: {}", name.replace('_', " "), value_text(value, gpus)),
         })

@@ -25,8 +25,8 @@ pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Appearance) -> 
     let all = (columns * steps) as u64;
     let used = used.min(total);
     // Round to the nearest step. But always show use of one percent or more, and draw a full bar
-    // only if everything is used. The driver reserves some MiB even on an idle instance; this is
-    // not use.
+    // only if everything is used. The few MiB that the driver reserves on an idle instance do not
+    // count as use.
     let filled = match (used * all + total / 2).checked_div(total) {
         None => 0,
         Some(n) if used == total => n,

@@ -100,15 +100,15 @@ fn memory(gpu: &Gpu) -> String {
     format!("{}/{} GiB", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
 }
 
-/// Draws the heading: the GPU on the left, memory on the right. `others` are GPUs that share this drawing. If their
-/// numbers leave no room, they are above the heading.
+/// Draws the heading: the GPU on the left, memory on the right. `others` are GPUs that share this drawing. If the
+/// numbers of all these GPUs leave no room, the numbers are above the heading.
 pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     let indexes: Vec<u32> = std::iter::once(gpu.index).chain(others.iter().map(|other| other.index)).collect();
     let mut number = gpu_numbers(&indexes);
     let (state_word, state_style) = state(gpu.state);
     let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
     let right = if gpu.memory.total_mib == 0 || others.iter().any(|other| memory(other) != memory(gpu)) {
-        // A lost GPU reports no memory, and these GPUs have no common value.
+        // A lost GPU reports no memory. GPUs with different memory have no common value to show.
         String::new()
     } else {
         memory(gpu) + if others.is_empty() { "" } else { " each" }

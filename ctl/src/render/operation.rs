@@ -28,8 +28,8 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     }
 }
 
-/// Returns the state of an operation as text. An operation that ended before it started is not
-/// called rolled back.
+/// Returns the state of an operation as text. An operation that was cancelled, or that ended before
+/// it began, is not called rolled back.
 fn outcome(operation: &Operation) -> (&'static str, Style) {
     summary_outcome(&OperationSummary::from(operation))
 }
@@ -44,7 +44,7 @@ pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, St
     }
 }
 
-/// Returns whether a user cancelled the operation, and it changed nothing.
+/// Returns whether a user cancelled the operation, and all of its changes were rolled back.
 fn is_cancelled(operation: &Operation) -> bool {
     let error = operation.error.as_ref();
     operation.state == OperationState::RolledBack && error.is_some_and(|error| error.code == Code::Cancelled)

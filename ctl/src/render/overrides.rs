@@ -259,8 +259,8 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
     out
 }
 
-/// Returns whether the operation made the override. Times have a precision of seconds, so they decide only if the GPU was
-/// not read before the operation.
+/// Returns whether the operation made the override. Times have a precision of seconds, so compares times only if the
+/// GPU was not read before the operation.
 fn is_new(one: &Override, operation: &Operation, before: &[Gpu], uuid: &str) -> bool {
     match before.iter().find(|gpu| gpu.uuid == uuid) {
         Some(gpu) => gpu.overridden.as_ref().is_none_or(|earlier| earlier.generation != one.generation),

@@ -186,8 +186,8 @@ fn taking_back(now: &StepState) -> String {
     format!("GPU {}  rolling back {}{why}", now.gpu, count(now.done as usize, "step"))
 }
 
-/// Returns the characters of a bar: full, the end of the full part, empty. The empty part looks like that of other bars,
-/// and not like a rule.
+/// Returns the characters of a bar: full, the end of the full part, empty. The empty part has the same character as in
+/// other bars, and does not look like a horizontal line.
 fn bar_characters(charset: Charset) -> &'static str {
     match charset {
         Charset::Utf8 => "━╸·",

@@ -148,7 +148,8 @@ fn architecture(of: Architecture) -> &'static str {
     }
 }
 
-/// Returns the use of a device, which was listed without leases.
+/// Returns the use of a device. The device was listed without leases, so adds the leases of its
+/// GPU.
 fn usage(one: &MigDevice, gpu: &Gpu) -> DeviceUse {
     let is_leased = gpu.leases.iter().any(|lease| one.uuid.as_ref() == Some(&lease.target));
     match one.usage {
@@ -263,7 +264,7 @@ mod tests {
     use super::*;
     use crate::render::{Charset, fixtures};
 
-    /// The words are those of `mig list`.
+    /// `gpu show` describes the use in the same words as `mig list`.
     #[test]
     fn use_of_a_device_is_reserved_on_a_cordoned_gpu() {
         let look = fixtures::look(120, Charset::Ascii);

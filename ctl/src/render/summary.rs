@@ -87,7 +87,7 @@ fn totals(status: &Status) -> Vec<Totals> {
             status.leases.iter().filter(|lease| lease.state.holds_capacity()).flat_map(|one| &one.members);
         let granted = members.any(|member| member.gpu == gpu.uuid);
         let takes_work = gpu.state == GpuState::Ready && gpu.cordons.is_empty();
-        // gpushd creates instances neither on a GPU that takes no work, nor where the rule has another mode.
+        // gpushd does not create instances on a GPU that takes no work, or whose rule has a mode other than `mig`.
         let takes_instances = takes_work && matches!(gpu.mode, Mode::Mig | Mode::NoRule);
         whole.in_use += usize::from(used);
         whole.granted += usize::from(granted && !used);

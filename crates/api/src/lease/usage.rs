@@ -27,8 +27,8 @@ pub struct LeaseUse {
 }
 
 impl LeaseUse {
-    /// Returns one entry for each target that the lease has on the GPU with this UUID. There are
-    /// none while the lease occupies no capacity.
+    /// Returns one entry for each target that the lease has on the GPU with this UUID. Returns no
+    /// entries while the lease occupies no capacity.
     pub fn of<'a>(lease: &'a Lease, gpu: &'a str) -> impl Iterator<Item = Self> + 'a {
         let members = lease.members.iter().filter(|_| lease.state.holds_capacity());
         members.filter(move |member| member.gpu == gpu).map(|member| Self {

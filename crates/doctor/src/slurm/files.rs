@@ -24,8 +24,8 @@ impl Files {
         Some(files)
     }
 
-    /// Returns the paths at which slurm.conf is searched: only the path in `SLURM_CONF`, if it is
-    /// set.
+    /// Returns the paths where the doctor looks for slurm.conf. If `SLURM_CONF` is set, returns
+    /// only the path in this variable.
     pub(super) fn paths(host: &Host) -> Vec<&str> {
         host.slurm_conf().map_or(SLURM_CONF_PATHS.to_vec(), |path| vec![path])
     }

@@ -112,7 +112,7 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
 
 /// Returns the files that match a path with wildcards, sorted. slurmd uses glob(3).
 fn matching(host: &Host, pattern: &str) -> Vec<String> {
-    // The crate has other syntax for `[^a]`, and `**` matches several directories there.
+    // The crate writes `[^a]` as `[!a]`, and its `**` matches several directories.
     let mut below = pattern.trim_start_matches('/').replace("[^", "[!");
     while below.contains("**") {
         below = below.replace("**", "*");
@@ -132,8 +132,9 @@ fn matching(host: &Host, pattern: &str) -> Vec<String> {
     }
 }
 
-/// Reports a file that slurmd cannot run. slurmd runs each file of the directory. Such a file makes
-/// Prolog and Epilog fail, which drains the node. TaskProlog fails only the task.
+/// Reports a file that slurmd cannot run. slurmd runs every file in a hook's directory. If one of
+/// them cannot run, Prolog and Epilog fail, and Slurm drains the node. If TaskProlog fails, only
+/// the task fails.
 fn not_executable(host: &Host, key: &str, script: &str) -> Option<Finding> {
     let meta = std::fs::metadata(host.path(script)).ok()?;
     if meta.is_file() && meta.permissions().mode() & 0o111 != 0 {

@@ -11,8 +11,8 @@ use super::{files::Files, hooks};
 use crate::{Area, Finding, Host};
 
 /// Flags of `PrologFlags` with which slurmd runs Prolog when a job is allocated. `scontrol show
-/// config` of 22.05 and 24.11 shows this for each flag. `Serial` and `DeferBatch` alone do not have
-/// this effect.
+/// config` of Slurm 22.05 and 24.11 confirms this effect for each flag. `Serial` and `DeferBatch`
+/// alone do not have the effect.
 const ALLOC: [&str; 6] = ["Alloc", "Contain", "NoHold", "X11", "RunInJob", "ForceRequeueOnFail"];
 
 /// Flags that create the step `extern`.

@@ -21,7 +21,7 @@ use super::{Hierarchy, slurm_job, unit_path};
 /// of `gpush.slice` ends all units below `gpush.slice`.
 const LEASES: &str = "/gpulease.slice/";
 
-/// Beginnings of the names of scopes of containers.
+/// Prefixes of the names of container scopes.
 const CONTAINER_SCOPES: [&str; 6] = ["docker-", "libpod-", "crio-", "cri-containerd-", "nerdctl-", "machine-"];
 
 /// Directories of containers.
@@ -193,7 +193,7 @@ pub fn is_in_container(path: &str) -> bool {
     container(path).is_some()
 }
 
-/// Returns the part of a path that ends with the cgroup of a container.
+/// Returns the beginning of a path up to the cgroup of a container.
 fn container(path: &str) -> Option<&str> {
     let mut end = 0;
     let mut is_below = false;

@@ -36,8 +36,8 @@ pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
     let mut pids = Vec::new();
     collect(&dir, DEPTH, &mut pids);
     if pids.is_empty() {
-        // A process that moves between two subordinate cgroups may have been in neither when each
-        // was read.
+        // If a process moved from one child cgroup to another while they were read, the loop may
+        // have missed the process in both.
         if is_populated(&dir) {
             collect(&dir, DEPTH, &mut pids);
         }

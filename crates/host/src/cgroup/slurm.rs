@@ -16,9 +16,9 @@ use std::{
 
 use super::{MOUNTS, members::collect_all};
 
-/// Returns the pids in the cgroups of all Slurm jobs with this id and user. Returns `None` if a
-/// hierarchy is mounted at a path where gpushd does not search: then any process may belong to the
-/// job.
+/// Returns the pids in the cgroups of all Slurm jobs with this id and user. If a hierarchy is
+/// mounted at a path where gpushd does not search, returns `None`, because any process may then
+/// belong to the job.
 #[must_use]
 pub fn job_processes(job: u64, uid: u32) -> Option<Vec<u32>> {
     let mounts = procfs::process::Process::myself().and_then(|me| me.mountinfo()).ok()?;

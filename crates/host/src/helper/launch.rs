@@ -1,5 +1,5 @@
-//! Starts keepers: as transient units if systemd is the service manager, otherwise as child
-//! processes.
+//! Starts keepers, the processes that run helper programs. A keeper is a transient unit if systemd
+//! is the service manager, otherwise a child process.
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 

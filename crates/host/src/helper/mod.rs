@@ -3,9 +3,9 @@
 //! These programs need more privileges than gpushd's sandbox allows. They must also outlive gpushd:
 //! a reset that is interrupted does more harm than a reset whose caller no longer exists. So each
 //! program runs under a keeper (`gpushd helper DIR`). With systemd, the keeper is a transient unit
-//! named after operation and step. Without systemd, it is a child in a separate session. A
-//! directory below the state directory records everything about a run, so the next gpushd finds the
-//! run:
+//! that is named after the operation and the step. Without systemd, the keeper is a child process
+//! in a separate session. A directory below the state directory records everything about a run, so
+//! the next gpushd finds the run:
 //!
 //! ```text
 //!              spec on disk          keeper has the lock         outcome on disk
@@ -54,7 +54,8 @@ use self::{
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Time after deadline and grace. A keeper that has recorded no outcome by then is considered hung.
+/// How long gpushd waits for an outcome after deadline and grace. After this time, gpushd considers
+/// the keeper hung.
 const HANGS: Duration = Duration::from_secs(10);
 
 /// First and longest interval between two polls of a run.

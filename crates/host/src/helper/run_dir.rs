@@ -189,8 +189,8 @@ impl RunDir {
         Ok(true)
     }
 
-    /// Returns the end of the run, if it has ended: the recorded outcome, or else what the released
-    /// lock implies.
+    /// Returns the end of the run, if the run has ended. If no outcome is recorded, derives the end
+    /// from the released lock.
     pub(super) fn final_outcome(&self) -> Option<Ended> {
         if let Some(ended) = self.outcome() {
             return Some(ended);
@@ -242,7 +242,7 @@ mod tests {
         };
         let create = || RunDir::create(scratch.path(), "op-1.reset", &spec).unwrap();
         let end = |run: &RunDir| run.final_outcome().map(|ended| ended.end);
-        // gpushd created the run, but it never began. Now its keeper can no longer begin it.
+        // gpushd created the run, but the run never began. From now on, the keeper cannot begin it.
         let run = create();
         assert_eq!((run.name(), run.operation(), run.step()), ("op-1.reset.1", "op-1", "reset"));
         assert!(!run.runs());

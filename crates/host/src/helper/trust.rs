@@ -2,9 +2,11 @@
 //! written.
 //!
 //! gpushd follows the path from `/`, one name at a time. Every directory and every symbolic link on
-//! the path must belong to one of these users, and other users must not be able to write to it. So
-//! no other user can change the file behind the path, not even between the check and the use. If a
-//! name does not exist, gpushd checks the path up to the directory that does not contain it.
+//! the path must belong to one of these users. Other users must not be able to write to the file or
+//! to a directory on the path. A sticky directory is allowed, because other users cannot replace
+//! files of these users there. So no other user can change the file behind the path, not even
+//! between the check and the use. If a name does not exist, gpushd checks the path up to the last
+//! directory that exists.
 
 use std::{
     collections::VecDeque,
@@ -116,7 +118,7 @@ fn follow(path: &Path, own: u32) -> Result<(PathBuf, Metadata), Untrusted> {
         }
         let next = reached.join(&name);
         let found = match fs::symlink_metadata(&next) {
-            // The directory may be sticky. Then any user can create the missing file.
+            // Even in a sticky directory, any user can create a missing file.
             Err(error) if error.kind() == io::ErrorKind::NotFound && is_writable_by_others(&meta, own) => {
                 return Err(Untrusted::Writable { path: reached });
             }

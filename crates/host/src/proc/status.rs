@@ -78,7 +78,7 @@ pub fn owner(pid: impl AnyPid) -> Option<u32> {
     uids(pid).map(|[_, effective, ..]| effective)
 }
 
-/// Translates a pid that a peer sent to the pid in gpushd's namespace.
+/// Converts a pid that a peer sent into the pid in gpushd's namespace.
 ///
 /// # Errors
 /// The reason, as a clause: the peer has ended, or the pid is in another pid namespace and is not

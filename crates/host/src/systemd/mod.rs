@@ -186,7 +186,7 @@ impl Manager {
     /// the call. The end of the job arrives as a signal.
     ///
     /// # Errors
-    /// When the bus cannot be reached, or systemd refuses. The process may have been moved if there was no answer.
+    /// When the bus cannot be reached, or systemd refuses. If systemd did not answer, it may have moved the process.
     pub async fn start_scope(&self, scope: &TransientScope) -> Result<(), Error> {
         let what = format!("start {}", scope.name);
         let mut manager = self.subscribed(&what).await?;
@@ -269,7 +269,8 @@ impl Manager {
         State::of(&call(&what, properties.get_all("")).await?)
     }
 
-    /// Returns the state of a service unit as soon as `is` accepts it, or its state after `within`.
+    /// Returns the state of a service unit as soon as `is` accepts the state. After `within`,
+    /// returns the current state anyway.
     ///
     /// # Errors
     /// When systemd refuses, or the unit is not a service.
@@ -401,9 +402,8 @@ async fn job_ends(
     Err(closed())
 }
 
-/// Receives the ends of the jobs of a unit (`JobRemoved`). Does not use a signal stream of zbus,
-/// which would also ask the bus twice for the owner of systemd's name: three round trips instead of
-/// one.
+/// Reports when jobs of a unit end (`JobRemoved`). A signal stream of zbus would need three round
+/// trips instead of one, because it also asks the bus twice for the owner of systemd's name.
 async fn ends_of_jobs(manager: &SystemManagerProxy<'_>, unit: &str) -> Result<MessageStream, Error> {
     let proxy = manager.inner();
     let rule = async {

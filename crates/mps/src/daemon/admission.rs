@@ -104,9 +104,9 @@ impl SupervisorTask {
         self.desired.as_ref().is_some_and(|wanted| wanted.policy.users == MpsUsers::Many)
     }
 
-    /// Restarts a daemon that serves one user if it must serve several users, or the reverse.
-    /// Restarts the daemon only while no user has access and no client is connected. Otherwise the
-    /// next reconciliation tries again.
+    /// Restarts a daemon that serves one user but must serve several, or that serves several but
+    /// must serve one. Restarts the daemon only while no user has access and no client is
+    /// connected. Otherwise the next reconciliation tries again.
     pub(super) async fn change_users_if_idle(&mut self) {
         let is_idle = self.supervisor.admits() && !self.admission_closed && self.users.is_empty();
         if is_idle && self.is_multi_user() != self.desires_multi_user() {
@@ -179,8 +179,8 @@ impl SupervisorTask {
 
     /// Grants the users access to the pipe directory in three cases: the daemon serves, it drains
     /// until leases have ended, or it was adopted and waits for its desired state. Otherwise
-    /// revokes the access. Compares with the access that this task set last, because a previous
-    /// gpushd or a dead daemon may have left access granted.
+    /// revokes the access. Changes nothing only if this task itself has set the same access before,
+    /// because a previous gpushd or a dead daemon may have left access granted.
     pub(super) fn update_access(&mut self) {
         let Some(spec) = &self.spec else { return };
         let open = self.supervisor.admits()

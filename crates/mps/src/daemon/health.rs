@@ -39,8 +39,8 @@ pub(super) struct Health {
     clients_unknown: bool,
     log: LogParser,
     waiting: Pending,
-    /// The last server that ended while it had clients: when gpushd noticed this, the server's pid,
-    /// the number of clients.
+    /// The last server that ended while it had clients: the time when gpushd noticed the end, the
+    /// server's pid, and the number of clients.
     lost_server: Option<(Instant, i32, usize)>,
 }
 
@@ -183,8 +183,8 @@ impl Health {
     /// Returns findings from the log and from the connected processes.
     pub(super) fn findings(&self) -> Vec<String> {
         let lost = self.lost_server.map(|(at, _, clients)| describe_lost_server(at, clients));
-        // Omit the death in the log if there is a fault or a lost server. Both may be about the
-        // same server.
+        // If there is a fault or a lost server, omit the death that the log reports, because it may
+        // be the death of the same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
             "its clients are not known: one of its servers is starting or ending, and the driver does not list its \

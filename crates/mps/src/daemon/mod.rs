@@ -260,7 +260,8 @@ impl Daemon {
             while !has_ended(task.run(&mut asks, &publish, &changed)).await {
                 sleep(PAUSE).await;
                 task = create();
-                // The callback makes its owner send the desired state to the new task.
+                // When the owner of the callback is called, it sends the desired state to the new
+                // task.
                 changed(&task.report());
             }
         });

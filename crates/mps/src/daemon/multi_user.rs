@@ -97,8 +97,8 @@ mod tests {
         }
     }
 
-    /// Searches the data of the installed program for the option, as an independent check. gpushd
-    /// itself does not do this.
+    /// Searches the data of the installed program for the option, as an independent check that
+    /// gpushd itself does not make.
     #[tokio::test]
     async fn installed_control_program_is_judged_as_its_data_says() {
         let program = Path::new("/usr/bin/nvidia-cuda-mps-control");

@@ -155,7 +155,7 @@ impl SupervisorTask {
             self.connection_holders =
                 control_connection::holders(error, pid, &pipe, &self.target, &self.connection_holders).await;
         }
-        // The `Busy` error already says this.
+        // A `Busy` error already says that another process is connected.
         if !self.connection_holders.is_empty() && !is_busy {
             self.problems.push(control_connection::HELD.to_owned());
         }

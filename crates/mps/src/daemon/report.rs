@@ -1,5 +1,5 @@
 //! The reports of a supervisor task. The task publishes a report after each step. The task passes
-//! the report to the `changed` callback only if the state differs or there is news.
+//! the report to the `changed` callback only if the state has changed or there is news.
 
 use std::{mem::discriminant, time::Duration};
 

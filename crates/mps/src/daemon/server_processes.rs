@@ -149,8 +149,8 @@ mod tests {
         shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
         let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
-        // The child runs `tail`, and no longer the shell, only after it has printed its line. So
-        // read both lines.
+        // At first, the child is still the shell. It certainly runs `tail` only when `tail` has
+        // printed its line, so read both lines.
         let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
         assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
         let pid = lines.iter().find_map(|line| line.parse().ok());

@@ -64,7 +64,7 @@ impl SupervisorTask {
         }
         let foreign = self.problems.iter().any(|told| told == FOREIGN);
         // The check identifies the previous daemon's clients by `last_reply`, so reset that field
-        // only afterwards.
+        // only after the check.
         if self.check_leftovers().await {
             self.problems.extend(foreign.then(|| FOREIGN.to_owned()));
             return Err(SupervisorEvent::Occupied);
@@ -160,8 +160,7 @@ impl SupervisorTask {
         let first = self.users.first().copied().filter(|_| !multi_user);
         let (tenure, user) = match (&self.spec, self.next_user.filter(|_| !multi_user)) {
             (None, user) => (1, user.or(first)),
-            // The old directory was for several users and the new directory is for one user, or the
-            // reverse.
+            // One of the two directories is for several users, and the other is for one user.
             (Some(before), user) if before.multi_user != multi_user => (before.tenure + 1, user.or(first)),
             (Some(before), None) => (before.tenure, before.user.or(first)),
             // Use a new directory: a process of the old user may still have the old directory open,

@@ -62,7 +62,7 @@ impl SupervisorTask {
     pub(super) async fn handle_exit(&mut self) {
         let Some(process) = self.process.take() else { return };
         self.stop_task = None;
-        // It may take long to ask systemd for the reason, so keep access revoked meanwhile.
+        // systemd may take long to report why the process ended, so keep access revoked meanwhile.
         // Afterwards, access stays revoked only if a caller closed admission to end this daemon.
         let was_closed = std::mem::replace(&mut self.admission_closed, true);
         self.update_access();

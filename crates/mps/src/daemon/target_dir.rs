@@ -356,8 +356,8 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
         place.create(&spec(scratch.path(), 1)).unwrap();
-        // The state if gpushd is killed right after the rename, then the state if it is killed
-        // during the removal.
+        // First, the state if gpushd is killed right after the rename. Then, the state if gpushd is
+        // killed during the removal.
         let half = scratch.path().join(".removed-g5d1b03a2");
         fs::rename(place.dir(), &half).unwrap();
         assert!(!place.dir().exists() && TargetDir::all(scratch.path()).is_empty());

@@ -8,7 +8,7 @@ use gpush_api::{MemoryLimit, Percentage, Priority};
 pub type Pid = i32;
 
 /// The number of the device. Each daemon of gpushd sees only one device, so the number is 0. gpushd
-/// does not use the UUID, because some daemons then clear the limit instead of setting it.
+/// does not use the UUID, because with a UUID, some daemons clear the limit instead of setting it.
 const DEVICE: u32 = 0;
 
 /// A command. `Display` formats it as the line that the daemon reads.

@@ -134,8 +134,8 @@ impl Control {
         self.foreign.get().map_or(Protocol::Direct, |what| Protocol::FrontEnd(what.clone()))
     }
 
-    /// Sends a command and returns the reply. `deadline` includes the time that other commands take
-    /// first.
+    /// Sends a command and returns the reply. `deadline` includes the time during which this
+    /// command waits for other commands.
     ///
     /// # Errors
     /// See [`ControlError`]. After [`SessionError::Silent`] the command may have taken effect.

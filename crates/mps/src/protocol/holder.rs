@@ -206,8 +206,8 @@ mod tests {
         let one = client(&dir.path().join("control"));
         let found =
             |pids: &[Pid]| UnlistedClients { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
-        // Children that other tests start inherit the socket for a moment. During that time, the
-        // client is ignored like such a child.
+        // Other tests start children, which inherit the socket for a moment. While a child has the
+        // socket, the client is ignored too.
         let becomes = |known: &[Pid], is: UnlistedClients| (0..1000).any(|_| at(known) == is);
         assert!(becomes(&[], found(&[one])), "he waits to be accepted");
         assert_eq!(holders(me, dir.path()).unwrap(), [] as [Pid; 0]);

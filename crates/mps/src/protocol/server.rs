@@ -1,9 +1,10 @@
 //! Queries and settings of one server and its clients.
 //!
-//! The daemon does not pass a command to a server that is starting or ending. The daemon only logs
-//! this, and sends an empty reply. If a valid reply is never empty, an empty reply becomes
-//! [`ControlError::ServerBusy`]. If a valid reply can be empty, as for [`Control::clients`], an
-//! empty reply may also mean "none". Then [`Control::percentage`] shows whether the server is busy.
+//! The daemon does not pass a command to a server that is starting or ending. The daemon only
+//! writes a log line, and sends an empty reply. For a command whose valid replies are never empty,
+//! an empty reply becomes [`ControlError::ServerBusy`]. For a command whose valid reply can be
+//! empty, such as [`Control::clients`], an empty reply may also mean "none". In that case,
+//! [`Control::percentage`] shows whether the server is busy.
 
 use std::time::Duration;
 

@@ -69,7 +69,8 @@ fn print(
     })
 }
 
-/// Parses the environment of a grant, because only plain values may reach a shell or a command.
+/// Parses and checks the environment of a grant, because only plain values may reach a shell or a
+/// command.
 pub(super) fn parse_environment(granted: &LeaseGrant) -> Result<Environment, ApiError> {
     Environment::from_variables(&granted.environment).map_err(|error| {
         let message = format!("gpushd sent an environment for {} that gpushctl cannot use", granted.lease.id);

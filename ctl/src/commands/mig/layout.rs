@@ -160,7 +160,8 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
     })
 }
 
-/// Returns the UUIDs of the GPUs that may have a desired layout. Names the others, which cannot differ.
+/// Returns the UUIDs of the GPUs that may have a desired layout. Prints a note that names the unmanaged GPUs, which
+/// have none.
 fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
     let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.mode == Mode::Unmanaged);
     if !unmanaged.is_empty() {
@@ -227,8 +228,8 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
         }
         plan::plans(plans, gpus, look)
     })?;
-    // A layout that is impossible on the GPU is an error of the caller. A layout that is only
-    // blocked is a difference.
+    // If the layout is impossible on the GPU, the caller made an error. If the layout is only
+    // blocked, the GPU differs from it.
     let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
     Ok(match wrong {
         Some((code, _)) => code.exit_status(),

@@ -188,7 +188,8 @@ async fn watch_change(
     let mut progress = FollowProgress::new(quiet || out.json);
     // Without a limit, wait longer than any drain takes.
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
-    // Do this before the first output, because a user may press Ctrl-C as soon as a line appears.
+    // Handle Ctrl-C before the first output, because a user may press Ctrl-C as soon as a line
+    // appears.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);

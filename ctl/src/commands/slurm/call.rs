@@ -138,7 +138,8 @@ impl Calls {
             match (error.kind, error.code()) {
                 // gpushd never accepts this end, so no lease of this job can exist.
                 (Kind::Answer, Code::BadRequest) => directory.end_delivered(&end),
-                // One job may have a call in progress. If gpushd does not answer at all, the hook has no time for more.
+                // The failure may concern only this job, for which another call may be in progress, so try the next
+                // end. If gpushd does not answer at all, the hook has no time for more ends.
                 (Kind::Answer | Kind::TimedOut, _) if failed < MOST_FAILED => failed += 1,
                 (Kind::Answer | Kind::TimedOut | Kind::Connect | Kind::Lost | Kind::Foreign, _) => return,
             }
@@ -190,8 +191,8 @@ impl Calls {
             };
             if Instant::now() + PAUSE >= until.min(self.until) {
                 return Err(match error.kind {
-                    // If gpushd stops or is late, the node has no error. The policy for a gpushd
-                    // that does not answer decides.
+                    // If gpushd is stopping, or the request is late, the node itself has no error.
+                    // So the policy for a gpushd that does not answer decides.
                     Kind::Answer if !is_stopping && !is_late => Unanswered::Error(*error.error),
                     Kind::Answer | Kind::Connect | Kind::Lost | Kind::TimedOut | Kind::Foreign => {
                         unanswered(*error.error, is_sent)

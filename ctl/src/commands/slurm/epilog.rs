@@ -45,7 +45,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows
     // that the job had GPUs.
     let shows_gpus = had_lease || job.has_devices() || has_request;
-    // Slurm always sets the restart count. Without it, nothing but the job id is known.
+    // Slurm always sets the restart count. If it is missing, only the job id is known.
     if !shows_gpus && job.restart.is_some() {
         return 0;
     }
@@ -106,7 +106,8 @@ fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
 
 /// Returns the end of the run that an Epilog ends, from the current files. `run` is the run that
 /// the files showed when the Epilog began. `started` is the time at which Slurm started the Epilog.
-/// If the job had no file then, the Prolog of the next run may have made a file since.
+/// If the job had no file when the Epilog began, the Prolog of the next run may have made one in
+/// the meantime.
 fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&HookStart>) -> Option<SlurmJobEnd> {
     let run = match run {
         EndedRun::NoFile => directory.ended_run(job, started),
@@ -120,8 +121,8 @@ fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&Hoo
     Some(end_of(job, restart))
 }
 
-/// Removes the file of a job, and notes an end that gpushd did not receive. Without a note, the
-/// file must stay, because only the file shows that the job may have a lease.
+/// Removes the file of a job, and notes an end that gpushd did not receive. If the end cannot be
+/// noted, the file must stay, because only the file shows that the job may have a lease.
 fn finish(directory: &Directory, job: &Job, end: &SlurmJobEnd, ended: Ended, had_lease: bool) {
     match ended {
         Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(end),

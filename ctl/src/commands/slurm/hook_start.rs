@@ -30,8 +30,8 @@ pub(super) struct HookStart {
 
 impl HookStart {
     /// Returns when Slurm started this hook. The hook is gpushctl itself, or the outermost script
-    /// that runs gpushctl. Every script of the hook has the job id in its environment, but slurmd
-    /// has not. Returns `None` if `/proc` cannot be read.
+    /// that runs gpushctl. The environment of every script of the hook contains the job id, and the
+    /// environment of slurmd does not. Returns `None` if `/proc` cannot be read.
     pub(super) fn of_this_process(job: u32) -> Option<Self> {
         let boot = boot::id(Path::new(BOOT_ID)).ok()?;
         Some(Self { boot, ticks: proc::start(hook_of(std::process::id(), job))? })

@@ -18,7 +18,8 @@ pub(super) struct NotFound {
     pub(super) text: String,
     /// What the administrator, or the user of a refused job, can do.
     pub(super) hint: &'static str,
-    /// Whether only jobs with these devices cannot be served. Otherwise the files of the node are wrong.
+    /// True if gpush cannot serve jobs with these devices, but can serve other jobs. False if the files of the node are
+    /// wrong.
     pub(super) is_refusal: bool,
 }
 
@@ -78,7 +79,7 @@ pub(super) fn read_slurm_conf(path: &Path) -> SlurmConf {
     SlurmConf::parse(&String::from_utf8_lossy(&text), included(path))
 }
 
-/// Returns a function that reads a file that `file` includes. A relative path is relative to the
+/// Returns a function that reads the files that `file` includes. A relative path is relative to the
 /// directory of `file`.
 fn included(file: &Path) -> impl Fn(&str) -> Option<String> {
     let directory = file.parent().unwrap_or(Path::new("/")).to_owned();

@@ -67,12 +67,13 @@ fn fail(job: u32, why: &str) -> u8 {
     FAILS
 }
 
-/// Prints in one line why a job was refused, and sends the line to the system log. The hook
-/// succeeds, and slurmd 22.05 logs the output only of a hook that fails.
+/// Prints in one line why a job was refused. Also sends the line to the system log, because this
+/// hook succeeds, and slurmd 22.05 logs only the output of hooks that fail.
 fn say_refused(job: u32, reasons: &[String]) {
     let line = format!("gpushctl slurm prolog: job {job}: refused: {}", one_line(&reasons.join(": ")));
     eprintln!("{line}");
-    // A host without a system log, or with a full one, does not delay the job.
+    // If the host has no system log, or the log is full, the line is lost, and the job is not
+    // delayed.
     let _lost = to_syslog(Path::new(SYSLOG), &line);
 }
 

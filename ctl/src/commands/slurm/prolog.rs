@@ -59,7 +59,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let found = mapping::found(&job, gres_conf);
     let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
     let known_owned = directory.owned();
-    // Without a mapping, every GPU may be one of Slurm's.
+    // If the devices of the job are not known, any GPU with `owner = "slurm"` may be one of them.
     let owned = match &found {
         Ok(devices) => is_owned(devices, known_owned.as_deref(), settings.has_owner_slurm),
         Err(_) => settings.has_owner_slurm || known_owned.as_ref().is_some_and(|owned| !owned.is_empty()),

@@ -80,8 +80,8 @@ pub(super) fn run(
         let is_known = |end: &SlurmJobEnd| known.get(&end.node).is_some_and(|jobs| jobs.contains(&end.job));
         let gone: Vec<OfJob> = of_jobs.into_iter().filter(|one| !is_known(&one.end)).collect();
         let mut first_error = None;
-        // One lease may wait for its processes until the deadline. So the other leases end at the
-        // same time.
+        // The end of one lease may take until the deadline, because gpushd waits for its processes.
+        // So several leases end at the same time.
         for some in gone.chunks(MOST_AT_ONCE) {
             let mut ending = Vec::new();
             for OfJob { end, .. } in some {

@@ -32,7 +32,7 @@ pub(super) struct Settings {
     pub(super) has_config: bool,
     /// Whether a rule has `owner = "slurm"`.
     pub(super) has_owner_slurm: bool,
-    /// Time of the hook.
+    /// Time limit of the hook.
     pub(super) deadline: Duration,
     /// When the hook gives up.
     pub(super) until: Instant,
@@ -77,8 +77,8 @@ impl Settings {
     }
 }
 
-/// Returns the config, or the defaults if the file is missing, invalid or cannot be read. A hook
-/// that fails would drain the node, and gpushd has a separate copy of the config.
+/// Returns the config, or the defaults if the file is missing, invalid or cannot be read. Does not
+/// fail, because a failed hook drains the node, and gpushd itself uses its own copy of the config.
 fn read(path: &Path) -> Config {
     let Ok(bytes) = offline::read_up_to(path, LONGEST) else { return Config::default() };
     Config::from_bytes(&bytes, &offline::name(path)).unwrap_or_default()

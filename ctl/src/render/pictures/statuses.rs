@@ -52,8 +52,8 @@ fn status_in_colour() {
     assert_snapshot!("status-colour", text.replace('\x1b', "^["));
 }
 
-/// GPUs are grouped also if others are between them. A GPU that differs in anything but its index, address and UUIDs is
-/// drawn separately.
+/// GPUs that are alike are grouped even if other GPUs are between them. A GPU that differs in anything but its index,
+/// address and UUIDs is drawn separately.
 #[test]
 fn status_of_many_gpus_groups_those_that_are_alike() {
     let idle = |index: u32| {

@@ -14,9 +14,9 @@
 //! control_lock      held, as the kernel reports              not held
 //! ```
 //!
-//! `lock` may have been deleted since, alone or with its directory. The kernel still reports the
-//! path of a deleted `lock`. A process is an orphan if its lock file is not the current lock file
-//! of its directory: no user can reach the process, but it holds the GPU.
+//! `lock` may have been deleted after the daemon started, alone or with its directory. The kernel
+//! still reports the path of a deleted `lock`. A process is an orphan if its lock file is not the
+//! current lock file of its directory: no user can reach the process, but it holds the GPU.
 
 use std::{
     collections::BTreeSet,
@@ -97,8 +97,8 @@ pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<Lock
     };
     let Some(process) = DaemonProcess::of(pid)? else { return Ok(LockOwner::Free) };
     let ours = has_lock_of(place, pid) && is_daemon(pid) && program(pid).is_some_and(|own| own == spec.control);
-    // The checks are valid only if the process is still alive. Otherwise they may have examined a
-    // later process with the same pid.
+    // The checks are valid only if the process is still alive. If it has ended, the checks may have
+    // examined a later process with the same pid.
     if process.has_ended() || lock::taken_by(&pipe)? != Holder::Process(pid) {
         return Ok(LockOwner::Free);
     }

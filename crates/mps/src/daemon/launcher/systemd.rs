@@ -9,8 +9,8 @@
 //!
 //! Each daemon has its own cgroup, and survives restarts and upgrades of gpushd. When a daemon
 //! ends, systemd kills its remaining processes. systemd starts a daemon only on request. gpushd
-//! notices a `systemctl stop` because the process ends. After an end without an error, systemd may
-//! already have unloaded the unit.
+//! notices a `systemctl stop` because the process ends. If the daemon ended without an error,
+//! systemd may already have unloaded the unit.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

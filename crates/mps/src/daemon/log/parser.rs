@@ -40,8 +40,8 @@ pub(in crate::daemon) struct LogParser {
     charged: Option<u64>,
     /// Recent ends of servers with an error: when, exit status.
     recent: VecDeque<(Instant, i32)>,
-    /// Whether the log did not grow although the daemon received commands, and a daemon logs each
-    /// command.
+    /// Whether the log did not grow although the daemon received commands, each of which it should
+    /// have logged.
     mute: bool,
     /// Live clients that connected while there was no server for them, with their users.
     waiting: Vec<(i32, u32)>,

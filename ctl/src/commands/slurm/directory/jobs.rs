@@ -195,7 +195,8 @@ impl Directory {
         };
         match is_earlier {
             true => EndedRun::Earlier { restart: run.restart.checked_sub(1) },
-            // When a job was requeued, Slurm 22.05 gives this Epilog the restart count of the next run.
+            // For the Epilog of a requeued run, Slurm 22.05 sets the restart count of the next run, so use the count of
+            // the file.
             false => EndedRun::OfFile { restart: run.restart, may_have_lease },
         }
     }
@@ -255,8 +256,7 @@ impl Directory {
         }
     }
 
-    /// Finds the cluster and node of an ended job, of which the environment does not give both
-    /// names.
+    /// Finds the cluster and node of an ended job, if the environment does not contain both names.
     pub(in crate::commands::slurm) fn place_of(&self, ended: &Task) -> PlaceChoice {
         let names = self.names().unwrap_or_default();
         let names: Vec<FileName> = names.iter().filter_map(|name| FileName::parse(name)).collect();

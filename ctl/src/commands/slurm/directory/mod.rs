@@ -13,10 +13,10 @@
 //! Prolog creates the file of a job before it sends a request to gpushd. So the file tells Epilog
 //! whether a lease can exist.
 //!
-//! The file of the job is for the user, and hooks of root make no decision from it. Hooks of
-//! several jobs and runs change the directory at the same time, so each change holds the lock while
-//! it reads and writes. TaskProlog only reads, and needs no lock, because every file is replaced as
-//! a whole.
+//! The file of the job is for the user. Hooks that run as root do not use its contents for
+//! decisions. Hooks of several jobs and runs change the directory at the same time, so each change
+//! holds the lock while it reads and writes. TaskProlog only reads, and needs no lock, because
+//! every file is replaced as a whole.
 //!
 //! | file | subject |
 //! |---|---|
@@ -222,7 +222,7 @@ mod tests {
         assert!(Directory::new(dir.path(), Instant::now()).create().is_err());
     }
 
-    /// A suspended hook must not block another hook beyond the deadline of that hook.
+    /// If one hook is suspended, another hook waits for the lock only until its own deadline.
     #[test]
     fn lock_is_awaited_until_the_deadline_alone() {
         let dir = tempfile::tempdir().unwrap();
