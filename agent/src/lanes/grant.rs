@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use super::Lanes;
 use crate::state::Holder;
 
-/// A grant that is being recorded. An operation on the GPU begins only after the grant is dropped.
+/// A guard that exists while a grant is recorded. No operation on the GPU begins until this guard
+/// is dropped.
 #[derive(Debug)]
 pub(crate) struct Grant {
     lanes: Lanes,

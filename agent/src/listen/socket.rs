@@ -266,8 +266,8 @@ impl SocketFile {
             if before.ino() != *inode {
                 return Err(io::Error::new(ErrorKind::NotFound, "another program has replaced it"));
             }
-            // Access is closed during the change, so that neither the old nor the new group gets
-            // the mode of the other.
+            // Groups have no access during the change. Otherwise, the old group could briefly have
+            // the new mode, or the new group the old mode.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600 & access.mode))?;
             let given = std::os::unix::fs::lchown(path, None, Some(gid.as_raw()));
             let mode = if given.is_ok() { access.mode } else { before.mode() & 0o777 };

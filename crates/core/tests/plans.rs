@@ -108,8 +108,8 @@ fn plans_have_the_expected_text() {
     insta::assert_snapshot!(texts);
 }
 
-/// On Hopper and newer GPUs, a `1g` with double memory offers two compute profiles. Each name
-/// selects one of these two profiles.
+/// On Hopper and newer GPUs, a `1g` GPU instance with double memory offers two compute profiles.
+/// Each of their names selects one profile.
 #[test]
 fn double_memory_names_mean_different_compute_profiles() {
     let ids = |key: &str, layout: &str| -> Vec<Vec<u32>> {

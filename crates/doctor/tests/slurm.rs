@@ -396,15 +396,15 @@ fn detected_devices_without_a_known_order_are_found() {
     let known = std::mem::take(&mut host.gpus);
     assert_eq!(host.findings()[0].severity, Severity::Ok, "without gpushd, the devices are not known");
     host.gpus = gpus(3);
-    host.finds(Severity::Problem, "cannot tell which GPU has an index of Slurm", "gpushctl slurm gres-conf");
+    host.finds(Severity::Problem, "cannot match Slurm's GPU indexes to GPUs", "gpushctl slurm gres-conf");
     host.gpus = known;
     host.write("etc/slurm/gres.conf", "AutoDetect=nvidia\n");
-    host.finds(Severity::Problem, "cannot tell which GPU has an index of Slurm", "AutoDetect=off");
+    host.finds(Severity::Problem, "cannot match Slurm's GPU indexes to GPUs", "AutoDetect=off");
     host.write("etc/slurm/gres.conf", "AutoDetect=nvml\n");
     host.write("etc/slurm/nodes.conf", "NodeName=n1 Gres=mps:200\n");
-    host.finds(Severity::Problem, "cannot tell which GPU has an index of Slurm", "gpushctl slurm gres-conf");
+    host.finds(Severity::Problem, "cannot match Slurm's GPU indexes to GPUs", "gpushctl slurm gres-conf");
     host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
-    host.finds(Severity::Warning, "cannot tell which GPU has an index of Slurm", "gpushctl slurm gres-conf");
+    host.finds(Severity::Warning, "cannot match Slurm's GPU indexes to GPUs", "gpushctl slurm gres-conf");
 }
 
 #[test]

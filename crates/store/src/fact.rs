@@ -169,7 +169,8 @@ impl View<'_> {
         serde_json::from_str(&text).map_err(|error| corrupt(OBSERVATIONS, &error))
     }
 
-    /// Returns the time since which all grants are recorded; `None` if nothing was ever lost.
+    /// Returns the time from which the record of grants is complete. Returns `None` if no record of
+    /// a grant was ever lost.
     ///
     /// # Errors
     /// The store cannot be read.

@@ -115,7 +115,7 @@ impl Evidence {
         }
         match &self.watermark {
             Recorded::Progress(watermark) if names(watermark) == Some(false) => {
-                lost("it is not the database that its watermark was written for".to_owned())
+                lost("its watermark was written for another database".to_owned())
             }
             Recorded::Progress(watermark) if database.sequence < watermark.sequence => behind(watermark),
             Recorded::Progress(_) => Provenance::Current,

@@ -63,7 +63,7 @@ Examples:
         /// Only your leases
         #[arg(long)]
         mine: bool,
-        /// Also list the last NUMBER ended leases [default without =NUMBER: 20]
+        /// Also list the last NUMBER ended leases [if =NUMBER is omitted: 20]
         #[arg(
             long,
             value_name = "NUMBER",

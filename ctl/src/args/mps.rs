@@ -31,7 +31,7 @@ pub(crate) enum Mps {
         #[command(flatten)]
         which: GpuOption,
     },
-    /// Set limits for each client, instead of the rule's
+    /// Set limits for each client, instead of the limits in the rule
     #[command(group = at_least_one(), override_usage = "gpushctl mps set [OPTIONS] TARGET", after_help = "\
 The limits last until `--reset`, or until the rule changes. The output says
 which clients they apply to, because a running server keeps some settings.

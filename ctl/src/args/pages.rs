@@ -66,8 +66,9 @@ fn option(arg: &Arg) -> String {
 
 fn page() -> String {
     let mut out = String::from(
-        "# Commands of gpushctl\n\nMade from the argument definitions by a test (`GPUSH_WRITE_CLI=1 cargo test -p gpushctl \
-         --bin gpushctl pages`). `gpushctl COMMAND --help` has the text and examples of each.\n",
+        "# Commands of gpushctl\n\nA test generates this page from the argument definitions (`GPUSH_WRITE_CLI=1 cargo \
+         test -p gpushctl --bin gpushctl pages`). For the full help and examples of a command, run `gpushctl COMMAND \
+         --help`.\n",
     );
     let all = all();
     let (root, rest) = (&all[0].1, &all[1..]);

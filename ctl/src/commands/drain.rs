@@ -138,8 +138,8 @@ async fn until_idle(
             return Ok((Waited::Idle, Vec::new()));
         }
         if said != left && !quiet {
-            // Do not print that a reading is missing: it arrives faster than a user could read
-            // about it.
+            // Do not print that a reading is missing: the reading arrives before a user could read
+            // the message.
             let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
             out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
             said.clone_from(&left);

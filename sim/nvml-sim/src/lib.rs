@@ -11,7 +11,7 @@
 //! - [`entry`]: the code before and after every call.
 //! - [`caller`]: the caller's pointers and handles.
 //! - [`session`]: from `nvmlInit` to `nvmlShutdown`.
-//! - Each other module has one subject of NVML.
+//! - Every other module covers one subject area of NVML.
 //!
 //! The library has no threads and writes nothing to standard output or error, because it runs
 //! inside other programs.

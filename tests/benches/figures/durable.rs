@@ -68,9 +68,9 @@ pub(crate) fn run() -> Report {
         "A durable change",
         &format!(
             "`POST {CORDON}` needs no driver call, and gpushd writes the change to disk before it answers. For \
-             comparison, the benchmark also measures the two parts of such a change alone, in turn with the full \
-             request. The row `plain commit` is a commit of the same number of rows to a plain SQLite database on the \
-             same file system (WAL, synchronous FULL). The row `plain request` is a \
+             comparison, the benchmark also measures the two parts of such a change separately, and alternates these \
+             measurements with the full request. The row `plain commit` is a commit of the same number of rows to a \
+             plain SQLite database on the same file system (WAL, synchronous FULL). The row `plain request` is a \
              request that changes nothing and has an answer of the same size. The row `both` is the sum of these two \
              rows. The table shows medians of {CHANGES} runs."
         ),

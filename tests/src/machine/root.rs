@@ -2,7 +2,8 @@
 //!
 //! The packages come from the Debian sources in this host's package lists. The release is the same
 //! as on this host, so that programs built here also run in the machine. The root file system with
-//! Slurm 24.11 has a fixed later release, from the same sources. Both file systems are stored below
+//! Slurm 24.11 always has the same later Debian release, from the same sources. Both file systems
+//! are stored below
 //! the target directory, and are created again if the recipe changes. Machines never write to these
 //! file systems.
 

@@ -15,8 +15,8 @@ use super::{HOST, WHOLE, completed, wait_for_output};
 /// The hierarchy in which Slurm tracks processes.
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
-/// Makes Slurm track processes by cgroups. The ids of jobs differ between tests, because the path
-/// of a job's cgroup does not name the cluster.
+/// Makes Slurm track processes by cgroups. Each test has other job ids. The path of a job's cgroup
+/// does not contain the cluster's name, so jobs with the same id would share a cgroup.
 fn tracked(setup: Setup) -> Setup {
     setup.line("ProctrackType=proctrack/cgroup").line(&format!("FirstJobId={}", std::process::id()))
 }

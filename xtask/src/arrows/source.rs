@@ -78,7 +78,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads the file of the module with the path `module`, which is empty for the root.
+    /// Reads the file of the module whose path is `module`. For the root module, the path is empty.
     fn file(&mut self, file: &Path, module: &[String]) -> Result<()> {
         let path = self.src.join(file);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

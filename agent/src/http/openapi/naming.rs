@@ -10,7 +10,7 @@ const EXCEPTIONS: [&str; 1] = [
     "do",
 ];
 
-/// Fields in the details of audit records, which have no schema, with their types.
+/// Fields in the details of audit records, with the type of each field. The details have no schema.
 const AUDIT_DETAILS: [(&str, &str); 29] = [
     ("attempt", "string"),
     ("author", "Actor"),

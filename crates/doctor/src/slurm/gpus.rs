@@ -26,7 +26,7 @@ pub(super) fn order(agent: &Agent, path: &str, numbering: &Numbering, has_owner:
             format!("slurm.conf has {devices} GPUs and MIG devices for the node, the driver has {total}{listed}")
         }
     };
-    let message = "gpush cannot tell which GPU has an index of Slurm: it fails jobs that need it on whole GPUs";
+    let message = "gpush cannot match Slurm's GPU indexes to GPUs: jobs that need gpush on whole GPUs fail";
     let hint = format!(
         "write the lines of `gpushctl slurm gres-conf` to {path} and its Gres= to slurm.conf, with AutoDetect=off unless \
          it prints MIG devices; then restart slurmctld and slurmd"

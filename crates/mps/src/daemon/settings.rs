@@ -63,7 +63,7 @@ pub(super) async fn apply(
         servers.iter_mut().filter(|has| has.percentage != wanted.percentage)
     {
         if *has != percentage {
-            changes.push(format!("percentage {has} at a server, not {}", wanted.percentage));
+            changes.push(format!("a server has percentage {has}, not {}", wanted.percentage));
         }
         if was_received(control.set_percentage(*server, wanted.percentage, deadline).await)? {
             *has = wanted.percentage;
@@ -73,7 +73,7 @@ pub(super) async fn apply(
         servers.iter_mut().filter(|has| has.limit != has.first_limit)
     {
         changes.push(format!(
-            "memory limit {} at a server, not {}",
+            "a server has memory limit {}, not {}",
             describe_limit(*limit),
             describe_limit(*first_limit)
         ));

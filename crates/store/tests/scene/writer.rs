@@ -89,7 +89,8 @@ fn say(line: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// Runs the role of the process that is killed. `forever` commits from all threads; `few N` commits N times from one
+/// Runs as the process that the test kills. `forever` commits from all threads; `few N` commits N
+/// times from one
 /// thread and exits without closing; `open` opens and closes the store.
 pub(crate) fn role() {
     let Ok(role) = std::env::var("GPUSH_STORE_ROLE") else { return };

@@ -70,7 +70,11 @@ fn profile_names_never_wrap_and_pipes_get_one_line_per_row() {
             tried += 1;
         }
         if !wraps {
-            assert_eq!(text.lines().count(), names.len() + 2, "a heading each, then a line a profile:\n{text}");
+            assert_eq!(
+                text.lines().count(),
+                names.len() + 2,
+                "one heading for each GPU, then one line for each profile:\n{text}"
+            );
         }
     }
     println!("{tried} names looked for");

@@ -171,9 +171,9 @@ fn settings_changed_by_another_program_are_restored() {
     };
     for (line, words) in [
         ("set_default_active_thread_percentage 5".to_owned(), "percentage 5, not 100".to_owned()),
-        (format!("set_active_thread_percentage {server} 7"), "percentage 7 at a server, not 100".to_owned()),
+        (format!("set_active_thread_percentage {server} 7"), "a server has percentage 7, not 100".to_owned()),
         ("set_default_device_pinned_mem_limit 0 2G".to_owned(), "memory limit 2048M, not none".to_owned()),
-        (format!("set_device_pinned_mem_limit {server} 0 3G"), "memory limit 3072M at a server".to_owned()),
+        (format!("set_device_pinned_mem_limit {server} 0 3G"), "a server has memory limit 3072M".to_owned()),
     ] {
         say(&line);
         let told = becomes(&served.agent, "0", &words, |daemon| {

@@ -281,7 +281,7 @@ fn mps_settings_become_the_policy_of_the_supervisor() {
     use crate::supervisor::SupervisorPolicy;
     assert_eq!(Mps::default().policy(), SupervisorPolicy::default());
     let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
-    // If the longest pause is missing, it is at least as long as the first pause.
+    // If the config does not set `longest_pause_s`, its value is never less than `pause_s`.
     assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));
     assert_eq!(mps.policy().pause.as_secs(), 90);
 }

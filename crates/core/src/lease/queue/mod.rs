@@ -68,8 +68,8 @@ pub enum Outcome {
     Ready,
     /// The entry waits.
     Waits {
-        /// Assignment that is reserved for the entry; `None` while the entry is not the first on
-        /// all its GPUs.
+        /// Assignment that is reserved for the entry; `None` until the entry is first in the queue
+        /// of every one of its GPUs.
         reserves: Option<Assignment>,
         /// Earlier entries that have reservations on GPUs that this entry could use.
         behind: Vec<Ticket>,

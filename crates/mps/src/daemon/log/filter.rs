@@ -42,8 +42,9 @@ enum Line {
     Event,
 }
 
-/// Maximum number of lines that the filter holds back while a session may be a probe. The filter
-/// shows longer sessions. The limit is necessary because users can write into the log.
+/// Maximum number of lines of a session that the filter holds back while it does not yet know
+/// whether the session is a probe. If a session has more lines, the filter shows them. The limit is
+/// necessary because users can write into the log.
 const LONGEST_SESSION: usize = 256;
 
 /// A filter that omits the probes of gpushd, line by line.

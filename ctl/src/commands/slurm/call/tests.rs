@@ -16,7 +16,7 @@ use super::*;
 pub(in crate::commands::slurm) type Answer = Option<(u16, String)>;
 
 impl Calls {
-    /// The calls to the gpushd of a socket.
+    /// Creates the calls to the gpushd that listens on `socket`.
     pub(in crate::commands::slurm) fn to(socket: &Path, time: Duration, restart: Duration) -> Self {
         let client = Client::new(Socket::given(socket, Origin::Option));
         Self { client, until: Instant::now() + time, restart }

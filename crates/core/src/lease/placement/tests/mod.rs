@@ -215,8 +215,8 @@ fn same_inputs_give_the_same_assignment_in_any_order_of_gpus() {
     }
 }
 
-/// Placement finds an assignment if one exists, and no better assignment exists. The planner can
-/// execute it.
+/// Placement finds an assignment if one exists. No other assignment is better. The planner can
+/// execute the assignment.
 #[test]
 fn placement_equals_the_brute_force_search() {
     let (mut placed, mut refused, mut created, mut destroyed) = (0, 0, 0, 0);
