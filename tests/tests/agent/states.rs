@@ -260,7 +260,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
-    assert_eq!(done(&agent, "/v1/maintenance/leave", "again"), json!({}));
+    assert_eq!(done(&agent, "/v1/maintenance/leave", "again"), json!({ "in_maintenance": false }));
 }
 
 #[test]
