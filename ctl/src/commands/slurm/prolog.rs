@@ -53,7 +53,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         Ok(request) => request,
         Err(error) => {
             let concern = Concern::of(false, true, job.has_devices());
-            return refuse(&settings, &job, concern, vec![error.to_string()], Some(error.hint()));
+            return refuse(&settings, &job, concern, &error.to_string(), Some(error.hint()));
         }
     };
     let found = mapping::found(&job, gres_conf);
@@ -71,7 +71,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             (true, _) => fail(job.id, &format!("{}: {}", why.text, why.hint)),
             // Only this job cannot be served, so the node stays in use.
             (false, Concern::Request | Concern::Gpus) => {
-                refuse(&settings, &job, concern, vec![why.text.clone()], Some(why.hint.to_owned()))
+                refuse(&settings, &job, concern, &why.text, Some(why.hint.to_owned()))
             }
             (false, Concern::Nothing) => 0,
         };
@@ -179,14 +179,14 @@ fn fail_with_gpus(concern: Concern, job: &Job, why: &str) -> u8 {
 }
 
 /// Records that the tasks of a job must fail, without gpushd.
-fn refuse(settings: &Settings, job: &Job, concern: Concern, reasons: Vec<String>, hint: Option<String>) -> u8 {
+fn refuse(settings: &Settings, job: &Job, concern: Concern, reason: &str, hint: Option<String>) -> u8 {
     let directory = &settings.directory;
-    let refused = JobState::Refused { reasons: reasons.clone(), hint };
+    let refused = JobState::Refused { reasons: vec![reason.to_owned()], hint };
     let leases = PossibleLeases::Earlier;
     let begun = directory.begin(job, HookStart::of_this_process(job.id), leases);
     match begun.and_then(|run| directory.write(job, &run, refused, leases)) {
         Ok(_) => {
-            say_refused(job.id, &reasons);
+            say_refused(job.id, &[reason.to_owned()]);
             0
         }
         Err(error) => fail_with_gpus(concern, job, &unwritable(settings, &error)),
