@@ -249,7 +249,7 @@ fn page_about_mig_layouts_works_with_slurm_24_11() {
     let before = value(&job("7g.80gb:1"), "CUDA_VISIBLE_DEVICES");
     assert!(before.starts_with("MIG-"), "{before}");
 
-    machine.sh(&change.replace("0-3", "0"));
+    machine.sh(&change.replace("-g 0-3", "-g 0").replace("n1 0-3", "n1 0-1"));
     let lines = machine.sh("cat /etc/slurm/gres.conf");
     machine.write("/etc/slurm/gres.conf", without_nvml(lines.clone()));
     let gres = of_slurm_conf(&lines);
