@@ -188,14 +188,16 @@ pub fn choose_place(ended: &Task, files: &[FileName], known: &[HookPlace]) -> Pl
     };
     let of_job = files.iter().filter(|file| file.job == ended.job && file.component.is_none());
     let mut found: Vec<HookPlace> = of_job.map(|file| &file.place).filter(fits).cloned().collect();
+    // A job without a file has no lease, so its place does not matter.
+    let has_file = !found.is_empty();
+    // Another job with this id can run at another place. It may be the job of the only file.
+    found.extend(known.iter().filter(fits).cloned());
     found.sort_unstable();
     found.dedup();
-    match (found.as_slice(), known.iter().filter(fits).collect::<Vec<_>>().as_slice()) {
-        ([place], _) => PlaceChoice::Place(place.clone()),
-        ([], [place]) => PlaceChoice::Place((*place).clone()),
-        // A job without a file has no lease, so its place does not matter.
-        ([], _) => PlaceChoice::None,
-        _ => PlaceChoice::Several(found),
+    match found.as_slice() {
+        [place] => PlaceChoice::Place(place.clone()),
+        [_, _, ..] if has_file => PlaceChoice::Several(found),
+        [] | [_, ..] => PlaceChoice::None,
     }
 }
 
@@ -281,7 +283,10 @@ mod tests {
         };
         let place = |place: &HookPlace| PlaceChoice::Place(place.clone());
         let one = [file("a", 5, "n1"), file("b", 6, "n1"), file("b", 7, "n1").of_component(5)];
-        assert_eq!(choose_place(&ended(None, None), &one, &known), place(&known[0]));
+        assert_eq!(choose_place(&ended(None, None), &one, &known[..1]), place(&known[0]));
+        // Fault: the Epilog of a job of one cluster ended the running job of another cluster with the same id.
+        assert_eq!(choose_place(&ended(None, None), &one, &known), PlaceChoice::Several(known.to_vec()));
+        assert_eq!(choose_place(&ended(Some("a"), None), &one, &known), place(&known[0]));
         let both = [file("b", 5, "n1"), file("a", 5, "n1")];
         assert_eq!(choose_place(&ended(None, None), &both, &known), PlaceChoice::Several(known.to_vec()));
         assert_eq!(choose_place(&ended(None, Some("n1")), &both, &known), PlaceChoice::Several(known.to_vec()));

@@ -26,7 +26,11 @@ mod settings;
 mod slurmd;
 mod task;
 
-use std::{io, os::unix::net::UnixDatagram, path::Path};
+use std::{
+    io::{self, Write as _},
+    os::unix::net::UnixDatagram,
+    path::Path,
+};
 
 use gpush_api::ApiError;
 
@@ -63,15 +67,21 @@ pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
 
 /// Prints in one line why a hook fails. Slurm's log and the drain reason have no room for more.
 fn fail(job: u32, why: &str) -> u8 {
-    eprintln!("gpush: job {job}: {}", one_line(why));
+    print_error(&format!("gpush: job {job}: {}", one_line(why)));
     FAILS
+}
+
+/// Prints a line on standard error. If it cannot be written, the line is lost: `eprintln!` would
+/// panic, and the hook would drain the node.
+fn print_error(line: &str) {
+    let _lost = writeln!(io::stderr(), "{line}");
 }
 
 /// Prints in one line why a job was refused. Also sends the line to the system log, because this
 /// hook succeeds, and slurmd 22.05 logs only the output of hooks that fail.
 fn say_refused(job: u32, reasons: &[String]) {
     let line = format!("gpushctl slurm prolog: job {job}: refused: {}", one_line(&reasons.join(": ")));
-    eprintln!("{line}");
+    print_error(&line);
     // If the host has no system log, or the log is full, the line is lost, and the job is not
     // delayed.
     let _lost = to_syslog(Path::new(SYSLOG), &line);

@@ -11,7 +11,7 @@ const MOST_ANCESTORS: usize = 32;
 pub(super) fn gpu_plugin() -> Option<GpuPlugin> {
     let mut pid = std::process::id();
     for _ in 0..MOST_ANCESTORS {
-        pid = proc::parent(pid).filter(|parent| *parent > 1)?;
+        pid = proc::parent(pid).filter(|parent| *parent > 0)?;
         if proc::name(pid) == "slurmd" {
             return GpuPlugin::in_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?);
         }

@@ -28,6 +28,17 @@ fn refused_request_fails_the_tasks_and_not_the_node() {
     assert_eq!(trail.iter().map(|record| record.action.as_str()).collect::<Vec<_>>(), ["slurm.start"]);
 }
 
+/// Fault: if the line about the refusal could not be written, Prolog failed, and a user drained the node.
+#[test]
+fn refusal_that_cannot_be_printed_does_not_fail_prolog() {
+    let node = Node::two_gpus(WHOLE);
+    let job = Job::new(1).on("0").with("SLURM_JOB_COMMENT", "gpush:mps=0");
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a full device");
+    let status = node.command("prolog").envs(job.0.clone()).stderr(full).status().expect("gpushctl can be started");
+    assert!(status.success(), "{status}");
+    assert!(node.task(&job).expect_err("the task fails").contains("`mps`"));
+}
+
 #[test]
 fn quota_and_dynamic_layout_refuse_the_job() {
     if user() == nix::unistd::geteuid().as_raw() {
