@@ -31,10 +31,7 @@ use gpush_host::{
     proc,
 };
 
-use super::{
-    Unleased,
-    environment::{EnvironmentLease, ancestors},
-};
+use super::{Unleased, environment::EnvironmentLease};
 use crate::{
     mps::{self, Server, Servers, SharedTarget},
     state::{LeaseTable, OpenLease},
@@ -178,7 +175,7 @@ impl<'a> Classifier<'a> {
     /// start time of an ancestor of the same user.
     fn may_have_had_lease(&self, pid: u32, uid: u32) -> Option<&'static str> {
         let is_users = |pid: &u32| proc::owner(*pid) == Some(uid);
-        let mut starts = std::iter::once(pid).chain(ancestors(pid).take_while(is_users)).filter_map(proc::start);
+        let mut starts = std::iter::once(pid).chain(proc::ancestors(pid).take_while(is_users)).filter_map(proc::start);
         if starts.any(|start| self.unleased.state.may_have_forgotten(start)) {
             return Some(FORGOTTEN);
         }

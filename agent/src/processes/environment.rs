@@ -23,9 +23,6 @@ use gpush_host::proc::{self, Environment, Image};
 
 use crate::mps;
 
-/// Maximum number of ancestors to check.
-const ANCESTORS: usize = 64;
-
 /// The lease that a process names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EnvironmentLease {
@@ -92,7 +89,7 @@ impl Environments {
             | EnvironmentLease::None
             | EnvironmentLease::Unknown => self.recorded_lease(pid).filter(|name| is_own(name)),
         };
-        let Some(name) = std::iter::once(pid).chain(ancestors(pid)).find_map(own_lease) else {
+        let Some(name) = std::iter::once(pid).chain(proc::ancestors(pid)).find_map(own_lease) else {
             return self.cached_lease(pid);
         };
         self.leases().insert(pid, (start, name.clone()));
@@ -109,11 +106,6 @@ impl Environments {
         self.leases().retain(|pid, (start, _)| proc::start(*pid) == Some(*start));
         self.read().retain(|pid, (image, _)| proc::image(*pid) == Some(*image));
     }
-}
-
-/// Returns the ancestors of a process, its parent first.
-pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
-    std::iter::successors(proc::parent(pid), |pid| proc::parent(*pid)).take_while(|pid| *pid > 1).take(ANCESTORS)
 }
 
 /// Reads the lease that a process names.

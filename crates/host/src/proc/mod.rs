@@ -30,7 +30,10 @@ pub use self::{
     files::{FileId, executable, executable_id, open_file, open_file_metadata, program},
     namespaces::{is_in_our_network, is_in_our_pid_namespace, is_on_this_host},
     read::{LIMIT, read},
-    stat::{Image, child_resource_use, image, is_alive, is_alive_since, is_ending, is_suspended, now, parent, start},
+    stat::{
+        Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_ending, is_suspended, now, parent,
+        start,
+    },
     status::{Status, local_pid, owner, uids},
 };
 

@@ -12,6 +12,9 @@ use super::{AnyPid, open, read, status::Status};
 /// Tolerance for rounding: the start time of a process and the time since boot are both rounded.
 const ROUNDING: Duration = Duration::from_millis(50);
 
+/// Maximum number of ancestors of a process to examine.
+const MOST_ANCESTORS: usize = 64;
+
 fn stat(pid: impl AnyPid) -> Option<Stat> {
     let bytes = read::up_to_limit(open(pid)?.open_relative("stat").ok()?).ok()?;
     Stat::from_read(bytes.as_slice()).ok()
@@ -92,6 +95,11 @@ pub fn is_suspended(pid: impl AnyPid) -> bool {
 /// Returns the pid of a process's parent.
 pub fn parent(pid: impl AnyPid) -> Option<u32> {
     u32::try_from(stat(pid)?.ppid).ok()
+}
+
+/// Returns the ancestors of a process without process 1, its parent first.
+pub fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(parent(pid), |pid| parent(*pid)).take_while(|pid| *pid > 1).take(MOST_ANCESTORS)
 }
 
 /// Returns the resources that the ended children of a process used: page faults plus clock ticks.

@@ -16,9 +16,6 @@ use serde::{Deserialize, Serialize};
 /// The boot id, which changes when the host reboots.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Maximum number of scripts between slurmd and gpushctl.
-const MOST_SCRIPTS: usize = 32;
-
 /// When Slurm started a hook of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HookStart {
@@ -55,14 +52,7 @@ fn hook_of(pid: u32, job: u32) -> u32 {
         Environment::Set(id) => String::from_utf8_lossy(&id).trim() == job.to_string(),
         Environment::Unset | Environment::Unknown => false,
     };
-    let mut hook = pid;
-    for _ in 0..MOST_SCRIPTS {
-        match proc::parent(hook) {
-            Some(parent) if parent > 1 && is_of_job(parent) => hook = parent,
-            Some(_) | None => break,
-        }
-    }
-    hook
+    proc::ancestors(pid).take_while(|pid| is_of_job(*pid)).last().unwrap_or(pid)
 }
 
 #[cfg(test)]
