@@ -9,6 +9,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use gpush_host::proc::Status;
+
 /// Maximum number of bytes read from a file.
 const MOST: u64 = 64 << 10;
 
@@ -98,6 +100,11 @@ impl Host {
             pids.filter_map(|pid| Some(Process { pid, name: self.read(format!("proc/{pid}/comm"))? })).collect();
         processes.sort_by_key(|process| process.pid);
         processes
+    }
+
+    /// Returns the effective user id of a process; `None` if it can't be read.
+    pub(crate) fn owner(&self, pid: u32) -> Option<u32> {
+        Some(Status::parse(&format!("{}\n", self.read(format!("proc/{pid}/status"))?))?.uid())
     }
 
     /// Returns an environment variable of a process; `None` if it is not set or can't be read.

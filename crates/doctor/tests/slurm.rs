@@ -240,6 +240,20 @@ fn deadline_of_a_script_is_compared_with_slurms_timeout() {
     }
     host.write("usr/share/gpush/slurm/epilog", "#!/usr/bin/gpushctl slurm epilog --deadline 30s\n");
     assert_eq!(host.findings()[0].severity, Severity::Ok);
+    // The option in a comment has no effect.
+    let comment =
+        "#!/bin/sh\n# exec /usr/bin/gpushctl slurm epilog --deadline 90s\nexec /usr/bin/gpushctl slurm epilog\n";
+    host.write("usr/share/gpush/slurm/epilog", comment);
+    assert_eq!(host.findings()[0].severity, Severity::Ok);
+    // Each option replaces the deadline of the config.
+    let config = "[slurm]\ndeadline_s = 300\n\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    host.write("etc/gpush/config.toml", config);
+    host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=305");
+    let with_option = |command: &str| format!("#!/usr/bin/gpushctl slurm {command} --deadline 50s\n");
+    host.write("usr/share/gpush/slurm/epilog", &with_option("epilog"));
+    host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=305");
+    host.write("etc/slurm/prolog.d/50-gpush", &with_option("prolog"));
+    assert_eq!(host.findings()[0].severity, Severity::Ok, "{:#?}", host.findings());
 }
 
 /// Fault: the doctor found nothing, although gpushd refused every job.
@@ -429,14 +443,24 @@ fn gpus_of_slurm_that_users_can_lease_are_found() {
 fn slurmd_that_has_not_loaded_nvml_is_found() {
     let host = Planted::healthy();
     host.write("etc/slurm/gres.conf", "AutoDetect=nvml\nNodeName=n[1-4] Name=gpu Type=h100 File=/dev/nvidia[0-1]\n");
-    host.write("proc/4711/comm", "slurmd\n");
+    // Any user can start a process with this name.
+    for (pid, uid) in [(4000, 1000), (4711, 0)] {
+        host.write(&format!("proc/{pid}/comm"), "slurmd\n");
+        host.write(&format!("proc/{pid}/status"), &format!("Name:\tslurmd\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"));
+    }
     let map = |plugin: &str| format!("7f2a00000000-7f2a00004000 r-xp 00001000 fe:00 5201 /usr/lib/slurm/{plugin}\n");
     let message = "/etc/slurm/gres.conf has AutoDetect=nvml, but slurmd has not loaded NVML";
     let is_found = |host: &Planted| host.findings().iter().any(|finding| finding.message.starts_with(message));
     host.write("proc/4711/maps", &map("gpu_nvml.so"));
+    host.write("proc/4000/maps", &map("gpu_generic.so"));
     assert!(!is_found(&host));
     host.write("proc/4711/maps", &map("gpu_generic.so"));
     assert!(is_found(&host));
+    // slurmd was not restarted after a change of AutoDetect.
+    host.write("proc/4711/maps", &map("gpu_nvml.so"));
+    host.write("etc/slurm/gres.conf", "AutoDetect=off\nName=gpu Type=h100 File=/dev/nvidia[0-1]\n");
+    host.finds(Severity::Problem, "cannot match Slurm's GPU indexes to GPUs", "restart slurmctld and slurmd");
+    assert!(host.findings()[0].causes[0].contains("slurmd must be restarted"), "{:#?}", host.findings());
 }
 
 /// Fault: a gres.conf for all nodes with `AutoDetect=nvml` had findings on a node without GPUs of Slurm.

@@ -128,6 +128,34 @@ fn slurmd_without_nvml_uses_the_lines_of_gres_conf() {
     site.assert_clean();
 }
 
+/// Faults: after a change of `AutoDetect` without a restart of slurmd, Prolog failed, or a job got the lease of another
+/// GPU.
+#[test]
+fn change_of_auto_detect_without_a_restart_of_slurmd_refuses_jobs() {
+    let refused = |site: &Site, conf: &str, why: &str| {
+        fs::write(site.cluster.slurm_conf().with_file_name("gres.conf"), conf).expect("gres.conf");
+        let ended = site.cluster.run_job(ALICE, &["--gres=gpu:1"], "env");
+        assert_eq!(ended.state, "FAILED", "{}", ended.output);
+        assert!(ended.output.contains("gpush: ") && ended.output.contains(why), "{}", ended.output);
+        site.assert_clean();
+    };
+    let listed = |setup: &Setup| format!("Name=gpu File={}/nvidia[0-3]\n", setup.devices().display());
+    let start = |auto_detect: &str, plugins: Option<&str>| {
+        Site::start(&shuffled(), WHOLE, |setup, host, _| {
+            let conf = format!("AutoDetect={auto_detect}\n{}", listed(&setup));
+            let setup = if let Some(plugins) = plugins { with_nvml(setup, host, plugins) } else { setup };
+            setup.gres("gpu", "gpu:4", &conf)
+        })
+    };
+    let Some(site) = start("off", None) else { return };
+    refused(&site, "AutoDetect=nvml\n", "slurmd must be restarted");
+    drop(site);
+    let Some(plugins) = plugins() else { return };
+    let Some(site) = start("nvml", Some(&plugins)) else { return };
+    let conf = fs::read_to_string(site.cluster.slurm_conf().with_file_name("gres.conf")).expect("gres.conf");
+    refused(&site, &conf.replace("nvml", "off"), "slurmd must be restarted");
+}
+
 /// Slurm gets only some GPUs of a node with whole GPUs and MIG devices. The lines that `gpushctl
 /// slurm gres-conf` prints match the devices that slurmd finds.
 #[test]

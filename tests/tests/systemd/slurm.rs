@@ -223,6 +223,17 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.sh("systemctl kill --signal=KILL --kill-whom=all slurmd && scancel --full --user=nobody");
     machine.sh("scontrol update nodename=n1 state=down reason=test && systemctl restart slurmd");
     machine.await_that("no lease after the restart of slurmd", |machine| leases(machine) == 0);
+
+    // slurmd is not an ancestor of this Prolog. Prolog finds out that slurmd has no NVML, and uses the lines of gres.conf.
+    if has_cgroups {
+        machine.sh("sed -i 's/^PrologFlags=.*/PrologFlags=RunInJob/' /etc/slurm/slurm.conf");
+        machine.sh("sed -i 's/AutoDetect=off/AutoDetect=nvml/' /etc/slurm/gres.conf");
+        machine.sh("systemctl restart slurmctld slurmd");
+        machine.await_that("an idle node", |machine| machine.sh("sinfo -h -o %T") == "idle");
+        assert!(machine.sh("scontrol show config").contains("RunInJob"));
+        let accepted = machine.sh(&as_user("srun --gres=gpu:1 env"));
+        assert!(accepted.contains("GPUSH_LEASE=L"), "{accepted}");
+    }
 }
 
 /// Follows the section "Change the MIG layout" of the page. Debian's slurmd has no NVML, so

@@ -13,7 +13,7 @@ use std::fmt;
 use gpush_api::{SlurmDevice, SlurmGpu};
 
 use super::{
-    GresDevice, Job,
+    AutoDetect, GresDevice, Job,
     gres_lines::CAPS,
     numbering::{Numbering, Unnumbered},
 };
@@ -126,7 +126,13 @@ pub fn devices(job: &Job, numbering: &Numbering) -> Result<Vec<SlurmDevice>, Not
 
 fn by_index(index: u32, numbering: &Numbering) -> Result<SlurmDevice, NotMapped> {
     match numbering {
-        Numbering::Listed(conf) => by_file(index, conf.gpu(index).ok_or(NotMapped::NoFile { index })?),
+        Numbering::Listed(conf) => match (conf.gpu(index), &conf.auto_detect) {
+            (Some(gpu), _) => by_file(index, gpu),
+            (None, None | Some(AutoDetect::Off | AutoDetect::Other(_))) => Err(NotMapped::NoFile { index }),
+            (None, Some(AutoDetect::Nvml | AutoDetect::Nvidia)) => {
+                Err(NotMapped::Order { index, why: Unnumbered::NotListed })
+            }
+        },
         Numbering::Nvml { devices, minors } => {
             Ok(SlurmDevice::Detected { index, devices: *devices, minors: minors.clone() })
         }
@@ -178,7 +184,10 @@ pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: 
 
 #[cfg(test)]
 mod tests {
-    use super::{super::GresConf, *};
+    use super::{
+        super::{GpuPlugin, GresConf},
+        *,
+    };
 
     const MIG: &str = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd";
 
@@ -195,7 +204,7 @@ mod tests {
         let text = "Name=gpu File=/dev/nvidia[2-3]\nName=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,\
                     /dev/nvidia-caps/nvidia-cap23\nName=gpu File=/dev/nvidiactl\n\
                     Name=gpu MultipleFiles=/dev/nvidia1,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap13\n";
-        Numbering::of(GresConf::parse(text, "n1", |_| None).unwrap(), None, || None)
+        Numbering::of(GresConf::parse(text, "n1", |_| None).unwrap(), None, None)
     }
 
     #[test]
@@ -217,15 +226,29 @@ mod tests {
     #[test]
     fn index_of_a_detected_gpu_is_left_to_gpushd() {
         let conf = |text: &str| GresConf::parse(text, "n1", |_| None).unwrap();
-        let nvml = Numbering::of(conf("AutoDetect=nvml"), Some("gpu:l4:3,gpu:1g.10gb:1"), || None);
+        let nvml = Numbering::of(conf("AutoDetect=nvml"), Some("gpu:l4:3,gpu:1g.10gb:1"), None);
         let mixed = devices(&job(&[2, 3], &["2", MIG]), &nvml).unwrap();
         let whole = SlurmDevice::Detected { index: 2, devices: 4, minors: Vec::new() };
         assert_eq!(mixed, [whole.clone(), SlurmDevice::Uuid(MIG.to_owned())]);
         let owned = [SlurmGpu { uuid: "GPU-1".to_owned(), minor: 2, mig_devices: Vec::new() }];
         assert!(is_owned(std::slice::from_ref(&whole), Some(&owned), false) && !is_owned(&[whole], Some(&[]), true));
-        let unknown = Numbering::of(conf("AutoDetect=nvidia"), Some("gpu:4"), || None);
+        let unknown = Numbering::of(conf("AutoDetect=nvidia"), Some("gpu:4"), None);
         let error = devices(&job(&[2], &["2"]), &unknown).unwrap_err();
         assert!(error.is_refusal() && error.to_string().contains("index 2"), "{error}");
+    }
+
+    /// Fault: after a change to `AutoDetect=nvml` without a restart of slurmd, Prolog failed, and Slurm drained the
+    /// node.
+    #[test]
+    fn index_that_a_changed_gres_conf_does_not_list_is_refused() {
+        let mapped = |text: &str| {
+            let conf = GresConf::parse(text, "n1", |_| None).unwrap();
+            devices(&job(&[2], &["2"]), &Numbering::of(conf, Some("gpu:4"), Some(GpuPlugin::Other)))
+        };
+        let error = mapped("AutoDetect=nvml").unwrap_err();
+        assert!(error.is_refusal() && error.to_string().contains("slurmd must be restarted"), "{error}");
+        assert_eq!(mapped("AutoDetect=off"), Err(NotMapped::NoFile { index: 2 }));
+        assert_eq!(mapped("AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]"), Ok(vec![SlurmDevice::Minor(2)]));
     }
 
     #[test]

@@ -1,20 +1,20 @@
 //! The plugin with which a running slurmd finds GPUs.
 //!
-//! With `AutoDetect=nvml`, slurmd uses its plugin for NVML only if it can load NVML's library.
-//! Otherwise slurmd writes a line to its log and numbers the devices as with `AutoDetect=off`. The
-//! config files of Slurm do not show which of these two cases applies, but the files that slurmd
-//! has mapped do. These rules were compared with slurmd 22.05.
-
-/// Name of the plugin for NVML.
-const NVML: &str = "gpu_nvml.so";
+//! slurmd loads the plugin when it starts. gres.conf does not show which plugin slurmd uses:
+//! `AutoDetect` can have changed since then, and with `AutoDetect=nvml`, slurmd uses its plugin for
+//! NVML only if it can load NVML's library. Without this library, slurmd writes a line to its log
+//! and numbers the devices as with `AutoDetect=off`. The files that slurmd has mapped show the
+//! plugin. These rules were compared with slurmd 22.05 and 24.11.
 
 /// The GPU plugin of a running slurmd.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GpuPlugin {
+    /// slurmd uses the lines of gres.conf (`gpu_generic.so`), or finds GPUs of another vendor.
+    Other,
+    /// slurmd finds NVIDIA GPUs without NVML (24.11 and later).
+    Nvidia,
     /// slurmd finds GPUs through NVML.
     Nvml,
-    /// slurmd uses the lines of gres.conf (`gpu_generic.so`), or finds GPUs of another kind.
-    Other,
 }
 
 impl GpuPlugin {
@@ -24,11 +24,16 @@ impl GpuPlugin {
     pub fn in_maps(maps: &str) -> Option<Self> {
         let files = maps.lines().filter_map(|line| line.rsplit('/').next());
         let files = files.map(|file| file.trim_end_matches(" (deleted)"));
-        files.fold(None, |found, file| match found {
-            _ if file == NVML => Some(Self::Nvml),
-            None if file.starts_with("gpu_") && file.ends_with(".so") => Some(Self::Other),
-            found => found,
-        })
+        files.filter_map(Self::of_file).max()
+    }
+
+    /// Returns the plugin in a file.
+    fn of_file(name: &str) -> Option<Self> {
+        match name.strip_prefix("gpu_")?.strip_suffix(".so")? {
+            "nvml" => Some(Self::Nvml),
+            "nvidia" => Some(Self::Nvidia),
+            _ => Some(Self::Other),
+        }
     }
 }
 
@@ -45,5 +50,7 @@ mod tests {
         assert_eq!(GpuPlugin::in_maps(&generic), Some(GpuPlugin::Other));
         let nvml = map("/usr/lib/slurm-wlm/gpu_generic.so") + &map("/opt/slurm/gpu_nvml.so (deleted)") + &libraries;
         assert_eq!(GpuPlugin::in_maps(&nvml), Some(GpuPlugin::Nvml));
+        let nvidia = libraries + &map("/usr/lib/slurm-wlm/gpu_nvidia.so");
+        assert_eq!(GpuPlugin::in_maps(&nvidia), Some(GpuPlugin::Nvidia));
     }
 }

@@ -11,8 +11,8 @@ use super::{AutoDetect, GpuPlugin, GresConf, GresDevice, node_gres};
 pub enum Numbering {
     /// The order of gres.conf, and of the types in slurm.conf.
     Listed(GresConf),
-    /// slurmd finds the devices itself through NVML (`AutoDetect=nvml`). slurmd then ignores the
-    /// order in gres.conf and slurm.conf. It sorts whole GPUs by their position in the driver's
+    /// slurmd finds the devices itself through NVML (`AutoDetect=nvml`), and then ignores the order
+    /// in gres.conf and slurm.conf. It sorts whole GPUs by their position in the driver's
     /// list, and MIG devices by their position on their GPU: the first MIG device of each GPU is
     /// next to the first GPU. This order was compared with slurmd 22.05.
     Nvml {
@@ -35,33 +35,70 @@ pub enum Unnumbered {
     Nvidia,
     /// `AutoDetect=nvml`, and slurm.conf contains no number of GPUs for the node.
     NoGres,
+    /// gres.conf has `AutoDetect=nvml` and lists devices. The plugin of slurmd decides which of the
+    /// two gives the order, but the plugin is not known.
+    NoSlurmd,
+    /// slurmd uses NVML, but gres.conf does not have `AutoDetect=nvml`. So the lines of gres.conf
+    /// can also be other lines than those that slurmd has read.
+    NotRestarted,
+    /// gres.conf has an `AutoDetect` that slurmd does not use, and lists too few devices.
+    NotListed,
 }
 
 impl fmt::Display for Unnumbered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Nvidia => "gres.conf has AutoDetect=nvidia",
-            Self::NoGres => "gres.conf has AutoDetect=nvml, and slurm.conf has no Gres= with GPUs for the node",
+            Self::NoGres => "slurmd finds GPUs through NVML, and slurm.conf has no Gres= with GPUs for the node",
+            Self::NoSlurmd => {
+                "gres.conf has AutoDetect=nvml and lists GPUs, and no running slurmd shows which of the two it uses"
+            }
+            Self::NotRestarted => {
+                "slurmd finds GPUs through NVML, but gres.conf does not have AutoDetect=nvml; if gres.conf was changed, \
+                 slurmd must be restarted"
+            }
+            Self::NotListed => {
+                "slurmd uses the lines of gres.conf, which do not list the GPU; if AutoDetect was changed, slurmd must \
+                 be restarted"
+            }
         })
     }
 }
 
 impl Numbering {
-    /// Returns how slurmd numbers the devices of a node. `gres` is the `Gres=` of the node in
-    /// slurm.conf, if known. `plugin` returns the GPU plugin of the running slurmd, if known.
-    /// `plugin` is called only if its result matters.
+    /// Returns how slurmd numbers the devices of a node. `conf` is the current gres.conf. `gres` is
+    /// the `Gres=` of the node in slurm.conf, if known. `plugin` is the GPU plugin of the running
+    /// slurmd, if known.
+    ///
+    /// | plugin | `AutoDetect=nvml` | `AutoDetect=nvidia` | other values, or none |
+    /// |---|---|---|---|
+    /// | NVML | order of NVML | [`Unnumbered::NotRestarted`] | [`Unnumbered::NotRestarted`] |
+    /// | NVIDIA | [`Unnumbered::Nvidia`] | [`Unnumbered::Nvidia`] | [`Unnumbered::Nvidia`] |
+    /// | other | lines of gres.conf | lines of gres.conf | lines of gres.conf |
+    /// | not known | order of NVML, or [`Unnumbered::NoSlurmd`] if gres.conf lists devices | [`Unnumbered::Nvidia`] | lines of gres.conf |
     #[must_use]
-    pub fn of(conf: GresConf, gres: Option<&str>, plugin: impl FnOnce() -> Option<GpuPlugin>) -> Self {
-        match conf.auto_detect {
-            Some(AutoDetect::Nvidia) => return Self::Unknown(Unnumbered::Nvidia),
-            Some(AutoDetect::Nvml) if plugin() != Some(GpuPlugin::Other) => {}
-            None | Some(AutoDetect::Nvml | AutoDetect::Off | AutoDetect::Other(_)) => {
-                return Self::Listed(match gres {
+    pub fn of(conf: GresConf, gres: Option<&str>, plugin: Option<GpuPlugin>) -> Self {
+        match (plugin, &conf.auto_detect) {
+            (Some(GpuPlugin::Nvml), Some(AutoDetect::Nvml)) => Self::nvml(&conf, gres),
+            // Without its plugin for NVML, slurmd has only listed devices. So if gres.conf lists no device, slurmd has
+            // the plugin.
+            (None, Some(AutoDetect::Nvml)) if conf.gpus().is_empty() => Self::nvml(&conf, gres),
+            (None, Some(AutoDetect::Nvml)) => Self::Unknown(Unnumbered::NoSlurmd),
+            (Some(GpuPlugin::Nvml), None | Some(AutoDetect::Nvidia | AutoDetect::Off | AutoDetect::Other(_))) => {
+                Self::Unknown(Unnumbered::NotRestarted)
+            }
+            (Some(GpuPlugin::Nvidia), _) | (None, Some(AutoDetect::Nvidia)) => Self::Unknown(Unnumbered::Nvidia),
+            (Some(GpuPlugin::Other), _) | (None, None | Some(AutoDetect::Off | AutoDetect::Other(_))) => {
+                Self::Listed(match gres {
                     Some(gres) => conf.ordered_by(gres),
                     None => conf,
-                });
+                })
             }
         }
+    }
+
+    /// Returns the numbering of devices that slurmd finds through NVML.
+    fn nvml(conf: &GresConf, gres: Option<&str>) -> Self {
         let gpus = node_gres(gres.unwrap_or_default()).filter(|gres| gres.name == "gpu");
         let devices = gpus.fold(0u64, |sum, gpus| sum.saturating_add(gpus.count));
         let devices = u32::try_from(devices).unwrap_or(u32::MAX);
@@ -201,7 +238,7 @@ mod tests {
     }
 
     fn of(text: &str, gres: Option<&str>) -> Numbering {
-        Numbering::of(GresConf::parse(text, "n1", |_| None).expect("a gres.conf"), gres, || Some(GpuPlugin::Nvml))
+        Numbering::of(GresConf::parse(text, "n1", |_| None).expect("a gres.conf"), gres, None)
     }
 
     fn nvml(devices: u32, minors: &[u32]) -> Numbering {
@@ -220,20 +257,39 @@ mod tests {
         assert_eq!(minors(of(&format!("AutoDetect=rsmi\n{text}"), None)), [1, 0]);
     }
 
-    /// Fault: slurmd did not find NVML's library and used the order of the types. gpush used the order of the driver,
-    /// and leased other GPUs than those of the job.
+    /// Faults: slurmd did not find NVML's library and used the order of the types; slurmd was not restarted after a
+    /// change of `AutoDetect`. In both cases, gpush used another order, and leased other GPUs than those of the job.
     #[test]
-    fn lines_decide_if_slurmd_does_not_load_nvml() {
-        let text = "AutoDetect=nvml\nName=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0";
-        let conf = || GresConf::parse(text, "n1", |_| None).unwrap();
-        let of = |plugin| Numbering::of(conf(), Some("gpu:b:1,gpu:a:1"), || plugin);
-        let Numbering::Listed(listed) = of(Some(GpuPlugin::Other)) else { panic!("the lines decide") };
-        assert_eq!(listed.gpus().iter().filter_map(GresDevice::minor).collect::<Vec<_>>(), [1, 0]);
-        assert_eq!((of(Some(GpuPlugin::Nvml)), of(None)), (nvml(2, &[1, 0]), nvml(2, &[1, 0])));
+    fn plugin_of_slurmd_decides_which_order_applies() {
+        let lines = "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0";
+        let listed =
+            |auto: &str| Numbering::Listed(GresConf::parse(&format!("{auto}\n{lines}"), "n1", |_| None).unwrap());
+        let unknown = Numbering::Unknown;
+        let (detected, stale) = (nvml(2, &[1, 0]), unknown(Unnumbered::NotRestarted));
+        let (nvidia, no_slurmd) = (unknown(Unnumbered::Nvidia), unknown(Unnumbered::NoSlurmd));
+        for (auto, by_nvml, by_nvidia, by_none) in [
+            ("AutoDetect=nvml", &detected, &nvidia, &no_slurmd),
+            ("AutoDetect=nvidia", &stale, &nvidia, &nvidia),
+            ("AutoDetect=off", &stale, &nvidia, &listed("AutoDetect=off")),
+            ("AutoDetect=rsmi", &stale, &nvidia, &listed("AutoDetect=rsmi")),
+            ("", &stale, &nvidia, &listed("")),
+        ] {
+            let Numbering::Listed(conf) = listed(auto) else { panic!("lines") };
+            let of = |plugin| Numbering::of(conf.clone(), Some("gpu:b:1,gpu:a:1"), plugin);
+            assert_eq!(of(Some(GpuPlugin::Nvml)), *by_nvml, "{auto}");
+            assert_eq!(of(Some(GpuPlugin::Nvidia)), *by_nvidia, "{auto}");
+            assert_eq!(of(Some(GpuPlugin::Other)), listed(auto), "{auto}");
+            assert_eq!(of(None), *by_none, "{auto}");
+        }
+        // Only the plugin for NVML gives slurmd devices that gres.conf does not list.
+        assert_eq!(of("AutoDetect=nvml", Some("gpu:2")), nvml(2, &[]));
     }
 
     #[test]
     fn detected_devices_have_a_number_if_their_count_is_known() {
+        let of = |text: &str, gres| {
+            Numbering::of(GresConf::parse(text, "n1", |_| None).unwrap(), gres, Some(GpuPlugin::Nvml))
+        };
         assert_eq!(of("AutoDetect=nvml", Some("gpu:l4:2,gpu:1g.10gb:3(S:0),mps:200")), nvml(5, &[]));
         let listed = "AutoDetect=nvml\nName=gpu File=/dev/nvidia[3,1]\nName=gpu MultipleFiles=/dev/nvidia0,/c1,/c2";
         assert_eq!(of(listed, Some("gpu:3")), nvml(3, &[3, 1, 0]));
@@ -241,6 +297,5 @@ mod tests {
         assert_eq!(of(listed, Some("gpu:8")), nvml(8, &[]));
         let unknown = Numbering::Unknown(Unnumbered::NoGres);
         assert_eq!((of(listed, None), of(listed, Some("mps:100"))), (unknown.clone(), unknown));
-        assert_eq!(of("AutoDetect=nvidia", Some("gpu:4")), Numbering::Unknown(Unnumbered::Nvidia));
     }
 }

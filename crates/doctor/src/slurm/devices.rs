@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs};
 use gpush_core::slurm::{AutoDetect, GpuPlugin, GresConf, GresDevice, node_gres, numbering::Numbering};
 
 use super::{files::Files, gpus};
-use crate::{Agent, Area, Finding, Host};
+use crate::{Agent, Area, Finding, Host, host::Process};
 
 const PRINT: &str = "compare it with `gpushctl slurm gres-conf`";
 
@@ -37,14 +37,16 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         let message = format!("{path}: {}: key `{}` is not known", unknown.place, unknown.key);
         findings.push(Finding::warning(Area::Slurm, message, "run `slurmd -G`: it refuses keys that it does not know"));
     }
-    let plugin = gpu_plugin(host);
+    // If slurmd does not run, assume that slurmd can load NVML's library.
+    let assumed = (conf.auto_detect == Some(AutoDetect::Nvml)).then_some(GpuPlugin::Nvml);
+    let plugin = gpu_plugin(host).or(assumed);
     if conf.auto_detect == Some(AutoDetect::Nvml) && plugin == Some(GpuPlugin::Other) {
         let message =
             format!("{path} has AutoDetect=nvml, but slurmd has not loaded NVML: it uses the lines of the file");
         let hint = "write AutoDetect=off, or install Slurm's NVML plugin and the library libnvidia-ml.so";
         findings.push(Finding::warning(Area::Slurm, message, hint));
     }
-    let numbering = Numbering::of(conf, Some(&gres), || plugin);
+    let numbering = Numbering::of(conf, Some(&gres), plugin);
     // A gres.conf for all nodes can also list or detect GPUs of a node on which Slurm uses no GPU.
     if ["gpu", "mps", "shard"].iter().any(|name| counts.get(*name).is_some_and(|count| *count > 0)) {
         findings.extend(gpus::order(agent, &path, &numbering, has_owner));
@@ -95,9 +97,11 @@ fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
     Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
 }
 
-/// Returns the GPU plugin of the running slurmd; `None` if slurmd does not run.
+/// Returns the GPU plugin of the running slurmd; `None` if slurmd does not run. Any user can start a
+/// process with the name of slurmd.
 fn gpu_plugin(host: &Host) -> Option<GpuPlugin> {
-    let process = host.processes().into_iter().find(|process| process.name == "slurmd")?;
+    let is_slurmd = |process: &Process| process.name == "slurmd" && host.owner(process.pid) == Some(0);
+    let process = host.processes().into_iter().find(is_slurmd)?;
     GpuPlugin::in_maps(&fs::read_to_string(host.path(format!("proc/{}/maps", process.pid))).ok()?)
 }
 

@@ -21,11 +21,7 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
     for (key, command, otherwise) in HOOKS {
         let (patterns, scripts) = scripts_of(host, files, key);
         findings.extend(scripts.iter().filter_map(|script| not_executable(host, key, script)));
-        let mut texts: Vec<(String, String)> =
-            scripts.iter().map(|script| (script.clone(), host.read(script).unwrap_or_default())).collect();
-        // A script of the site may call the script of the package.
-        let called: Vec<_> = texts.iter().flat_map(|(_, text)| called_scripts(host, text)).collect();
-        texts.extend(called.into_iter().filter(|(_, text)| runs(text, command)));
+        let texts = texts(host, &scripts, command);
         findings.extend(texts.iter().filter_map(|(script, text)| missing_gpushctl(host, script, text, command)));
         if texts.iter().any(|(_, text)| runs(text, command)) {
             continue;
@@ -57,19 +53,35 @@ fn scripts_of(host: &Host, files: &Files, key: &str) -> (Vec<String>, Vec<String
     (patterns, scripts)
 }
 
-/// Returns the option `--deadline` in scripts of Prolog and Epilog, in seconds, with the path of the
-/// script.
-pub(super) fn deadlines(host: &Host, files: &Files) -> Vec<(String, u32)> {
-    let scripts = ["Prolog", "Epilog"].into_iter().flat_map(|key| scripts_of(host, files, key).1);
-    let deadline = |script: String| {
-        let text = host.read(&script)?;
-        let line = text.lines().find(|line| line.contains("gpushctl") && line.contains("--deadline"))?;
-        let mut words = line.split(|c: char| c.is_whitespace() || c == '=');
-        let value = words.by_ref().skip_while(|word| *word != "--deadline").nth(1)?;
-        let seconds = duration::parse(value).ok()?.as_secs();
-        Some((script, u32::try_from(seconds).unwrap_or(u32::MAX)))
-    };
-    scripts.filter_map(deadline).collect()
+/// Returns the paths and texts of scripts. Adds the scripts that they call and that run `command`,
+/// because a script of the site may call the script of the package.
+fn texts(host: &Host, scripts: &[String], command: &str) -> Vec<(String, String)> {
+    let mut texts: Vec<(String, String)> =
+        scripts.iter().map(|script| (script.clone(), host.read(script).unwrap_or_default())).collect();
+    let called: Vec<_> = texts.iter().flat_map(|(_, text)| called_scripts(host, text)).collect();
+    texts.extend(called.into_iter().filter(|(_, text)| runs(text, command)));
+    texts
+}
+
+/// Returns each script of Prolog and Epilog that runs gpush, with the value of its option
+/// `--deadline` in seconds; `None` if the script does not have this option.
+pub(super) fn deadlines(host: &Host, files: &Files) -> Vec<(String, Option<u32>)> {
+    let mut found = Vec::new();
+    for (key, command) in [("Prolog", "prolog"), ("Epilog", "epilog")] {
+        let texts = texts(host, &scripts_of(host, files, key).1, command);
+        for (script, text) in texts.into_iter().filter(|(_, text)| runs(text, command)) {
+            let deadline = code(&text).find(|line| line.contains("gpushctl")).and_then(deadline);
+            found.push((script, deadline));
+        }
+    }
+    found
+}
+
+/// Returns the value of `--deadline` in a line, in seconds.
+fn deadline(line: &str) -> Option<u32> {
+    let mut words = line.split(|c: char| c.is_whitespace() || c == '=');
+    let value = words.by_ref().skip_while(|word| *word != "--deadline").nth(1)?;
+    Some(u32::try_from(duration::parse(value).ok()?.as_secs()).unwrap_or(u32::MAX))
 }
 
 /// Returns whether a script runs a command of gpush: `#!/usr/bin/gpushctl slurm prolog`, or a shell
@@ -100,11 +112,16 @@ fn called_scripts(host: &Host, text: &str) -> Vec<(String, String)> {
     texts.filter(|(_, text)| text.starts_with("#!")).collect()
 }
 
-/// Returns the absolute paths in the first line of a script and in its other lines without comments.
-fn paths(text: &str) -> impl Iterator<Item = &str> {
+/// Returns the program in the first line of a script, and the lines that are not comments.
+fn code(text: &str) -> impl Iterator<Item = &str> {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     let code = rest.lines().filter(|line| !line.trim_start().starts_with('#'));
-    let words = first.strip_prefix("#!").into_iter().chain(code).flat_map(|line| {
+    first.strip_prefix("#!").into_iter().chain(code)
+}
+
+/// Returns the absolute paths in the code of a script.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let words = code(text).flat_map(|line| {
         line.split(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '`' | ';' | '=' | '(' | ')' | '&' | '|'))
     });
     words.filter(|word| word.starts_with('/'))

@@ -95,10 +95,12 @@ fn constrains_devices(host: &Host, files: &Files) -> bool {
 /// Checks that a hook gives up before Slurm ends it. If Slurm ends a hook, Slurm drains the node,
 /// whatever gpush's policy is.
 fn timeout(host: &Host, files: &Files, config: &Config) -> Option<Finding> {
-    let of_config = (config.slurm.deadline_s, "slurm.deadline_s of gpush's config".to_owned());
-    let of_scripts = hooks::deadlines(host, files).into_iter();
-    let of_scripts = of_scripts.map(|(script, seconds)| (seconds, format!("--deadline in {script}")));
-    let (deadline, source) = of_scripts.fold(of_config, |most, one| if one.0 > most.0 { one } else { most });
+    let of_config = || (config.slurm.deadline_s, "slurm.deadline_s of gpush's config".to_owned());
+    let deadlines = hooks::deadlines(host, files).into_iter().map(|(script, option)| match option {
+        Some(seconds) => (seconds, format!("--deadline in {script}")),
+        None => of_config(),
+    });
+    let (deadline, source) = deadlines.max_by_key(|(seconds, _)| *seconds).unwrap_or_else(of_config);
     let path = &files.path;
     let set =
         files.get("PrologEpilogTimeout").and_then(|value| value.parse::<u32>().ok()).filter(|value| *value < 65534);

@@ -90,11 +90,10 @@ fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
     }
     match directory.place_of(&ended) {
         PlaceChoice::None => Ok(job),
-        PlaceChoice::Place(place) => Ok(Job {
-            cluster: ended.cluster.unwrap_or_else(|| place.cluster().to_owned()),
-            node: ended.node.unwrap_or_else(|| place.node().to_owned()),
-            ..job
-        }),
+        PlaceChoice::Place(place) => {
+            let (cluster, node) = directory.names_of(&place, job.id);
+            Ok(Job { cluster: ended.cluster.unwrap_or(cluster), node: ended.node.unwrap_or(node), ..job })
+        }
         PlaceChoice::Several(places) => {
             let places: Vec<String> = places.iter().map(ToString::to_string).collect();
             let places = places.join("; ");

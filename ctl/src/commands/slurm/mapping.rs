@@ -61,7 +61,7 @@ fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
     let conf = conf.map_err(|error| format!("{}: {error}", path.display()))?;
     // Without slurm.conf, the types follow the order of gres.conf.
     let gres = read_slurm_conf(&slurm_conf).node_gres(&job.node);
-    Ok(Numbering::of(conf, gres.as_deref(), slurmd::gpu_plugin))
+    Ok(Numbering::of(conf, gres.as_deref(), slurmd::gpu_plugin()))
 }
 
 /// Returns the path of slurm.conf: the variable `SLURM_CONF`, or else the first usual path that exists.

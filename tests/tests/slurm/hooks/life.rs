@@ -136,6 +136,11 @@ fn epilog_with_only_the_job_id_ends_the_lease() {
     assert!(node.lease(7).is_none());
     // gpush does not know this job.
     node.epilog(&only_id(8));
+    // The name of the file contains the cluster in another form.
+    let named = Node::two_gpus(WHOLE);
+    named.prolog(&Job::new(7).on("0").with("SLURM_CLUSTER_NAME", "my cluster"));
+    named.epilog(&only_id(7));
+    assert!(named.lease(7).is_none());
     let other = Job::new(9).on("1").with("SLURM_CLUSTER_NAME", "other");
     node.prolog(&Job::new(9).on("0"));
     node.prolog(&other);

@@ -43,6 +43,9 @@ pub(in crate::commands::slurm) struct Run {
 struct RunRecord {
     #[serde(flatten)]
     run: Run,
+    /// The cluster and node as Slurm named them. The name of the file contains both in another form.
+    cluster: String,
+    node: String,
     /// Whether a lease of this or an earlier run may exist.
     may_have_lease: bool,
 }
@@ -139,7 +142,7 @@ impl Directory {
             self.remove_link(&name, &earlier.run);
         }
         // The record comes first: a file without a record could not be removed.
-        self.write_record(&name, &run, leases)?;
+        self.write_record(job, &run, leases)?;
         self.put(&locked, job, JobState::Begun)?;
         if let Some(leader) = job.leader {
             match symlink(name.to_string(), self.path.join(name.of_component(leader).to_string())) {
@@ -163,7 +166,7 @@ impl Directory {
             Some(now) if now.run == *run => {
                 self.put(&locked, job, state)?;
                 if now.may_have_lease != leases.of(run) {
-                    self.write_record(&job.file_name(), run, leases)?;
+                    self.write_record(job, run, leases)?;
                 }
                 Ok(FileWritten::Yes)
             }
@@ -185,7 +188,9 @@ impl Directory {
 
     /// Finds the run that an Epilog ends. `epilog` says when Slurm started the Epilog.
     pub(in crate::commands::slurm) fn ended_run(&self, job: &Job, epilog: Option<&HookStart>) -> EndedRun {
-        let Some(RunRecord { run, may_have_lease }) = self.record_of(&job.file_name()) else { return EndedRun::NoFile };
+        let Some(RunRecord { run, may_have_lease, .. }) = self.record_of(&job.file_name()) else {
+            return EndedRun::NoFile;
+        };
         if job.last_run() < run.restart {
             return EndedRun::Earlier { restart: Some(job.last_run()) };
         }
@@ -231,8 +236,10 @@ impl Directory {
         self.read_json(&format!("{name}{RUN}")).ok()
     }
 
-    fn write_record(&self, name: &FileName, run: &Run, leases: PossibleLeases) -> io::Result<()> {
-        self.write_json(&format!("{name}{RUN}"), &RunRecord { run: run.clone(), may_have_lease: leases.of(run) })
+    fn write_record(&self, job: &Job, run: &Run, leases: PossibleLeases) -> io::Result<()> {
+        let (cluster, node) = (job.cluster.clone(), job.node.clone());
+        let record = RunRecord { run: run.clone(), cluster, node, may_have_lease: leases.of(run) };
+        self.write_json(&format!("{}{RUN}", job.file_name()), &record)
     }
 
     /// Finds the file of a task of the calling user.
@@ -261,6 +268,16 @@ impl Directory {
         let names = self.names().unwrap_or_default();
         let names: Vec<FileName> = names.iter().filter_map(|name| FileName::parse(name)).collect();
         choose_place(ended, &names, &self.places())
+    }
+
+    /// Returns the names of the cluster and node of a job as Slurm wrote them. Without a file of the
+    /// job, returns them in the form for file names.
+    pub(in crate::commands::slurm) fn names_of(&self, place: &HookPlace, job: u32) -> (String, String) {
+        let (cluster, node) = (place.cluster(), place.node());
+        match self.record_of(&FileName::of_job(cluster, job, node)) {
+            Some(record) => (record.cluster, record.node),
+            None => (cluster.to_owned(), node.to_owned()),
+        }
     }
 
     fn read(&self, name: &FileName) -> io::Result<Option<JobFile>> {
