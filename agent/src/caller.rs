@@ -104,8 +104,8 @@ impl Caller {
         if !self.peer.is_on_this_host {
             return denied
                 .cause(
-                    "your process has ended, or is in another pid or user namespace than gpushd, as in a container: its \
-                     user id and groups do not count there",
+                    "your process has ended, or runs in another pid or user namespace, such as that of a container: \
+                     gpushd does not accept the user id and groups of such a process",
                 )
                 .hint("run the command on the host, outside of containers");
         }

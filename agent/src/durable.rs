@@ -226,7 +226,7 @@ fn record_other_host(store: &Store, notes: &[Note]) {
         detail: serde_json::json!({ "cause": note.to_string(), "kept": kept }),
     };
     if let Err(error) = store.write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())).wait() {
-        tracing::error!("cannot record that the database of another host was set aside: {error}");
+        tracing::error!("cannot record that gpushd has renamed the database of another host: {error}");
     }
 }
 

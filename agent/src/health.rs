@@ -131,9 +131,12 @@ impl Health {
         let abandoned = self.0.hardware.status().abandoned;
         let stuck = abandoned.iter().filter(|worker| worker.stuck).map(|worker| {
             let pid = worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
-            ApiError::new(Code::DriverTimeout, format!("driver worker {pid} was killed and hangs in the kernel"))
-                .cause(worker.calls.join(", "))
-                .hint("only a reboot ends this worker; a new one serves the other GPUs")
+            ApiError::new(
+                Code::DriverTimeout,
+                format!("the driver worker (pid {pid}) was killed, but hangs in the kernel"),
+            )
+            .cause(worker.calls.join(", "))
+            .hint("only a reboot ends this process; a new driver worker serves the other GPUs")
         });
         stuck.collect()
     }
@@ -154,7 +157,7 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 "is cordoned because the driver reported a fault",
                 format!(
                     "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}` \
-                    (administrator), then \
+                    (administrator), then uncordon it with \
                     `gpushctl gpu uncordon {index}` (administrator)"
                 ),
             )

@@ -80,7 +80,8 @@ enum LoggedValue {
 /// Starts logging for the whole process.
 pub(crate) fn start(filter: &str) -> Result<Log, String> {
     levels(filter)?;
-    let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
+    let filter =
+        EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?} is not valid: {error}"))?;
     let (tx, rx) = sync_channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
     let forward = QueueLayer { tx: tx.clone(), dropped: Arc::clone(&dropped) };

@@ -98,7 +98,7 @@ impl MaintenanceControl {
         // helper unit starts.
         let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.host_services.driverless.write()).await;
         self.end_worker().await?;
-        tracing::info!("the driver worker has ended: gpushd has no handle open");
+        tracing::info!("the driver worker has ended: gpushd has no driver handle open");
         Ok(self.state.maintenance().unwrap_or(maintenance))
     }
 
@@ -148,7 +148,7 @@ impl MaintenanceControl {
         if let Err((uuid, holder)) = self.operations.close(words::refusal(&maintenance)) {
             tracing::error!(
                 gpu = uuid,
-                "{holder} has not finished its change of this GPU: it continues after \
+                "{holder} has not finished its change of GPU {uuid}, and continues after \
                 maintenance"
             );
         }
@@ -171,14 +171,14 @@ impl MaintenanceControl {
             let which = if pids.is_empty() { String::new() } else { format!(" (pid {})", pids.join(", ")) };
             let message =
                 format!("the host is in maintenance, but a driver worker{which} has not ended and may have GPUs open");
-            ApiError::new(Code::DriverTimeout, message)
-                .cause(cause)
-                .hint("find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it")
+            ApiError::new(Code::DriverTimeout, message).cause(cause).hint(
+                "find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends the worker",
+            )
         };
         match tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.hardware.stop()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(hangs(error.to_string())),
-            Err(_) => Err(hangs(format!("it did not end within {}s", WORKER_EXIT_TIMEOUT.as_secs()))),
+            Err(_) => Err(hangs(format!("the worker did not end within {}s", WORKER_EXIT_TIMEOUT.as_secs()))),
         }
     }
 }

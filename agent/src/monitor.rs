@@ -130,7 +130,8 @@ impl Monitor {
             (None, _) => String::new(),
         };
         let known = words::xid(xid).map_or_else(String::new, |words| format!(" ({words})"));
-        tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{at}");
+        let on = if event.uuid.is_empty() { String::new() } else { format!(" on GPU {}", event.uuid) };
+        tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{on}{at}");
         let (gi, ci, uuid) = (event.gi, event.ci, event.uuid.clone());
         let gpu = self.state.index_of(&uuid);
         self.state.events().publish(EventPayload::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci }));

@@ -34,7 +34,7 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
             .cause("overrides and cordons that were set before are gone; the config applies");
         error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged file is kept as {}", kept.display())));
         return error.hint(
-            "set again what is missing, then acknowledge the loss with `gpushctl recover` \
+            "set the missing overrides and cordons again, then acknowledge the loss with `gpushctl recover` \
             (administrator) or a reboot",
         );
     }

@@ -58,8 +58,8 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
         let host = if plain { host.to_owned() } else { format!("'{}'", host.replace('\'', r"'\''")) };
         let profiles = format!("gpushctl mig profiles --offline {host}");
         *hint = match error.remedy {
-            Some(Remedy::ChooseGpus) => format!("choose among its GPUs: `{profiles}`"),
-            Some(Remedy::ChooseMigGpus) => format!("choose GPUs that support MIG: `{profiles}`"),
+            Some(Remedy::ChooseGpus) => format!("choose GPUs that `{profiles}` lists"),
+            Some(Remedy::ChooseMigGpus) => format!("choose GPUs that support MIG; `{profiles}` shows them"),
             Some(Remedy::CorrectDevices) => "correct `devices` in the file, or name another host".to_owned(),
             None => hint.replace("gpushctl mig profiles", &profiles),
         };
@@ -88,7 +88,7 @@ fn config_of(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Resu
         (None, LayoutSource::Named(_) | LayoutSource::Config | LayoutSource::Wanted) => match environment() {
             Some(path) => load(&path),
             None => {
-                let what = "an offline plan by rule or by a layout's name needs a config";
+                let what = "an offline plan that uses a rule or a layout name needs a config";
                 let layout = match selectable(gpus, &request.gpus) {
                     Some(selected) => format!("; or give GPUs and a layout: {selected}"),
                     None => String::new(),
@@ -217,7 +217,7 @@ mod tests {
         let error = plan("dgx-a100", &gpus, None, &request).unwrap_err();
         assert_eq!(
             error.hint.as_deref(),
-            Some("choose among its GPUs: `gpushctl mig profiles --offline dgx-a100`"),
+            Some("choose GPUs that `gpushctl mig profiles --offline dgx-a100` lists"),
             "{error}"
         );
         let lost = ApiError::new(Code::NotFound, "there is no GPU 9")

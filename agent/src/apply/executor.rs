@@ -71,7 +71,7 @@ impl Executor {
             let number = ongoing.number();
             let work = tokio::spawn(work(executor.clone(), ongoing));
             if let Err(error) = work.await {
-                tracing::error!(operation = %number, "the operation ended with an internal error: {error}");
+                tracing::error!(operation = %number, "operation {number} ended with an internal error: {error}");
                 let message = format!("operation {number} ended with an internal error of gpushd");
                 let error =
                     ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
@@ -119,7 +119,8 @@ impl Executor {
         if let Err(error) = ongoing.begin_rollback(&why).await {
             // The rollback continues anyway. But if gpushd crashes now, the next gpushd continues the operation
             // forward.
-            tracing::warn!(operation = ongoing.id(), "cannot record that it is being rolled back: {error}");
+            let id = ongoing.id();
+            tracing::warn!(operation = id, "cannot record that operation {id} is being rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
         log_end(&ongoing, state, Some(&why));
@@ -222,10 +223,11 @@ impl Executor {
 fn log_end(ongoing: &OperationHandle, state: OperationState, error: Option<&ApiError>) {
     let operation = ongoing.snapshot();
     match error {
-        None => tracing::info!(operation = operation.id, "{} is done", operation.kind),
+        None => tracing::info!(operation = operation.id, "operation {} ({}) is done", operation.id, operation.kind),
         Some(error) => tracing::error!(
             operation = operation.id,
-            "{} ended {state}: {}",
+            "operation {} ({}) ended with state `{state}`: {}",
+            operation.id,
             operation.kind,
             error.sentences().into_iter().chain(error.outcome.as_deref()).collect::<Vec<_>>().join("; ")
         ),

@@ -105,7 +105,7 @@ async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Opti
         let reading = match mig.driver.readings.read_now(&plan.uuid).await {
             Ok(reading) => reading,
             Err(error) => {
-                tracing::error!(lease = %record.id, "lease {}: its MIG devices were created and cannot be read: {error}", record.id);
+                tracing::error!(lease = %record.id, "lease {}: its MIG devices were created, but cannot be read: {error}", record.id);
                 return None;
             }
         };

@@ -98,7 +98,7 @@ impl OperationQueue {
             let operation = one.ongoing.snapshot();
             let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
             let layout = if plan.layout.is_empty() { "another layout".to_owned() } else { plan.layout.join(",") };
-            Some(format!("operation {} waits for it, to apply {layout}", operation.id))
+            Some(format!("operation {} waits in the queue to apply {layout}", operation.id))
         };
         waiting.values().filter_map(sentence).collect()
     }
@@ -337,7 +337,7 @@ fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
             },
             // A temporary error, such as a full disk, does not end an operation that may have waited for hours.
             Err(error) if error.retryable => {
-                tracing::warn!(operation = ongoing.id(), "it cannot begin yet: {error}");
+                tracing::warn!(operation = ongoing.id(), "operation {} cannot begin yet: {error}", ongoing.id());
                 let since = ongoing.snapshot().created_at;
                 return engine.queue.insert(&ongoing, order, since, place, Instant::now() + READ);
             }
@@ -365,7 +365,11 @@ fn keep_waiting(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
         let ongoing = Arc::clone(&one.ongoing);
         tokio::spawn(async move {
             if let Err(error) = ongoing.advance(OperationState::Waiting).await {
-                tracing::debug!(operation = ongoing.id(), "cannot record that it waits: {error}");
+                tracing::debug!(
+                    operation = ongoing.id(),
+                    "cannot record that operation {} waits: {error}",
+                    ongoing.id()
+                );
             }
         });
     }

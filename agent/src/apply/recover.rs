@@ -85,7 +85,8 @@ impl Recovery {
             let ongoing = self.executor.operations.take_over(&left);
             tracing::warn!(
                 operation = ongoing.id(),
-                "{} was {} when gpushd ended",
+                "operation {} ({}) was {} when gpushd ended",
+                ongoing.id(),
                 left.record.kind,
                 left.record.stage
             );
@@ -185,7 +186,8 @@ impl Recovery {
         if left.record.stage == OperationState::Running
             && let Err(error) = ongoing.advance(OperationState::Interrupted).await
         {
-            tracing::warn!(operation = ongoing.id(), "cannot record that it was interrupted: {error}");
+            let id = ongoing.id();
+            tracing::warn!(operation = id, "cannot record that operation {id} was interrupted: {error}");
         }
         for told in self.executor.mig.host_services.helpers.adopt(&ongoing.id()).await {
             ongoing.note(told);
@@ -253,7 +255,7 @@ impl Recovery {
                     interrupted("gpushd ended before it changed anything, or after it rolled everything back")
                         .hint("repeat the request")
                 });
-                let error = error.outcome("the previous layout is unchanged, read back");
+                let error = error.outcome("the previous layout is unchanged: gpushd has read it back");
                 executor.finish(ongoing, &parts, OperationState::RolledBack, Some(error)).await;
             }
             RecoveryAction::Rebooted => {
@@ -321,7 +323,7 @@ impl Recovery {
             match self.planner.gpus_with(Viewer::Agent, readings).await {
                 Ok(host) => break host,
                 // The GPUs were just read, so this error is temporary.
-                Err(error) => tracing::info!("cannot read the host yet: {error}"),
+                Err(error) => tracing::info!("cannot read the GPUs of the host yet: {error}"),
             }
             tokio::select! {
                 () = tokio::time::sleep(PAUSE.0) => {}
@@ -371,8 +373,7 @@ struct InterruptedOperation {
 }
 
 fn note_the_gap(ongoing: &OperationHandle, left: &UnfinishedOperation) {
-    ongoing
-        .note(format!("gpushd ended while the operation was {}, and continued it after its start", left.record.stage));
+    ongoing.note(format!("gpushd ended while the operation was {}; the next gpushd continued it", left.record.stage));
 }
 
 fn is_gone(error: &DriverError) -> bool {

@@ -130,7 +130,8 @@ pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>
         };
         tracing::warn!(
             gpu = part.plan.uuid,
-            "restoring the previous layout, attempt {attempt}: {}",
+            "{}: attempt {attempt} to restore the previous layout failed: {}",
+            part.label(),
             error.causes.first().unwrap_or(&error.message)
         );
         let another = setback.refused.is_some_and(|gi| refused.insert(gi));

@@ -109,8 +109,8 @@ impl Services {
             return Ok(());
         }
         Err(failed(&format!("the hook {program}"), &ended).hint(
-            "correct the hook under [mode_change], then try \
-            again",
+            "correct the hook under [mode_change] in the config, then \
+            try again",
         ))
     }
 
@@ -120,7 +120,10 @@ impl Services {
         let pending = match self.pending(operation).await {
             Ok(pending) => pending,
             Err(error) => {
-                tracing::error!(operation = %operation, "cannot read what is to be rolled back: {error}");
+                tracing::error!(
+                    operation = %operation,
+                    "operation {operation}: cannot read what must be undone: {error}"
+                );
                 return failures;
             }
         };
@@ -139,7 +142,10 @@ impl Services {
             }
             let recorded = self.store.write_ending(move |tx| tx.mark_undone(operation, position)).await;
             if let Err(error) = recorded {
-                tracing::error!(operation = %operation, "cannot record the rollback of a service or hook: {error}");
+                tracing::error!(
+                    operation = %operation,
+                    "operation {operation}: cannot record that a service or hook was rolled back: {error}"
+                );
             }
         }
         for failure in &failures {
@@ -280,7 +286,10 @@ impl Services {
         let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {
             let bracket = serde_json::from_value(note.what);
             let unknown = |error| {
-                tracing::error!(operation = %operation, "cannot read a record of what must be undone: {error}");
+                tracing::error!(
+                    operation = %operation,
+                    "operation {operation}: cannot read a record of what must be undone: {error}"
+                );
             };
             Some((note.position, bracket.map_err(unknown).ok()?))
         });
@@ -371,5 +380,5 @@ pub(crate) fn health(host_services: &HostServices) -> Vec<ApiError> {
 }
 
 fn failed(what: &str, ended: &Ended) -> ApiError {
-    ApiError::new(Code::Internal, format!("{what} failed: it {}", ended.end)).cause(LOGGED)
+    ApiError::new(Code::Internal, format!("{what} failed: the command {}", ended.end)).cause(LOGGED)
 }

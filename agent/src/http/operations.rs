@@ -87,7 +87,7 @@ pub(super) async fn list(
 
 fn no_such(id: &str) -> ApiError {
     ApiError::new(Code::BadRequest, format!("`before` takes the id of an operation, not {}", Quoted(id)))
-        .hint("GET /v1/operations lists those that are known")
+        .hint("GET /v1/operations lists the known operations")
 }
 
 /// Returns one operation, at once or after its next change.

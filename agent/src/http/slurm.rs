@@ -23,7 +23,7 @@ where
         let caller = Caller::from_request_parts(parts, state).await?;
         if parts.extensions.get::<ThroughAdminSocket>().is_none() || !caller.viewer.is_admin() {
             return Err(ApiError::new(Code::Denied, "only Slurm's hooks may begin and end the leases of jobs")
-                .cause("they run as root, and use the admin socket of gpushd")
+                .cause("the hooks run as root, and use the admin socket of gpushd")
                 .hint("run `gpushctl slurm prolog` from Slurm's Prolog")
                 .into());
         }

@@ -177,7 +177,7 @@ pub(super) async fn resolve(
 fn no_scope(error: &systemd::Error) -> ApiError {
     ApiError::new(Code::Unavailable, "cannot create a scope for the lease")
         .cause(error.in_full())
-        .hint("see `systemctl status dbus.service`, or request a lease that ends at a time: `gpushctl lease request --for 2h`")
+        .hint("see `systemctl status dbus.service`, or request a lease with an end: `gpushctl lease request --for 2h`")
 }
 
 /// Returns the name of the scope of a lease, and the path of its cgroup.
@@ -276,8 +276,8 @@ pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
     let Some(first) = unknown.first() else { return Vec::new() };
     let name = first.rsplit('/').next().unwrap_or_default();
     let count = unknown.len();
-    let what = if count == 1 { "1 scope has".to_owned() } else { format!("{count} scopes have") };
-    let message = format!("{what} processes of a lease that gpushd does not know, such as {name}");
+    let what = if count == 1 { format!("scope {name} has") } else { format!("{count} scopes, such as {name}, have") };
+    let message = format!("{what} processes of a lease that gpushd does not know");
     vec![
         ApiError::new(Code::Conflict, message)
             .cause("gpushd does not end their processes")

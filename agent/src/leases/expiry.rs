@@ -61,7 +61,9 @@ pub(super) async fn end_lost(leases: Leases) {
             Ok(()) => is_logged = false,
             // gpushd tries again at the next change of the state.
             Err(error) if !is_logged => {
-                tracing::warn!("cannot record which MIG devices are gone, trying again until it succeeds: {error}");
+                tracing::warn!(
+                    "cannot record which MIG devices are gone; gpushd tries again until it succeeds: {error}"
+                );
                 is_logged = true;
             }
             Err(_) => {}

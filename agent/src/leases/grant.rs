@@ -210,10 +210,11 @@ async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<O
     dynamic::wait_until_decided(leases, id).await;
     let granted = show::environment(leases, caller, &id.to_string()).await;
     let granted = granted.map_err(|error| match error.code {
-        Code::NotFound | Code::Conflict => {
-            ApiError::new(Code::Conflict, format!("lease {id}, granted to this request before, has ended"))
-                .hint("send the request with another key")
-        }
+        Code::NotFound | Code::Conflict => ApiError::new(
+            Code::Conflict,
+            format!("lease {id}, which gpushd granted to this request earlier, has ended"),
+        )
+        .hint("send the request with another idempotency key"),
         _ => error,
     })?;
     Ok(Outcome::Granted(Delivery::new(leases, granted, true)))
@@ -347,7 +348,7 @@ pub(super) async fn commit(
             }
         };
         begun.insert(leases, reservation);
-        tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} granting: {}", begun.record.id, spec(request));
+        tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} is being granted: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer, bound).await;
     }
     // gpushd prepares the daemons before the commit, because it must not record the grant if

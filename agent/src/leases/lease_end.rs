@@ -292,13 +292,15 @@ struct Logged {
 impl Logged {
     fn end_failed(&mut self, id: LeaseId, error: &gpush_store::StoreError) {
         if !std::mem::replace(&mut self.end, true) {
-            tracing::error!("cannot record the end of lease {id}, trying again until it succeeds: {error}");
+            tracing::error!("cannot record the end of lease {id}; gpushd tries again until it succeeds: {error}");
         }
     }
 
     fn releasing_failed(&mut self, id: LeaseId, error: &gpush_store::StoreError) {
         if !std::mem::replace(&mut self.releasing, true) {
-            tracing::error!("cannot record that lease {id} is releasing, trying again until it succeeds: {error}");
+            tracing::error!(
+                "cannot record that lease {id} is releasing; gpushd tries again until it succeeds: {error}"
+            );
         }
     }
 }

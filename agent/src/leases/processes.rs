@@ -85,7 +85,7 @@ impl RemainingProcesses {
             words.push(format!("{more} more processes run"));
         }
         if self.remaining.driver.is_none() {
-            words.push("the driver does not list the processes on its GPUs".to_owned());
+            words.push("the driver does not list the processes on the GPUs of the lease".to_owned());
         }
         if self.remaining.daemon.is_none() {
             words.push("the MPS daemon does not list its clients".to_owned());

@@ -385,7 +385,7 @@ async fn commit_grant(leases: &Leases, waiting: Waiting, reserved: Reserved) {
         && is_queued
     {
         // The GPU has changed since the placement, or cannot be read at the moment.
-        tracing::info!(lease = %id, "lease {id} waits again: {error}");
+        tracing::info!(lease = %id, "lease {id} is queued again: {error}");
         // If the client has disconnected, the next pass removes the request.
         if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
             leases.waiting().insert(waiting.place.ticket(), waiting);

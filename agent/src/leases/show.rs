@@ -103,7 +103,7 @@ pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
     let holder = &lease.record.holder;
     let who = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
     ApiError::new(Code::Denied, format!("you may not {what} lease {}: {who} holds it", lease.id()))
-        .cause("only the holder and administrators may")
+        .cause(format!("only the holder and administrators may {what} a lease"))
 }
 
 /// Returns the error for a user who may not change or use the lease of a Slurm job. Returns `None` for administrators,
@@ -115,10 +115,12 @@ pub(super) fn job_denied(record: &LeaseRecord, caller: &Caller, what: &str) -> O
     }
     let message = format!("you may not {what} lease {}: it belongs to Slurm job {job}", record.id);
     let hint = match what {
-        "use" => format!("in the job, run the command without gpushctl; or 'srun --jobid={job} --overlap COMMAND'"),
+        "use" => format!(
+            "in the job, run the command without gpushctl; outside the job, run `srun --jobid={job} --overlap COMMAND`"
+        ),
         _ => format!("end the job with `scancel {job}`: the lease ends with it"),
     };
-    Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end it").hint(hint))
+    Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end this lease").hint(hint))
 }
 
 /// Returns an active lease with its environment, in the form of the answer to a grant.
@@ -161,12 +163,13 @@ fn warnings(record: &LeaseRecord) -> Vec<String> {
     let mut warnings = Vec::new();
     match record.kind {
         LeaseKind::Mig if record.members.len() > 1 => warnings.push(
-            "before driver R570, a process can use only one MIG device; start one process for each device".to_owned(),
+            "with a driver older than R570, a process can use only one MIG device: start one process for each device"
+                .to_owned(),
         ),
         LeaseKind::Mig | LeaseKind::Whole => {}
         LeaseKind::Mps => warnings.push(
-            "percentage and memory limit are ceilings of MPS clients: a process that changes its environment exceeds \
-             them up to the ceilings of the daemon"
+            "percentage and memory limit are only ceilings: a process that changes its environment can raise them to \
+             the ceilings of the MPS daemon"
                 .to_owned(),
         ),
         LeaseKind::Timeslice => warnings.push(

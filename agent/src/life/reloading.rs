@@ -47,7 +47,12 @@ impl Reloading<'_> {
             Ok(reloaded) => {
                 tracing::info!("the config was reloaded");
                 for one in &reloaded.ended {
-                    tracing::info!(gpu = one.uuid, "the override of {} was cleared", words::actor(&one.by));
+                    tracing::info!(
+                        gpu = one.uuid,
+                        "GPU {}: the override by {} was cleared",
+                        one.uuid,
+                        words::actor(&one.by)
+                    );
                 }
                 for PendingRestart { key, in_force, in_file } in settings.pending_restart() {
                     let [in_force, in_file] =

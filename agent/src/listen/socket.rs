@@ -64,7 +64,7 @@ pub(crate) enum SocketError {
         option: &'static str,
     },
     /// Another gpushd holds the lock of the path.
-    #[error("another gpushd {}has the socket {}; stop it (`systemctl stop gpushd`{}), or give another path with \
+    #[error("another gpushd {}has the socket {}; stop it with `systemctl stop gpushd`{}, or give another path with \
              {option}", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
     Held {
         /// The socket.
@@ -75,7 +75,7 @@ pub(crate) enum SocketError {
         option: &'static str,
     },
     /// The lock of the path cannot be taken.
-    #[error("cannot use the lock {} of the socket; remove that file, or give another path with \
+    #[error("cannot use the lock file {} of the socket; remove it, or give another path with \
         {option}", path.display())]
     Lock {
         /// The lock's file.

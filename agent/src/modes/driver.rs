@@ -107,7 +107,7 @@ pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
         error.kind.clone()
     };
     let explained = explain(what, &DriverError { kind, ..error.clone() })
-        .cause("the call has ended and the hardware shows no effect of it");
+        .cause("the call has ended, and had no visible effect on the hardware");
     if !error.may_land() && error.kind != ErrorKind::Unsettled {
         return explained;
     }

@@ -264,7 +264,7 @@ pub(crate) async fn set(
     let seen = entry.daemon.last_report();
     let has_them = seen.policy.as_ref().is_some_and(|policy| policy.settings == settings);
     let reaches = if is_changing && !has_them {
-        vec!["it takes effect when the operation that changes the GPU has ended".to_owned()]
+        vec!["the change takes effect when the operation that changes the GPU has ended".to_owned()]
     } else {
         describe_effect(&before, &settings, &daemon, &seen)
     };
@@ -299,21 +299,21 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
 /// Describes which clients a change affects, according to NVIDIA's documentation.
 fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Report) -> Vec<String> {
     if before == now {
-        return vec!["no change: it already had these settings".to_owned()];
+        return vec!["no change: the daemon already had these settings".to_owned()];
     }
     match seen.state {
         SupervisorState::Ready { .. } => {}
         SupervisorState::Found { .. } | SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
-            return vec!["it takes effect when the daemon is ready".to_owned()];
+            return vec!["the change takes effect when the daemon is ready".to_owned()];
         }
         SupervisorState::Draining { .. } | SupervisorState::Stopping { .. } | SupervisorState::Stopped => {
-            return vec!["it takes effect when the daemon is started again".to_owned()];
+            return vec!["the change takes effect when the daemon is started again".to_owned()];
         }
         SupervisorState::Starting { .. } | SupervisorState::BackingOff { .. } | SupervisorState::GivenUp => {
-            return vec!["it takes effect when the daemon has started".to_owned()];
+            return vec!["the change takes effect when the daemon has started".to_owned()];
         }
     }
-    let mut reaches = vec!["it applies to clients that start from now on".to_owned()];
+    let mut reaches = vec!["the change applies to clients that start from now on".to_owned()];
     let running = daemon.clients.len();
     if running > 0 {
         reaches.push(format!("the clients that run now ({running}) keep their settings"));

@@ -75,7 +75,11 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
         match tokio::time::timeout(TERMINATE, entry.daemon.send(DaemonRequest::Terminate(pid))).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),
-            Err(_) => tracing::warn!(mps = entry.short, "cannot ask its daemon in time to end process {pid}"),
+            Err(_) => tracing::warn!(
+                mps = entry.short,
+                "the MPS daemon {} did not accept the request to end process {pid} in time",
+                entry.short
+            ),
         }
     }
 }
@@ -115,7 +119,7 @@ pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease
     let without = clients.iter().filter(|client| client.lease.is_none()).count();
     if without > 0 {
         let who = if without == 1 { "1 client runs".to_owned() } else { format!("{without} clients run") };
-        findings.push(format!("{who} without a lease: each may use up to the ceiling of the daemon"));
+        findings.push(format!("{who} without a lease: each can use as much as the ceilings of the daemon allow"));
     }
     if let Some(most) =
         seen.policy.as_ref().map(|policy| policy.max_clients as usize).filter(|most| clients.len() > *most)
@@ -141,8 +145,8 @@ pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Report) -> Vec<St
     let stuck = seen.blocked();
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
-    let why = "the daemon serves one user at a time, and clients of several users are connected: the clients of the \
-        other users hang until the served ones have ended";
+    let why = "the daemon serves one user at a time; the clients of other users wait until all clients of the \
+        current user have ended";
     let sentence = |pid: u32| match people.get(&pid).filter(|person| caller.viewer.may_see(Some(person.uid))) {
         Some(person) => format!("{} waits: {why}", person.describe(pid)),
         None => format!("a client waits: {why}"),

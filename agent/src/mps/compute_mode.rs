@@ -52,7 +52,7 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
         Ok(before) => {
             mps.bypass_reasons().remove(gpu);
             if let Some(before) = before {
-                tracing::info!(gpu, "its compute mode is {mode}, it was {before}");
+                tracing::info!(gpu, "GPU {gpu}: its compute mode changed from {before} to {mode}");
             }
         }
         // Without driver handles, gpushd can neither read nor set the mode. The state `maintenance` already explains
@@ -73,7 +73,7 @@ pub(super) fn bypass_error(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<Api
     Some(
         ApiError::new(Code::DriverError, message)
             .cause(why)
-            .hint("gpushd tries again; with `compute_mode = \"keep\"` in the rule, it does not set the mode")
+            .hint("gpushd tries again; to leave the mode unchanged, set `compute_mode = \"keep\"` in the rule")
             .retryable(),
     )
 }
@@ -83,8 +83,8 @@ pub(super) async fn restore_compute_mode(mps: &Mps, uuid: &str) {
     mps.bypass_reasons().remove(uuid);
     match mps.handles.shared_gpus.restore_compute_mode(uuid, Mode::Mps).await {
         Ok(None) => {}
-        Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
-        Err(why) => tracing::error!(gpu = uuid, "{why}; tried again"),
+        Ok(Some(mode)) => tracing::info!(gpu = uuid, "GPU {uuid}: its compute mode is {mode} again"),
+        Err(why) => tracing::error!(gpu = uuid, "GPU {uuid}: {why}; gpushd tries again"),
     }
     mps.handles.shared_gpus.wake_leftover_check();
 }

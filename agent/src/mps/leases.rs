@@ -150,7 +150,7 @@ pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
         let Some(entry) = mps.entries().get(target).cloned() else { continue };
         let turn = entry.turn.lock().await;
         if let Err(error) = entry.daemon.send(DaemonRequest::Users(mps.admitted(target))).await {
-            tracing::error!(mps = entry.short, "cannot set the users of the daemon: {error}");
+            tracing::error!(mps = entry.short, "cannot set the users of the MPS daemon {}: {error}", entry.short);
         }
         drop(turn);
         // If no rule requires the daemon, it may now exit.

@@ -40,7 +40,9 @@ pub(super) fn reason_single_user(asked: &ProgramSupport) -> Option<String> {
     let why = match asked.support {
         Support::Supported => return None,
         Support::Unsupported => format!("{program} does not know {}", multi_user::OPTION),
-        Support::NeedsRoot => format!("only root may start it with {}, and gpushd is not root", multi_user::OPTION),
+        Support::NeedsRoot => {
+            format!("only root may start {program} with {}, and gpushd is not root", multi_user::OPTION)
+        }
         Support::Unknown => format!("{program} cannot be run"),
     };
     Some(format!("the rule has users = \"many\", but this target serves one user at a time: {why}"))

@@ -270,7 +270,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     // The GPU is read again, because the last reading may be older than the previous steps of the
     // operation.
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
-        tracing::warn!(gpu = uuid, "cannot read it before its MPS daemon is started: {error}");
+        tracing::warn!(gpu = uuid, "cannot read GPU {uuid} before its MPS daemon is started: {error}");
     }
     reconcile::reconcile_owned(mps, uuid).await;
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
@@ -278,8 +278,8 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     if let Some(error) = compute_mode::bypass_error(mps, uuid, &label) {
         compute_mode::restore_after_failed_start(mps, operation, uuid).await;
         return Err(error.hint(
-            "remove the cause, then apply again; with `compute_mode = \"keep\"` in the rule, gpushd does \
-            not set the mode",
+            "remove the cause, then apply again; to leave the mode unchanged, set \
+            `compute_mode = \"keep\"` in the rule",
         ));
     }
     let Some(entry) = mps.entries().get(uuid).cloned() else {

@@ -82,7 +82,7 @@ pub(super) async fn remove_record(mps: &Mps, uuid: &str) {
         return;
     }
     if let Err(error) = change(mps, uuid, without_daemon, |_| Ok(())).await {
-        tracing::error!(gpu = uuid, "cannot record that it is no longer shared: {error}");
+        tracing::error!(gpu = uuid, "cannot record that {uuid} is no longer shared through MPS: {error}");
     }
 }
 

@@ -45,7 +45,7 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
             // The daemon runs, but does not serve its clients well. No other log line gives the
             // reason.
             SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
-                tracing::warn!(mps = target, "the MPS daemon is {}: {}", state.name(), reasons.join("; "));
+                tracing::warn!(mps = target, "the MPS daemon {target} is {}: {}", state.name(), reasons.join("; "));
             }
             SupervisorState::Stopped
             | SupervisorState::Starting { .. }
@@ -54,7 +54,9 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
             | SupervisorState::BackingOff { .. }
             | SupervisorState::GivenUp
             | SupervisorState::Draining { .. }
-            | SupervisorState::Stopping { .. } => tracing::info!(mps = target, "the MPS daemon is {}", state.name()),
+            | SupervisorState::Stopping { .. } => {
+                tracing::info!(mps = target, "the MPS daemon {target} is {}", state.name());
+            }
         }
         let (uuid, target) = (of.clone(), target.clone());
         shared.handles.state.events().publish(EventPayload::Mps(Box::new(MpsChange {
@@ -76,7 +78,7 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
     let shared = mps.clone();
     let start_blocked = Arc::new(move || {
         let entered = shared.handles.state.maintenance().is_some();
-        entered.then(|| "the host is in maintenance: MPS daemons start after it".to_owned())
+        entered.then(|| "the host is in maintenance: MPS daemons start when maintenance has ended".to_owned())
     });
     let sources = Sources { driver_clients, recorded_users, start_blocked };
     Daemon::of(short, uuid, place, mps.launcher.clone(), sources, changed)

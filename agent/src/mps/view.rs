@@ -60,16 +60,16 @@ pub(super) fn reasons(seen: &Report, short: &str) -> Vec<String> {
     let clients = if inside == 1 { "its client".to_owned() } else { format!("its {inside} clients") };
     match &seen.state {
         SupervisorState::Hung { .. } if !seen.clients_known => reasons.push(format!(
-            "gpushd does not restart it, because its clients are not known: `gpushctl mps restart {short} --force` \
-            (administrator) ends them"
+            "gpushd does not restart the daemon, because its clients are not known: `gpushctl mps restart {short} \
+            --force` (administrator) ends them"
         )),
         SupervisorState::Hung { .. } if inside > 0 => {
-            reasons.push(format!("gpushd does not restart it, because of {clients}"));
+            reasons.push(format!("gpushd does not restart the daemon, because that would end {clients}"));
         }
         SupervisorState::BackingOff { .. } if seen.failures == 0 => reasons.push("gpushd tries again".to_owned()),
         SupervisorState::GivenUp => reasons.push(format!(
-            "it failed {} times, and gpushd does not start it again: remove the cause, then `gpushctl mps start \
-            {short}` (administrator)",
+            "the daemon failed {} times, so gpushd does not start it again: remove the cause, then start it with \
+            `gpushctl mps start {short}` (administrator)",
             seen.failures
         )),
         SupervisorState::Draining { .. } => reasons.push(finishing(&clients, inside, seen)),
@@ -112,7 +112,7 @@ fn for_leases(inside: usize, seen: &Report) -> String {
         Some(until) => format!(", at the latest at {}", until.round(Unit::Second).unwrap_or(until)),
         None => String::new(),
     };
-    format!("it ends when the leases on its target{clients} have ended{end}; it grants no new lease")
+    format!("no new lease is granted; the daemon ends when the leases on its target{clients} have ended{end}")
 }
 
 /// Returns the name of a target for messages.
@@ -149,8 +149,12 @@ pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_s
     error.causes = reasons(seen, &short);
     match seen.state {
         // A new gpushd has found the daemon but not reconciled it yet.
-        SupervisorState::Ready { .. } => error.hint("gpushd is about to adopt it: try again").retryable(),
-        SupervisorState::Stopped if !is_stopped => error.hint("it is about to be started: try again").retryable(),
+        SupervisorState::Ready { .. } => {
+            error.hint("try again in a moment: gpushd is about to adopt the daemon").retryable()
+        }
+        SupervisorState::Stopped if !is_stopped => {
+            error.hint("try again in a moment: gpushd is about to start the daemon").retryable()
+        }
         SupervisorState::Stopped | SupervisorState::GivenUp => {
             error.hint(format!("start it with `gpushctl mps start {short}` (administrator)"))
         }
@@ -267,7 +271,8 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::mps_unsupported_reason(gpu).is_none());
         error.causes.extend(due.map(|gpu| {
             format!(
-                "GPU {0} is not shared yet, but its rule says so: `gpushctl apply {0}` (administrator) shares it",
+                "the rule of GPU {0} has mode `mps`, but the GPU is not shared yet: `gpushctl apply {0}` \
+                (administrator) shares it",
                 gpu.index
             )
         }));

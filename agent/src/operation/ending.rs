@@ -115,14 +115,18 @@ impl Operations {
                 Ok((effects, _)) => {
                     let ending = unrecorded.remove(0);
                     (ending.then)(&effects);
-                    tracing::info!(operation = %ending.id, "its end is recorded now");
+                    tracing::info!(operation = %ending.id, "the end of operation {} is recorded now", ending.id);
                     self.forget(ending.id);
                 }
                 Err(error) if may_succeed_later(&error) => return Err(error),
                 Err(error) => {
                     // This end must not block later operations. The next gpushd recovers the
                     // operation.
-                    tracing::error!(operation = %ending.id, "its end cannot be recorded: {error}");
+                    tracing::error!(
+                        operation = %ending.id,
+                        "the end of operation {} cannot be recorded: {error}",
+                        ending.id
+                    );
                     unrecorded.remove(0);
                 }
             }
@@ -239,7 +243,10 @@ mod tests {
         ongoing.end(OperationState::Done, None, writes(&is_full), Box::new(|_| shown.send(()).unwrap())).await;
         let published = scene.operations.get(&id).await.unwrap();
         assert_eq!(published.state, OperationState::Done);
-        assert!(published.notes[0].starts_with("its end could not be recorded: no space left"), "{published:?}");
+        assert!(
+            published.notes[0].starts_with("the end of the operation could not be recorded: no space left"),
+            "{published:?}"
+        );
         assert_eq!(scene.audit_records().await, 0);
         is_full.store(false, Relaxed);
         was_shown.await.unwrap();

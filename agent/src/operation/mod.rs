@@ -163,9 +163,10 @@ impl Operations {
         let still = self.unfinished();
         let mut error = ApiError::stopping("gpushd is stopping and accepts no changes");
         if still > 0 {
-            error = error.cause(format!("it first finishes {still} operations, which `gpushctl operation list` shows"));
+            error =
+                error.cause(format!("gpushd first finishes {still} operations: `gpushctl operation list` shows them"));
         }
-        Err(error.hint("try again when it has started: `systemctl status gpushd`"))
+        Err(error.hint("try again when gpushd has started again: `systemctl status gpushd` shows its state"))
     }
 
     /// Records an operation as begun. After this call, the first driver call may follow.
@@ -442,5 +443,5 @@ fn cancelled(id: OperationId, by: Option<&Actor>) -> ApiError {
 
 fn unknown(id: &str) -> ApiError {
     ApiError::new(Code::NotFound, format!("there is no operation {}", Quoted(id)))
-        .hint("`gpushctl operation list` shows those that are known")
+        .hint("`gpushctl operation list` shows the known operations")
 }

@@ -243,9 +243,9 @@ impl OperationHandle {
                 (Some(revision), None)
             }
             Err(cause) => {
-                tracing::error!(operation = %self.id, "its end cannot be recorded: {cause}");
+                tracing::error!(operation = %self.id, "the end of operation {} cannot be recorded: {cause}", self.id);
                 self.operations.record_later(ending).await;
-                (None, Some(format!("its end could not be recorded: {cause}")))
+                (None, Some(format!("the end of the operation could not be recorded: {cause}")))
             }
         };
         if let Some(lost) = &lost

@@ -23,7 +23,12 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
         let mut pause = next.map(|next| next.min(CHECK_INTERVAL));
         if !over.is_empty() {
             for one in over.iter().filter(|one| !logged.contains(&one.sequence)) {
-                tracing::info!(gpu = one.gpu, "the override of {} has expired", words::actor(&one.author));
+                tracing::info!(
+                    gpu = one.gpu,
+                    "GPU {}: the override by {} has expired",
+                    one.gpu,
+                    words::actor(&one.author)
+                );
             }
             let known = over.iter().all(|one| logged.contains(&one.sequence));
             logged = over.iter().map(|one| one.sequence).collect();

@@ -97,11 +97,11 @@ impl AllowedFile {
         let is_replaced = process.path.as_os_str() == format!("{path} (deleted)").as_str();
         match &self.file {
             Ok(file) if *file == process.file => Match::Yes,
-            Ok(_) | Err(_) if is_replaced => {
-                Match::Uncertain(format!("it may be allowed: it was started before {path} was replaced or removed"))
-            }
+            Ok(_) | Err(_) if is_replaced => Match::Uncertain(format!(
+                "the config may allow it: it was started before {path} was replaced or removed"
+            )),
             Err(_) if process.path == self.path => {
-                Match::Uncertain(format!("it may be allowed: its path is {path}, which gpushd cannot see"))
+                Match::Uncertain(format!("the config may allow it: its path is {path}, which gpushd cannot see"))
             }
             Ok(_) | Err(_) => Match::No,
         }

@@ -139,7 +139,10 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
         Ok(mode) => {
             shared.troubles().remove(uuid);
             if let Some(mode) = mode {
-                tracing::info!(gpu = uuid, "it is no longer shared through MPS: its compute mode is {mode} again");
+                tracing::info!(
+                    gpu = uuid,
+                    "GPU {uuid} is no longer shared through MPS: its compute mode is {mode} again"
+                );
             }
             AttemptResult::Done
         }
@@ -173,6 +176,9 @@ fn error(gpu: &Gpu, why: &str) -> ApiError {
     let label = format!("GPU {} ({})", gpu.index, gpu.uuid);
     ApiError::new(Code::DriverError, format!("{label} still has the compute mode that gpushd set for MPS"))
         .cause(why.to_owned())
-        .hint("gpushd retries until the mode is restored; to restore it yourself: `nvidia-smi -i INDEX -c DEFAULT`")
+        .hint(format!(
+            "gpushd retries until the mode is restored; to restore it yourself: `nvidia-smi -i {} -c DEFAULT`",
+            gpu.index
+        ))
         .retryable()
 }

@@ -123,8 +123,8 @@ impl Allocation {
                     format!("cannot tell which GPU has Slurm's index {index}"),
                 )
                 .cause(format!(
-                    "gres.conf has AutoDetect=nvml, and slurm.conf has {devices} GPUs and MIG devices for the node: \
-                         the driver has others"
+                    "gres.conf has AutoDetect=nvml, and slurm.conf has {devices} GPUs and MIG devices for the node, \
+                         but the driver lists others"
                 ))
                 .hint("ask the administrator of the node to run `gpushctl doctor --only slurm`"));
             }
@@ -145,7 +145,9 @@ impl Allocation {
             let (state, passes) = match gpu.state {
                 // gpushd does not grant a lease on this GPU now, although the GPU is free for
                 // Slurm. After the next reading, gpushd may grant a lease.
-                GpuState::Ready if gpu.stale || !gpu.processes_known => ("slow: its last reading is old", true),
+                GpuState::Ready if gpu.stale || !gpu.processes_known => {
+                    ("slow: gpushd has not been able to read it lately", true)
+                }
                 GpuState::Ready => continue,
                 GpuState::Changing => ("being changed", true),
                 GpuState::Cordoned => ("cordoned", false),

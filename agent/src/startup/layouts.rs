@@ -100,7 +100,7 @@ impl Layouts {
             Ok(observed) => observed,
             Err(error) => {
                 if !self.is_wait_logged {
-                    tracing::info!("layouts wait for the driver: {error}");
+                    tracing::info!("the layouts are applied when the driver answers: {error}");
                     self.is_wait_logged = true;
                 }
                 self.checks += 1;
@@ -144,7 +144,7 @@ impl Layouts {
                 None
             }
             LayoutResult::Cancelled(error) => {
-                tracing::info!(gpu = gpu.uuid, "its layout is not applied at start: {error}");
+                tracing::info!(gpu = gpu.uuid, "GPU {}: its layout is not applied at start: {error}", gpu.uuid);
                 handles.startup.forget(&subject);
                 None
             }
@@ -167,11 +167,11 @@ impl Layouts {
                 Some((error, true, format!("tried {so_far} of {ATTEMPTS} times: gpushd tries again")))
             }
             LayoutResult::Failed(error) => {
-                let given_up = format!("tried {ATTEMPTS} times: remove the cause, then apply it with {apply}");
+                let given_up = format!("tried {ATTEMPTS} times: remove the cause, then apply the layout with {apply}");
                 Some((error, false, given_up))
             }
             LayoutResult::Never(error) => {
-                let given_up = format!("gpushd does not try again: apply it with {apply}");
+                let given_up = format!("gpushd does not try again: apply the layout with {apply}");
                 Some((error, false, given_up))
             }
         };
@@ -225,9 +225,9 @@ impl Layouts {
         tracing::error!("cannot record the boot: {error}");
         handles.startup.note(
             ProblemSubject::Boot,
-            ApiError::new(Code::Internal, "cannot record the boot")
-                .cause(error.to_string())
-                .hint("see `journalctl -u gpushd`; until this is recorded, each start applies the layouts"),
+            ApiError::new(Code::Internal, "cannot record the boot").cause(error.to_string()).hint(
+                "see `journalctl -u gpushd`; until the boot is recorded, each start of gpushd applies the layouts",
+            ),
         );
     }
 }

@@ -168,8 +168,8 @@ impl Startup {
             Some(record) if record.complete => {
                 if !config.auto_reconcile {
                     tracing::info!(
-                        "restarted on the same boot: its layouts were applied before; gpushd reports drift and does \
-                        not correct it"
+                        "restarted on the same boot: the layouts were applied before, so gpushd reports drift but \
+                        does not correct it"
                     );
                 }
                 StartupWork { record: None, reconcile: config.auto_reconcile }
@@ -264,7 +264,7 @@ async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
             match attempt::apply_layout(&handles, "mig.reconcile", &gpu).await {
                 LayoutResult::Given | LayoutResult::Stopping => true,
                 LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
-                    tracing::info!(gpu = gpu.uuid, "its drift is not corrected now: {error}");
+                    tracing::info!(gpu = gpu.uuid, "GPU {}: its drift is not corrected now: {error}", gpu.uuid);
                     false
                 }
                 LayoutResult::Never(error) | LayoutResult::NotYet(error) | LayoutResult::Failed(error) => {

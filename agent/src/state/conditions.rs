@@ -183,7 +183,7 @@ impl Conditions {
         for ((scope, kind, cause), one) in self.about(uuid, ConditionKind::Degraded) {
             let check = one.check.as_ref().filter(|_| one.set.is_none_or(|set| begun > set));
             let Some(stands) = check.and_then(|check| check.passes(reading)) else { continue };
-            tracing::info!(gpu = uuid, "no longer degraded: after {cause} it is {stands}");
+            tracing::info!(gpu = uuid, "GPU {uuid} is no longer degraded: after {cause} it is {stands}");
             ended.push(Change::Clear(scope.clone(), *kind, Some(cause.clone())));
         }
         ended.iter().for_each(|change| self.apply(change));

@@ -83,7 +83,8 @@ pub(super) async fn reconcile(
             }
             LevelAction::Set(now) => {
                 store_level(timeslice, aim, told);
-                let why = format!("nvidia-smi reported that {} was set, but the level is {now}", aim.level());
+                let why =
+                    format!("nvidia-smi reported that the level `{}` was set, but the level is `{now}`", aim.level());
                 fail(timeslice, pace, aim, &error(aim, &why));
             }
             LevelAction::Unsupported => {
@@ -188,7 +189,12 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
     match smi::set(timeslice, &aim.gpu, wanted).await {
         Ok(()) => true,
         Err(smi::NotSet::Unsupported) if can_be_set => {
-            fail(timeslice, pace, aim, &error(aim, &format!("nvidia-smi cannot set {wanted}: {DOUBTED}")));
+            fail(
+                timeslice,
+                pace,
+                aim,
+                &error(aim, &format!("nvidia-smi cannot set the time-slice level {wanted}: {DOUBTED}")),
+            );
             false
         }
         Err(smi::NotSet::Unsupported) => {
@@ -198,7 +204,12 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
         }
         Err(smi::NotSet::Failed(why)) => {
             let why = why.causes.join("; ");
-            fail(timeslice, pace, aim, &error(aim, &format!("nvidia-smi cannot set {wanted}: {why}")));
+            fail(
+                timeslice,
+                pace,
+                aim,
+                &error(aim, &format!("nvidia-smi cannot set the time-slice level {wanted}: {why}")),
+            );
             false
         }
     }
@@ -208,13 +219,13 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
 fn log_change(timeslice: &Timeslice, aim: &TimeslicedGpu, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
-        None => tracing::info!(gpu, "no longer time-sliced: restored its time-slice level {level}"),
+        None => tracing::info!(gpu, "GPU {gpu} is no longer time-sliced: restored its time-slice level {level}"),
         Some(_) if timeslice.was_set(gpu, level) => tracing::warn!(
             gpu,
-            "its time-slice level was {before}, because another program changed it or the driver lost it: set to \
-            {level} again"
+            "GPU {gpu}: its time-slice level was {before}, because another program changed it or the driver lost it: \
+            gpushd has set it to {level} again"
         ),
-        Some(_) => tracing::info!(gpu, "its time-slice level changed from {before} to {level}"),
+        Some(_) => tracing::info!(gpu, "GPU {gpu}: its time-slice level changed from {before} to {level}"),
     }
 }
 
@@ -239,7 +250,7 @@ async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu
 /// Stores that a GPU has no levels. `before` is the previous level.
 async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
-        tracing::warn!(gpu = aim.gpu.uuid, "{UNSUPPORTED}; the config wants {}", aim.level());
+        tracing::warn!(gpu = aim.gpu.uuid, "GPU {}: {UNSUPPORTED}; the config wants {}", aim.gpu.uuid, aim.level());
     }
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     pace.mark_ok(&subject);

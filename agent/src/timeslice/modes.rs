@@ -130,17 +130,20 @@ async fn set_mode(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMo
         (None, _) => {}
         (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
             gpu = gpu.uuid,
-            "its compute mode was {now}, because another program changed it or the driver lost it: set to {wanted} \
-            again"
+            "GPU {}: its compute mode was {now}, because another program changed it or the driver lost it: gpushd has \
+            set it to {wanted} again",
+            gpu.uuid
         ),
-        (Some(before), _) => tracing::info!(gpu = gpu.uuid, "its compute mode changed from {before} to {wanted}"),
+        (Some(before), _) => {
+            tracing::info!(gpu = gpu.uuid, "GPU {}: its compute mode changed from {before} to {wanted}", gpu.uuid);
+        }
     }
     Ok(())
 }
 
 async fn restore_mode(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
     if let Some(before) = timeslice.shared_gpus.restore_compute_mode(&gpu.uuid, Mode::Timeslice).await? {
-        tracing::info!(gpu = gpu.uuid, "no longer time-sliced: restored its compute mode {before}");
+        tracing::info!(gpu = gpu.uuid, "GPU {} is no longer time-sliced: restored its compute mode {before}", gpu.uuid);
     }
     Ok(())
 }

@@ -311,7 +311,7 @@ impl Client {
         } else {
             match api_error(&answer.body) {
                 Some(error) => return Err(Error::new(Kind::Answer, error)),
-                None => format!("HTTP {} without an error of the API", answer.status),
+                None => format!("the answer has status {}, but no error of the gpushd API", answer.status),
             }
         };
         Err(self.unparsable_answer(question, cause).await)
@@ -350,7 +350,7 @@ const SAME_VERSION: &str = "install the same version of gpushd and gpushctl, the
 
 fn other_version(version: &Version) -> Error {
     let text = format!(
-        "gpushd {} speaks API {}, version {} of the client speaks {API}",
+        "gpushd {} speaks API {}, but this client (version {}) speaks {API}",
         version.agent,
         version.api,
         env!("CARGO_PKG_VERSION")

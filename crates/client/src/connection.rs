@@ -92,11 +92,11 @@ impl<'a> Question<'a> {
     /// Returns the commands that show whether an unanswered change was executed.
     fn commands_showing_outcome(&self) -> &'static str {
         if self.path.starts_with("/v1/mps/") {
-            "`gpushctl mps list`, `gpushctl mps show TARGET`"
+            "`gpushctl mps list` and `gpushctl mps show TARGET`"
         } else if self.path.starts_with("/v1/leases") {
             "`gpushctl lease list`"
         } else {
-            "`gpushctl operation list`, `gpushctl status`"
+            "`gpushctl operation list` and `gpushctl status`"
         }
     }
 }
@@ -364,8 +364,8 @@ impl Connection {
         let error = error.hint(if question.key.is_some() {
             format!("gpushd may still carry out the request: see {}", question.commands_showing_outcome())
         } else {
-            let look = "`systemctl status gpushd`, `journalctl -u gpushd`";
-            format!("wait longer with --request-timeout, or find the cause: {look}")
+            let look = "`systemctl status gpushd` and `journalctl -u gpushd`";
+            format!("wait longer with --request-timeout, or find the cause with {look}")
         });
         Error::new(Kind::TimedOut, error.retryable())
     }

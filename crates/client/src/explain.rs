@@ -160,7 +160,8 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         // The socket was deleted or created between the two calls. A second attempt will show the
         // current state.
         (PathContent::Nothing, io::ErrorKind::NotFound) => {
-            let own = facts.own.as_ref().map_or_else(String::new, |own| format!(", nor {}, your own", own.display()));
+            let own =
+                facts.own.as_ref().map_or_else(String::new, |own| format!(", nor your own socket {}", own.display()));
             ApiError::new(
                 Code::Unreachable,
                 format!(
@@ -195,24 +196,28 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
         format!("user {} (uid {}) may not connect to {path}: {door} {allowed}", facts.user, facts.uid),
     );
     let error = error.cause(format!("permission denied (mode {:04o})", access.mode));
-    let group = &access.group;
+    let (group, owner) = (&access.group, &access.owner);
     if !to_group || group == "root" || access.mode & other_bit != 0 {
         return error.hint(match directory {
             Some(directory) => {
-                format!("run the command as that user, or ask an administrator to open {}", directory.display())
+                format!("run the command as {owner}, or ask an administrator to open {}", directory.display())
             }
-            None => "run the command as that user, or open the socket with socket_group and socket_mode under [api] in gpushd's config".to_owned(),
+            None => format!(
+                "run the command as {owner}, or open the socket with socket_group and socket_mode under [api] in \
+                gpushd's config"
+            ),
         });
     }
     if access.in_group {
         return error.hint(
-            "the group has access, so an access list or a security module denies it: check with \
-            getfacl and ausearch",
+            "the group has access, so an access list or a security module denies the connection: check with \
+            `getfacl` and `ausearch`",
         );
     }
     if access.listed_in_group {
-        return error
-            .hint(format!("you were added to {group} after this session began: log in again, or `newgrp {group}`"));
+        return error.hint(format!(
+            "you were added to {group} after this session began: log in again, or run `newgrp {group}`"
+        ));
     }
     let user = &facts.user;
     error.hint(format!("ask an administrator for `usermod -aG {group} {user}`, then log in again"))
@@ -225,7 +230,7 @@ fn start(facts: &Facts) -> String {
     let default = Path::new(DEFAULT_SOCKET);
     if facts.socket.path == default || facts.socket.path == default.with_file_name(ADMIN_SOCKET) {
         return if facts.unit_installed {
-            format!("{who}`systemctl start gpushd`; if it ends again, see `journalctl -u gpushd`")
+            format!("{who}`systemctl start gpushd`; if gpushd ends again, see `journalctl -u gpushd`")
         } else {
             "gpushd is not installed as a service here; start it with `gpushd --socket PATH` \
              and give its socket with --socket PATH or GPUSH_SOCKET"
@@ -235,7 +240,7 @@ fn start(facts: &Facts) -> String {
     match facts.socket.origin {
         Origin::Option => format!("start it with `gpushd --socket {path}`, or give another path with --socket"),
         Origin::Environment => {
-            format!("start it with `gpushd --socket {path}`, or unset GPUSH_SOCKET to use the system's agent")
+            format!("start it with `gpushd --socket {path}`, or unset GPUSH_SOCKET to use the system's gpushd")
         }
         Origin::User | Origin::System => format!("start it with `gpushd --socket {path}`"),
     }
@@ -245,7 +250,7 @@ fn other_path(facts: &Facts) -> &'static str {
     match facts.socket.origin {
         Origin::Option => "give the path of gpushd's socket with --socket",
         Origin::Environment => "the path comes from GPUSH_SOCKET: set it to gpushd's socket, or unset it",
-        Origin::User | Origin::System => "remove it, then `systemctl restart gpushd`",
+        Origin::User | Origin::System => "remove it, then run `systemctl restart gpushd`",
     }
 }
 

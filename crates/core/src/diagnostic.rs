@@ -234,11 +234,9 @@ impl From<&FileErrors> for ApiError {
             answer = answer.cause(format!("{path}:{line}:{column}: {message} ({hint})"));
         }
         match errors.document {
-            Document::Config => answer.hint(format!(
-                "correct the file, then `gpushctl config check \
-                {}`",
-                errors.path
-            )),
+            Document::Config => {
+                answer.hint(format!("correct the file, then run `gpushctl config check {}`", errors.path))
+            }
             Document::MigParted => answer.hint("correct the file, then try again"),
         }
     }

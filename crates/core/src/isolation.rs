@@ -16,7 +16,7 @@ pub use table::{Aspect, Cell, MECHANISMS, Mechanism, SOURCES, Source, TABLE, mar
 pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     let shares_devices = shares_devices(config, rule);
     let apart = match rule.mode {
-        Mode::NoRule | Mode::Unmanaged => return "gpushd changes nothing and keeps nothing apart".to_owned(),
+        Mode::NoRule | Mode::Unmanaged => return "gpushd changes nothing and isolates nothing".to_owned(),
         Mode::Exclusive => "one lease at a time has the GPU; nothing is shared",
         Mode::Mig if shares_devices => {
             "MIG devices have separate memory, bandwidth, compute and faults; clients of one MPS daemon share faults \
@@ -24,8 +24,8 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
         }
         Mode::Mig => "MIG devices have separate memory, bandwidth, compute and faults",
         Mode::Mps => {
-            "MPS separates address spaces only: clients share faults and bandwidth, and percentage and memory limit are \
-             ceilings that cooperating clients keep"
+            "MPS separates address spaces only: clients share faults and bandwidth, and the percentage and the memory \
+            limit are ceilings that only cooperating clients respect"
         }
         Mode::Timeslice => {
             "time-slicing separates address spaces only: holders share memory, faults and bandwidth, and slow each other \

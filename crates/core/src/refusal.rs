@@ -36,7 +36,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             Code::LayoutImpossible,
             format!("{gpu} has room for at most {most} {profile}; the layout has {wanted}"),
         )
-        .hint(format!("use at most {most}, or a smaller profile: `{profiles}`")),
+        .hint(format!("use at most {most}, or a smaller profile: `{profiles}` lists the profiles")),
         Refusal::TooManySlices { kind, wanted, have } => {
             ApiError::new(Code::LayoutImpossible, format!("the layout needs {wanted} {kind} slices, {gpu} has {have}"))
                 .hint(format!("use fewer or smaller instances: `{profiles}` shows the slices of each profile"))
@@ -95,7 +95,8 @@ pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiEr
     let apply = format!("`gpushctl apply {index}` (administrator)");
     match holders_of(&partial.stays).as_slice() {
         [] => error.hint(format!(
-            "see who uses it with `gpushctl gpu show {index}`, or `fuser -v /dev/nvidia*`; then apply a layout: {apply}"
+            "run `gpushctl gpu show {index}` or `fuser -v /dev/nvidia*` to see who uses the GPU, then apply a layout: \
+            {apply}"
         )),
         holders => error.hint(format!("stop {}, then apply a layout: {apply}", list(holders, "and"))),
     }
@@ -127,7 +128,7 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     if let Some(hint) = usage::hint(leases.iter().map(|lease| lease.id)) {
         error.hint(hint)
     } else if stop.is_empty() {
-        error.hint("see what uses the GPU with `gpushctl status`, wait for it to end, and try again")
+        error.hint("run `gpushctl status` to see what uses the GPU, wait until that ends, and try again")
     } else {
         error.hint(format!("stop {}, or wait for it to end, and try again", list(&stop, "and")))
     }

@@ -271,7 +271,7 @@ impl Selector {
             let error = ApiError::new(Code::NotFound, message).cause(inventory(gpus));
             Err(error.remedy(
                 Remedy::ChooseGpus,
-                "list index, UUID, PCI address and product name of each GPU with `gpushctl gpu list`",
+                "run `gpushctl gpu list` to see the index, UUID, PCI address and product name of each GPU",
             ))
         };
         if let Some(index) = self.absent(gpus) {
@@ -288,7 +288,7 @@ impl Selector {
             let those = gpus.iter().map(Borrow::borrow).filter(|gpu| self.matches(gpu));
             let those: Vec<String> = those.map(|gpu| format!("{} (GPU {})", gpu.uuid, gpu.index)).collect();
             let message = format!("{} is the beginning of several UUIDs: {}", Quoted(text), those.join(", "));
-            return Err(ApiError::new(Code::BadRequest, message).hint("write more of it"));
+            return Err(ApiError::new(Code::BadRequest, message).hint("write more characters of the UUID"));
         }
         if !found.is_empty() {
             return Ok(found);

@@ -76,7 +76,7 @@ pub fn level_action(wanted: TimesliceLevel, told: Option<&LevelReport>) -> Level
         Some(LevelReport::Level(level)) => LevelAction::Set(*level),
         Some(LevelReport::Unsupported) => LevelAction::Unsupported,
         Some(LevelReport::Failed(why)) => LevelAction::Unknown(format!("nvidia-smi reports: {why}")),
-        None => LevelAction::Unknown("nvidia-smi does not report it".to_owned()),
+        None => LevelAction::Unknown("nvidia-smi does not report the time-slice level".to_owned()),
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
                 findings.push(Finding::ok(Area::Agent, format!("gpushd {version} answers")));
             } else {
                 let message = format!("gpushd has version {version} and gpushctl {own}");
-                let hint = "restart the agent with `systemctl restart gpushd`: programs of users continue";
+                let hint = "run `systemctl restart gpushd`: the programs of users continue";
                 findings.push(Finding::warning(Area::Agent, message, hint));
             }
             findings.extend(troubles.iter().map(|trouble| {

@@ -19,7 +19,7 @@ pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
             return (Config::default(), vec![found]);
         }
         Err(error) => {
-            let hint = format!("read it as root: `sudo gpushctl doctor`; or `chmod 644 {PATH}`");
+            let hint = format!("run `sudo gpushctl doctor`, or run `chmod 644 {PATH}`");
             let found = Finding::warning(Area::Config, format!("{PATH} cannot be read"), hint);
             return (Config::default(), vec![found.cause(error.to_string())]);
         }
@@ -29,7 +29,7 @@ pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
         && (meta.uid() != 0 || meta.mode() & 0o022 != 0)
     {
         let message = format!("{PATH} can be changed by users who are not root, so gpushd does not load it");
-        let hint = format!("`chown root:root {PATH} && chmod 644 {PATH}`");
+        let hint = format!("run `chown root:root {PATH} && chmod 644 {PATH}`");
         findings.push(Finding::problem(Area::Config, message, hint));
     }
     match Config::from_bytes(&bytes, PATH) {
@@ -44,7 +44,7 @@ pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
         }
         Err(errors) => {
             let error = gpush_api::ApiError::from(&errors);
-            let hint = format!("correct it, then `gpushctl config check {PATH}`");
+            let hint = format!("correct the file, then run `gpushctl config check {PATH}`");
             let finding = Finding::problem(Area::Config, format!("{PATH} is not a valid config"), hint);
             findings.push(error.causes.into_iter().fold(finding, Finding::cause));
             (Config::default(), findings)

@@ -12,8 +12,8 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     let gpus = host.names("proc/driver/nvidia/gpus").len();
     let is_gpu = |name: &String| name.strip_prefix("nvidia").is_some_and(|minor| minor.parse::<u32>().is_ok());
     let mut nodes: Vec<String> = host.names("dev").into_iter().filter(is_gpu).collect();
-    let create = "create them with `nvidia-modprobe -c 0 -u`, then `systemctl restart gpushd`, which sees only \
-        device nodes that exist when it starts";
+    let create = "create the device nodes with `nvidia-modprobe -c 0 -u`, then run `systemctl restart gpushd`: gpushd \
+        sees only device nodes that exist when it starts";
     if !host.has("dev/nvidiactl") {
         findings.push(Finding::problem(Area::Devices, "/dev/nvidiactl is missing", create));
     } else if nodes.len() < gpus {

@@ -27,7 +27,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
 
 fn judge(free_mib: u64) -> Finding {
     let message = format!("{free_mib} MiB free for {DIRECTORY}");
-    let hint = format!("free space on its file system: `df -h {DIRECTORY}` names it");
+    let hint = format!("delete files from the file system that `df -h {DIRECTORY}` shows");
     match free_mib {
         0..LITTLE_MIB => {
             Finding::problem(Area::Disk, message, hint).cause("gpushd refuses changes that it cannot record")

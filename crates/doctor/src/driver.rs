@@ -26,8 +26,8 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
             match (&module, version) {
                 (Some(module), Some(version)) if *module != version => {
                     let message = format!("the library has version {version} and the kernel module {module}");
-                    let hint = "reboot, or unload the module with `modprobe -r nvidia` after \
-                                `gpushctl maintenance enter`, so that the new one is loaded";
+                    let hint = "reboot; or run `gpushctl maintenance enter`, then `modprobe -r nvidia`, so that \
+                                the new module is loaded";
                     findings.push(Finding::problem(Area::Driver, message, hint).cause(shown));
                 }
                 (_, Some(version)) => findings.push(Finding::ok(Area::Driver, format!("library {version}, {shown}"))),

@@ -18,7 +18,8 @@ const KNOWN: [Known; 3] = [
     Known {
         name: "nv-hostengine",
         message: "DCGM has the GPUs open, which blocks changes of MIG mode",
-        hint: "name its service in `services` of [mode_change], so that gpushd stops and starts it around the change",
+        hint: "add the service of DCGM to `services` in [mode_change]: gpushd then stops it before the change, and \
+            starts it afterwards",
     },
     Known {
         name: "nvidia-device-p",

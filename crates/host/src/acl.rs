@@ -34,7 +34,7 @@ pub fn grant_access(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
     if users_with_access(dir)? == *uids {
         return Ok(());
     }
-    Err(io::Error::other("the access list reads back different from what was set"))
+    Err(io::Error::other("the access list of the directory differs from the one that gpushd set"))
 }
 
 /// Returns the users that may enter a directory, in addition to its owner.

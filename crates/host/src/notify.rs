@@ -50,7 +50,9 @@ pub fn send(notification: Notification) {
     let Some(thread) = THREAD.get_or_init(start) else { return };
     match thread.try_send(notification) {
         Ok(()) => {}
-        Err(TrySendError::Full(lost)) => tracing::warn!("the service manager does not read: {lost:?} is not sent"),
+        Err(TrySendError::Full(lost)) => {
+            tracing::warn!("the service manager does not read its socket, so {lost:?} was not sent")
+        }
         Err(TrySendError::Disconnected(_)) => {}
     }
 }

@@ -31,7 +31,7 @@ pub enum OpenError {
         why: Untrusted,
     },
     /// Another gpushd holds the lock of the state directory.
-    #[error("another gpushd {}has the state directory {}; stop it (`systemctl stop gpushd`{}), or give another \
+    #[error("another gpushd {}uses the state directory {}; stop it (`systemctl stop gpushd`{}), or give another \
              directory with --state-dir", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
     Held {
         /// The directory.
@@ -114,10 +114,10 @@ impl Untrusted {
         let path = path.display();
         match self {
             Self::Owner { own, .. } => {
-                format!("check its content (`ls -la {path}`), then `chown {own} {path}` and `chmod go-w {path}`")
+                format!("check its content (`ls -la {path}`), then run `chown {own} {path}` and `chmod go-w {path}`")
             }
-            Self::Mode { .. } => format!("`chmod go-w {path}`"),
-            Self::Link | Self::NoFile => format!("see who put it there (`ls -l {path}`), then `rm {path}`"),
+            Self::Mode { .. } => format!("run `chmod go-w {path}`"),
+            Self::Link | Self::NoFile => format!("run `ls -l {path}` to see who put it there, then `rm {path}`"),
         }
     }
 }
@@ -141,7 +141,7 @@ pub enum StoreError {
     },
     /// The database was written by a newer gpushd.
     #[error("the database {} was written by a newer gpushd (schema {found}, this one knows {known}): gpushd only \
-        reads it; install that version again", file.display())]
+        reads it; install the newer version of gpushd again", file.display())]
     ReadOnly {
         /// The file.
         file: PathBuf,
@@ -178,8 +178,8 @@ pub enum StoreError {
     },
     /// A record is damaged.
     #[error(
-        "a record of {table} is damaged: {what}; restart gpushd (`systemctl restart gpushd`): it sets the \
-             damaged database aside"
+        "a record of {table} is damaged: {what}; restart gpushd (`systemctl restart gpushd`): it then renames the \
+        damaged database and creates a new one"
     )]
     Corrupt {
         /// Table.
@@ -198,7 +198,7 @@ pub enum StoreError {
         to: OperationState,
     },
     /// There is no such operation, or its record was deleted.
-    #[error("there is no operation {0}; `gpushctl operation list` shows those that are known")]
+    #[error("there is no operation {0}; `gpushctl operation list` shows the known operations")]
     NoSuchOperation(OperationId),
     /// The lease cannot change from one state to the other.
     #[error("lease {lease} is {from} and can't become {to}")]

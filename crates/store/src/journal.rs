@@ -117,7 +117,7 @@ impl View<'_> {
             }
             let intent = self.intent(record.id)?.ok_or_else(|| StoreError::Corrupt {
                 table: "intents".to_owned(),
-                what: format!("that of {} is missing", record.id),
+                what: format!("the record of {} is missing", record.id),
             })?;
             let undo = self.undo(record.id)?.into_iter().filter(|undo| !undo.undone).collect();
             unfinished.push(UnfinishedOperation { record, intent, undo });

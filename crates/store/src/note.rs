@@ -177,7 +177,7 @@ impl fmt::Display for Note {
             Self::NewerSchema { file, found, known } => write!(
                 f,
                 "the database {} was written by a newer gpushd (schema {found}, this one knows {known}): gpushd \
-                only reads it and refuses changes; install that version again",
+                only reads it and refuses changes; install the newer version of gpushd again",
                 file.display()
             ),
             Self::Lost(lost) => {
@@ -189,7 +189,7 @@ impl fmt::Display for Note {
                     true => write!(f, "; managed GPUs are held until `gpushctl recover` (administrator) or a reboot"),
                     false => write!(
                         f,
-                        "; overrides and cordons are lost; `gpushctl recover` (administrator) acknowledges this"
+                        "; overrides and cordons are lost; `gpushctl recover` (administrator) acknowledges the loss"
                     ),
                 }
             }
@@ -198,7 +198,7 @@ impl fmt::Display for Note {
                 if let Some(kept) = kept {
                     write!(f, "; it is kept as {}", kept.display())?;
                 }
-                write!(f, "; gpushd starts with an empty one")
+                write!(f, "; gpushd starts with an empty database")
             }
             Self::NoReserve { directory } => write!(
                 f,

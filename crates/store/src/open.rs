@@ -212,8 +212,8 @@ fn open_marker(path: Option<&Path>) -> (Option<ProgressFile>, Recorded) {
             let cause = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
             tracing::warn!(
                 path = %path.display(),
-                "cannot use the marker of the database, so an emptied state directory would be taken for a first \
-                 start: {error}{cause}"
+                "cannot use the marker of the database, so gpushd would treat an emptied state directory as a first \
+                start: {error}{cause}"
             );
             (None, Recorded::Missing)
         }
@@ -362,7 +362,7 @@ fn head_of(connection: &Connection, sealed: bool) -> Result<Head, StoreError> {
     match (heads.pop(), heads.is_empty()) {
         (Some(head), true) => Ok(head),
         (Some(_) | None, _) => {
-            Err(StoreError::Corrupt { table: "head".to_owned(), what: "it is not one row".to_owned() })
+            Err(StoreError::Corrupt { table: "head".to_owned(), what: "there is not exactly one row".to_owned() })
         }
     }
 }

@@ -95,7 +95,8 @@ impl Evidence {
             |cause: String| Provenance::Lost { cause, on_this_boot: self.used_on_this_boot() || database.of_this_boot };
         let behind = |recorded: &Progress| {
             lost(format!(
-                "it ends at change {}, but change {} was recorded: part of it is damaged, or an old copy was put back",
+                "it ends at change {}, but change {} was recorded: part of the file is damaged, or an old copy was \
+                restored",
                 database.sequence, recorded.sequence
             ))
         };
@@ -121,8 +122,12 @@ impl Evidence {
             Recorded::Progress(_) => Provenance::Current,
             // gpushd was killed during its first start.
             Recorded::Missing | Recorded::Damaged if database.sequence == 0 => Provenance::Current,
-            Recorded::Missing => lost("its watermark is missing, so whether it is complete is not known".to_owned()),
-            Recorded::Damaged => lost("its watermark is damaged, so whether it is complete is not known".to_owned()),
+            Recorded::Missing => {
+                lost("its watermark is missing, so it is not known whether the database is complete".to_owned())
+            }
+            Recorded::Damaged => {
+                lost("its watermark is damaged, so it is not known whether the database is complete".to_owned())
+            }
         }
     }
 }

@@ -107,7 +107,7 @@ pub(crate) fn check_file(connection: &Connection, version: u32) -> Result<(), St
     let facts = record::select::<Fact>(connection, "WHERE name = 'schema'", [], true)?;
     match facts.as_slice() {
         [fact] if fact.value == version.to_string() => Ok(()),
-        [] | [_, ..] => Err(damaged("its header and its content differ in the schema".to_owned())),
+        [] | [_, ..] => Err(damaged("its header and its content have different schema numbers".to_owned())),
     }
 }
 

@@ -71,7 +71,7 @@ impl View<'_> {
             None => Ok(()),
             Some(operation) => Err(StoreError::Corrupt {
                 table: "operations".to_owned(),
-                what: format!("{} is beyond the last, {}", operation.id, self.head.operation),
+                what: format!("{} is higher than the last operation number, {}", operation.id, self.head.operation),
             }),
         }
     }

@@ -252,7 +252,7 @@ fn old_or_deleted_database_is_a_loss_until_accepted() {
     fs::write(directory.join("gpush.db"), &old).unwrap();
     let opened = open(&directory);
     let loss = lost(&opened.notes).unwrap().clone();
-    assert!(loss.cause.contains("an old copy was put back"), "{}", loss.cause);
+    assert!(loss.cause.contains("an old copy was restored"), "{}", loss.cause);
     assert_eq!((loss.boot_id.as_str(), fs::read(loss.kept.as_ref().unwrap()).unwrap()), ("boot-1", old));
     drop(opened);
     // The loss is reported at each start until it is accepted.

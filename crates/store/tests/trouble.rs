@@ -26,7 +26,7 @@ fn second_agent_gets_holder_and_can_open_afterwards() {
     let first = open(&path);
     let error = Store::open(&path, options()).unwrap_err().to_string();
     let pid = std::process::id();
-    assert!(error.starts_with(&format!("another gpushd (pid {pid}) has the state directory")), "{error}");
+    assert!(error.starts_with(&format!("another gpushd (pid {pid}) uses the state directory")), "{error}");
     assert!(error.contains(&format!("`kill {pid}`")), "{error}");
     let clone = first.store.clone();
     drop(first);
@@ -194,7 +194,7 @@ fn newer_database_is_read_only() {
     // must not look like a newer schema.
     let before = fs::read(&file).unwrap();
     let opened = open(scratch.path());
-    assert!(lost(&opened.notes).unwrap().cause.contains("differ in the schema"), "{:?}", opened.notes);
+    assert!(lost(&opened.notes).unwrap().cause.contains("different schema numbers"), "{:?}", opened.notes);
     drop(opened);
     for entry in fs::read_dir(scratch.path()).unwrap() {
         fs::remove_file(entry.unwrap().path()).unwrap();

@@ -12,7 +12,7 @@ pub(crate) enum Gpu {
     #[command(
         alias = "ls",
         after_help = "\
-A saved list is a host for offline plans:
+A list saved as JSON describes a host for offline plans:
   gpushctl gpu list --json > host.json
   gpushctl mig plan 3g.40gb,2g.20gb --offline host.json"
     )]
@@ -106,10 +106,10 @@ pub(crate) enum Maintenance {
     /// Close all driver handles of gpushd until `maintenance leave`
     #[command(after_help = "\
 Fails while an operation changes a GPU, or a lease is in use. With --wait, the
-command waits for their end; meanwhile the GPUs are cordoned. Maintenance
-continues after restarts of gpushd and of the host. During maintenance, gpushd
-shows its last readings and changes nothing. To reset a GPU, one command is
-enough: `gpushctl gpu reset GPU`.
+command waits until they have ended; meanwhile the GPUs are cordoned.
+Maintenance continues after restarts of gpushd and of the host. During
+maintenance, gpushd shows the values that it read last, and changes nothing.
+To reset a GPU, one command is enough: `gpushctl gpu reset GPU`.
 
 Examples:
   gpushctl maintenance enter --reason 'driver 570'

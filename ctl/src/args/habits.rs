@@ -76,7 +76,7 @@ const NVIDIA_SMI_ALONE: [(&str, &str, &str); 7] = [
     ("-r", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
     ("-l", "repeat the output", "use 'gpushctl status --watch'"),
     ("--loop", "repeat the output", "use 'gpushctl status --watch'"),
-    ("-c", "set the compute mode", "set `compute_mode` in the rule of the GPU: 'gpushctl config show'"),
+    ("-c", "set the compute mode", "set `compute_mode` in the rule of the GPU; 'gpushctl config show' shows the rules"),
 ];
 
 fn nvidia_smi(words: &[&str]) -> Option<ApiError> {

@@ -30,8 +30,8 @@ pub(crate) struct RunArgs {
 pub(crate) enum Lease {
     /// Request a lease that outlives this command
     #[command(after_help = "\
-The lease ends with your login session, unless --for or --with is given, and
-when you release it. Print its environment with `lease env LEASE`, or run
+The lease ends when you release it. Without --for and --with, it also ends with
+your login session. Print its environment with `lease env LEASE`, or run
 commands in it with `run --lease LEASE -- COMMAND`.
 
 Examples:
@@ -51,7 +51,7 @@ Examples:
     #[command(
         alias = "ls",
         after_help = "\
-Of other users' leases you see the user, the share and the end.
+Leases of other users are shown with user, share and end only.
 
 Examples:
   gpushctl lease list 0-3
@@ -95,7 +95,7 @@ Examples:
     /// End your leases, or cancel waiting ones
     #[command(after_help = "\
 A released lease admits no new process. Its capacity is free when its processes
-have ended: `lease show` names what it waits for.")]
+have ended; `lease show` lists what the lease waits for.")]
     Release {
         /// Leases, such as L17
         #[arg(value_name = "LEASE", required = true, value_parser = lease)]
@@ -131,7 +131,7 @@ Output (-o): sh (default), fish, csh, json, or docker: arguments of
 `docker run`, one on each line. A failure prints `false`, so that `eval` fails
 too.
 
-Without LEASE, a lease is requested first, as by `lease request`.
+Without LEASE, a lease is requested first, as with `lease request`.
 
 Examples:
   eval \"$(gpushctl lease env L17)\"

@@ -11,13 +11,13 @@ macro_rules! with_layouts {
     ($examples:literal) => {
         concat!(
             "\
-Without LAYOUT, the layout of each GPU is its desired one: the override, else
-the rule of the config.
+Without LAYOUT, the command uses the desired layout of each GPU: the override
+if there is one, else the layout of the rule in the config.
 
-LAYOUT is a name of the config, or entries [Nc.]PROFILE[@START][*COUNT][:mps]
-separated by commas, in quotes where they have a *:
+LAYOUT is the name of a layout in the config, or entries of the form
+[Nc.]PROFILE[@START][*COUNT][:mps] separated by commas; quote entries with a *:
   3g.40gb     one instance         1g.10gb*2    two instances
-  1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of it
+  1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of a 3g.40gb
   1g.10gb:mps shared through MPS
 The layout `none` removes all instances.
 
@@ -44,7 +44,7 @@ Use of a device:
   in_use    processes run on it
   reserved  its GPU or its MPS daemon takes no new work
 
-A program runs on a MIG device by its UUID:
+To run a program on a MIG device, give the UUID of the device:
   CUDA_VISIBLE_DEVICES=MIG-... program
 
 Examples:
@@ -94,8 +94,8 @@ Examples:
   gpushctl mig apply '3g.40gb,2g.20gb,1g.10gb*2' -g 0
   gpushctl mig apply 7g.80gb -g 0 --reason 'big run' --expires 2h
 
-A LAYOUT that differs from the rule's makes an override. It is the desired
-layout, also after a reboot, until it expires or until
+A LAYOUT that differs from the layout of the rule becomes an override. The
+override is the desired layout, also after a reboot, until it expires or until
 `gpushctl config overrides clear 0` removes it. On a terminal, a plan that
 destroys instances is shown and must be confirmed."
     ))]

@@ -59,7 +59,7 @@ Examples:
     #[command(after_help = "\
 A daemon with clients or leases is in use. With --wait, gpushd grants no new
 leases, and stops the daemon when the present leases and clients have ended.
-If they do not end in time, the daemon serves again.
+If they do not end in time, the daemon admits new clients again.
 
 Examples:
   gpushctl mps stop 0 --wait=30m")]

@@ -131,7 +131,7 @@ mod tests {
             (&["--mig", "1g.10gb", "--mem", "10G"], "`--mem` does not apply to `--mig`"),
             (&["--whole", "--timeslice"], "exclude each other"),
             (&["--count", "0"], "cannot request 0 members"),
-            (&["--request", "mps=25", "--count", "2"], "a lease of kind mps has one member"),
+            (&["--request", "mps=25", "--count", "2"], "a lease of kind mps has only one member"),
             (&["--request", "mps=25", "--whole"], "cannot be used with"),
             (&["--request", "mps=25;id"], "is not valid"),
             (&["--for", "0"], "must be longer than 0"),

@@ -10,10 +10,10 @@ use super::{Cli, Command, Global, Gpus, values::duration};
 pub(crate) enum Slurm {
     /// Begin a job on this node; for Slurm's Prolog
     #[command(after_help = "\
-Requests the lease of the job. Prints nothing if all is well. Exit status 1
-drains the node: gpushd does not answer, or a GPU of the job is not usable.
-If the request is refused, prints the reason, and sends it to the system log;
-the exit status is 0. TaskProlog then fails the tasks.
+Requests the lease of the job. Prints nothing if all is well. Exits with 1 if
+gpushd does not answer, or if a GPU of the job is not usable; Slurm then drains
+the node. If the request is refused, prints the reason, sends it to the system
+log, and exits with 0; TaskProlog then fails the tasks.
 
 The script for Prolog, one line; the path is absolute, as PATH is not set:
   #!/usr/bin/gpushctl slurm prolog")]
@@ -29,8 +29,8 @@ The script for Prolog, one line; the path is absolute, as PATH is not set:
     /// End a job on this node; for Slurm's Epilog
     #[command(after_help = "\
 Ends the lease of the job, and the processes that the job left on its GPUs.
-Prints nothing if all is well. Exit status 1 drains the node: a process of the
-job does not end, or gpushd does not answer.
+Prints nothing if all is well. Exits with 1 if a process of the job does not
+end, or if gpushd does not answer; Slurm then drains the node.
 
 The script for Epilog, one line:
   #!/usr/bin/gpushctl slurm epilog")]
@@ -42,8 +42,9 @@ The script for Epilog, one line:
     },
     /// Print the environment of a task; for Slurm's TaskProlog
     #[command(after_help = "\
-Prints lines such as `export NAME=value`, without gpushd. Exit status 1 fails
-the task: the request of the job was refused, and the reason is printed.
+Prints lines such as `export NAME=value`. Does not need gpushd. If the request
+of the job was refused, prints the reason and exits with 1; Slurm then fails
+the task.
 
 The script for TaskProlog, one line:
   #!/usr/bin/gpushctl slurm task-prolog")]
@@ -53,8 +54,9 @@ The script for TaskProlog, one line:
     },
     /// End leases of jobs that Slurm no longer knows
     #[command(after_help = "\
-Run it after slurmd or gpushd starts, and from cron: Epilog may not have run.
-Asks squeue which jobs are on this node. If squeue fails, no lease ends.
+Epilog may not have run for every job. So run this command after slurmd or
+gpushd starts, and from cron. It asks squeue which jobs are on this node. If
+squeue fails, no lease ends.
 
 Examples:
   gpushctl slurm reconcile

@@ -50,11 +50,11 @@ fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     if !cordoned.is_empty() {
         let indexes: Vec<u32> = cordoned.iter().map(|gpu| gpu.index).collect();
         let arguments = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        let are = if indexes.len() == 1 { "is" } else { "are" };
+        let (are, them) = if indexes.len() == 1 { ("is", "it") } else { ("are", "them") };
         let which = gpu_numbers(&indexes);
         out.remark(&format!(
             "{which} {are} cordoned and left out; `gpushctl apply {arguments}` \
-            includes it\n"
+            includes {them}\n"
         ));
     }
     Ok(gpus)

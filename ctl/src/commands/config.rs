@@ -133,7 +133,7 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     let named = file.or_else(offline::environment);
     if named.is_none() && !Path::new(offline::DEFAULT_CONFIG).exists() {
         let message = format!("there is no {}", offline::DEFAULT_CONFIG);
-        let error = ApiError::new(Code::NotFound, message).cause("gpushd runs without it, and then manages no GPU");
+        let error = ApiError::new(Code::NotFound, message).cause("without a config, gpushd runs but manages no GPU");
         return Err(error.hint("copy config.example.toml there, or name another file").into());
     }
     let file = named.unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
@@ -190,7 +190,7 @@ fn groups(config: &Config) -> Vec<String> {
         socket",
         )
     });
-    let admins = config.access.admin_groups.iter().map(|group| ("admin_groups", group, "it has no members"));
+    let admins = config.access.admin_groups.iter().map(|group| ("admin_groups", group, "the group has no members"));
     socket
         .chain(admins)
         .filter(|(_, group, _)| matches!(Group::from_name(group), Ok(None)))

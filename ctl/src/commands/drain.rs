@@ -23,7 +23,7 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reason to wait for a GPU that has no reading since the cordon.
-const UNREAD: &str = "no reading is newer than the cordon";
+const UNREAD: &str = "gpushd has not read the GPU since it was cordoned";
 
 /// Returns the UUIDs of the named GPUs. UUIDs are needed because an index may belong to another GPU
 /// at the next request.
@@ -226,8 +226,8 @@ fn reason_to_wait(
 ) -> Result<Option<String>, ApiError> {
     let gone = |code, what: &str| {
         let message = format!("GPU {} ({}) {what}, so its processes are not known", gpu.index, gpu.uuid);
-        let mut error =
-            ApiError::new(code, message).hint(format!("it stays cordoned: `gpushctl gpu show {}`", gpu.index));
+        let mut error = ApiError::new(code, message)
+            .hint(format!("the GPU stays cordoned; `gpushctl gpu show {}` shows its state", gpu.index));
         error.causes.clone_from(&gpu.reasons);
         Err(error)
     };

@@ -58,7 +58,7 @@ pub(super) enum Entered {
 /// a GPU. Because of the cordons, no lease or operation begins in the meantime. The cordons are
 /// cleared at the end of the wait: during maintenance, gpushd grants nothing anyway.
 async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &Output) -> Result<Entered, Failure> {
-    let reason = why.reason.clone().unwrap_or_else(|| "maintenance is to be entered".to_owned());
+    let reason = why.reason.clone().unwrap_or_else(|| "waiting to enter maintenance".to_owned());
     let mut gpus = client.gpus(false).await?;
     let kept = TemporaryCordons::of(client, &mut gpus, &reason).await?;
     let entered = poll(client, &of_host(why.reason), "maintenance could not be entered", limit, out).await;

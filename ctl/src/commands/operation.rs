@@ -81,7 +81,7 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
                 Some(gpus) => of_gpus(client, *number, before.clone(), gpus).await?,
             };
             let empty = match (before, &gpus) {
-                (Some(_), _) => "No operation before that.",
+                (Some(_), _) => "No earlier operation.",
                 (None, None) => "No operation on record.",
                 (None, Some(_)) => "No operation of these GPUs on record.",
             };
@@ -358,12 +358,12 @@ fn unknown_result_error(one: &Operation, cause: String) -> ApiError {
     let which = crate::render::status::gpu_numbers(&changed);
     ApiError::new(
         Code::Unreachable,
-        format!("the result of {} on {which} is not known: the agent stopped while it ran", one.id),
+        format!("the result of {} on {which} is not known: gpushd stopped while it ran", one.id),
     )
     .cause(cause)
     .hint(format!(
-        "the next gpushd on that state directory finishes the operation or rolls it back: start gpushd, then \
-            run `gpushctl operation wait {}`",
+        "start gpushd with the same state directory, then run `gpushctl operation wait {}`: gpushd finishes the \
+            operation or rolls it back",
         one.id
     ))
 }

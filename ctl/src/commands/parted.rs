@@ -53,7 +53,7 @@ pub(super) fn export(
     out: &Output,
 ) -> Outcome {
     if label.trim().is_empty() || label.chars().any(char::is_control) || label.len() > 200 {
-        let error = ApiError::new(Code::BadRequest, "a label is a name on one line, of at most 200 bytes");
+        let error = ApiError::new(Code::BadRequest, "a label must be a name on one line, of at most 200 bytes");
         return Err(error.hint("leave out --label, or write --label current").into());
     }
     super::ask(global, async |client| {

@@ -171,7 +171,7 @@ fn failed(left: &[Unfinished]) -> Option<ApiError> {
 }
 
 fn too_late(left: &[Unfinished], timeout: Duration) -> ApiError {
-    let message = format!("gpushd has not finished the work of its start within {}", duration::format(timeout));
+    let message = format!("gpushd has not finished its start-up work within {}", duration::format(timeout));
     let mut error = ApiError::new(Code::TimedOut, message);
     error.causes.extend(left.iter().map(|one| one.text().to_owned()));
     error.hint("`gpushctl status` shows the host; wait longer with --timeout")

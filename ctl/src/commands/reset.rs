@@ -133,7 +133,7 @@ fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let mut error = ApiError::new(Code::Blocked, message).retryable();
     error.causes.extend(users.into_iter().map(refusal::holder));
     error.causes.extend(holders);
-    let wait = || format!("wait until it is idle with `gpushctl gpu reset {} --wait`", gpu.index);
+    let wait = || format!("run `gpushctl gpu reset {} --wait`, which waits until the GPU is idle", gpu.index);
     Err(error.hint(usage::hint(gpu.leases.iter().map(|lease| lease.id)).unwrap_or_else(wait)))
 }
 
@@ -176,8 +176,8 @@ fn run_nvidia_smi(uuids: &str) -> Result<(), ApiError> {
         error.causes.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
     }
     Err(error.hint(
-        "see which processes have the GPU open with 'fuser -v /dev/nvidia*'; if the GPU has fallen off the bus, reboot \
-        the host",
+        "run 'fuser -v /dev/nvidia*' to see which processes have the GPU open; if the GPU has fallen off the bus, \
+        reboot the host",
     ))
 }
 

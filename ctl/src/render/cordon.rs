@@ -15,8 +15,8 @@ pub(crate) fn cordoned(gpus: &[Gpu], look: &Appearance) -> String {
 /// Draws the result of `gpu drain --detach`.
 pub(crate) fn draining(gpus: &[Gpu], look: &Appearance) -> String {
     let indexes = gpus.iter().map(|gpu| gpu.index.to_string()).collect::<Vec<_>>().join(",");
-    let (is, they) = if gpus.len() == 1 { ("is", "it") } else { ("are", "they") };
-    let next = format!("`gpushctl gpu drain {indexes}` (administrator) waits until {they} {is} idle");
+    let idle = if gpus.len() == 1 { "the GPU is idle" } else { "the GPUs are idle" };
+    let next = format!("`gpushctl gpu drain {indexes}` (administrator) waits until {idle}");
     cordoned(gpus, look) + &look.wrap("", &next).join("\n") + "\n"
 }
 
@@ -53,10 +53,11 @@ mod tests {
         let all = draining(&gpus, &look);
         assert_eq!(
             all,
-            "GPU 0  cordoned\nGPU 1  cordoned\n`gpushctl gpu drain 0,1` (administrator) waits until they are idle\n"
+            "GPU 0  cordoned\nGPU 1  cordoned\n`gpushctl gpu drain 0,1` (administrator) waits until the GPUs are idle\n"
         );
         assert!(
-            draining(&gpus[..1], &look).ends_with("`gpushctl gpu drain 0` (administrator) waits until it is idle\n")
+            draining(&gpus[..1], &look)
+                .ends_with("`gpushctl gpu drain 0` (administrator) waits until the GPU is idle\n")
         );
     }
 }

@@ -130,7 +130,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
         EventPayload::Resync(resync) => {
             let text = match resync.reason {
                 ResyncReason::OtherRun => "gpushd restarted; earlier events are not known",
-                ResyncReason::Missed => "some events are missing: more happened than gpushd keeps",
+                ResyncReason::Missed => "some events are missing, because gpushd keeps only the latest ones",
             };
             ("resync".to_owned(), ("resync", NOTE), text.to_owned())
         }
@@ -250,7 +250,7 @@ fn of_config(change: &ConfigChange) -> (String, (&'static str, Style), String) {
     let text = match &change.error {
         Some(error) => error.message.clone(),
         None if change.pending_restart.is_empty() => String::new(),
-        None => format!("waits for a restart: {}", change.pending_restart.join(", ")),
+        None => format!("in effect after a restart of gpushd: {}", change.pending_restart.join(", ")),
     };
     ("config".to_owned(), word, text)
 }

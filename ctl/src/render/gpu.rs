@@ -329,18 +329,18 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
         match gpu.state {
             // Even a recent reading is from before the loss.
             GpuState::Lost => {
-                note(BAD, "", &format!("as last read, {read}; its present instances are not known"));
+                note(BAD, "", &format!("last read {read}; the present instances are not known"));
             }
             GpuState::Changing => {
-                note(NOTE, "", &format!("as last read, {read}, during the change"));
+                note(NOTE, "", &format!("last read {read}, while the change was running"));
             }
             GpuState::Maintenance if age >= OLD => {
-                note(NOTE, "", &format!("old reading, {read}"));
+                note(NOTE, "", &format!("last read {read}"));
             }
             GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held | GpuState::Unknown
                 if age >= OLD =>
             {
-                note(NOTE, "", &format!("old reading, {read}: the driver has not answered since"));
+                note(NOTE, "", &format!("last read {read}: the driver has not answered since"));
             }
             GpuState::Ready
             | GpuState::Cordoned
@@ -356,12 +356,12 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
 fn unexplained(state: GpuState) -> &'static str {
     match state {
         GpuState::Ready => "",
-        GpuState::Cordoned => "it takes no new work (gpushctl gpu uncordon)",
-        GpuState::Held => "the records of who uses it were lost (gpushctl recover)",
-        GpuState::Maintenance => "gpushd has no driver handle of it open (gpushctl maintenance leave)",
-        GpuState::Changing => "an operation is changing it (gpushctl operation list)",
+        GpuState::Cordoned => "the GPU takes no new work until `gpushctl gpu uncordon`",
+        GpuState::Held => "gpushd lost its records of who uses the GPU; `gpushctl recover` accepts the loss",
+        GpuState::Maintenance => "gpushd does not open the GPU until `gpushctl maintenance leave`",
+        GpuState::Changing => "an operation is changing it: see `gpushctl operation list`",
         GpuState::Degraded => "a change and its rollback failed",
-        GpuState::Unknown => "the driver has not answered about it",
+        GpuState::Unknown => "the driver has not answered a request about the GPU",
         GpuState::Lost => "it fell off the bus; reboot the host",
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn table(look: &Appearance) -> String {
         out.push('\n');
     }
     out +=
-        &(look.wrap("", "yes: kept apart; limit: a ceiling that programs can change or avoid; no: shared").join("\n")
+        &(look.wrap("", "yes = isolated; limit = a ceiling that programs can change or avoid; no = shared").join("\n")
             + "\n");
     for source in SOURCES {
         let url = if source.url.starts_with("https:") { format!(": {}", source.url) } else { String::new() };

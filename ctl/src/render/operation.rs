@@ -161,7 +161,7 @@ fn unchanged_line(operation: &Operation, plan: &GpuPlan, look: &Appearance) -> V
         return vec!["  as it was before".to_owned()];
     }
     failed.sort_unstable();
-    look.wrap("  ", &format!("as it was before, because {} failed", gpu_numbers(&failed)))
+    look.wrap("  ", &format!("as it was before, because the change of {} failed", gpu_numbers(&failed)))
 }
 
 /// Returns the error of a GPU. If the operation's error is about the same GPU, returns the

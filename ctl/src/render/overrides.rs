@@ -147,10 +147,10 @@ pub(crate) fn diff(diff: &ConfigDiff, look: &Appearance) -> String {
     let is_same = |one: &&GpuDiff| !is_other(one) && one.drift_known;
     let same: Vec<u32> = diff.gpus.iter().filter(is_same).map(|one| one.gpu).collect();
     if !same.is_empty() {
-        let (verb, them) = if same.len() == 1 { ("is", "it") } else { ("are", "them") };
+        let verb = if same.len() == 1 { "matches" } else { "match" };
         let file_is_read = diff.gpus.iter().any(|one| one.in_file.is_some());
-        let who = if file_is_read { "the file and the config in use say" } else { "the config in use says" };
-        let text = format!("{} {verb} as {who} {them}", gpu_numbers(&same));
+        let what = if file_is_read { "the file and the config in use" } else { "the config in use" };
+        let text = format!("{} {verb} {what}", gpu_numbers(&same));
         out += &format!("\n{}\n", paint(QUIET, &text));
     }
     out
@@ -249,8 +249,8 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
             (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),
             // The layout was applied with `--once`.
             (None, None) if drifts(now, &plan.uuid) => format!(
-                "{number}: this differs from the config; with `auto_reconcile` gpushd applies the config again within \
-                 about a minute"
+                "{number}: the layout differs from the config; with `auto_reconcile` gpushd applies the config again \
+                 within about a minute"
             ),
             (_, Some(_)) | (None, None) => continue,
         };

@@ -98,7 +98,7 @@ fn disturbed(reset: &Reset) -> String {
     let mut parts = Vec::new();
     if !reset.together.is_empty() {
         parts.push(format!(
-            "resets {} with it",
+            "also resets {}",
             gpu_numbers(&reset.together.iter().map(|peer| peer.gpu).collect::<Vec<_>>())
         ));
     }
@@ -193,7 +193,7 @@ fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     how.map_or_else(|| plan.end_state(), str::to_owned)
 }
 
-const NOTHING_CLAIMED: &str = "Name a GPU with --gpu and a layout, or add a rule: gpushctl config show";
+const NOTHING_CLAIMED: &str = "Give a layout, and a GPU with --gpu; or add a rule: see `gpushctl config show`.";
 
 #[derive(PartialEq)]
 struct Heading {
@@ -255,7 +255,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
 fn shared_devices(plan: &GpuPlan) -> Option<String> {
     let shared: Vec<&str> =
         plan.layout.iter().filter_map(|entry| entry.ends_with(":mps").then_some(entry.as_str())).collect();
-    (!shared.is_empty()).then(|| format!("then MPS daemons run on: {}", shared.join(", ")))
+    (!shared.is_empty()).then(|| format!("after the change, MPS daemons run on: {}", shared.join(", ")))
 }
 
 /// Returns the cells of a GPU before and after the plan.
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(shared_devices(&plan), None);
         plan.layout = vec!["3g.40gb".to_owned(), "2g.20gb*2:mps".to_owned()];
         let text = fixtures::plain(&plans(&Plans { plans: vec![plan] }, &[], &fixtures::look(80, Charset::Ascii)));
-        assert!(text.contains("\n  then MPS daemons run on: 2g.20gb*2:mps\n"), "{text}");
+        assert!(text.contains("\n  after the change, MPS daemons run on: 2g.20gb*2:mps\n"), "{text}");
     }
 
     #[test]

@@ -30,8 +30,8 @@ fn through_mps(MpsPolicy { settings, max_clients, shares_percent, users, compute
         MpsComputeMode::Keep => ", compute mode not changed",
     };
     format!(
-        "{} % of the GPU{memory} for each client, priority {}; {} at most{users}; shares of {shares_percent} % \
-         together{kept}",
+        "{} % of the GPU{memory} for each client, priority {}; {} at most{users}; lease shares of at most \
+         {shares_percent} % in total{kept}",
         settings.percentage,
         settings.priority,
         count(*max_clients as usize, "client"),

@@ -33,7 +33,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String
     fact(
         "memory",
         format!(
-            "{} of {} GiB in use, with what the driver reserves",
+            "{} of {} GiB in use, including what the driver reserves",
             gib(one.memory.used_mib),
             gib(one.memory.total_mib)
         ),
@@ -106,7 +106,7 @@ fn section(name: &str) -> String {
 
 fn mig(mig: Option<&Mig>) -> String {
     match mig {
-        None => "not on this part".to_owned(),
+        None => "not supported by this GPU".to_owned(),
         Some(mig) => {
             let mode = if mig.enabled { "on" } else { "off" };
             format!(
@@ -131,7 +131,7 @@ fn contexts(mode: ComputeMode) -> &'static str {
         ComputeMode::Default => "programs share it",
         ComputeMode::ExclusiveThread => "one thread of one program at a time",
         ComputeMode::Prohibited => "no program can use it",
-        ComputeMode::ExclusiveProcess => "one program at a time, or those of one MPS server",
+        ComputeMode::ExclusiveProcess => "one program at a time, or the clients of one MPS server",
     }
 }
 
@@ -144,7 +144,7 @@ fn architecture(of: Architecture) -> &'static str {
         Architecture::Ada => "Ada Lovelace",
         Architecture::Hopper => "Hopper",
         Architecture::Blackwell => "Blackwell",
-        Architecture::Unknown => "newer than this gpushctl",
+        Architecture::Unknown => "not known",
     }
 }
 
@@ -196,10 +196,11 @@ fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     let text = match (&gpu.rule, gpu.mode) {
         _ if !can_change(gpu.state) => format!("none: gpushd changes no GPU that is {}", gpu::state(gpu.state).0),
         (Some(_), Mode::Mig) => {
-            format!("none yet: `gpushctl apply {index}` (administrator) creates those of the config")
+            format!("none yet: `gpushctl apply {index}` (administrator) creates the instances of the config")
         }
         (None, _) => {
-            format!("none yet: `gpushctl mig add {} -g {index}` (administrator)", example(gpu).unwrap_or("ENTRIES"))
+            let entry = example(gpu).unwrap_or("ENTRIES");
+            format!("none yet: `gpushctl mig add {entry} -g {index}` (administrator) creates instances")
         }
         (Some(rule), mode) => {
             // A rule without a name already has the name `rule 1`.

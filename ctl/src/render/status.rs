@@ -201,7 +201,7 @@ fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     let dry_run = format!("`gpushctl apply {} --dry-run` shows the changes", list(&drifting));
     step(&drifting, "differs from its desired state", "differ from their desired state", &dry_run);
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
-    let rule = "remove it from the rule that gives it a layout: `gpushctl config show`";
+    let rule = "change `match` of the rule with mode `mig`; `gpushctl config show` shows the rules";
     step(&uncut, "does not support MIG", "do not support MIG", rule);
     let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.reset_pending) && !drifting.contains(&g.index));
     let reset = format!("`gpushctl gpu reset {}` (administrator)", list(&pending));

@@ -123,7 +123,7 @@ pub(crate) fn facts(turns: &TimesliceView, look: &Appearance) -> Vec<(&'static s
     let mut facts = vec![("time-slicing", format!("{replicas}; {LIMITS}")), ("level", format!("{state}{why}"))];
     match turns.state {
         TimesliceState::Known | TimesliceState::Unknown => {
-            facts.push(("", "a level reaches only contexts that are made after it was set".to_owned()));
+            facts.push(("", "a level applies only to CUDA contexts created after it was set".to_owned()));
         }
         TimesliceState::Unsupported => {}
     }

@@ -159,7 +159,7 @@ fn full_disk_is_reported_and_waiting_operations_remain() {
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
     // The GPU is idle now. Only the full disk prevents the operation from starting.
     host.end_process(pid);
-    agent.wait_for_log("it cannot begin yet");
+    agent.wait_for_log("cannot begin yet");
     assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));
     disk.free();
     agent.await_that("good health", || !says_full(&agent));

@@ -26,7 +26,7 @@ fn second_agent_on_same_state_is_refused() {
     // The second agent has the same state directory and another socket.
     let (status, log) = Setup::on(&host).socket(&other).refused();
     assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains(&format!("another gpushd (pid {}) has the state directory", agent.pid())), "{log}");
+    assert!(log.contains(&format!("another gpushd (pid {}) uses the state directory", agent.pid())), "{log}");
     assert!(!other.exists());
     assert_eq!(agent.get("/v1/version").status, 200);
 }

@@ -197,8 +197,8 @@ fn offline_plan_equals_plan_of_agent() {
             let said = said.to_string().replace(&format!(" --offline {}", saved.display()), "");
             // With gpushd, the hint names a command that does not work offline.
             let said = said.replace(
-                "choose among its GPUs: `gpushctl mig profiles`",
-                "list index, UUID, PCI address and product name of each GPU with `gpushctl gpu list`",
+                "choose GPUs that `gpushctl mig profiles` lists",
+                "run `gpushctl gpu list` to see the index, UUID, PCI address and product name of each GPU",
             );
             let offline = (status, serde_json::from_str::<serde_json::Value>(&said).expect("JSON"));
             assert_eq!(online, offline, "{verb} {request:?}");

@@ -402,7 +402,10 @@ fn refusal_names_largest_free_device_and_quiet_hides_warnings() {
     let id = leases(&agent).pop().expect("a lease").id.to_string();
     done(&agent, &["lease", "release", &id]);
     let (code, text) = run(&agent, &two);
-    assert!(code == 0 && text.contains("warning: before driver R570, a process can use only one MIG device"), "{text}");
+    assert!(
+        code == 0 && text.contains("warning: with a driver older than R570, a process can use only one MIG device"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -283,7 +283,7 @@ fn second_agent_on_the_same_mps_directory_is_refused() {
     let agent = Agent::start(&host, "");
     let (status, log) = Setup::on(&host).named("second").refused();
     assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains(&format!("another gpushd (pid {}) has the directory of MPS daemons", agent.pid())), "{log}");
+    assert!(log.contains(&format!("another gpushd (pid {}) uses the directory of MPS daemons", agent.pid())), "{log}");
     assert!(log.contains("--mps-dir"), "{log}");
     agent.stop();
     let _own = Setup::on(&host).named("second").start();

@@ -63,7 +63,7 @@ fn stop_that_waits_ends_the_daemon_after_the_last_lease() {
     let too_long = stop("--wait=1s").wait_with_output().expect("an end");
     let text = String::from_utf8_lossy(&too_long.stderr);
     assert_eq!(too_long.status.code(), Some(8), "{text}");
-    assert!(text.contains("and serves clients again") && !text.contains("gpushd continues"), "{text}");
+    assert!(text.contains("and admits new clients again") && !text.contains("gpushd continues"), "{text}");
     let pid = reaches(&agent, "0", MpsState::Ready).pid;
     let mut waiting = stop("--wait");
     reaches(&agent, "0", MpsState::Draining);

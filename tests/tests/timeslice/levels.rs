@@ -291,7 +291,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
     reload(&mut agent, LONG);
     agent.await_that("the failed change is reported", || {
-        troubles(&agent).contains("reported that long was set, but the level is default")
+        troubles(&agent).contains("reported that the level `long` was set, but the level is `default`")
     });
     // nvidia-smi cannot read levels.
     host.clear_faults();
@@ -302,7 +302,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     // nvidia-smi is missing, or gpushd does not trust it.
     reload(&mut agent, &format!("[mode_change]\nnvidia_smi = \"/no/such/nvidia-smi\"\n{LONG}"));
     agent.await_that("the missing nvidia-smi is reported", || {
-        troubles(&agent).contains("/no/such/nvidia-smi is not run")
+        troubles(&agent).contains("gpushd does not run /no/such/nvidia-smi")
     });
     assert!(turns(&agent, 0).reason.unwrap().contains("/no/such/nvidia-smi"));
     // nvidia-smi works again.

@@ -50,7 +50,7 @@ pub(super) async fn fabric_manager_runs(host_services: &HostServices) -> bool {
 fn unknown(why: &str) -> ApiError {
     ApiError::new(Code::DriverError, "cannot reset the GPU: the processes that have it open are unknown")
         .cause(why.to_owned())
-        .hint("see `fuser -v /dev/nvidia*`, then try again")
+        .hint("run `fuser -v /dev/nvidia*` to see them, then try again")
         .retryable()
 }
 

@@ -55,7 +55,12 @@ async fn call(
                 // A later plan would not recognize this instance as created by gpushd, so gpushd
                 // destroys it.
                 if let Err(error) = hardware.destroy_gpu_instance(uuid, made.id).await {
-                    tracing::warn!(gpu = uuid, %error, "the driver created another instance, which cannot be destroyed");
+                    tracing::warn!(
+                        gpu = uuid,
+                        %error,
+                        "GPU {uuid}: the driver created another GPU instance than requested, and gpushd cannot destroy \
+                        it"
+                    );
                 }
                 let what = format!("asked for profile {profile_id} at {placement:?}, got {made:?}");
                 return Err(DriverError::new(ErrorKind::Garbled, "creating a GPU instance").on(uuid).detail(what));

@@ -41,7 +41,7 @@ use crate::{host_services::HostServices, state::State};
 /// Text that says where the output of a helper unit is. The output may name processes of any user.
 /// So it goes to the log, which only root reads, and not into the operation, which every user may
 /// read.
-pub(crate) const LOGGED: &str = "gpushd's log has its output: `journalctl -u gpushd`";
+pub(crate) const LOGGED: &str = "its output is in the log of gpushd: `journalctl -u gpushd`";
 
 /// Handles for changes of MIG mode and resets.
 #[derive(Debug, Clone)]

@@ -117,7 +117,7 @@ async fn set(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<SetModeResu
                 None => ApiError::new(Code::DriverError, what),
             };
             if change.pending != change.enabled {
-                error = error.cause("the driver accepted it, but it takes effect only with a GPU reset");
+                error = error.cause("the driver accepted the change, but it takes effect only with a GPU reset");
             }
             if change.pending == enable { Ok(SetModeResult::Pending(error)) } else { Err(Trouble::Failed(error)) }
         }

@@ -111,7 +111,7 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
                 return Err(ApiError { message, causes, ..said });
             }
             Ok(reading) if !reading.processes.is_empty() || !reading.processes_known => {
-                "it is in use, or may be".to_owned()
+                "it has processes, or gpushd cannot tell whether it has any".to_owned()
             }
             Ok(reading) if reading.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()) => {
                 "it has GPU instances, which a reset destroys".to_owned()

@@ -112,8 +112,8 @@ pub struct MemoryLimit {
 /// daemon.
 const MOST_MIB: u64 = 16 << 20;
 
-const NONE: &str = "write 1M or more, or leave it out for no limit";
-const TOO_MUCH: &str = "no GPU has that much memory; leave it out for no limit";
+const NONE: &str = "write 1M or more, or leave the limit out";
+const TOO_MUCH: &str = "no GPU has that much memory; to set no limit, leave the value out";
 
 impl MemoryLimit {
     /// Converts a number of MiB, 1 MiB to 16 TiB.

@@ -22,7 +22,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         for key in ["lease", "at_end", "owner"] {
             if get(rule, key).is_some() {
                 let problem = format!("`{key}` has no effect in mode `unmanaged`: gpushd grants no leases there");
-                reader.report_at(rule, key, problem, "write another mode, or leave it out");
+                reader.report_at(rule, key, problem, format!("write another mode, or leave `{key}` out"));
             }
         }
         return None;
@@ -31,7 +31,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     if requirement == Some(None) {
         let problem = "`lease = \"enforced\"` is not supported yet: gpushd cannot deny device access to processes \
                        without a lease";
-        let hint = "write lease = \"required\": such processes are reported, warned of or ended, as [processes] says";
+        let hint = "write lease = \"required\": gpushd then reports, warns or ends such processes, as [processes] says";
         reader.report_at(rule, "lease", problem, hint);
     }
     Some(LeaseTerms {

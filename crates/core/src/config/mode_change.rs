@@ -32,11 +32,12 @@ fn service(reader: &mut Reader<'_>, text: Text) -> Option<String> {
     let fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@' | ':');
     if name.is_empty() || name.starts_with('-') || name.len() > 200 || !name.chars().all(fit) {
         let problem = format!("{} is not the name of a service", Quoted(&text.value));
-        reader.report(Problem::new(text.span, problem, "write it as systemctl knows it, such as \"nvidia-dcgm\""));
+        let hint = "write a name that `systemctl` accepts, such as \"nvidia-dcgm\"";
+        reader.report(Problem::new(text.span, problem, hint));
         return None;
     }
     if name == "gpushd" {
-        let hint = "leave it out: gpushd closes its own handles before a reset";
+        let hint = "leave gpushd out of the list: it closes its own driver handles before a reset";
         reader.report(Problem::new(text.span, "gpushd can't stop itself", hint));
         return None;
     }

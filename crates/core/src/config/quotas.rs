@@ -196,7 +196,7 @@ fn kinds(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<BTreeSet<LeaseK
     let names = LeaseKind::ALL.map(LeaseKind::name);
     let texts = reader.words(table, "kinds", "[\"mig\", \"mps\"]")?;
     if texts.is_empty() {
-        let hint = format!("name some of: {}; leases = 0 allows no lease", names.join(", "));
+        let hint = format!("write one or more of: {}; to allow no lease, write leases = 0", names.join(", "));
         reader.report_at(table, "kinds", "`kinds` is empty, so the quota allows no kind of lease", hint);
         return None;
     }

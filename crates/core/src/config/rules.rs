@@ -89,7 +89,7 @@ fn name(reader: &mut Reader<'_>, table: &DeTable<'_>, names: &mut Vec<(String, R
         let problem = Problem::new(
             text.span.clone(),
             format!("two rules are named {}", Quoted(&text.value)),
-            "give each its own name, or put the GPUs of both into one `match`",
+            "give each rule its own name, or put the GPUs of the two rules into one `match`",
         );
         reader.report(problem.also(first.clone(), "the first is"));
         return None;

@@ -32,7 +32,8 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         None => Mode::Mps,
         Some(other @ (Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice)) => {
             let problem = format!("`mps` has no effect in mode `{}`", other.name());
-            let hint = "write mode = \"mps\", or mode = \"mig\" with entries such as \"2g.20gb:mps\", or leave it out";
+            let hint = "write mode = \"mps\", or mode = \"mig\" with entries such as \"2g.20gb:mps\", or leave `mps` \
+                out";
             reader.report_at(rule, "mps", problem, hint);
             return None;
         }

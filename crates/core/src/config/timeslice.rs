@@ -28,7 +28,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         Some(Mode::Timeslice) | None => {}
         Some(other @ (Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
             let problem = format!("`timeslice` has no effect in mode `{}`", other.name());
-            reader.report_at(rule, "timeslice", problem, "write mode = \"timeslice\", or leave it out");
+            reader.report_at(rule, "timeslice", problem, "write mode = \"timeslice\", or leave `timeslice` out");
             return None;
         }
     }

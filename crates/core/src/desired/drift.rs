@@ -39,7 +39,7 @@ pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
             },
             (Some(mig), None) if desired_state.dynamic => mode_drift(mig),
             (Some(_), None) if gpu.overridden.is_some() => {
-                vec!["the layout of its override is not known to this gpushd".to_owned()]
+                vec!["this version of gpushd does not know the layout of its override".to_owned()]
             }
             (Some(_), None) => Vec::new(),
             (Some(mig), Some(layout)) => mig_drift(mig, layout),
@@ -80,7 +80,7 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
         return drift;
     }
     if mig.profiles.is_empty() {
-        drift.push(format!("cannot compare it with the layout {layout}: its MIG profiles are not known"));
+        drift.push(format!("cannot compare the GPU with the layout {layout}: its MIG profiles are not known"));
         return drift;
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);

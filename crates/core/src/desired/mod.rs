@@ -173,7 +173,7 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
         let mut silent = 0;
         for selector in &rule.matches {
             if selector.is_ambiguous(gpus) {
-                findings.push(format!("{label}: `{selector}` is the beginning of several UUIDs and claims none"));
+                findings.push(format!("{label}: `{selector}` is the beginning of several UUIDs, so it claims no GPU"));
             } else if selector.matching(gpus).is_empty() {
                 findings.push(format!("{label}: `{selector}` matches no GPU of this host"));
             } else {
@@ -210,7 +210,7 @@ fn compute_mode_conflict(rule: &Rule) -> Option<String> {
         return None;
     }
     let holders = if *replicas == 1 { "1 holder".to_owned() } else { format!("{replicas} holders") };
-    Some(format!("compute mode prohibited admits no process, and the rule allows {holders} at a time"))
+    Some(format!("compute mode `prohibited` admits no process, but the rule allows {holders} at a time"))
 }
 
 fn rule_label(rule: &Rule, position: usize) -> String {

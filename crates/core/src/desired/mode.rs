@@ -92,14 +92,14 @@ fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric:
             continue;
         }
         let label = gpus.iter().find(|gpu| gpu.uuid == plan.uuid).map(label).unwrap_or_default();
-        let mut error = ApiError::new(Code::Blocked, format!("{label} can only be reset together with others"));
+        let mut error = ApiError::new(Code::Blocked, format!("{label} can only be reset together with other GPUs"));
         error.causes.extend(in_the_way);
         let by_switch = fabric == Fabric::Unmanaged && own.is_some_and(|own| is_switched(&gpus[own]));
         let error = error.hint(match by_switch {
-            false => "free them, or change the MIG mode of all of them at once",
+            false => "free these GPUs, or change the MIG mode of all of them at once",
             true => {
-                "they are on NVSwitches and no fabric manager runs: `systemctl start nvidia-fabricmanager`, or free \
-                 them, or change the MIG mode of all of them at once"
+                "GPUs on NVSwitches are reset together while no fabric manager runs: run `systemctl start \
+                nvidia-fabricmanager`, or free these GPUs, or change the MIG mode of all of them at once"
             }
         });
         let error = error.retryable();
@@ -118,7 +118,7 @@ fn blocked_by_same_request(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &
     };
     let filled = |gpu: &Gpu| {
         let peer = own.iter().find(|one| one.uuid == gpu.uuid)?;
-        let text = || format!("{} gets instances in the same operation, which that reset would destroy", label(gpu));
+        let text = || format!("{} gets instances in the same operation, and the reset would destroy them", label(gpu));
         peer.instance_steps().any(creates).then(text)
     };
     peers.iter().filter_map(|at| filled(&gpus[*at])).collect()

@@ -124,14 +124,14 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
     let known: Vec<&str> = config.layouts.keys().map(String::as_str).filter(|name| *name != NONE).collect();
     let error = ApiError::new(Code::NotFound, format!("the config has no layout {}", Quoted(name)));
     if known.is_empty() {
-        return error
-            .cause("it names no layouts")
-            .hint("give the entries themselves, such as --layout '3g.40gb,1g.10gb*2', or name some under [layouts]");
+        return error.cause("the config defines no layouts").hint(
+            "write the entries instead, such as --layout '3g.40gb,1g.10gb*2', or define a layout under [layouts]",
+        );
     }
     let error = error.cause(format!("the layouts are: {}", known.join(", ")));
     match nearest(name, known) {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-        None => error.hint("name one of these, or give the entries themselves: --layout '3g.40gb,1g.10gb*2'"),
+        None => error.hint("name one of these, or write the entries instead: --layout '3g.40gb,1g.10gb*2'"),
     }
 }
 
@@ -197,8 +197,8 @@ fn desired_layout(
         return Ok(layout.clone());
     }
     if desired_state.has_rule_layout() {
-        let message = format!("the layout of the override on {} is not known to this gpushd", label(gpu));
-        let clear = format!("`gpushctl config overrides clear {}` (administrator) ends it", gpu.index);
+        let message = format!("this version of gpushd does not know the layout of the override on {}", label(gpu));
+        let clear = format!("to remove the override: `gpushctl config overrides clear {}` (administrator)", gpu.index);
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     check_mode(gpu, desired_state, others)?;
@@ -220,7 +220,7 @@ pub(super) fn check_mode(gpu: &Gpu, desired_state: &DesiredState, others: Option
         Mode::Mps => "mps",
         Mode::Timeslice => "timeslice",
     };
-    let message = format!("{} is in mode {mode}, by {} of the config", label(gpu), plan_hints::rule_name(rule));
+    let message = format!("{} is in mode {mode}, as {} of the config says", label(gpu), plan_hints::rule_name(rule));
     Err(ApiError::new(Code::Conflict, message).hint(plan_hints::for_other_mode(gpu, rule, others)))
 }
 
@@ -252,7 +252,10 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         GpuState::Degraded => refuse(
             Code::Conflict,
             "is degraded: a change failed, and so did its rollback",
-            &format!("check it with `gpushctl gpu show {0}`, then `gpushctl apply {0}` (administrator)", gpu.index),
+            &format!(
+                "run `gpushctl gpu show {0}` to check the GPU, then `gpushctl apply {0}` (administrator) to recover it",
+                gpu.index
+            ),
         ),
         GpuState::Held => refuse(
             Code::Conflict,
@@ -262,12 +265,12 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         ),
         GpuState::Maintenance => refuse(
             Code::Conflict,
-            "is in maintenance, so nothing is planned on it",
-            "`gpushctl maintenance leave` ends it (administrator)",
+            "is in maintenance, so gpushd plans no change on it",
+            "to end maintenance: `gpushctl maintenance leave` (administrator)",
         ),
         GpuState::Unknown => refuse(
             Code::DriverTimeout,
-            "can't be read, so nothing is planned on it",
+            "can't be read, so gpushd plans no change on it",
             "`gpushctl status` says why; choose other GPUs meanwhile",
         ),
         GpuState::Lost => refuse(
@@ -309,7 +312,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     if mig.profiles.is_empty() {
         answer.error = Some(
             ApiError::new(Code::DriverError, format!("the MIG profiles of {} are not known", label(gpu)))
-                .hint("`gpushctl mig profiles` asks the driver for them"),
+                .hint("run `gpushctl mig profiles` to ask the driver for them"),
         );
         return answer;
     }
@@ -370,6 +373,9 @@ pub(super) fn unknown_users_error(gpu: &Gpu, changes_mode: bool, steps: &[Instan
     let message = format!("{}: {USERS_UNKNOWN}, so {spared}", label(gpu));
     let mut error = ApiError::new(Code::DriverError, message);
     error.causes.extend(gpu.processes_error.clone());
-    let show = format!("try again when the driver lists its processes: `nvidia-smi -q -d PIDS -i {}`", gpu.uuid);
+    let show = format!(
+        "try again when the driver lists its processes; `nvidia-smi -q -d PIDS -i {}` shows whether it does",
+        gpu.uuid
+    );
     Some(error.hint(show).retryable())
 }

@@ -6,7 +6,7 @@ use gpush_api::{Gpu, GpuState, LayoutSource, Mode};
 use super::DesiredState;
 
 /// The commands that make a changed config effective.
-const RELOAD: &str = "then `gpushctl config check FILE` and `systemctl reload gpushd`";
+const RELOAD: &str = "then run `gpushctl config check FILE` and `systemctl reload gpushd`";
 
 /// Returns a rule's name for a sentence. For a rule without a name, this is a label such as
 /// `rule 2`.
@@ -64,12 +64,16 @@ pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], source
 pub(super) fn for_other_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
     let other = others.map_or_else(String::new, |others| format!("choose from: {others}"));
     if gpu.mig.is_none() {
-        return if other.is_empty() { no_mig_hint().to_owned() } else { format!("it does not support MIG; {other}") };
+        return if other.is_empty() {
+            no_mig_hint().to_owned()
+        } else {
+            format!("the GPU does not support MIG; {other}")
+        };
     }
     let or = if other.is_empty() { String::new() } else { format!("{other}; or ") };
     let (index, entries) = (gpu.index, example_profile(gpu).unwrap_or("none"));
     format!(
-        "{or}remove it from {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
+        "{or}remove the GPU from {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
          [\"{entries}\"]) before {0}, {RELOAD}",
         rule_name(label)
     )
@@ -81,7 +85,7 @@ pub(super) fn without_mig(desired_state: &DesiredState, others: Option<&str>) ->
     match (&desired_state.rule, other) {
         (Some(label), other) if desired_state.mode == Mode::Mig => {
             let or = other.map_or_else(String::new, |other| format!("{other}; or "));
-            format!("{or}remove it from {} of the config, {RELOAD}", rule_name(label))
+            format!("{or}remove the GPU from {} of the config, {RELOAD}", rule_name(label))
         }
         (_, Some(other)) => other,
         (_, None) => no_mig_hint().to_owned(),
@@ -89,7 +93,7 @@ pub(super) fn without_mig(desired_state: &DesiredState, others: Option<&str>) ->
 }
 
 fn no_mig_hint() -> &'static str {
-    "no other GPU of this host can have MIG instances either: `gpushctl gpu list`"
+    "no other GPU of this host can have MIG instances either, as `gpushctl gpu list` shows"
 }
 
 /// Returns the hint for a GPU that no rule claims, in a request that names the GPU without a
@@ -98,8 +102,8 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
     let index = gpu.index;
     let entries = example_profile(gpu).unwrap_or("none");
     format!(
-        "name one, as in `gpushctl mig plan {entries} -g {index}`; or add a rule with match = [\"{index}\"], mode = \"mig\" and a \
-         layout to the config, {RELOAD}"
+        "name a layout, as in `gpushctl mig plan {entries} -g {index}`; or add to the config a rule with match = \
+        [\"{index}\"], mode = \"mig\" and a layout, {RELOAD}"
     )
 }
 
@@ -107,8 +111,8 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
 /// `layout` says whether the request has a layout.
 pub(super) fn without_claim(gpus: &[Gpu], desired_states: &[DesiredState], layout: bool) -> String {
     let Some(others) = alternatives(gpus, desired_states, &LayoutSource::Entries(Vec::new())) else {
-        return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows their modes, `gpushctl config \
-            show` the rules"
+        return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows their modes, and `gpushctl \
+            config show` shows the rules"
             .to_owned();
     };
     if layout {
@@ -125,7 +129,7 @@ pub(super) fn without_claim(gpus: &[Gpu], desired_states: &[DesiredState], layou
     };
     let index = gpu.index;
     format!(
-        "name GPU and layout: `gpushctl mig apply --gpu {index} --layout {entries}` (administrator); or add a rule \
+        "name a GPU and a layout: `gpushctl mig apply --gpu {index} --layout {entries}` (administrator); or add a rule \
         to the config \
          ([[gpu]] match = [\"{index}\"] mode = \"mig\" layout = [\"{entries}\"]), {RELOAD}"
     )

@@ -214,7 +214,7 @@ mode = "unmanaged"
         [
             "rule 2: `*h100*` matches no GPU of this host",
             "rule 2: `9` matches no GPU of this host",
-            "rule 2: `GPU-00000000` is the beginning of several UUIDs and claims none",
+            "rule 2: `GPU-00000000` is the beginning of several UUIDs, so it claims no GPU",
             "rule 2 claims no GPU: earlier rules claim all GPUs that it matches",
         ]
     );
@@ -229,7 +229,7 @@ mode = "unmanaged"
     let admits_none = turns("replicas = 4, compute_mode = \"prohibited\"");
     assert_eq!(
         admits_none,
-        ["rule 1: compute mode prohibited admits no process, and the rule allows 4 holders at a time"]
+        ["rule 1: compute mode `prohibited` admits no process, but the rule allows 4 holders at a time"]
     );
     let text = "[[quota]]\neverybody = true\ngpus = [\"0\", \"*H100*\"]\n";
     let quotas = findings(&Config::parse(text, "config.toml").unwrap(), &host());

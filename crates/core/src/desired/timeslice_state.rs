@@ -46,6 +46,6 @@ pub(super) fn view(desired_state: &DesiredState, gpu: &Gpu) -> Option<TimesliceV
     Some(match (&gpu.timeslice, not_whole.is_empty()) {
         (_, false) => unknown(not_whole.join("; ")),
         (Some(seen), true) => TimesliceView { replicas, wanted, ..seen.clone() },
-        (None, true) => unknown("it has not been read yet".to_owned()),
+        (None, true) => unknown("gpushd has not read the time-slicing state yet".to_owned()),
     })
 }

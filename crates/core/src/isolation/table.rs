@@ -131,7 +131,8 @@ pub const TABLE: [Aspect; 5] = [
             cell("yes", "each compute instance has its own multiprocessors", &[1]),
             cell(
                 "limit",
-                "the percentage is a ceiling for each process, not a reservation; a program can raise it to the daemon's",
+                "the percentage is a ceiling for each process, not a reservation; a program can raise it to the \
+                percentage of the daemon",
                 &[2],
             ),
             cell("no", "programs take turns; each additional program slows all", &[3]),

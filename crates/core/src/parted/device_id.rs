@@ -58,7 +58,7 @@ impl FromStr for DeviceId {
                 Err(if bare {
                     format!("write \"0x{text}\"")
                 } else {
-                    "write PCI device and vendor together, such as \"0x20B210DE\"; `lspci -n -d 10de:` has them"
+                    "write PCI device and vendor together, such as \"0x20B210DE\"; `lspci -n -d 10de:` shows them"
                         .to_owned()
                 })
             }

@@ -114,7 +114,9 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
     for instance in &mig.instances {
         let name = format!("{}@{} (GPU instance {})", instance.profile, instance.placement.start, instance.id);
         if instance.compute.is_empty() {
-            remarks.push(format!("{who}: {name} is left out: it has no compute instance, and mig-parted counts these"));
+            remarks.push(format!(
+                "{who}: {name} is left out: it has no compute instance, and mig-parted counts only compute instances"
+            ));
         }
         for compute in &instance.compute {
             match entry(&compute.profile) {
@@ -129,8 +131,8 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
         && !is_complete(mig, &counts)
     {
         remarks.push(format!(
-            "{who}: the file has only counts, not which GPU instance has which compute instances; the layout of the \
-            GPU differs from this file"
+            "{who}: the file contains only counts, so it does not say which GPU instance has which compute instances; \
+            the layout of the GPU differs from the layout in the file"
         ));
     }
     Some(ExportedState::On(counts))

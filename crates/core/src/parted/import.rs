@@ -46,7 +46,7 @@ pub fn import(file: &File, label: Option<&Label>) -> Imported {
         Some(label) => rules(&mut text, file, label, &mut remarks),
         None => {
             layouts(&mut text, file, &mut remarks);
-            remarks.push("rules come from one label: select it with -c LABEL".to_owned());
+            remarks.push("to import rules, select one label: -c LABEL".to_owned());
         }
     }
     Imported { text, remarks }
@@ -84,8 +84,8 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     }
     if !without.is_empty() {
         remarks.push(format!(
-            "{} is not imported as a layout: it has no instances; -c imports it as rules, and `gpushctl mig apply \
-            {NONE}` (administrator) removes instances",
+            "{} is not imported as a layout, because it has no instances; -c LABEL imports it as rules, and `gpushctl \
+            mig apply {NONE}` (administrator) removes all instances",
             without.join(", ")
         ));
     }
@@ -139,7 +139,9 @@ struct Claimed {
 fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String>) {
     let mut claimed = Claimed::default();
     if label.groups.iter().any(|group| group.want == DesiredMode::Off) {
-        remarks.push("mode exclusive reports enabled MIG mode as drift, and does not disable it".to_owned());
+        remarks.push(
+            "a rule with mode exclusive reports enabled MIG mode as drift, but does not disable MIG mode".to_owned(),
+        );
     }
     // In the file, the last group that matches a GPU applies. In the config, the first rule that
     // matches the GPU applies.
@@ -149,7 +151,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         let place = format!("{}:{}", file.path, group.line);
         let selectors = selectors(group, &place, &mut claimed, remarks);
         if selectors.is_empty() {
-            remarks.push(format!("{place}: this group has no rule"));
+            remarks.push(format!("{place}: no rule was written for this group"));
         } else {
             rules.push((selectors, &group.want));
         }
@@ -201,8 +203,8 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
             claimed.all = true;
             if group.want != DesiredMode::Off {
                 remarks.push(format!(
-                    "{place}: the rule for all GPUs fails on GPUs without MIG: if the host has some, put a rule for \
-                    them before it, such as match = [\"NVIDIA L4\"], mode = \"unmanaged\""
+                    "{place}: the rule for all GPUs fails on GPUs without MIG: if the host has such GPUs, put a rule \
+                    for them first, such as match = [\"NVIDIA L4\"], mode = \"unmanaged\""
                 ));
             }
             vec!["all".to_owned()]

@@ -134,7 +134,7 @@ impl PartedReader<'_> {
             Some(node) if node.text() == Some("v1") => {}
             Some(node) => {
                 let what = match node.text() {
-                    Some(text) => format!("there is no version {}", Quoted(text)),
+                    Some(text) => format!("version {} is not supported", Quoted(text)),
                     None => format!("`version` is {}", node.what()),
                 };
                 self.report(&node.span, what, "write version: v1");

@@ -48,10 +48,8 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
             chosen.iter().filter(|at| wants[**at].is_none()).map(|at| gpus[*at].index.to_string()).collect();
         if !silent.is_empty() {
             let message = format!("label {} has no group for GPU {}", Quoted(&label.name), silent.join(", "));
-            return Err(ApiError::new(Code::NotFound, message).hint(
-                "leave it out of --gpu, or add a group for it to \
-                the file",
-            ));
+            return Err(ApiError::new(Code::NotFound, message)
+                .hint("leave the GPU out of --gpu, or add a group for it to the file"));
         }
     }
     let meant = |at: &usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(at));
@@ -84,7 +82,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
             ApiError::new(Code::NotFound, format!("label {} selects no GPU of this host", Quoted(&label.name)));
         for group in label.groups.iter().take(8) {
             let ids: Vec<String> = group.filter.iter().map(ToString::to_string).collect();
-            error = error.cause(format!("{}: only for {}", place(group), ids.join(", ")));
+            error = error.cause(format!("{}: this group is only for {}", place(group), ids.join(", ")));
         }
         let ids: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.pci_id.as_deref()).collect();
         let mut distinct = ids.clone();
@@ -131,7 +129,7 @@ fn matching_filter(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize
         } else if answers.contains(&None) {
             let message = format!("the PCI ids of GPU {} ({}) are not known", gpu.index, gpu.uuid);
             return Err(ApiError::new(Code::BadRequest, message)
-                .cause(format!("{place}: this device-filter needs them"))
+                .cause(format!("{place}: this device-filter needs the PCI ids"))
                 .hint("save the host again with this version: `gpushctl gpu list --json > FILE`"));
         }
     }

@@ -25,7 +25,7 @@ pub fn max_device_clients(wanted: u32, slices: u8, of: u8) -> u32 {
 pub fn check_memory_limit(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
     match excessive_limit(settings, memory_mib) {
         Some(limit) => Err(ApiError::new(Code::BadRequest, limit_message(limit, label, memory_mib))
-            .hint(format!("use at most {memory_mib}M, or leave it out for no limit"))),
+            .hint(format!("use at most {memory_mib}M, or leave the limit out"))),
         None => Ok(()),
     }
 }
@@ -125,5 +125,5 @@ fn limit_message(limit: MemoryLimit, label: &str, memory_mib: u64) -> String {
         (gib, 0) => format!("{gib} GiB"),
         (gib, tenth) => format!("{gib}.{tenth} GiB"),
     };
-    format!("memory limit {limit} is more than {label} has, {memory}")
+    format!("memory limit {limit} is more than the {memory} that {label} has")
 }

@@ -79,7 +79,9 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
         several => {
             let error = ApiError::new(Code::BadRequest, format!("{} is the beginning of several UUIDs", Quoted(typed)));
             let named: Vec<String> = several.iter().map(|at| listed(&daemons[*at])).collect();
-            Err(error.cause(format!("it may be: {}", named.join(", "))).hint("write more of it, or the short name"))
+            Err(error
+                .cause(format!("it may be: {}", named.join(", ")))
+                .hint("write more characters of the UUID, or the short name"))
         }
     }
 }
@@ -102,7 +104,8 @@ fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
         Err(_) => Vec::new(),
     };
     if !on_it.is_empty() {
-        return error.hint(format!("GPU {typed} is not shared as a whole; name one of {}", on_it.join(", ")));
+        let names = on_it.join(", ");
+        return error.hint(format!("GPU {typed} is not shared as a whole; name one of its MIG devices: {names}"));
     }
     // If the text begins with the index of a GPU, a device of another GPU is never suggested.
     let index = |name: &str| name.split_once(':').map(|(gpu, _)| gpu.to_owned());

@@ -231,11 +231,11 @@ fn memory_limit_above_the_memory_is_reported() {
     assert!(check_memory_limit(&MpsSettings::default(), 1, "GPU 0").is_ok());
     assert!(check_memory_limit(&limit(90 << 10), 0, "GPU 0").is_ok(), "what is not known is no less");
     let ApiError { code, message, hint, .. } = check_memory_limit(&limit(90 << 10), 81_920, "GPU 0").unwrap_err();
-    assert_eq!((code, message.as_str()), (Code::BadRequest, "memory limit 90G is more than GPU 0 has, 80 GiB"));
-    assert_eq!(hint.unwrap(), "use at most 81920M, or leave it out for no limit");
+    assert_eq!((code, message.as_str()), (Code::BadRequest, "memory limit 90G is more than the 80 GiB that GPU 0 has"));
+    assert_eq!(hint.unwrap(), "use at most 81920M, or leave the limit out");
     assert_eq!(
         check_memory_limit(&limit(1537), 1536, "GPU 0").unwrap_err().message,
-        "memory limit 1537M is more than GPU 0 has, 1.5 GiB"
+        "memory limit 1537M is more than the 1.5 GiB that GPU 0 has"
     );
 
     let config = config(
@@ -249,7 +249,7 @@ fn memory_limit_above_the_memory_is_reported() {
     let found = decide(&config, &gpus, &BTreeSet::new());
     assert_eq!((found.targets.len(), found.targets[0].memory_mib), (1, Some(20_096)));
     let shown: Vec<String> = found.findings.iter().map(Finding::to_string).collect();
-    assert_eq!(shown, ["GPU 0, 2g.20gb@0: memory limit 30G is more than it has, 19.6 GiB"]);
+    assert_eq!(shown, ["GPU 0, 2g.20gb@0: memory limit 30G is more than the 19.6 GiB that it has"]);
     assert!(
         crate::desired::findings(&config, &gpus)[0].starts_with("memory limit 30G is more than GPU 0, 2g.20gb has")
     );

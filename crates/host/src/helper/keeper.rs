@@ -43,11 +43,11 @@ pub fn main(dir: &Path) -> ExitCode {
 }
 
 fn keep(run: &RunDir) -> io::Result<()> {
-    let Some(lock) = run.lock()? else { return Err(io::Error::other("another process has its lock")) };
+    let Some(lock) = run.lock()? else { return Err(io::Error::other("another process holds the lock of this run")) };
     if run.outcome().is_some() {
-        return Err(io::Error::other("gpushd has abandoned it"));
+        return Err(io::Error::other("gpushd has abandoned this run"));
     }
-    let spec = run.spec().ok_or_else(|| io::Error::other("it has no spec.json"))?;
+    let spec = run.spec().ok_or_else(|| io::Error::other("the directory has no spec.json"))?;
     run.begin()?;
     let _ = sd_notify::notify(true, &[sd_notify::NotifyState::Ready]);
     let mut out = io::stdout();

@@ -46,7 +46,7 @@ impl Launcher {
             }
         };
         let in_time = tokio::time::timeout(LAUNCH, started).await;
-        in_time.unwrap_or_else(|_| Err(format!("its keeper process did not start within {}s", LAUNCH.as_secs())))
+        in_time.unwrap_or_else(|_| Err(format!("the helper process did not start within {}s", LAUNCH.as_secs())))
     }
 }
 
@@ -68,7 +68,7 @@ async fn start_child(run: &RunDir) -> Result<(), String> {
     let mut command = tokio::process::Command::new("/proc/self/exe");
     command.arg("helper").arg(run.dir()).env_clear().current_dir("/").stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| format!("cannot start its keeper: {error}"))?;
+    let mut child = command.spawn().map_err(|error| format!("cannot start the helper process: {error}"))?;
     let (output, errors) = (child.stdout.take(), child.stderr.take());
     // The outcome on disk shows how the run ended. The child only has to be reaped.
     let end = tokio::spawn(async move { child.wait().await });
@@ -82,7 +82,7 @@ async fn start_child(run: &RunDir) -> Result<(), String> {
         let _ = errors.take(ERROR_OUTPUT).read_to_string(&mut why).await;
     }
     match end.await {
-        Ok(Ok(status)) => Err(format!("its keeper ended with {status}: {}", text::plain(why.trim()))),
+        Ok(Ok(status)) => Err(format!("the helper process ended with {status}: {}", text::plain(why.trim()))),
         Ok(Err(error)) => Err(error.to_string()),
         Err(error) => Err(error.to_string()),
     }

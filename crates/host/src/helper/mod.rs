@@ -128,7 +128,7 @@ impl Helpers {
         }
         let ended = follow(&run, job.deadline + GRACE + HANGS).await;
         match &ended.end {
-            End::Void => return Err(not_run(&job, "its keeper process did not start")),
+            End::Void => return Err(not_run(&job, "the helper process did not start")),
             end if job.routine => {
                 tracing::debug!(operation = job.operation, "{} {end}{}", job.step, ended.output_suffix());
             }
@@ -146,7 +146,7 @@ impl Helpers {
     /// A user other than root and gpushd's own user could have changed the file; see [`trust`].
     pub fn may_run(program: &str) -> Result<PathBuf, ApiError> {
         trust::check(program, nix::unistd::geteuid().as_raw()).map_err(|error| {
-            ApiError::new(Code::Unsupported, format!("{program} is not run: {error}")).hint(error.hint())
+            ApiError::new(Code::Unsupported, format!("gpushd does not run {program}: {error}")).hint(error.hint())
         })
     }
 

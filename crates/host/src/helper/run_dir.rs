@@ -57,7 +57,7 @@ impl fmt::Display for End {
             Self::Signalled(signal) => write!(f, "was ended by signal {signal}"),
             Self::TimedOut => write!(f, "did not end in time and was ended"),
             Self::NotStarted(why) => write!(f, "can't be started: {why}"),
-            Self::Lost => write!(f, "was interrupted; which part of it ran is not known"),
+            Self::Lost => write!(f, "was interrupted; it is not known how much of it ran"),
             Self::Void => write!(f, "was never started"),
             Self::Hangs => write!(f, "can't be ended: it hangs in the kernel"),
         }
@@ -203,7 +203,7 @@ impl RunDir {
         let end = if self.dir.join("begun").exists() { End::Lost } else { End::Void };
         let ended = Ended { end, output: String::new() };
         if let Err(error) = self.record_outcome(&ended) {
-            tracing::warn!("{}: cannot record its end: {error}", self.name);
+            tracing::warn!("cannot record the end of {}: {error}", self.name);
         }
         Some(ended)
     }

@@ -59,7 +59,7 @@ impl Untrusted {
         match self {
             Self::Relative => "write its absolute path under [mode_change] in the config".to_owned(),
             Self::Unreadable(_) | Self::NotAProgram => {
-                "write the path of an existing program under [mode_change] in the config, then `systemctl reload \
+                "write the path of an existing program under [mode_change] in the config, then run `systemctl reload \
                 gpushd`"
                     .to_owned()
             }
@@ -71,8 +71,8 @@ impl Untrusted {
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
-            Self::Foreign { path, .. } => format!("check its content, then `chown root {}`", path.display()),
-            Self::Writable { path } => format!("check its content, then `chmod go-w {}`", path.display()),
+            Self::Foreign { path, .. } => format!("check its content, then run `chown root {}`", path.display()),
+            Self::Writable { path } => format!("check its content, then run `chmod go-w {}`", path.display()),
             Self::Relative => "give an absolute path".to_owned(),
             Self::Unreadable(_) | Self::NotAProgram | Self::NotAFile => "give the path of a regular file".to_owned(),
         }

@@ -115,7 +115,7 @@ pub enum Error {
     },
     /// The job ended with a result other than `done`: `failed`, `timeout`, `canceled`,
     /// `dependency`.
-    #[error("the job to {what}: {result}")]
+    #[error("the systemd job to {what} ended with result {result}")]
     Job {
         /// What gpushd asked for.
         what: String,

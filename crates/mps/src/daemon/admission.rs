@@ -84,7 +84,7 @@ impl SupervisorTask {
         if self.run_until(until, is_theirs).await {
             return Ok(());
         }
-        let message = format!("the MPS daemon of {} does not restart", self.target);
+        let message = format!("the MPS daemon of {} did not restart in time", self.target);
         Err(ApiError::new(Code::Unavailable, message)
             .hint(format!("see its state with `gpushctl mps show {}`", self.target))
             .retryable())
@@ -111,7 +111,11 @@ impl SupervisorTask {
         let is_idle = self.supervisor.admits() && !self.admission_closed && self.users.is_empty();
         if is_idle && self.is_multi_user() != self.desires_multi_user() {
             if self.close_and_check_empty().await {
-                tracing::info!(mps = self.target, multi_user = self.desires_multi_user(), "restarted for its users");
+                tracing::info!(
+                    mps = self.target,
+                    multi_user = self.desires_multi_user(),
+                    "restarting the MPS daemon: its rule has another `users`"
+                );
                 self.step(SupervisorEvent::Restart).await;
             }
             self.reopen_admission();

@@ -15,7 +15,7 @@ use super::target_dir;
 
 /// Another gpushd uses the directory of MPS daemons.
 #[derive(Debug, thiserror::Error)]
-#[error("another gpushd {}has the directory of MPS daemons {}; stop it{}, or give another directory with --mps-dir",
+#[error("another gpushd {}uses the directory of MPS daemons {}; stop it{}, or give another directory with --mps-dir",
         pid(*.holder, "(pid ", ") "), base.display(), pid(*.holder, " (`kill ", "`)"))]
 pub struct BaseHeld {
     base: PathBuf,
@@ -45,7 +45,8 @@ pub fn take(base: &Path) -> Result<Option<PathLock>, BaseHeld> {
 }
 
 fn log(path: &Path, error: &io::Error) {
-    tracing::warn!("cannot lock the directory of MPS daemons, so none can be started: {}: {error}", path.display());
+    let path = path.display();
+    tracing::warn!("cannot lock the directory of MPS daemons, so no daemon can be started: {path}: {error}");
 }
 
 #[cfg(test)]
@@ -62,7 +63,7 @@ mod tests {
         assert_eq!(fs::metadata(&base).unwrap().permissions().mode() & 0o777, 0o711);
         let error = take(&base).unwrap_err().to_string();
         let own = std::process::id();
-        assert!(error.starts_with(&format!("another gpushd (pid {own}) has the directory")), "{error}");
+        assert!(error.starts_with(&format!("another gpushd (pid {own}) uses the directory")), "{error}");
         assert!(error.contains("--mps-dir"), "{error}");
         drop(first);
         assert!(take(&base).unwrap().is_some());

@@ -11,7 +11,7 @@ use gpush_host::proc;
 use crate::protocol::{control::ControlError, holder, session::SessionError};
 
 /// The message for all callers.
-pub(super) const HELD: &str = "another process is connected to it and keeps it from answering";
+pub(super) const HELD: &str = "another process is connected to the daemon and keeps it from answering";
 
 /// Returns the pids of the processes that hold the control connection of a daemon that did not
 /// answer. Logs the processes that are not in `before`.

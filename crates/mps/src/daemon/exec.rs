@@ -36,7 +36,7 @@ pub fn main(dir: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
         Ok(None) => {
-            eprintln!("a daemon of {} runs already, or a server of a previous daemon", dir.display());
+            eprintln!("a daemon of {}, or a server of a previous daemon, is already running", dir.display());
             ExitCode::from(TAKEN)
         }
         Err(error) => {
@@ -47,7 +47,7 @@ pub fn main(dir: &Path) -> ExitCode {
 }
 
 fn ready(place: &TargetDir) -> io::Result<Option<(Spec, File, File)>> {
-    let spec = place.spec().ok_or_else(|| io::Error::other("it has no spec.json"))?;
+    let spec = place.spec().ok_or_else(|| io::Error::other("the directory has no spec.json"))?;
     let Some(lock) = place.lock_with_retry()? else { return Ok(None) };
     let log = OpenOptions::new().append(true).create(true).mode(0o640).open(spec.logs.join(CONTROL_LOG))?;
     // This process may ignore SIGINT. Servers would inherit the ignored signal and could not be

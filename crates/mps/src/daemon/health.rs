@@ -58,7 +58,7 @@ pub(super) async fn probe(
 ) -> Result<Health, ControlError> {
     let daemon = control.daemon(deadline).await?;
     if (daemon.pid, daemon.uid) != (pid, nix::unistd::geteuid().as_raw()) {
-        let what = format!("process {} of uid {} answers in place of {pid}", daemon.pid, daemon.uid);
+        let what = format!("process {} of uid {} answers in place of the daemon (pid {pid})", daemon.pid, daemon.uid);
         return Err(SessionError::Foreign(what).into());
     }
     let at_first = proc::child_resource_use(pid);
@@ -192,8 +192,8 @@ impl Health {
                 .to_owned()
         });
         let others = self.waiting.others.then(|| {
-            "a process that gpushd cannot see, such as one in another namespace, is connected to it: whether that \
-            is a client is not known"
+            "a process that gpushd cannot see, such as one in another namespace, is connected to the daemon; it may \
+            be a client"
                 .to_owned()
         });
         self.log.mute().into_iter().chain(lost).chain(death).chain(unknown).chain(others).collect()
@@ -248,7 +248,8 @@ pub(super) fn describe_no_reply(error: &ControlError, place: &TargetDir, spec: O
     match (error, pipe) {
         (ControlError::Session(SessionError::Absent { .. }), Some(pipe)) if !pipe.exists() => {
             format!(
-                "its pipe directory {} was deleted: it serves its present clients, and no other program can reach it",
+                "the pipe directory {} was deleted: the daemon still serves its clients, but no other program can \
+                reach it",
                 pipe.display()
             )
         }

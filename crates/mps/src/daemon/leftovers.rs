@@ -63,7 +63,11 @@ impl SupervisorTask {
             (1, _) => "still serves 1 client".to_owned(),
             (more, _) => format!("still serves {more} clients"),
         };
-        let then = if self.supervisor.is_desired() { ": gpushd starts another daemon when it has ended" } else { "" };
+        let then = if self.supervisor.is_desired() {
+            ": gpushd starts another daemon when these processes have ended"
+        } else {
+            ""
+        };
         self.problems = vec![format!("{what}, {serves}{then}")];
         true
     }
@@ -79,7 +83,7 @@ impl SupervisorTask {
         if is_over {
             tracing::warn!(
                 mps = self.target,
-                "the deadline of the processes that its daemon left has passed: ended them"
+                "the processes that the previous daemon left did not end by the deadline: gpushd ends them"
             );
             self.kill_leftovers().await;
         }

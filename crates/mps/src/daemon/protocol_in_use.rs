@@ -24,7 +24,7 @@ pub(super) fn describe(control: &Control, pid: i32, driver: Option<&str>) -> Str
     };
     match (control.protocol(), own.as_deref().or(driver).and_then(version::known)) {
         (Protocol::FrontEnd(what), _) => {
-            format!("{version}through NVIDIA's front-end: this gpushd does not know the daemon's own protocol, {what}")
+            format!("{version}through NVIDIA's front-end: this gpushd does not know the daemon's own protocol ({what})")
         }
         (Protocol::Direct, Some(Known::Tested)) => format!("{version}direct connection"),
         (Protocol::Direct, Some(Known::Untried(_)) | None) => {

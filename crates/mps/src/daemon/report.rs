@@ -12,8 +12,8 @@ use tokio::{sync::watch, time::Instant};
 use super::{Report, protocol_in_use, settings, task::SupervisorTask};
 
 /// The warning to users of a shared server.
-const MULTI_USER: &str = "clients of all users share one server of root, its log and its faults: a fatal fault of one \
-                          client ends the clients of all users";
+const MULTI_USER: &str = "the clients of all users share one server, which runs as root, and its log: a fatal fault \
+                          of one client ends the clients of all users";
 
 impl SupervisorTask {
     /// Describes the protocol in use, but only if it has changed since the last description,
@@ -103,8 +103,8 @@ impl SupervisorTask {
         let multi_user = (self.process.is_some() && self.is_multi_user()).then(|| MULTI_USER.to_owned());
         let pending = (self.desired.is_some() && self.is_multi_user() != self.desires_multi_user()).then(|| {
             format!(
-                "its rule now has another `users`: this takes effect when it has no lease and no client, or with \
-                `gpushctl mps restart {}` (administrator)",
+                "its rule now has another `users`: the new value takes effect when the daemon has no lease and no \
+                client, or after `gpushctl mps restart {}` (administrator)",
                 self.target
             )
         });

@@ -113,7 +113,7 @@ pub(super) fn own_limits<'a>(
     let now = daemon.memory_limit_mib.map(as_reported);
     servers.iter().filter(move |has| has.limit != now).map(|has| {
         let limit = has.limit.map_or_else(|| "no memory limit".to_owned(), |limit| format!("memory limit {limit}"));
-        format!("a server was started with {limit}, and keeps it until it ends")
+        format!("a server was started with {limit}; the limit cannot change until the server ends")
     })
 }
 

@@ -27,7 +27,8 @@ use super::{
 };
 
 /// The message to all callers; the log names the process.
-const FOREIGN: &str = "a process that is not its daemon holds control_lock in its directory: gpushd does not adopt it";
+const FOREIGN: &str = "a process that is not the MPS daemon holds control_lock in its directory: gpushd does not \
+    adopt this process";
 
 impl SupervisorTask {
     /// Adopts the daemon that a previous gpushd left running.
@@ -77,7 +78,7 @@ impl SupervisorTask {
         let spec = match self.prepare_dir() {
             Ok(spec) => spec,
             Err(error) => {
-                tracing::error!(mps = self.target, "it can't be started: {error}");
+                tracing::error!(mps = self.target, "the MPS daemon can't be started: {error}");
                 self.problems = [vec![error.message], error.causes].concat();
                 return Err(SupervisorEvent::Ended);
             }
@@ -121,11 +122,10 @@ impl SupervisorTask {
         }
         tracing::warn!(
             mps = self.target,
-            "cannot read its spec.json: wrote it again from the settings of its \
-            daemon {pid}"
+            "cannot read spec.json: gpushd wrote it again from the settings of the running daemon {pid}"
         );
         if let Err(error) = self.dir.write_spec(spec) {
-            tracing::error!(mps = self.target, "cannot write its spec.json: {error}");
+            tracing::error!(mps = self.target, "cannot write spec.json: {error}");
         }
     }
 
@@ -182,7 +182,7 @@ impl SupervisorTask {
         };
         // `create` removes stale sockets, because a client that finds a stale socket runs without
         // MPS.
-        self.dir.create(&spec).map_err(|error| internal("cannot create its directory", &error))?;
+        self.dir.create(&spec).map_err(|error| internal("cannot create the directory of the daemon", &error))?;
         Ok(spec)
     }
 
@@ -194,7 +194,7 @@ impl SupervisorTask {
     fn record_start_error(&mut self, error: StartError) -> SupervisorEvent {
         let (why, event) = match error {
             StartError::Later(why) => (why, SupervisorEvent::Occupied),
-            StartError::Failed(why) => (format!("it can't be started: {why}"), SupervisorEvent::Ended),
+            StartError::Failed(why) => (format!("the daemon can't be started: {why}"), SupervisorEvent::Ended),
         };
         // gpushd retries, but logs each reason only once.
         if self.problems.first() != Some(&why) {

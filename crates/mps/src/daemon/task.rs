@@ -395,14 +395,13 @@ impl SupervisorTask {
                     SupervisorEffect::ReportGivenUp => {
                         tracing::error!(
                             mps = self.target,
-                            "given up: it failed {} \
-                            times",
+                            "gpushd gave up: the MPS daemon failed {} times",
                             self.supervisor.failures()
                         );
                     }
                     SupervisorEffect::ReportHung => tracing::error!(
                         mps = self.target,
-                        "hangs with {}, so gpushd does not restart it",
+                        "the MPS daemon hangs with {}, so gpushd does not restart it",
                         match self.supervisor.clients() {
                             Some(clients) => format!("{clients} clients"),
                             None => "clients that cannot be listed".to_owned(),

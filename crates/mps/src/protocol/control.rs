@@ -56,7 +56,7 @@ pub enum ControlError {
     #[error("the server is starting or ending, so the control daemon did not ask it")]
     ServerBusy,
     /// The daemon reported success, but the value read back differs.
-    #[error("the control daemon was set to {told} but reports {has}")]
+    #[error("the control daemon accepted `{told}` but then reported `{has}`")]
     NotSet {
         /// The command.
         told: String,

@@ -86,7 +86,7 @@ pub enum SessionError {
         stage: Stage,
     },
     /// A process other than the expected daemon listens. gpushd sent no command to it.
-    #[error("process {pid} answers in place of the control daemon {meant}")]
+    #[error("process {pid} answers in place of the control daemon (pid {meant})")]
     Another {
         /// The process that answered.
         pid: i32,

@@ -184,7 +184,7 @@ impl<'d> OpenGpuInstance<'d> {
         }
         Err(DriverError::new(ErrorKind::NotReflected, "nvmlComputeInstanceDestroy")
             .on(uuid)
-            .detail(format!("{name} is still found")))
+            .detail(format!("{name} still exists")))
     }
 }
 

@@ -165,6 +165,6 @@ impl<'d> Gpu<'d> {
         }
         Err(DriverError::new(ErrorKind::NotReflected, "nvmlGpuInstanceDestroy")
             .on(&self.uuid)
-            .detail(format!("GPU instance {id} is still found")))
+            .detail(format!("GPU instance {id} still exists")))
     }
 }

@@ -202,7 +202,7 @@ impl ErrorKind {
     pub fn meaning(&self) -> &'static str {
         match self {
             Self::Uninitialized => "NVML is not initialised",
-            Self::InvalidArgument => "invalid argument or stale handle",
+            Self::InvalidArgument => "invalid argument or stale driver handle",
             Self::NotSupported => "not supported by this GPU, its mode or its driver",
             Self::NoPermission => "no permission",
             Self::AlreadyInitialized => "already initialised",
@@ -238,7 +238,7 @@ impl ErrorKind {
             Self::NotNvml => "the library is not NVML",
             Self::Garbled => "the driver's answer is not valid",
             Self::NotReflected => "the driver reported success, but nothing has changed",
-            Self::Deadline { may_land: true } => "no answer in time, and it may still take effect",
+            Self::Deadline { may_land: true } => "no answer in time; the call may still take effect",
             Self::Deadline { may_land: false } => "no answer in time",
             Self::Unsettled => "an earlier call has not returned and its outcome is not known",
             Self::WorkerDied { may_have_landed: true } => {

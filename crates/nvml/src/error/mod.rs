@@ -138,11 +138,10 @@ impl DriverError {
     /// Returns the hint, if there is one.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
-        let gpu = self.gpu.as_deref().unwrap_or("the GPU");
-        let id = self.gpu.as_deref().unwrap_or("GPU");
+        let gpu = self.gpu.as_deref().unwrap_or("GPU");
         Some(match self.kind {
             ErrorKind::DriverNotLoaded => {
-                "load the kernel module: `modprobe nvidia`; gpushd continues then".to_owned()
+                "load the kernel module: `modprobe nvidia`; gpushd continues as soon as the driver is loaded".to_owned()
             }
             ErrorKind::LibRmVersionMismatch => {
                 "the driver was updated under a running kernel module: reboot, or reload the module \
@@ -152,7 +151,8 @@ impl DriverError {
             ErrorKind::LibraryMissing => {
                 "install the NVIDIA driver's libraries, or name the file: `gpushd --library PATH`".to_owned()
             }
-            ErrorKind::NotNvml => "see which one the loader finds: `ldconfig -p | grep libnvidia-ml`; or name it: `gpushd --library PATH`"
+            ErrorKind::NotNvml => "run `ldconfig -p | grep libnvidia-ml` to see which library the loader finds, or \
+                name the library: `gpushd --library PATH`"
                     .to_owned(),
             ErrorKind::LibraryNotFound | ErrorKind::FunctionNotFound => {
                 "the driver's installation is incomplete: reinstall it".to_owned()
@@ -162,19 +162,23 @@ impl DriverError {
                     .to_owned()
             }
             ErrorKind::GpuIsLost => gpush_api::LOST_GPU_HINT.to_owned(),
-            ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}` (administrator)"),
+            ErrorKind::ResetRequired => {
+                format!("reset the GPU when it is idle: `gpushctl gpu reset {gpu}` (administrator)")
+            }
             // The driver also counts open handles, but its process lists do not contain the
             // processes that hold them.
             ErrorKind::InUse => format!(
-                "see which processes use it with `gpushctl gpu show {gpu}`; if that shows none, `fuser -v \
-                /dev/nvidia*` lists programs that have it open, often a monitor (nv-hostengine, dcgm-exporter, \
+                "run `gpushctl gpu show {gpu}` to see which processes use it; if there are none, run `fuser -v \
+                /dev/nvidia*` to see which programs have it open, often a monitor (nv-hostengine, dcgm-exporter, \
                 nvidia-persistenced)"
             ),
             ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
-                format!("see what it supports with `gpushctl gpu show {gpu}`; a newer driver may support more")
+                format!("run `gpushctl gpu show {gpu}` to see what the GPU supports; a newer driver may support more")
             }
             ErrorKind::Deadline { may_land: true } | ErrorKind::Unsettled => {
-                format!("check it again with `gpushctl gpu show {gpu}`; it is `unknown` until the call returns")
+                format!(
+                    "check the GPU again with `gpushctl gpu show {gpu}`; its state is `unknown` until the call returns"
+                )
             }
             ErrorKind::InsufficientResources => format!("see its state with `gpushctl gpu show {gpu}`"),
             ErrorKind::OperatingSystem => "check the device cgroup of gpushd".to_owned(),

@@ -39,7 +39,7 @@ impl Hardware {
         let reading = self.read(uuid).await?;
         match find(&reading) {
             Some(found) => {
-                tracing::warn!(gpu = uuid, %error, "visible only in a new driver session");
+                tracing::warn!(gpu = uuid, %error, "the change is visible only in a new driver session");
                 Ok(found)
             }
             None => Err(error),

@@ -172,7 +172,7 @@ impl Record for LeaseRecord {
             holder,
             asked_by,
             kind,
-            state: state.ok_or_else(|| columns.corrupt("a state is not one"))?,
+            state: state.ok_or_else(|| columns.corrupt("a lease state is not valid"))?,
             reason: columns.json()?,
             request: columns.json()?,
             members: columns.json()?,

@@ -74,7 +74,7 @@ impl View<'_> {
             None => Ok(()),
             Some(lease) => Err(StoreError::Corrupt {
                 table: "leases".to_owned(),
-                what: format!("{} is beyond the last, {last}", lease.id),
+                what: format!("{} is higher than the last lease number, {last}", lease.id),
             }),
         }
     }

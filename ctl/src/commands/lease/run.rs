@@ -120,7 +120,8 @@ fn nested(around: LeaseId) -> ApiError {
     let error = ApiError::new(Code::BadRequest, format!("this command already runs in lease {around}"));
     let error = error.cause(format!("{LEASE}={around} is set: a request would give the command two leases"));
     error.hint(format!(
-        "to run the command in {around}, give no request; to request another lease, first run `unset {LEASE}`"
+        "to run the command in {around}, leave out the options of the request; to request another lease, first run \
+        `unset {LEASE}`"
     ))
 }
 

@@ -92,7 +92,7 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
     if none && free && out.is_drawn() {
         let of = profile.map_or_else(String::new, |profile| format!(" of profile {profile}"));
         let error = ApiError::new(Code::Blocked, format!("no MIG device{of} is free"));
-        return Err(error.hint("see who uses them with 'gpushctl mig list'").into());
+        return Err(error.hint("'gpushctl mig list' shows who uses the MIG devices").into());
     }
     out.list(&found, |look| {
         let list = devices::list(&found, &gpus, look);

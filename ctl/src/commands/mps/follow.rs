@@ -103,7 +103,10 @@ pub(super) async fn stop_when_free(
     let ended = end(client, Change::Drain, &before.target, &how, watch, out).await;
     if matches!(ended, Ok(status) if status == Code::TimedOut.exit_status() || status == INTERRUPTED) {
         client.mps_start(&before.target).await?;
-        out.remark(&format!("{}: the daemon was not stopped, and serves clients again\n", label(&before, &out.look)));
+        out.remark(&format!(
+            "{}: the daemon was not stopped, and admits new clients again\n",
+            label(&before, &out.look)
+        ));
     }
     ended
 }
@@ -151,7 +154,7 @@ fn is_intermediate(what: Change, state: MpsState) -> bool {
 fn explain_other_state(what: Change, state: MpsState) -> &'static str {
     match (what, state) {
         (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
-            "another user has stopped it in the meantime"
+            "another user has stopped the daemon in the meantime"
         }
         (
             Change::Start | Change::Restart,
@@ -161,8 +164,8 @@ fn explain_other_state(what: Change, state: MpsState) -> &'static str {
             | MpsState::Hung
             | MpsState::BackingOff
             | MpsState::GivenUp,
-        ) => "it did not become ready",
-        (Change::Stop | Change::Drain, _) => "another user has started it again in the meantime",
+        ) => "the daemon did not become ready",
+        (Change::Stop | Change::Drain, _) => "another user has started the daemon again in the meantime",
     }
 }
 
@@ -271,15 +274,17 @@ async fn poll_after(client: &mut Client, target: &str, pause: Duration) -> Resul
 
 fn continues_note(now: &MpsDaemon, waited: Option<Duration>, out: &Output) -> String {
     let (what, target) = (change::waits(now, &out.look), displayed_argument(now, &out.look));
-    let waited = waited
-        .map_or_else(|| "no longer waiting".to_owned(), |limit| format!("not done within {}", duration::format(limit)));
-    format!("{what}; {waited}. gpushd continues: `gpushctl mps show {target}`\n")
+    let waited = waited.map_or_else(
+        || "gpushctl no longer waits".to_owned(),
+        |limit| format!("not done within {}", duration::format(limit)),
+    );
+    format!("{what}; {waited}. gpushd continues: see `gpushctl mps show {target}`\n")
 }
 
 fn gpushd_ended_error(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
     let (label, target) = (label(now, &out.look), displayed_argument(now, &out.look));
     let error = ApiError::new(Code::Unreachable, format!("cannot follow the MPS daemon of {label}: gpushd has ended"));
-    let hint = format!("gpushd keeps the request: start gpushd, then `gpushctl mps show {target}`");
+    let hint = format!("start gpushd, which has recorded the request; then run `gpushctl mps show {target}`");
     error.cause(cause).hint(hint).into()
 }
 

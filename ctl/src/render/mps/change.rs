@@ -15,7 +15,7 @@ pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance)
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
         (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
-        (MpsState::Stopped, _) if daemon.ends.is_some() => "; it is no longer needed".to_owned(),
+        (MpsState::Stopped, _) if daemon.ends.is_some() => "; the daemon is no longer needed".to_owned(),
         (MpsState::Stopped, _) if in_maintenance => {
             format!(
                 "; after `gpushctl maintenance leave`, `gpushctl mps start {}` starts it again",
@@ -78,8 +78,7 @@ pub(crate) fn set(set: &MpsSetResponse, look: &Appearance) -> String {
             now.priority
         ),
         None => format!(
-            "{}: takes effect when its daemon answers; it is \
-            {}\n",
+            "{}: takes effect when the daemon answers; the state of the daemon is {}\n",
             label(daemon, look),
             state(daemon.state).0
         ),

@@ -75,7 +75,7 @@ fn nothing(rules: &[String]) -> String {
         rules => format!(
             "No GPU is shared through MPS yet, but the config has rules of mode `mps`: {}. `gpushctl apply \
             --dry-run` \
-             shows what they change, `gpushctl config show` which GPUs they claim.",
+             shows what they change; `gpushctl config show` shows which GPUs they claim.",
             rules.join(", ")
         ),
     }

@@ -161,9 +161,9 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
             style,
             &match daemon.failures {
                 // The daemon itself has not failed. The reasons say what it is waiting for.
-                0 => format!("it has not failed; gpushd checks again {ahead}"),
-                1 => format!("it has failed once; gpushd restarts it {ahead}"),
-                times => format!("it has failed {times} times; gpushd restarts it {ahead}"),
+                0 => format!("the daemon has not failed; gpushd checks again {ahead}"),
+                1 => format!("the daemon has failed once; gpushd restarts it {ahead}"),
+                times => format!("the daemon has failed {times} times; gpushd restarts it {ahead}"),
             },
         );
     }
@@ -179,15 +179,15 @@ fn remedy(daemon: &MpsDaemon, look: &Appearance) -> Option<String> {
     let what = match daemon.state {
         MpsState::Fault | MpsState::Hung => {
             format!(
-                "`gpushctl mps logs {target}` shows more; `gpushctl mps restart {target} --force` replaces it, and \
-                ends its clients (administrator)"
+                "`gpushctl mps logs {target}` shows more; `gpushctl mps restart {target} --force` replaces the \
+                daemon, and ends its clients (administrator)"
             )
         }
         MpsState::BackingOff => format!("`gpushctl mps logs {target}` shows more (administrator)"),
         MpsState::GivenUp => {
             format!(
-                "`gpushctl mps logs {target}` shows more, `gpushctl mps start {target}` tries again \
-                (administrator)"
+                "`gpushctl mps logs {target}` shows more; `gpushctl mps start {target}` starts the daemon \
+                again (administrator)"
             )
         }
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Draining | MpsState::Stopping => {

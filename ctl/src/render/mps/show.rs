@@ -123,11 +123,12 @@ fn settings(daemon: &MpsDaemon, look: &Appearance) -> String {
     let mut out = section("Settings") + &table(&columns, rows, INDENT, look);
     if let Some(rule) = &daemon.rule {
         let text = format!(
-            "by an administrator; the rule says {} %, memory {}, priority {}. `gpushctl mps set {} --reset` restores it",
+            "by an administrator; `gpushctl mps set {} --reset` restores the values of the rule: {} %, memory {}, \
+            priority {}",
+            displayed_argument(daemon, look),
             rule.percentage,
             memory(rule.memory_limit_mib),
-            rule.priority,
-            displayed_argument(daemon, look)
+            rule.priority
         );
         out += &fact("set", &text, look);
     }
@@ -138,7 +139,7 @@ fn settings(daemon: &MpsDaemon, look: &Appearance) -> String {
     };
     out += &fact("clients", &format!("{} at most, {users}", policy.max_clients), look);
     let over = if policy.shares_percent > 100 { ", more than the GPU has" } else { "" };
-    out += &fact("leases", &format!("{} % at most together{over}", policy.shares_percent), look);
+    out += &fact("leases", &format!("at most {} % in total{over}", policy.shares_percent), look);
     if daemon.device.is_none() {
         let mode = match policy.compute_mode {
             MpsComputeMode::ExclusiveProcess => "exclusive process: programs cannot bypass MPS",

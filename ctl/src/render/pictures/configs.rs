@@ -183,7 +183,7 @@ fn config_diff_shows_the_changes_of_a_file() {
         settings,
         gpus: vec![changed],
         ended: vec![an_override(1, &["1g.10gb*7"], "tests", None)],
-        findings: vec!["memory limit 64G is more than GPU 4 has, 23034 MiB: it would limit nothing".into()],
+        findings: vec!["memory limit 64G is more than the 23034 MiB that GPU 4 has: it would limit nothing".into()],
         generation: 5,
     };
     let nothing = Reloaded {

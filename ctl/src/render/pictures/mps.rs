@@ -57,7 +57,7 @@ fn daemon_that_waits_for_an_orphan_shows_no_failure() {
     let mut waiting = fixtures::mps::all().remove(4);
     waiting.failures = 0;
     let why = "a server, which the previous daemon left, still serves 1 client: gpushd starts another daemon \
-        when it has ended";
+        when these processes have ended";
     waiting.reasons = vec![why.into(), "gpushd tries again".into()];
     let text = mps::notes(&waiting, "! ", &look).join("\n") + "\n" + &change::waits(&waiting, &look);
     assert!(!text.contains("failed 0 times") && text.contains("next check in 8s: a server"), "{text}");

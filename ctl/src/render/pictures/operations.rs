@@ -170,7 +170,7 @@ fn operations_and_their_ends() {
         ..both.progress[1].clone()
     };
     let text = fits(&operation::operation(&both, &before, &before, true, &look), &look);
-    assert!(text.contains("  as it was before, because GPU 0 failed\n"), "{text}");
+    assert!(text.contains("  as it was before, because the change of GPU 0 failed\n"), "{text}");
     assert!(!text.contains("6 of 6 steps"), "{text}");
     // GPU 0 failed too, but its previous state was restored. Only GPU 1 could not be restored.
     both.progress[0] = gpush_api::StepState { rolling_back: true, restored: true, ..both.progress[0].clone() };

@@ -161,7 +161,7 @@ fn old_reading_shows_its_age() {
     one.stale = true;
     let said = |age: i64, one: &mut gpush_api::Gpu| {
         one.observed_at = jiff::Timestamp::from_second(look.now.as_second() - age).unwrap();
-        gpu::notes(one, &look).join("\n").contains("old reading")
+        gpu::notes(one, &look).join("\n").contains("last read")
     };
     assert_eq!([0, 1, 2, 3, 60].map(|age| said(age, &mut one)), [false, false, false, true, true]);
     one.stale = false;
@@ -206,12 +206,12 @@ fn drawing_of_an_old_reading_says_so() {
         |gpu: &Gpu| fixtures::plain(&status::status(&fixtures::status(vec![gpu.clone()], false), false, &look));
     assert!(devices(&one).contains("MIG devices"));
     for (state, says) in [
-        (GpuState::Lost, "as last read, 0s ago; its present instances are not known"),
-        (GpuState::Changing, "as last read, 0s ago, during the change"),
+        (GpuState::Lost, "last read 0s ago; the present instances are not known"),
+        (GpuState::Changing, "last read 0s ago, while the change was running"),
     ] {
         one.state = state;
         one.stale = false;
-        assert!(!devices(&one).contains("as last read"), "a fresh reading has no note");
+        assert!(!devices(&one).contains("last read"), "a fresh reading has no note");
         one.stale = true;
         let text = devices(&one);
         assert!(text.contains(says), "{text}");

@@ -90,5 +90,5 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(rest.contains("no longer waiting. gpushd continues: `gpushctl mps show 0`"), "{rest}");
+    assert!(rest.contains("gpushctl no longer waits. gpushd continues: see `gpushctl mps show 0`"), "{rest}");
 }

@@ -92,7 +92,7 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         assert_eq!((pid_of(&ready), ready.in_force, ready.uid), (served.pid, before.in_force, before.uid));
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives());
-        served.agent.wait_for_log("cannot read its spec.json");
+        served.agent.wait_for_log("cannot read spec.json");
         // gpushd has written a new spec that also names the user, so the next gpushd needs no other
         // source for the user.
         let again: serde_json::Value =

@@ -34,7 +34,7 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         fault(&served.host, kind);
         let hung = told_as(&served, MpsState::Hung, words);
         assert_eq!(hung.clients.len(), 1, "{kind}: {hung:#?}");
-        assert!(hung.reasons.iter().any(|reason| reason.contains("gpushd does not restart it, because of")));
+        assert!(hung.reasons.iter().any(|reason| reason.contains("gpushd does not restart the daemon, because")));
         assert!(client.lives() && client.said().is_empty(), "{kind}");
         assert_eq!(served.controls(), [served.pid], "{kind}");
         // The daemon answers again, and continues to serve.
@@ -181,5 +181,5 @@ fn settings_changed_by_another_program_are_restored() {
         });
         assert_eq!((told.state, told.in_force), (MpsState::Ready, Some(told.wanted.settings)), "{line}");
     }
-    served.agent.wait_for_log("another program changed its settings");
+    served.agent.wait_for_log("another program changed the settings of the daemon");
 }

@@ -48,7 +48,7 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
         fs::remove_dir_all(served.pipe()).expect("the directory can be deleted");
         // The daemon continues to serve its current client. New clients cannot connect.
         let reported = becomes(&served.agent, "0", "reported", |daemon| {
-            daemon.reasons.iter().any(|reason| reason.contains("was deleted: it serves its present clients"))
+            daemon.reasons.iter().any(|reason| reason.contains("was deleted: the daemon still serves its clients"))
         });
         assert_eq!((reported.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
         assert!(client.lives() && client.said().is_empty());

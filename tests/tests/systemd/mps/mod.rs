@@ -292,7 +292,7 @@ fn unreachable_daemon_without_server_is_ended() {
     });
     let journal = machine.sh("journalctl --no-pager --output=cat -n 40");
     assert_eq!(machine.main_pid(&whole), kept, "{journal}");
-    let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs without its directory"));
+    let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, but its directory is missing"));
     assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
     machine.sh(&format!("systemctl stop {whole}"));
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);

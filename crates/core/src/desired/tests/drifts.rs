@@ -79,7 +79,7 @@ fn reading_without_profiles_shows_no_drift() {
     };
     assert_eq!(
         drift(&desired_state, &gpu),
-        ["cannot compare it with the layout 3g.40gb: its MIG profiles are not known"]
+        ["cannot compare the GPU with the layout 3g.40gb: its MIG profiles are not known"]
     );
 }
 

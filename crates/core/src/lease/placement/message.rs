@@ -33,14 +33,14 @@ impl NoAssignment {
                 let differ: Vec<String> = unoffered.iter().filter_map(differ).collect();
                 error.hint(match differ.as_slice() {
                     [] => "choose other GPUs: `gpushctl status` shows the modes".to_owned(),
-                    gpus => format!("ask an administrator for `gpushctl apply {}`", gpus.join(",")),
+                    gpus => format!("ask an administrator to run `gpushctl apply {}`", gpus.join(",")),
                 })
             }
             Self::NotOffered { offered, .. } => {
                 let kinds: Vec<&str> = offered.iter().map(|(kind, _)| kind.name()).collect();
                 let examples: Vec<String> = offered.iter().map(|(_, request)| format!("`{request}`")).collect();
                 let first = offered.first().map_or("", |(_, request)| request);
-                error(Code::Unsupported, format!("the GPUs offer {}", kinds.join(", "))).hint(format!(
+                error(Code::Unsupported, format!("the GPUs offer only {}", kinds.join(", "))).hint(format!(
                     "request {}, as with `gpushctl run --request {first} -- COMMAND`",
                     examples.join(" or ")
                 ))
@@ -72,11 +72,11 @@ impl NoAssignment {
                     error = error.cause(format!("{more} more GPUs are in use"));
                 }
                 match largest {
-                    None => error.hint("add `--wait` to wait for it"),
+                    None => error.hint("add `--wait` to wait until the capacity is free"),
                     Some(LargestFree::Percentage { gpu, tenths }) => {
                         let percent = percent(*tenths);
                         error
-                            .cause(format!("GPU {gpu} has the most free: {percent} %"))
+                            .cause(format!("GPU {gpu} has the most free capacity: {percent} %"))
                             .hint(format!("request {percent} % or less, or add `--wait`"))
                     }
                     Some(LargestFree::Device { gpu, profile }) if wanted.count == 1 => error

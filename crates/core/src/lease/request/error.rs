@@ -134,7 +134,7 @@ impl fmt::Display for RequestError {
             }
             Self::BadCharacter { at } => write!(f, "character {at} of the request is not printable ASCII"),
             Self::SeveralInComment => f.write_str("the comment has several requests"),
-            Self::EmptyTerm => f.write_str("the request has an empty term"),
+            Self::EmptyTerm => f.write_str("the request has an empty entry"),
             Self::UnknownKey { key, .. } => write!(f, "{key} is not a key of a request"),
             Self::ChosenBySlurm { key } => write!(f, "`{}` is not allowed in a Slurm request", key.name()),
             Self::Repeated { key, spelling } => write!(f, "`{}` is given twice", key.written(*spelling)),
@@ -156,16 +156,16 @@ impl fmt::Display for RequestError {
             Self::BadMemory => f.write_str("the memory must be 1 MiB to 16 TiB"),
             Self::NoSlices => f.write_str("the number of compute slices must be 1 or more"),
             Self::BadCount { count } => {
-                write!(f, "cannot request {count} members: the limits are 1 and {MOST_MEMBERS}")
+                write!(f, "cannot request {count} members: a lease has 1 to {MOST_MEMBERS}")
             }
-            Self::NotCountable { kind } => write!(f, "a lease of kind {kind} has one member"),
+            Self::NotCountable { kind } => write!(f, "a lease of kind {kind} has only one member"),
             Self::BadDuration => f.write_str("a duration must be 1 second to 52 weeks"),
             Self::TooManySelectors { count } => write!(f, "the request has {count} GPU selectors; the limit is 256"),
             Self::BadSelector(error) => write!(f, "{error}"),
             Self::NoDefault { offered } if offered.is_empty() => f.write_str("no GPU can be leased"),
             Self::NoDefault { offered } => {
                 let names: Vec<&str> = offered.iter().map(|kind| kind.name()).collect();
-                write!(f, "the request must name a kind of share: the GPUs offer {}", names.join(", "))
+                write!(f, "the request must name a kind of lease: the GPUs offer {}", names.join(", "))
             }
         }
     }
@@ -181,7 +181,7 @@ impl RequestError {
         match self {
             Self::SeveralInComment => "write one word that begins with `gpush:`".to_owned(),
             Self::TooLong { .. } | Self::BadCharacter { .. } | Self::EmptyTerm => {
-                "write terms such as mps=25,mem=8G".to_owned()
+                "write a request such as mps=25,mem=8G".to_owned()
             }
             Self::UnknownKey { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
             Self::UnknownKey { nearest: None, .. } => format!("the keys are {}", keys()),

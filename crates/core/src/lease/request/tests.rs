@@ -51,8 +51,8 @@ fn flags_take_gpus_count_and_times() {
 #[test]
 fn wrong_spec_names_the_term_and_an_example() {
     let cases = [
-        ("", "the request has an empty term", "write terms such as mps=25,mem=8G"),
-        ("mps=25,", "the request has an empty term", "write terms such as mps=25,mem=8G"),
+        ("", "the request has an empty entry", "write a request such as mps=25,mem=8G"),
+        ("mps=25,", "the request has an empty entry", "write a request such as mps=25,mem=8G"),
         ("msp=25", "`msp` is not a key of a request", "did you mean `mps`?"),
         ("foo", "`foo` is not a key of a request", "the keys are mig, mps, timeslice, whole, mem, slices, priority"),
         ("MPS=25", "`MPS` is not a key of a request", "did you mean `mps`?"),
@@ -97,7 +97,7 @@ fn wrong_flag_is_named_as_it_is_typed() {
         (&[(Key::Count, Some("0")), (Key::Whole, None)], "cannot request 0 members", "request 1 to 64"),
         (
             &[(Key::Count, Some("2")), (Key::Mps, Some("25"))],
-            "a lease of kind mps has one member",
+            "a lease of kind mps has only one member",
             "one lease for each",
         ),
     ];
@@ -164,7 +164,7 @@ fn request_without_share_takes_the_only_kind_offered() {
         assert_eq!(default_share(&[kind, kind]).unwrap().kind(), Some(kind));
     }
     let error = default_share(&[LeaseKind::Whole, LeaseKind::Mig]).unwrap_err();
-    assert_eq!(error.to_string(), "the request must name a kind of share: the GPUs offer mig, whole");
+    assert_eq!(error.to_string(), "the request must name a kind of lease: the GPUs offer mig, whole");
     assert_eq!(error.hint(), "add --mem 10G or --whole");
     assert!(default_share(&[]).is_err());
 }

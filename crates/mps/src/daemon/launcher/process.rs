@@ -35,7 +35,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
     if let Some(mut trouble) = child.stderr.take() {
         let read = tokio::time::timeout(BECOME, trouble.read_to_string(&mut said)).await;
         if read.is_err() {
-            said = "it did not become the daemon in time".to_owned();
+            said = "the process did not become the daemon in time".to_owned();
         }
     }
     let process = DaemonProcess::of(pid).map_err(failed)?;
@@ -43,7 +43,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
     let status = tokio::spawn(async move { child.wait().await });
     match (said.trim(), process) {
         ("", Some(process)) => Ok(DaemonProcess { status: Some(status), ..process }),
-        ("", None) => Err(StartError::Failed("it ended as soon as it was started".to_owned())),
+        ("", None) => Err(StartError::Failed("the process ended as soon as it was started".to_owned())),
         (said, _) => Err(StartError::Failed(gpush_api::text::plain(said))),
     }
 }

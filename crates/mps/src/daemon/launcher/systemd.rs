@@ -49,8 +49,8 @@ impl Units {
             // before that gpushd ended.
             "activating" => Err(StartError::Later(format!("systemd has not started {unit} yet"))),
             active => Err(StartError::Later(format!(
-                "its unit {unit} is {active}, but no daemon has its directory: `systemctl stop {unit}` ends the \
-                processes of the unit"
+                "the unit {unit} is {active}, but no daemon uses its directory; to end the processes of the unit: \
+                `systemctl stop {unit}`"
             ))),
         }
     }
@@ -99,7 +99,7 @@ impl Units {
     /// Kills all processes of the unit.
     pub(super) async fn kill(&self, place: &TargetDir, daemon: Option<&DaemonProcess>) {
         if let Err(error) = self.0.kill(&name(place)).await {
-            tracing::warn!("{}; killing its MPS daemon without systemd", error.in_full());
+            tracing::warn!("{}; killing the MPS daemon without systemd", error.in_full());
             super::kill_all(place, daemon);
         }
     }
@@ -116,8 +116,8 @@ impl Units {
         orphans.retain(|unit| !known.iter().any(|target| *unit == of(target)));
         for unit in &orphans {
             tracing::warn!(
-                "{unit} runs without its directory: gpushd ends it when it has no server; `systemctl stop {unit}` \
-                ends it now"
+                "{unit} runs, but its directory is missing: gpushd ends the unit when it has no server; to end it \
+                now: `systemctl stop {unit}`"
             );
         }
         loop {

@@ -114,8 +114,8 @@ impl LogParser {
     /// Describes a log that has stopped growing.
     pub(in crate::daemon) fn mute(&self) -> Option<String> {
         self.mute.then(|| {
-            "its log does not grow any more: the disk is full, or another program wrote into `log` in its pipe \
-            directory, and the daemon will hang"
+            "the daemon can no longer write its log and will hang: the disk is full, or another program wrote into \
+            `log` in its pipe directory"
                 .to_owned()
         })
     }
@@ -124,14 +124,14 @@ impl LogParser {
     pub(in crate::daemon) fn death(&self) -> Option<String> {
         let (at, status) = self.recent.back()?;
         let ago = at.elapsed().as_secs();
-        Some(format!("a server of it ended with status {status} {ago}s ago, and its clients with it"))
+        Some(format!("a server ended with status {status} {ago}s ago, and its clients ended with it"))
     }
 
     /// Describes servers that end as soon as they start.
     pub(in crate::daemon) fn deaths(&self) -> Option<String> {
         let (_, status) = self.recent.back().filter(|_| self.recent.len() >= DEATHS)?;
         Some(format!(
-            "its servers end as soon as they are started: {} within {}s, the last with status {status}",
+            "its servers end as soon as they are started: {} servers within {}s, the last one with status {status}",
             self.recent.len(),
             WITHIN.as_secs()
         ))
@@ -190,7 +190,11 @@ mod tests {
         assert_eq!(parser.deaths(), None);
         say("127", 1);
         look(&mut parser);
-        assert!(parser.deaths().unwrap().ends_with("3 within 60s, the last with status 127"), "{:?}", parser.deaths());
+        assert!(
+            parser.deaths().unwrap().ends_with("3 servers within 60s, the last one with status 127"),
+            "{:?}",
+            parser.deaths()
+        );
         // After a rotation, all lines are new.
         std::fs::write(&path, format!("{line} 2\n")).unwrap();
         look(&mut parser);

@@ -197,11 +197,12 @@ impl Growth {
     /// Describes a flooded log.
     fn finding(&self, kept: &RotationConfig) -> Option<String> {
         let lately: u64 = self.lately.iter().map(|(_, grown)| grown).sum();
-        let whose = kept.user.map_or_else(|| "of no user yet".to_owned(), |uid| format!("the one of uid {uid}"));
+        let whose = kept.user.map_or_else(|| "no user yet".to_owned(), |uid| format!("uid {uid}"));
         (lately > kept.most.saturating_mul(FLOOD)).then(|| {
             format!(
-                "{} grew by {} MiB within {}s, and gpushd truncates it at {} MiB: users with access to its pipe directory, \
-                which is {whose}, can write into it. End the process that writes, or its lease, then `gpushctl mps restart {}` (administrator)",
+                "{} grew by {} MiB within {}s, and gpushd truncates it at {} MiB. Users with access to the pipe \
+                directory ({whose}) can write into this log. End the process that writes, or its lease, then run \
+                `gpushctl mps restart {}` (administrator)",
                 self.name,
                 lately >> 20,
                 WITHIN.as_secs(),

@@ -151,14 +151,14 @@ fn refusal_names_the_largest_free_size() {
         (error.causes.join("; "), error.hint.unwrap())
     };
     let (why, hint) = refused(Host { gpus: vec![mps(0, 900, None), mps(1, 755, None)] }, some_mps("50"), 1);
-    assert!(why.contains("GPU 1 has the most free: 24.5 %"), "{why}");
+    assert!(why.contains("GPU 1 has the most free capacity: 24.5 %"), "{why}");
     assert_eq!(hint, "request 24.5 % or less, or add `--wait`");
     let devices = || Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0 used, 2g.20gb@4, 1g.10gb@6")] };
     let (why, hint) = refused(devices(), profile("3g.40gb"), 1);
     assert!(why.contains("the largest free MIG device is 2g.20gb, on GPU 0"), "{why}");
     assert_eq!(hint, "request 2g.20gb, or add `--wait`");
     let full = || Host { gpus: vec![mps(0, 1000, None)] };
-    assert_eq!(refused(full(), some_mps("1"), 1).1, "add `--wait` to wait for it");
+    assert_eq!(refused(full(), some_mps("1"), 1).1, "add `--wait` to wait until the capacity is free");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
         "the MPS daemon of GPU 2 serves another user (uid 2000)",
         "GPU 3 has no room",
         "GPU 4 is cordoned",
-        "GPU 3 has the most free: 5 %",
+        "GPU 3 has the most free capacity: 5 %",
     ];
     assert_eq!((error.causes.as_slice(), error.retryable), (causes.map(str::to_owned).as_slice(), true));
 
@@ -281,7 +281,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     assert!(message(profile("1g.12gb"), 1).starts_with(&text[..90]), "{}", message(profile("1g.12gb"), 1));
     let text = "cannot grant 3 MIG devices: the GPUs have room for 2, even when they are idle / request 2 or fewer";
     assert_eq!(message(profile("3g.40gb"), 3), text);
-    let text = "cannot grant a whole GPU: the GPUs offer mig / request `mig=1g.10gb`, as with \
+    let text = "cannot grant a whole GPU: the GPUs offer only mig / request `mig=1g.10gb`, as with \
                 `gpushctl run --request mig=1g.10gb -- COMMAND`";
     assert_eq!(message(RequestedShare::Whole, 1), text);
     let refused = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
@@ -294,7 +294,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     };
     let error = refused(&all);
     assert_eq!(error.causes, ["GPU 0 is not in the mode of its rule, `mig`", "the config does not manage GPU 1"]);
-    assert_eq!(error.hint.as_deref(), Some("ask an administrator for `gpushctl apply 0`"));
+    assert_eq!(error.hint.as_deref(), Some("ask an administrator to run `gpushctl apply 0`"));
     assert_eq!(refused(&all[1..]).hint.as_deref(), Some("choose other GPUs: `gpushctl status` shows the modes"));
 }
 
