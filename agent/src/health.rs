@@ -133,10 +133,10 @@ impl Health {
             let pid = worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
             ApiError::new(
                 Code::DriverTimeout,
-                format!("the driver worker (pid {pid}) was killed, but hangs in the kernel"),
+                format!("gpushd's driver worker (pid {pid}) was killed, but hangs in the kernel"),
             )
             .cause(worker.calls.join(", "))
-            .hint("only a reboot ends this process; a new driver worker serves the other GPUs")
+            .hint("only a reboot ends this process; gpushd uses another driver worker for the other GPUs")
         });
         stuck.collect()
     }

@@ -98,7 +98,7 @@ impl MaintenanceControl {
         // helper unit starts.
         let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.host_services.driverless.write()).await;
         self.end_worker().await?;
-        tracing::info!("the driver worker has ended: gpushd has no driver handle open");
+        tracing::info!("gpushd's driver worker has ended, so gpushd has no driver handle open");
         Ok(self.state.maintenance().unwrap_or(maintenance))
     }
 
@@ -169,8 +169,9 @@ impl MaintenanceControl {
             let abandoned = self.hardware.status().abandoned;
             let pids: Vec<String> = abandoned.iter().filter_map(|one| one.pid).map(|pid| pid.to_string()).collect();
             let which = if pids.is_empty() { String::new() } else { format!(" (pid {})", pids.join(", ")) };
-            let message =
-                format!("the host is in maintenance, but a driver worker{which} has not ended and may have GPUs open");
+            let message = format!(
+                "the host is in maintenance, but a driver worker of gpushd{which} has not ended and may have GPUs open"
+            );
             ApiError::new(Code::DriverTimeout, message).cause(cause).hint(
                 "find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends the worker",
             )

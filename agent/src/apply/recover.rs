@@ -373,7 +373,10 @@ struct InterruptedOperation {
 }
 
 fn note_the_gap(ongoing: &OperationHandle, left: &UnfinishedOperation) {
-    ongoing.note(format!("gpushd ended while the operation was {}; the next gpushd continued it", left.record.stage));
+    ongoing.note(format!(
+        "gpushd ended while the operation was {}; the next gpushd took the operation over",
+        left.record.stage
+    ));
 }
 
 fn is_gone(error: &DriverError) -> bool {

@@ -73,8 +73,11 @@ pub(super) async fn all(
         error.causes.push(format!("{} {what}", part.label()));
     }
     if error.hint.is_none() {
-        let gpu = left[0].0.plan.gpu;
-        error = error.hint(format!("see the present layout with `gpushctl gpu show {gpu}`, then apply a layout again"));
+        let show = match left.as_slice() {
+            [(part, _)] => format!("gpushctl gpu show {}", part.plan.gpu),
+            _ => "gpushctl status".to_owned(),
+        };
+        error = error.hint(format!("run `{show}` to see the present layout, then apply a layout again"));
     }
     (OperationState::Failed, error, changes)
 }

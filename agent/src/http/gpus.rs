@@ -91,7 +91,7 @@ pub(super) async fn list(
 /// Returns one GPU, with its MIG profiles.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
-    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
+    params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address")),
     responses((status = 200, description = "The answer", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn one(
     State(engine): State<Engine>,
@@ -105,7 +105,7 @@ pub(super) async fn one(
 /// Lists the MIG profiles of one GPU, as the driver reports them.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus/{gpu}/profiles", operation_id = "listProfiles", tag = "gpus",
-    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
+    params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address")),
     responses((status = 200, description = "The answer", body = Vec<GpuProfile>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn profiles(
     State(engine): State<Engine>,
@@ -129,7 +129,7 @@ pub(super) async fn profiles(
 /// Running processes continue. A repeated request replaces the reason.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/gpus/{gpu}/cordon", operation_id = "cordonGpu", tag = "gpus", request_body = ReasonRequest,
-    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
+    params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn cordon(
     State(change): State<CordonChange>,
@@ -153,7 +153,7 @@ pub(super) async fn cordon(
 /// gpushd sets its own cordon again only when the driver reports a new fault.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/gpus/{gpu}/uncordon", operation_id = "uncordonGpu", tag = "gpus", request_body = ReasonRequest,
-    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
+    params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn uncordon(
     State(change): State<CordonChange>,

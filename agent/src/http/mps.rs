@@ -39,7 +39,7 @@ pub(super) async fn list(
 /// For administrators gpushd polls the daemon first. For other users the answer may be a second old.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}", operation_id = "getMps", tag = "mps",
-    params(("target" = String, Path, description = "Index of a GPU, `0:2g.20gb@2`, short name, or UUID or its beginning")),
+    params(("target" = String, Path, description = "Index of a GPU, MIG device such as `0:2g.20gb@2`, short name, or UUID (whole or the first characters)")),
     responses((status = 200, description = "The answer", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn one(
     State(mps): State<Mps>,

@@ -49,7 +49,7 @@ pub(super) async fn list(
 #[cfg_attr(test, utoipa::path(
     delete, path = "/v1/overrides/{gpu}", operation_id = "endOverride", tag = "config",
     params(
-        ("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"),
+        ("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address"),
         ("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")
     ),
     responses((status = 200, description = "The override has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

@@ -64,10 +64,11 @@ struct Pool {
     uids: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
-/// A permit to poll one response. Dropping it returns the permit.
+/// A permit to poll one response. Dropping it returns the permit. The fields are dropped in order:
+/// when the pool has its permit again, the uid has its permit too.
 struct Permit {
-    _of_pool: OwnedSemaphorePermit,
     _of_uid: OwnedSemaphorePermit,
+    _of_pool: OwnedSemaphorePermit,
 }
 
 impl Pool {

@@ -24,7 +24,7 @@ where
         if parts.extensions.get::<ThroughAdminSocket>().is_none() || !caller.viewer.is_admin() {
             return Err(ApiError::new(Code::Denied, "only Slurm's hooks may begin and end the leases of jobs")
                 .cause("the hooks run as root, and use the admin socket of gpushd")
-                .hint("run `gpushctl slurm prolog` from Slurm's Prolog")
+                .hint("run `gpushctl slurm prolog` from Slurm's Prolog, and `gpushctl slurm epilog` from its Epilog")
                 .into());
         }
         Ok(Self(caller.into_hook()))

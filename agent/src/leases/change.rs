@@ -209,8 +209,15 @@ pub(crate) async fn renew(
 }
 
 fn not_active(lease: &Lease) -> ApiError {
-    ApiError::new(Code::Conflict, format!("cannot renew lease {}: it is {}", lease.id, lease.state))
-        .hint("request another one with `gpushctl lease request`")
+    let error = ApiError::new(Code::Conflict, format!("cannot renew lease {}: it is {}", lease.id, lease.state));
+    error.hint(match lease.state {
+        LeaseState::Queued | LeaseState::Granting => {
+            format!("wait until the lease is active: `gpushctl lease show {}`", lease.id)
+        }
+        LeaseState::Active | LeaseState::Releasing | LeaseState::Ended => {
+            "request another lease with `gpushctl lease request`".to_owned()
+        }
+    })
 }
 
 /// Revokes a lease for an administrator.

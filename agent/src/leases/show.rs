@@ -95,7 +95,7 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
 fn ended(lease: &Lease) -> ApiError {
     let reason = lease.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));
     ApiError::new(Code::Conflict, format!("lease {} has ended{reason}", lease.id))
-        .hint("request another one with `gpushctl lease request`")
+        .hint("request another lease with `gpushctl lease request`")
 }
 
 /// Returns the error for a caller who is neither the holder nor an administrator.

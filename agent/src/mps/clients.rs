@@ -134,7 +134,7 @@ pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease
     let holders: Vec<u32> = leases.iter().map(|lease| lease.record.holder.uid).collect();
     let strangers: usize = uids.iter().filter(|(uid, _)| !holders.contains(uid)).map(|(_, count)| count).sum();
     if strangers > 0 && !holders.is_empty() {
-        findings.push(format!("{strangers} of its clients belong to users who hold no lease"));
+        findings.push(format!("users without a lease have clients on this daemon: {strangers}"));
     }
     findings
 }

@@ -163,8 +163,9 @@ impl Operations {
         let still = self.unfinished();
         let mut error = ApiError::stopping("gpushd is stopping and accepts no changes");
         if still > 0 {
-            error =
-                error.cause(format!("gpushd first finishes {still} operations: `gpushctl operation list` shows them"));
+            error = error.cause(format!(
+                "gpushd first finishes the running operations ({still}): `gpushctl operation list` shows them"
+            ));
         }
         Err(error.hint("try again when gpushd has started again: `systemctl status gpushd` shows its state"))
     }

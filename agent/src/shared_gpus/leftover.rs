@@ -177,7 +177,7 @@ fn error(gpu: &Gpu, why: &str) -> ApiError {
     ApiError::new(Code::DriverError, format!("{label} still has the compute mode that gpushd set for MPS"))
         .cause(why.to_owned())
         .hint(format!(
-            "gpushd retries until the mode is restored; to restore it yourself: `nvidia-smi -i {} -c DEFAULT`",
+            "gpushd retries until the mode is restored; to allow several processes at once now, run `nvidia-smi -i {} -c DEFAULT`",
             gpu.index
         ))
         .retryable()

@@ -205,9 +205,12 @@ impl Layouts {
             return None;
         }
         let indices: Vec<String> = nameless.iter().map(u32::to_string).collect();
-        let message = format!("cannot identify GPU {}, so its layout is not applied yet", indices.join(", "));
-        let error = ApiError::new(Code::DriverError, message)
-            .cause("the driver lists the GPU but does not report its UUID; gpushd tries again");
+        let message = format!(
+            "the driver reports no UUID for GPU {}, so gpushd does not apply a layout there yet",
+            indices.join(", ")
+        );
+        let error =
+            ApiError::new(Code::DriverError, message).cause("gpushd identifies GPUs by their UUIDs, and tries again");
         handles
             .startup
             .note(ProblemSubject::Unidentified, error.hint("see the kernel's log: `dmesg | grep -i -e nvrm -e xid`"));

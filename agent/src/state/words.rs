@@ -34,7 +34,7 @@ pub(crate) fn in_maintenance(maintenance: &Maintenance) -> String {
 /// Returns the error for a request that would change a GPU or call the driver during maintenance.
 pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
     ApiError::new(Code::Conflict, in_maintenance(maintenance))
-        .cause("gpushd has no handle of the driver open, and changes nothing")
+        .cause("gpushd has no driver handle open, and changes nothing")
         .hint("when the work on the host is done, end maintenance with `gpushctl maintenance leave` (administrator)")
 }
 

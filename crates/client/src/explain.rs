@@ -187,6 +187,9 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     };
     let to_group = access.mode & group_bit != 0;
     let allowed = match (to_group, access.group.as_str()) {
+        _ if access.mode & other_bit != 0 => {
+            "to everyone, but an access list or a security module denies it".to_owned()
+        }
         (true, "root") | (false, _) => format!("to {} only", access.owner),
         (true, group) if access.owner == "root" => format!("to root and group {group} only"),
         (true, group) => format!("to {} and group {group} only", access.owner),
@@ -197,7 +200,8 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     );
     let error = error.cause(format!("permission denied (mode {:04o})", access.mode));
     let (group, owner) = (&access.group, &access.owner);
-    if !to_group || group == "root" || access.mode & other_bit != 0 {
+    let is_denied_elsewhere = access.mode & other_bit != 0 || access.in_group && to_group;
+    if !is_denied_elsewhere && (!to_group || group == "root") {
         return error.hint(match directory {
             Some(directory) => {
                 format!("run the command as {owner}, or ask an administrator to open {}", directory.display())
@@ -208,11 +212,12 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
             ),
         });
     }
-    if access.in_group {
-        return error.hint(
-            "the group has access, so an access list or a security module denies the connection: check with \
-            `getfacl` and `ausearch`",
-        );
+    if is_denied_elsewhere {
+        return error.hint(format!(
+            "the mode allows the connection, so an access list or a security module denies it: check with \
+            `getfacl {}` and `ausearch -m avc`",
+            directory.unwrap_or(&facts.socket.path).display()
+        ));
     }
     if access.listed_in_group {
         return error.hint(format!(

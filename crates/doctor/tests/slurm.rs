@@ -380,9 +380,9 @@ fn shard_with_mps_is_found() {
 fn gres_conf_is_compared_with_the_host() {
     let host = Planted::healthy();
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0-1\n");
-    host.finds(Severity::Problem, "gres.conf:1: File: a bracket has no partner", "gpushctl slurm gres-conf");
+    host.finds(Severity::Problem, "has a bracket without a partner", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia0\n");
-    host.finds(Severity::Problem, "node n1 invalid: it has fewer GPUs", "gpushctl slurm gres-conf");
+    host.finds(Severity::Problem, "node n1 has fewer GPUs", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0,7]\n");
     host.finds(Severity::Problem, "/dev/nvidia7, which does not exist", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0-1] Colour=red\n");

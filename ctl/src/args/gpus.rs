@@ -5,7 +5,7 @@ use clap::Args;
 /// GPUs as arguments, with `-g` as the alternative; all GPUs when none is named.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Gpus {
-    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*' [default: all]
+    /// GPUs: index, range 0-3, (start of) UUID, PCI address, model '*A100*' [default: all]
     #[arg(value_name = "GPU", value_delimiter = ',')]
     arguments: Vec<String>,
     /// The same as the argument; repeatable
@@ -23,7 +23,7 @@ impl Gpus {
 /// GPUs of a command that changes them: at least one must be named.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SomeGpus {
-    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*'
+    /// GPUs: index, range 0-3, (start of) UUID, PCI address, model '*A100*'
     #[arg(value_name = "GPU", value_delimiter = ',', required_unless_present = "options")]
     arguments: Vec<String>,
     /// The same as the argument; repeatable
@@ -41,7 +41,7 @@ impl SomeGpus {
 /// `-g` alone, where the arguments are something else.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct GpuOption {
-    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*'; repeatable
+    /// GPUs: index, range 0-3, (start of) UUID, PCI address, model '*A100*'; repeatable
     #[arg(long = "gpu", short = 'g', short_alias = 'i', value_name = "GPU", value_delimiter = ',')]
     pub(crate) gpus: Vec<String>,
 }

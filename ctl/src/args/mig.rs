@@ -17,7 +17,7 @@ if there is one, else the layout of the rule in the config.
 LAYOUT is the name of a layout in the config, or entries of the form
 [Nc.]PROFILE[@START][*COUNT][:mps] separated by commas; quote entries with a *:
   3g.40gb     one instance         1g.10gb*2    two instances
-  1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of a 3g.40gb
+  1g.10gb@4   at memory slice 4    1c.3g.40gb   one slice of a 3g.40gb
   1g.10gb:mps shared through MPS
 The layout `none` removes all instances.
 

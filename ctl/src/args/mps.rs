@@ -131,7 +131,7 @@ fn at_least_one() -> ArgGroup {
 /// A GPU or MIG device that is shared through MPS.
 #[derive(Debug, Args)]
 pub(crate) struct Target {
-    /// GPU or MIG device: index, 0:2g.20gb@2, UUID or its beginning, or short name
+    /// GPU or MIG device: index, 0:2g.20gb@2, (start of) UUID, or short name
     #[arg(value_name = "TARGET", required_unless_present = "gpu")]
     target: Option<String>,
     /// The same as the argument

@@ -32,7 +32,7 @@ pub(crate) struct RequestFlags {
     /// The request as text, as in Slurm: mps=25,mem=8G
     #[arg(long, value_name = "SPEC", conflicts_with_all = ["mig", "mem", "slices", "mps", "priority", "timeslice", "whole"])]
     request: Option<String>,
-    /// GPUs that may be used: index, range 0-3, UUID or its beginning, PCI address, or model; repeatable
+    /// GPUs that may be used: index, range 0-3, (start of) UUID, PCI address, model; repeatable
     #[arg(long = "gpu", short = 'g', short_alias = 'i', value_name = "GPU", value_delimiter = ',')]
     gpus: Vec<String>,
     /// This MPS target or MIG device, as in `mps list` and `mig list -o name`

@@ -98,7 +98,7 @@ pub(super) async fn poll(
                 let message = format!("{failure} within {within}");
                 let mut timed_out = ApiError::new(Code::TimedOut, message);
                 timed_out.causes = said;
-                return Err(timed_out.hint("wait longer with `--wait`, or revoke the leases").into());
+                return Err(timed_out.hint("wait longer with `--wait`, or end the lease or operation that prevents it").into());
             }
             _ = &mut interrupt => {
                 out.remark("interrupted; nothing was changed.\n");

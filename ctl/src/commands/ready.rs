@@ -116,7 +116,9 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
         // In these states, an administrator must decide what to do.
         GpuState::Held | GpuState::Cordoned | GpuState::Maintenance | GpuState::Lost => return None,
         GpuState::Unknown | GpuState::Changing => {
-            return gpu.mode.is_managed().then(|| Unfinished::Pending(format!("GPU {index} is being changed or read")));
+            return gpu.mode.is_managed().then(|| {
+                Unfinished::Pending(format!("GPU {index} is being changed, or the driver has not answered yet"))
+            });
         }
         GpuState::Degraded => {
             return Some(Unfinished::Failed(format!("GPU {index} is degraded"), format!("gpushctl gpu show {index}")));

@@ -356,9 +356,11 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
 fn unexplained(state: GpuState) -> &'static str {
     match state {
         GpuState::Ready => "",
-        GpuState::Cordoned => "the GPU takes no new work until `gpushctl gpu uncordon`",
-        GpuState::Held => "gpushd lost its records of who uses the GPU; `gpushctl recover` accepts the loss",
-        GpuState::Maintenance => "gpushd does not open the GPU until `gpushctl maintenance leave`",
+        GpuState::Cordoned => "the GPU takes no new work until `gpushctl gpu uncordon GPU` (administrator)",
+        GpuState::Held => {
+            "gpushd lost its records of who uses the GPU; `gpushctl recover` (administrator) accepts the loss"
+        }
+        GpuState::Maintenance => "gpushd does not open the GPU until `gpushctl maintenance leave` (administrator)",
         GpuState::Changing => "an operation is changing it: see `gpushctl operation list`",
         GpuState::Degraded => "a change and its rollback failed",
         GpuState::Unknown => "the driver has not answered a request about the GPU",

@@ -5,7 +5,7 @@ use gpush_api::{Gpu, Maintenance, Recovered};
 use super::{Appearance, status::gpu_numbers};
 
 /// What gpushd does during maintenance.
-const MEANWHILE: &str = "gpushd has no handle of the driver open, and changes nothing until an administrator runs \
+const MEANWHILE: &str = "gpushd has no driver handle open, and changes nothing until an administrator runs \
                          `gpushctl maintenance leave`.";
 
 /// Returns the reason in parentheses.
@@ -86,10 +86,10 @@ mod tests {
             status(None, &look),
         ];
         insta::assert_snapshot!(texts.concat(), @r"
-        In maintenance (driver 570): gpushd has no handle of the driver open, and changes nothing until an administrator runs `gpushctl maintenance leave`.
+        In maintenance (driver 570): gpushd has no driver handle open, and changes nothing until an administrator runs `gpushctl maintenance leave`.
         Maintenance ended (driver 570): gpushd opens the GPUs again.
         No change: the host was not in maintenance.
-        In maintenance (driver 570), entered by root 40s ago: gpushd has no handle of the driver open, and changes nothing until an administrator runs `gpushctl maintenance leave`.
+        In maintenance (driver 570), entered by root 40s ago: gpushd has no driver handle open, and changes nothing until an administrator runs `gpushctl maintenance leave`.
         The host is not in maintenance.
         ");
     }

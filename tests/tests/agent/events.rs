@@ -234,11 +234,11 @@ fn listening_makes_no_driver_call() {
         assert_eq!(agent.get("/v1/events?follow=false").status, 200);
     }
     assert_eq!(agent.get("/v1/operations").status, 200);
-    assert!(!agent.log().contains("the driver worker died"), "{}", agent.log());
+    assert!(!agent.log().contains("gpushd's driver worker died"), "{}", agent.log());
     drop(listeners);
     // Check that the fault rule works.
     let until = Instant::now() + PATIENCE;
-    while !agent.log().contains("the driver worker died") {
+    while !agent.log().contains("gpushd's driver worker died") {
         let _ = agent.get("/v1/gpus");
         assert!(Instant::now() < until, "{}", agent.log());
     }

@@ -100,9 +100,9 @@ fn worker_killed_at_any_call_leaves_target_or_previous_layout() {
     }
     let log = agent.until("a line for each death in the log", || {
         let log = agent.log();
-        (log.matches("WARN the driver worker died").count() >= 2 * calls.len()).then_some(log)
+        (log.matches("WARN gpushd's driver worker died").count() >= 2 * calls.len()).then_some(log)
     });
-    let died: Vec<&str> = log.lines().filter(|line| line.contains("WARN the driver worker died")).collect();
+    let died: Vec<&str> = log.lines().filter(|line| line.contains("WARN gpushd's driver worker died")).collect();
     assert_eq!(died.len(), 2 * calls.len(), "{died:#?}");
     let uuid = agent.gpu(0).uuid;
     for line in died {

@@ -171,7 +171,9 @@ fn unidentified_gpus_get_layouts_after_restart() {
     agent.until("GPU 0 on record", || record(&agent)["settled"].as_array().filter(|s| !s.is_empty()).cloned());
     let health = agent.get("/v1/health").json();
     assert!(
-        health["errors"].to_string().contains("cannot identify GPU 1, so its layout is not applied yet"),
+        health["errors"]
+            .to_string()
+            .contains("the driver reports no UUID for GPU 1, so gpushd does not apply a layout there yet"),
         "{health}"
     );
     assert_eq!(truth(&host, 0).len(), 4);
@@ -237,7 +239,8 @@ fn driver_loaded_after_start_gets_layouts() {
     assert_eq!((&health["status"], &health["gpu_count"]), (&json!("degraded"), &json!(0)), "{health}");
     assert_eq!(agent.get("/v1/version").json()["agent"], env!("CARGO_PKG_VERSION"));
     // gpushd logs the missing driver once, even if the worker probes often.
-    agent.until("third look", || (agent.log().matches("driver worker started").count() >= 3).then_some(()));
+    agent
+        .until("third look", || (agent.log().matches("gpushd's driver worker has started").count() >= 3).then_some(()));
     let log = agent.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
     assert!(matches!(warnings[..], [one] if one.contains("no driver yet")), "{warnings:#?}");

@@ -121,10 +121,10 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
             }
             Ok(_) => continue,
         };
-        let message = format!("{uuid} would be reset as well, but is in use");
+        let message = format!("GPU {uuid} would be reset as well, which is not possible now");
         return Err(ApiError::new(Code::Blocked, message)
             .cause(why)
-            .hint("wait until it is idle, then try again: `gpushctl status` shows its users"));
+            .hint("try again when this no longer applies: `gpushctl status` shows the users, instances and pending MIG modes of all GPUs"));
     }
     Ok(())
 }

@@ -84,8 +84,8 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     }
     if !without.is_empty() {
         remarks.push(format!(
-            "{} is not imported as a layout, because it has no instances; -c LABEL imports it as rules, and `gpushctl \
-            mig apply {NONE}` (administrator) removes all instances",
+            "labels without instances are not imported as layouts: {}; -c LABEL imports such a label as rules, and \
+            `gpushctl mig apply {NONE}` (administrator) removes all instances",
             without.join(", ")
         ));
     }

@@ -75,12 +75,15 @@ impl fmt::Display for NotMapped {
         match self {
             Self::NoFile { index } => write!(f, "gres.conf has no File for GPU {index} of the job"),
             Self::NotAGpu { index, file } => {
-                write!(f, "gres.conf has {file} for GPU {index} of the job: it is not /dev/nvidia and a number")
+                write!(
+                    f,
+                    "gres.conf has {file} for GPU {index} of the job, which is not /dev/nvidia followed by a number"
+                )
             }
             Self::NotAMigDevice { index, files } => {
                 write!(
                     f,
-                    "gres.conf has {files} for device {index} of the job: these are not the files of a MIG device"
+                    "gres.conf has {files} for device {index} of the job, which are not the files of a MIG device"
                 )
             }
             Self::Differ { indexes, visible } => {

@@ -82,7 +82,7 @@ impl JobFile {
             },
             JobState::Refused { reasons, hint } => fail(&reasons.join("; "), hint.as_deref()),
             JobState::Passed => TaskProlog {
-                text: "print gpush: gpushd did not answer: this task runs without a lease\n".to_owned(),
+                text: "print gpush: gpushd did not answer, so this task runs without a lease\n".to_owned(),
                 fails: false,
             },
             // Tasks start only after Prolog has ended. The file still says that Prolog has begun,

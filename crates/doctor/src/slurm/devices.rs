@@ -42,7 +42,7 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     let plugin = gpu_plugin(host).or(assumed);
     if conf.auto_detect == Some(AutoDetect::Nvml) && plugin == Some(GpuPlugin::Other) {
         let message =
-            format!("{path} has AutoDetect=nvml, but slurmd has not loaded NVML: it uses the lines of the file");
+            format!("{path} has AutoDetect=nvml, but slurmd has not loaded NVML, so slurmd uses the lines of the file");
         let hint = "write AutoDetect=off, or install Slurm's NVML plugin and the library libnvidia-ml.so";
         findings.push(Finding::warning(Area::Slurm, message, hint));
     }
@@ -57,7 +57,7 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     let configured = counts.get("gpu").copied().unwrap_or_default();
     let found = conf.gpus().len() as u64;
     if configured > found {
-        let message = format!("Slurm makes node {node} invalid: it has fewer GPUs than slurm.conf says");
+        let message = format!("node {node} has fewer GPUs than slurm.conf says, so Slurm marks the node as invalid");
         let cause = format!("slurm.conf has Gres={gres}, {path} has {found} GPUs for the node");
         findings.push(Finding::problem(Area::Slurm, message, PRINT).cause(cause));
     }
@@ -89,8 +89,9 @@ fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
         return None;
     }
     let list = |minors: &[u32]| minors.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let message =
-        format!("{path} lists GPUs in another order than CUDA: Slurm's CUDA_VISIBLE_DEVICES means other GPUs");
+    let message = format!(
+        "{path} lists the GPUs in another order than CUDA, so CUDA_VISIBLE_DEVICES from Slurm names other GPUs"
+    );
     let cause =
         format!("gres.conf has the minor numbers {}, by PCI address they are {}", list(&here), list(&by_address));
     let hint = "jobs with a lease get UUIDs; for other jobs, write the lines as `gpushctl slurm gres-conf` prints them";

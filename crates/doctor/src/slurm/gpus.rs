@@ -28,8 +28,7 @@ pub(super) fn order(agent: &Agent, path: &str, numbering: &Numbering, has_owner:
     };
     let message = "gpush cannot match Slurm's GPU indexes to GPUs: jobs that need gpush on whole GPUs fail";
     let hint = format!(
-        "write the lines of `gpushctl slurm gres-conf` to {path} and its Gres= to slurm.conf, with AutoDetect=off unless \
-         it prints MIG devices; then restart slurmctld and slurmd"
+        "run `gpushctl slurm gres-conf`: write its lines to {path} and its Gres= to slurm.conf (with AutoDetect=off unless it prints MIG devices), then restart slurmctld and slurmd"
     );
     let found = if has_owner { Finding::problem } else { Finding::warning };
     Some(found(Area::Slurm, message, hint).cause(cause))

@@ -31,7 +31,7 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
     if !has_flag(&ALLOC) {
         warn(
             "Prolog does not run when a job is allocated",
-            "no flag of PrologFlags has that effect: an allocation without a step runs Epilog, and never Prolog".into(),
+            "no flag in PrologFlags has that effect, so an allocation without a step runs Epilog but no Prolog".into(),
             format!("set PrologFlags=Alloc in {path}, then restart slurmctld and slurmd"),
         );
     }
@@ -58,7 +58,7 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
     let gathers = files.get("JobAcctGatherType").is_some_and(|plugin| plugin != "jobacct_gather/none");
     if changes_gpus && gathers && !files.has("JobAcctGatherParams", "DisableGPUAcct") {
         warn(
-            "slurmstepd keeps the driver open while jobs run: MIG layouts cannot be changed meanwhile",
+            "slurmstepd keeps the driver open while jobs run, so MIG layouts cannot be changed during that time",
             format!("JobAcctGatherType is {}", files.get("JobAcctGatherType").unwrap_or_default()),
             format!("set JobAcctGatherParams=DisableGPUAcct in {path}, then restart slurmd"),
         );

@@ -322,7 +322,9 @@ async fn has_ended(task: impl Future<Output = ()>) -> bool {
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            tracing::error!("the task of an MPS daemon panicked and is replaced: {text}");
+            tracing::error!(
+                "the task of gpushd that manages an MPS daemon panicked; gpushd starts another task: {text}"
+            );
             Poll::Ready(false)
         }
     })

@@ -237,15 +237,15 @@ impl ErrorKind {
             Self::LibraryMissing => "the library could not be loaded",
             Self::NotNvml => "the library is not NVML",
             Self::Garbled => "the driver's answer is not valid",
-            Self::NotReflected => "the driver reported success, but nothing has changed",
+            Self::NotReflected => "the driver reported success, but the GPU does not show the change",
             Self::Deadline { may_land: true } => "no answer in time; the call may still take effect",
             Self::Deadline { may_land: false } => "no answer in time",
             Self::Unsettled => "an earlier call has not returned and its outcome is not known",
             Self::WorkerDied { may_have_landed: true } => {
-                "the driver worker died during the call, which may have taken effect"
+                "gpushd's driver worker died during the call; the call may have taken effect"
             }
-            Self::WorkerDied { may_have_landed: false } => "the driver worker died during the call",
-            Self::WorkerUnavailable => "the driver worker does not run",
+            Self::WorkerDied { may_have_landed: false } => "gpushd's driver worker died during the call",
+            Self::WorkerUnavailable => "gpushd's driver worker does not run",
             Self::Stopped => "driver calls are suspended",
         }
     }

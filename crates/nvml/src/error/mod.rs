@@ -139,6 +139,8 @@ impl DriverError {
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let gpu = self.gpu.as_deref().unwrap_or("GPU");
+        // A GPU whose UUID is not known has the label `index 3`.
+        let gpu = gpu.strip_prefix("index ").unwrap_or(gpu);
         Some(match self.kind {
             ErrorKind::DriverNotLoaded => {
                 "load the kernel module: `modprobe nvidia`; gpushd continues as soon as the driver is loaded".to_owned()

@@ -326,7 +326,7 @@ impl Hardware {
     /// # Errors
     /// A worker hangs in the kernel and cannot be ended.
     pub async fn restart(&self) -> Result<(), DriverError> {
-        self.ask(Message::Restart).await.unwrap_or_else(|| Err(ended("restarting the driver worker")))
+        self.ask(Message::Restart).await.unwrap_or_else(|| Err(ended("restarting gpushd's driver worker")))
     }
 
     /// Ends the worker like [`Self::restart`]. After that, every call fails with [`ErrorKind::Stopped`] until
@@ -357,7 +357,7 @@ impl Hardware {
     /// # Errors
     /// As [`Self::restart`].
     pub async fn pause(&self) -> Result<(), DriverError> {
-        self.ask(Message::Pause).await.unwrap_or_else(|| Err(ended("pausing the driver worker")))
+        self.ask(Message::Pause).await.unwrap_or_else(|| Err(ended("pausing gpushd's driver worker")))
     }
 
     /// Permits workers to start again.

@@ -106,7 +106,7 @@ fn log_worker_death(pid: Option<u32>, how: &str, calls: &[&Request]) {
             "gpushd starts a new one and reads from the hardware whether the change was made",
         ),
     };
-    tracing::warn!(pid, "the driver worker died{during}: {how}; {next}");
+    tracing::warn!(pid, "gpushd's driver worker died{during}: {how}; {next}");
 }
 
 impl Supervisor {
@@ -134,7 +134,7 @@ impl Supervisor {
                 if let Some(line) = self.lines.get_mut(&worker) {
                     line.pid = Some(pid);
                 }
-                tracing::debug!(worker, pid, "driver worker started");
+                tracing::debug!(worker, pid, "gpushd's driver worker has started");
                 None
             }
             Report::Said(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
@@ -148,7 +148,7 @@ impl Supervisor {
                 let line = self.lines.remove(&worker);
                 match self.machine.calls_of_required_worker(worker) {
                     Some(calls) => log_worker_death(line.and_then(|line| line.pid), &how, &calls),
-                    None => tracing::debug!(worker, how, "driver worker gone"),
+                    None => tracing::debug!(worker, how, "gpushd's driver worker has ended"),
                 }
                 Some(Event::Gone { worker, how })
             }
@@ -178,7 +178,7 @@ impl Supervisor {
                 if let Some(line) = line
                     && let Err(error) = line.say(&ToWorker::Call { id: ticket, request })
                 {
-                    tracing::warn!(worker, %error, "driver worker does not take calls");
+                    tracing::warn!(worker, %error, "gpushd's driver worker accepts no calls");
                     line.kill();
                 }
             }
@@ -191,9 +191,11 @@ impl Supervisor {
                 if let Some(line) = self.lines.get(&worker) {
                     let calls = self.machine.abandoned().get(&worker).map(|abandoned| abandoned.calls.join(", "));
                     match calls.filter(|calls| !calls.is_empty()) {
-                        Some(calls) => tracing::warn!(pid = line.pid, "killing a driver worker that hangs in {calls}"),
+                        Some(calls) => {
+                            tracing::warn!(pid = line.pid, "gpushd kills its driver worker, which hangs in {calls}")
+                        }
                         // A worker that found no driver ends by itself anyway.
-                        None => tracing::debug!(worker, pid = line.pid, "ending a driver worker"),
+                        None => tracing::debug!(worker, pid = line.pid, "gpushd ends its driver worker"),
                     }
                     line.kill();
                 }

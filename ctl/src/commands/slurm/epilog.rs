@@ -98,7 +98,7 @@ fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
             let places: Vec<String> = places.iter().map(ToString::to_string).collect();
             let places = places.join("; ");
             let what = "set SLURM_CLUSTER_NAME and SLURMD_NODENAME";
-            Err((job.id, format!("several jobs on this host have this id: {places}: {what}")))
+            Err((job.id, format!("several jobs on this host have this id ({places}): {what}")))
         }
     }
 }

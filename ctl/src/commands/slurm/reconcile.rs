@@ -151,9 +151,12 @@ async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<
         command.arg(format!("--nodelist={node}"));
     }
     let failed = |why: &str| {
-        ApiError::new(Code::Unavailable, format!("{} does not list the jobs: no lease ends", squeue.display()))
-            .cause(why.trim().to_owned())
-            .hint("try again when slurmctld answers: `scontrol ping`")
+        ApiError::new(
+            Code::Unavailable,
+            format!("{} cannot list the jobs, so this command ends no lease", squeue.display()),
+        )
+        .cause(why.trim().to_owned())
+        .hint("try again when slurmctld answers: `scontrol ping`")
     };
     let output = tokio::time::timeout(limit, command.output()).await;
     let output = output.map_err(|_| failed(&format!("it has not ended after {limit:?}")))?.map_err(|error| {

@@ -87,7 +87,7 @@ fn result_of_each_mps_change() {
         text += &fits(&change::ended(one, false, &look), &look);
         text += &format!("  meanwhile: {}\n", change::waits(one, &look));
     }
-    let reaches = ["the server of alice and its 3 clients keep what they have", "clients of the next server get it"];
+    let reaches = ["the server of alice and its 3 clients keep their limits", "clients of the next server get it"];
     let set = MpsSetResponse { daemon: fixtures::mps::busy(), reaches: reaches.map(str::to_owned).to_vec() };
     text += &format!("---\n{}", fits(&change::set(&set, &look), &look));
     let later = MpsSetResponse { daemon: all[3].clone(), reaches: Vec::new() };

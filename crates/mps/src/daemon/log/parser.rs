@@ -198,7 +198,7 @@ mod tests {
         // After a rotation, all lines are new.
         std::fs::write(&path, format!("{line} 2\n")).unwrap();
         look(&mut parser);
-        assert!(parser.deaths().unwrap().contains("4 within"), "{:?}", parser.deaths());
+        assert!(parser.deaths().unwrap().contains("4 servers within"), "{:?}", parser.deaths());
     }
 
     #[test]

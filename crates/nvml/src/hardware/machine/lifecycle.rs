@@ -54,7 +54,8 @@ impl Machine {
                 self.crashed += 1;
                 self.failures += 1;
                 let wait = doubled(BACKOFF, self.failures - 1);
-                let error = DriverError::new(ErrorKind::WorkerUnavailable, "starting the driver worker").detail(how);
+                let error =
+                    DriverError::new(ErrorKind::WorkerUnavailable, "starting gpushd's driver worker").detail(how);
                 self.fail(error, now + wait);
             }
             Service::Serving { worker: serving } if *serving == worker => {
@@ -161,7 +162,8 @@ impl Machine {
         }
         if self.abandoned.len() >= MOST_ABANDONED {
             let detail = format!("{} workers hang in the driver and can't be ended", self.abandoned.len());
-            let error = DriverError::new(ErrorKind::WorkerUnavailable, "starting the driver worker").detail(detail);
+            let error =
+                DriverError::new(ErrorKind::WorkerUnavailable, "starting gpushd's driver worker").detail(detail);
             self.fail(error, now + self.limits.retry);
             return;
         }
