@@ -140,7 +140,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
     let mut claimed = Claimed::default();
     if label.groups.iter().any(|group| group.want == DesiredMode::Off) {
         remarks.push(
-            "a rule with mode exclusive reports enabled MIG mode as drift, but does not disable MIG mode".to_owned(),
+            "a rule with mode `exclusive` does not disable MIG mode; if MIG mode is enabled, `status` shows this as drift".to_owned(),
         );
     }
     // In the file, the last group that matches a GPU applies. In the config, the first rule that

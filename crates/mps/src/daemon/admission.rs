@@ -114,7 +114,7 @@ impl SupervisorTask {
                 tracing::info!(
                     mps = self.target,
                     multi_user = self.desires_multi_user(),
-                    "restarting the MPS daemon: its rule has another `users`"
+                    "restarting the MPS daemon: the value of `users` in its rule has changed"
                 );
                 self.step(SupervisorEvent::Restart).await;
             }

@@ -103,8 +103,7 @@ impl SupervisorTask {
         let multi_user = (self.process.is_some() && self.is_multi_user()).then(|| MULTI_USER.to_owned());
         let pending = (self.desired.is_some() && self.is_multi_user() != self.desires_multi_user()).then(|| {
             format!(
-                "its rule now has another `users`: the new value takes effect when the daemon has no lease and no \
-                client, or after `gpushctl mps restart {}` (administrator)",
+                "the value of `users` in its rule has changed: the new value takes effect when the daemon has no lease and no client, or after `gpushctl mps restart {}` (administrator)",
                 self.target
             )
         });
