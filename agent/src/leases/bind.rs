@@ -235,12 +235,13 @@ pub(super) async fn move_into_scope(
         name: unit.clone(),
         description: format!("gpush lease {} of {who}", record.id),
         slice: format!("{SLICE}-{}.slice", record.holder.uid),
-        process: process.pid,
     };
     process.check()?;
-    manager.start_scope(&scope).await.map_err(|error| no_scope(&error))?;
+    let started = manager.start_scope(&scope, &process.process).await;
     let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
+    // If the process has ended, systemd refuses too, and this is the reason.
     process.check()?;
+    started.map_err(|error| no_scope(&error))?;
     if is_there {
         return Ok(());
     }

@@ -18,6 +18,7 @@
 //! gpushd checks the connection before each call, so no call is sent twice.
 
 mod proxies;
+mod scope;
 mod state;
 
 use std::{future::Future, path::Path, time::Duration};
@@ -37,7 +38,7 @@ use zbus::{
 };
 
 use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
-pub use self::state::State;
+pub use self::{scope::TransientScope, state::State};
 use crate::error_chain;
 
 /// How long one call may take.
@@ -67,19 +68,8 @@ struct Link {
     connection: Connection,
     /// Whether systemd sends signals to the connection.
     is_subscribed: bool,
-}
-
-/// A transient scope for a process that is already running.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TransientScope {
-    /// Name of the unit, with `.scope`.
-    pub name: String,
-    /// What `systemctl status` shows.
-    pub description: String,
-    /// The slice that contains it.
-    pub slice: String,
-    /// The process that systemd moves into the scope.
-    pub process: u32,
+    /// Whether systemd takes the process of a scope as a pidfd. Read with the subscription.
+    takes_pidfds: bool,
 }
 
 /// A program to run in a transient unit.
@@ -179,44 +169,6 @@ impl Manager {
         .await
     }
 
-    /// Creates a transient scope and moves a process into it. systemd unloads the scope when its
-    /// last process has ended.
-    ///
-    /// This takes two round trips: a match rule on the bus, which also checks the connection, and
-    /// the call. The end of the job arrives as a signal.
-    ///
-    /// # Errors
-    /// When the bus cannot be reached, or systemd refuses. If systemd did not answer, it may have moved the process.
-    pub async fn start_scope(&self, scope: &TransientScope) -> Result<(), Error> {
-        let what = format!("start {}", scope.name);
-        let mut manager = self.subscribed(&what).await?;
-        let mut ends = ends_of_jobs(&manager, &scope.name).await;
-        if ends.is_err() {
-            // The bus was restarted. gpushd has not sent the call to systemd yet, so it can connect
-            // again.
-            *self.connection.lock().await = None;
-            manager = self.subscribed(&what).await?;
-            ends = ends_of_jobs(&manager, &scope.name).await;
-        }
-        let ends = ends?;
-        let properties: [Property<'_>; 4] = [
-            ("Description", Value::from(scope.description.as_str())),
-            ("Slice", Value::from(scope.slice.as_str())),
-            ("CollectMode", Value::from("inactive-or-failed")),
-            ("PIDs", Value::from(vec![scope.process])),
-        ];
-        let run = job_ends(&what, ends, manager.start_transient_unit(&scope.name, "fail", &properties, &[]));
-        timeout(JOB_TIMEOUT, run).await.unwrap_or(Err(Error::Deadline { what, after: JOB_TIMEOUT }))
-    }
-
-    /// Checks that systemd can be reached, and connects if needed.
-    ///
-    /// # Errors
-    /// When the bus cannot be reached, or systemd refuses.
-    pub async fn check(&self) -> Result<(), Error> {
-        self.subscribed("answer a connection").await.map(drop)
-    }
-
     /// Kills all processes of a unit.
     ///
     /// # Errors
@@ -312,27 +264,6 @@ impl Manager {
         *link = None;
         Ok(link.insert(Link::new().await?).connection.clone())
     }
-
-    /// Returns a proxy on the connection, or on a new connection if there is none. systemd sends
-    /// its signals to this connection. Does not check whether the connection is still alive.
-    async fn subscribed(&self, what: &str) -> Result<SystemManagerProxy<'static>, Error> {
-        let mut slot = self.connection.lock().await;
-        let link = match slot.as_mut() {
-            Some(link) => link,
-            None => slot.insert(Link::new().await?),
-        };
-        let builder = SystemManagerProxy::builder(&link.connection).cache_properties(CacheProperties::No);
-        let manager = builder.build().await.map_err(Error::Bus)?;
-        if !link.is_subscribed {
-            if let Err(error) = subscribe(&manager, what).await {
-                // The next call connects again.
-                *slot = None;
-                return Err(error);
-            }
-            link.is_subscribed = true;
-        }
-        Ok(manager)
-    }
 }
 
 impl Link {
@@ -340,7 +271,7 @@ impl Link {
         let connected = timeout(CALL_TIMEOUT, Connection::system()).await;
         let what = "answer a connection".to_owned();
         let connection = connected.map_err(|_| Error::Deadline { what, after: CALL_TIMEOUT })?.map_err(Error::Bus)?;
-        Ok(Self { connection, is_subscribed: false })
+        Ok(Self { connection, is_subscribed: false, takes_pidfds: false })
     }
 }
 

@@ -23,6 +23,10 @@ pub(super) type Property<'a> = (&'a str, Value<'a>);
     gen_blocking = false
 )]
 pub(super) trait SystemManager {
+    /// Version of systemd, with the suffix of the distribution: `257.13-1~deb13u1`.
+    #[zbus(property)]
+    fn version(&self) -> zbus::Result<String>;
+
     /// Makes systemd send signals to this connection.
     fn subscribe(&self) -> zbus::Result<()>;
 
