@@ -125,22 +125,30 @@ fn caller_ended_error() -> ApiError {
 /// nothing.
 ///
 /// # Errors
-/// If the caller has ended or changed its user, or if a new scope is needed and systemd cannot be reached.
+/// If the caller has ended or changed its user, or if a new scope is needed and systemd cannot be reached. If `named`
+/// is needed, its error; also if a lease that was to end with a cgroup would have no end.
 pub(super) async fn resolve(
     leases: &Leases,
     caller: &Caller,
     holder: u32,
     request: &LeaseRequest,
-    named: LeaseBinding,
+    named: Result<LeaseBinding, ApiError>,
 ) -> Result<ResolvedBinding, ApiError> {
-    let as_named =
-        |reason: &str| ResolvedBinding { binding: named.clone(), mover: None, reason: Some(reason.to_owned()) };
-    let wish = match request.bind_to {
-        BindTo::Process => return Ok(ResolvedBinding { binding: named, mover: None, reason: None }),
-        BindTo::Scope => BindRequest::NewScope,
-        BindTo::Cgroup => BindRequest::Present,
+    // A container cannot name its session leader: gpushd does not know the pids in there. The
+    // cgroup of the caller needs no such name.
+    let (named, wish) = match request.bind_to {
+        BindTo::Process => return Ok(ResolvedBinding { binding: named?, mover: None, reason: None }),
+        BindTo::Scope => (Ok(named?), BindRequest::NewScope),
+        BindTo::Cgroup => (named, BindRequest::Present),
     };
-    if let (LeaseBinding::Process { pid: Some(pid), .. }, BindRequest::NewScope) = (&named, wish)
+    let as_named = |reason: &str| match (&named, wish) {
+        (Err(error), _) => Err(error.clone()),
+        (Ok(LeaseBinding::None), BindRequest::Present) => Err(no_end(reason)),
+        (Ok(binding), _) => {
+            Ok(ResolvedBinding { binding: binding.clone(), mover: None, reason: Some(reason.to_owned()) })
+        }
+    };
+    if let (Ok(LeaseBinding::Process { pid: Some(pid), .. }), BindRequest::NewScope) = (&named, wish)
         && caller.peer.pid != Some(*pid)
     {
         let message =
@@ -148,11 +156,11 @@ pub(super) async fn resolve(
         return Err(ApiError::new(Code::BadRequest, message).hint("send the request from that process"));
     }
     if holder != caller.peer.uid {
-        return Ok(as_named("the lease is for another user than the calling process"));
+        return as_named("the lease is for another user than the calling process");
     }
     let manager = match &leases.handles.scopes.0 {
         Ok(manager) => manager,
-        Err(reason) => return Ok(as_named(reason)),
+        Err(reason) => return as_named(reason),
     };
     let process = CallingProcess::of(caller)?;
     let is_all_of = |cgroup: &str| {
@@ -164,7 +172,7 @@ pub(super) async fn resolve(
             process.check()?;
             Ok(ResolvedBinding { binding: LeaseBinding::Cgroup { cgroup: Some(cgroup) }, mover: None, reason: None })
         }
-        BindTarget::None(reason) => Ok(as_named(reason)),
+        BindTarget::None(reason) => as_named(reason),
         BindTarget::NewScope => {
             // gpushd checks systemd before it places or records anything.
             manager.check().await.map_err(|error| no_scope(&error))?;
@@ -172,6 +180,13 @@ pub(super) async fn resolve(
             Ok(ResolvedBinding { binding, mover: Some(Arc::new(process)), reason: None })
         }
     }
+}
+
+fn no_end(reason: &str) -> ApiError {
+    let error = ApiError::new(Code::BadRequest, "the lease needs an end");
+    error
+        .cause(format!("it is not bound to a cgroup, because {reason}"))
+        .hint("request a lease that ends at a time: `gpushctl lease request --for 2h`")
 }
 
 fn no_scope(error: &systemd::Error) -> ApiError {

@@ -88,7 +88,7 @@ pub(super) async fn resolve(
     let bound = match job {
         Some(job) => ResolvedBinding::to_job(job.binding.clone()),
         None => {
-            let named = named_binding(caller, holder, &request)?;
+            let named = named_binding(caller, holder, &request);
             bind::resolve(leases, caller, holder, &request, named).await?
         }
     };

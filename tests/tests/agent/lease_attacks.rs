@@ -70,6 +70,8 @@ fn request_outside_every_limit_is_refused_and_changes_nothing() {
         (json!({ "share": { "kind": "fpga" } }), Code::BadRequest, "fpga"),
         (json!({ "holder_uid": u32::MAX }), Code::BadRequest, "user id"),
         (json!({ "process": 0 }), Code::BadRequest, ""),
+        (json!({ "process": 0, "bind_to": "cgroup" }), Code::BadRequest, "process 0"),
+        (json!({ "bind_to": "cgroup" }), Code::BadRequest, "needs an end"),
         (json!({ "unknown": 1 }), Code::BadRequest, "unknown"),
     ];
     for (body, code, part) in refused {

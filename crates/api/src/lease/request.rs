@@ -96,7 +96,8 @@ pub enum BindTo {
     /// job, or in a service that only the caller uses, the lease is bound to the existing cgroup
     /// instead, and no process is moved.
     Scope,
-    /// The cgroup of the calling process: its login session, service, container or Slurm job.
+    /// The cgroup of the calling process: its login session, service, container or Slurm job. If
+    /// the lease is bound to no cgroup, the request must name a process or a duration.
     Cgroup,
 }
 

@@ -37,9 +37,9 @@ pub(super) fn bound(flags: &RequestFlags, held: &LeaseBindingFlags) -> Result<Le
     let mut request = flags.request()?;
     request.holder = held.user.as_deref().map(uid).transpose()?;
     (request.process, request.bind_to) = match (held.with, request.duration_s) {
-        // gpushd binds the lease to the cgroup of the login session or, if it finds none, to the
-        // session leader.
-        (None, None) => (Some(session()?), BindTo::Cgroup),
+        // gpushd binds the lease to the cgroup of the login session or container. If it finds none,
+        // it binds the lease to the session leader, and refuses a request without one.
+        (None, None) => (session()?, BindTo::Cgroup),
         (with, _) => (with, BindTo::Process),
     };
     Ok(request)
@@ -118,8 +118,8 @@ fn uid(user: &str) -> Result<u32, ApiError> {
 }
 
 /// Returns the pid of the session leader of this command. A lease without another end ends when the
-/// session leader exits.
-fn session() -> Result<u32, ApiError> {
+/// session leader exits. Returns `None` if no leader is suitable, as in many containers.
+fn session() -> Result<Option<u32>, ApiError> {
     let no_end = |cause: String| {
         let error = ApiError::new(Code::BadRequest, "the lease needs an end").cause(cause);
         error.hint("add `--for 2h`, or `--with $$` to end it with the shell")
@@ -127,9 +127,9 @@ fn session() -> Result<u32, ApiError> {
     let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
     // 0 means a process outside of this container. Process 1 never exits, so it is not a valid end.
     let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
-    let pid = pid.ok_or_else(|| no_end("this command runs outside a login session".to_owned()))?;
+    let Some(pid) = pid else { return Ok(None) };
     match kill(Pid::from_raw(leader.as_raw()), None) {
-        Ok(()) => Ok(pid),
+        Ok(()) => Ok(Some(pid)),
         Err(Errno::ESRCH) => Err(no_end(format!("the leader of this session, pid {pid}, has ended"))),
         Err(Errno::EPERM) => Err(no_end(format!("the leader of this session, pid {pid}, belongs to another user"))),
         Err(errno) => Err(no_end(format!("cannot check the leader of this session, pid {pid}: {errno}"))),
