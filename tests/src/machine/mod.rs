@@ -245,6 +245,24 @@ impl Machine {
         self.sh(&format!("kill -KILL {pid}"));
     }
 
+    /// Stops systemd in the machine. Processes that lose their parent become zombies, and calls of
+    /// systemd wait.
+    ///
+    /// # Panics
+    /// If the machine has ended.
+    pub fn stop_init(&self) {
+        // The kernel delivers SIGSTOP to an init from outside of its pid namespace only.
+        kill(self.init, Signal::SIGSTOP).expect("the machine runs");
+    }
+
+    /// Continues systemd after [`Machine::stop_init`].
+    ///
+    /// # Panics
+    /// If the machine has ended.
+    pub fn continue_init(&self) {
+        kill(self.init, Signal::SIGCONT).expect("the machine runs");
+    }
+
     /// Waits until the journal has an entry that contains `says` and matches a filter such as
     /// `_SYSTEMD_UNIT=gpushd.service`. Returns the entry.
     ///

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use super::{
-    ALICE, BOB, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text,
+    ALICE, BOB, CGROUPS, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session,
+    text,
 };
 
 /// Number of concurrent leases in the test of many scopes.
@@ -46,7 +47,7 @@ if ($ARGV[0] eq "other") {
 #[test]
 fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
     let Some(machine) = machine("forged cgroups") else { return };
-    let root = machine.sh("[ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup");
+    let root = machine.sh(&format!("echo {CGROUPS}"));
     for forged in
         ["gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
     {

@@ -1,6 +1,8 @@
 //! The binding of a lease, which depends on where the caller runs, and the end of the lease.
 
-use super::{ALICE, active, cgroup, in_session, leases, machine, none_left, scopes, start_in_session, text};
+use super::{
+    ALICE, CGROUPS, active, cgroup, in_session, leases, machine, monitor, none_left, scopes, start_in_session, text,
+};
 
 #[test]
 fn run_in_a_session_gets_a_scope_and_keeps_it() {
@@ -77,9 +79,8 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
     // Cgroups in the form that Docker and slurmstepd create: gpushd moves no process out of them.
     let id = "0123456789abcdef".repeat(4);
     for path in [format!("/system.slice/docker-{id}.scope"), "/system.slice/slurmstepd.scope/job_42".to_owned()] {
-        let root = "$([ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup)";
         let inside = format!(
-            "mkdir -p {root}{path}/step; echo $$ > {root}{path}/step/cgroup.procs; exec setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}"
+            "root={CGROUPS}; mkdir -p $root{path}/step; echo $$ > $root{path}/step/cgroup.procs; exec setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}"
         );
         machine.write("/srv/inside", format!("#!/bin/sh\n{inside}\n"));
         machine.sh("chmod 755 /srv/inside; systemd-run --quiet --collect --unit=inside /srv/inside");
@@ -103,8 +104,7 @@ fn grant_with_a_scope_takes_two_round_trips() {
     let run = in_session(ALICE, "1", "for i in 1 2 3 4 5; do gpushctl run --whole -- true; done");
     machine.sh(&in_session(ALICE, "0", "gpushctl run --whole -- true"));
     none_left(&machine);
-    machine.sh("systemd-run --quiet --unit=monitor --property=StandardOutput=file:/srv/monitor --property=StandardError=journal busctl monitor --json=short");
-    let _ = machine.journal_until("-u monitor.service", "Monitoring bus message stream");
+    monitor(&machine);
     machine.sh(&run);
     none_left(&machine);
     // Count only the calls of gpushd, because systemd and the monitor also use the bus.

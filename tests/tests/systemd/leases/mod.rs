@@ -4,14 +4,20 @@
 //! |---|---|
 //! | `bindings` | the binding of a lease, which depends on where the caller runs; the end of the lease |
 //! | `attacks` | forged cgroups, processes that change their identity, many scopes |
+//! | `pids` | a pid that is reused before systemd moves the process |
+//! | `namespaces` | callers in a user namespace or a container |
+//! | `user_manager` | units of `systemd --user`, and processes that leave a lease through it |
 //! | `faults` | restarts of gpushd, systemd or the bus; a deleted database |
 //!
-//! The machine has no logind. A login session is a scope with a name as logind would choose it, in
+//! The machine has no pam_systemd. A login session is a scope with a name as logind would choose it, in
 //! the slice of the user.
 
 mod attacks;
 mod bindings;
 mod faults;
+mod namespaces;
+mod pids;
+mod user_manager;
 
 use gpush_tests::machine::Machine;
 use serde_json::Value;
@@ -31,6 +37,9 @@ mode = "timeslice"
 timeslice = { replicas = 32 }
 "#;
 
+/// The directory of systemd's cgroups, for a shell.
+const CGROUPS: &str = "$([ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup)";
+
 /// The uid of `nobody`.
 const ALICE: u32 = 65534;
 /// The uid of `daemon`.
@@ -38,14 +47,17 @@ const BOB: u32 = 1;
 
 /// Starts a machine with gpush and simulated GPUs. Returns `None` if this host cannot run machines.
 fn machine(what: &str) -> Option<Machine> {
-    let machine = Machine::boot(what)?;
+    Machine::boot(what).map(with_gpush)
+}
+
+fn with_gpush(machine: Machine) -> Machine {
     machine.install();
     machine.simulated_host(HOST);
     machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
     machine.write("/etc/gpush/config.toml", RULES);
     machine.sh("systemctl start gpushd.service");
     machine.await_that("GPU 0 can be leased", gpus_are_read);
-    Some(machine)
+    machine
 }
 
 fn gpus_are_read(machine: &Machine) -> bool {
@@ -107,4 +119,12 @@ fn cgroup(machine: &Machine, pid: &str) -> String {
 /// Makes the driver list a process on GPU 0.
 fn on_gpu_0(machine: &Machine, pid: &str) {
     machine.sh(&format!("/opt/built/gpush-sim process /var/lib/gpush-sim add --gpu 0 --kind compute --pid {pid}"));
+}
+
+/// Starts a monitor of the system bus, which writes each message to `/srv/monitor`.
+fn monitor(machine: &Machine) {
+    machine.sh(
+        "systemd-run --quiet --unit=monitor --property=StandardOutput=file:/srv/monitor busctl monitor --json=short",
+    );
+    let _ = machine.journal_until("-u dbus.service", "became a monitor");
 }

@@ -1,0 +1,93 @@
+//! Callers in other namespaces: a user namespace, and a container that has gpushd's sockets.
+
+use super::{ALICE, CGROUPS, active, cgroup, in_session, leases, machine, none_left, scopes, start_in_session, text};
+
+/// A user namespace makes the caller root of that namespace. gpushd still sees the user of the
+/// host, and moves no process.
+#[test]
+fn root_of_a_user_namespace_stays_the_user_and_is_not_moved() {
+    let Some(machine) = machine("leases in a user namespace") else { return };
+    const ROOT: &str = "exec unshare --user --map-root-user";
+    start_in_session(&machine, ALICE, "1", &format!("{ROOT} gpushctl run --timeslice -- sleep 1000"));
+    let all = active(&machine, 1);
+    assert_eq!((&all[0]["holder"]["uid"], text(&all[0]["binding"], "kind")), (&ALICE.into(), "process"));
+    let pid = machine.sh("pgrep -xf 'sleep 1000'");
+    assert_eq!(cgroup(&machine, &pid), format!("/user.slice/user-{ALICE}.slice/session-1.scope"));
+    let refused = machine.run(&in_session(ALICE, "2", &format!("{ROOT} gpushctl gpu cordon 1 --reason test 2>&1")));
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(!refused.status.success() && said.contains("another pid or user namespace"), "{said}");
+    machine.sh("pkill -KILL -x sleep");
+    none_left(&machine);
+    // A command of `run` cannot leave its lease by means of a user namespace.
+    start_in_session(&machine, ALICE, "3", "exec gpushctl run --whole -- unshare --user --map-root-user sleep 1000");
+    active(&machine, 1);
+    machine.await_that("the command runs", |machine| machine.run("pgrep -xf 'sleep 1000'").status.success());
+    machine.sh("gpushctl lease release L2");
+    let all = leases(&machine);
+    assert!(all[0]["waits_for"].to_string().contains("(sleep) runs"), "{all:?}");
+    machine.sh("pkill -KILL -x sleep");
+    none_left(&machine);
+}
+
+/// The container has its own namespaces, as Docker creates them, and the directory of gpushd's sockets.
+#[test]
+fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
+    let Some(machine) = machine("a container with the sockets") else { return };
+    let container = format!("/system.slice/docker-{}.scope", "0123456789abcdef".repeat(4));
+    machine.write(
+        "/srv/container",
+        format!(
+            "#!/bin/sh\nset -e\nroot={CGROUPS}\nmkdir -p $root{container}\necho $$ > $root{container}/cgroup.procs\n\
+             exec unshare --pid --mount --ipc --uts --net --cgroup --fork --mount-proc sh -c \"$1\" > /srv/said 2>&1\n"
+        ),
+    );
+    machine.sh("chmod 755 /srv/container");
+    let start = |line: &str| {
+        machine.write("/srv/inside.sh", line);
+        machine.sh("systemd-run --quiet --collect --unit=container /srv/container 'exec sh /srv/inside.sh'");
+    };
+    let stop = || machine.sh("pkill -KILL -xf 'sleep 1000'; systemctl stop container.service 2> /dev/null || true");
+    // Another user's lease, which root of the container must not end.
+    start_in_session(&machine, ALICE, "1", "exec gpushctl run --whole -- sleep 1001");
+    let of_alice = active(&machine, 1);
+    let changes =
+        ["lease revoke L1 --reason test --end", "lease release L1", "gpu cordon 1 --reason test", "mig off 1"];
+    for change in changes {
+        start(&format!("gpushctl {change}; echo ended $?; sleep 1000"));
+        machine.await_that("it was answered", |machine| machine.run("grep -q ended /srv/said").status.success());
+        let said = machine.sh("cat /srv/said");
+        assert!(said.contains(" may not ") && said.contains("ended 5"), "{change}: {said}");
+        stop();
+        machine.sh("rm /srv/said");
+    }
+    assert_eq!(active(&machine, 1), of_alice);
+    machine.sh("pkill -KILL -xf 'sleep 1001'");
+    none_left(&machine);
+    // A forged cgroup below that of the container changes nothing. For `lease request`, the session
+    // leader is outside of the container, or is a process whose pid in the container gpushd does not
+    // know.
+    let forged = "own=$(mktemp -d); mount -t cgroup2 cgroup2 $own; mkdir -p $own/gpulease.slice/gpulease-0a1b2c3d-1.scope; \
+                  echo $$ > $own/gpulease.slice/gpulease-0a1b2c3d-1.scope/cgroup.procs; ";
+    let run = "gpushctl run --timeslice -- sleep 1000";
+    for (line, below) in [
+        (format!("exec {run}"), ""),
+        (format!("{forged} exec {run}"), "/gpulease.slice/gpulease-0a1b2c3d-1.scope"),
+        (format!("setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}"), ""),
+        ("gpushctl lease request --timeslice; exec sleep 1000".to_owned(), ""),
+        ("exec setsid --wait sh -c 'gpushctl lease request --timeslice; exec sleep 1000'".to_owned(), ""),
+    ] {
+        start(&line);
+        let all = active(&machine, 1);
+        assert_eq!(
+            (text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")),
+            ("cgroup", &*container),
+            "{line}"
+        );
+        machine.await_that("the command runs", |machine| machine.run("pgrep -xf 'sleep 1000'").status.success());
+        let pid = machine.sh("pgrep -xf 'sleep 1000'");
+        assert_eq!(cgroup(&machine, &pid), format!("{container}{below}"), "{line}");
+        assert_eq!(scopes(&machine), [] as [&str; 0]);
+        stop();
+        none_left(&machine);
+    }
+}

@@ -1,0 +1,73 @@
+//! A pid that the kernel gives to another process before systemd moves the caller.
+
+use gpush_tests::machine::Machine;
+
+use super::{ALICE, BOB, cgroup, in_session, monitor, none_left, start_in_session, with_gpush};
+
+/// A Perl program whose child requests a lease with a scope as one user, when `/srv/ask` exists. When `/srv/recycle`
+/// exists, the child is killed, and a process of another user gets its pid.
+const RECYCLE: &str = r#"
+use strict; use IO::Socket::UNIX; use POSIX ();
+my ($caller, $stranger) = @ARGV;
+sub become { POSIX::setgid($_[0]); POSIX::setuid($_[0]); }
+my $child = fork // die;
+if (!$child) {
+    become($caller);
+    select undef, undef, undef, 0.01 until -e "/srv/ask";
+    my $to = IO::Socket::UNIX->new(Peer => "/run/gpush/gpushd.sock") or die "connect: $!";
+    my $body = "{\"share\":{\"kind\":\"timeslice\"},\"bind_to\":\"scope\",\"process\":$$}";
+    print $to "POST /v1/leases HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        . "content-length: " . length($body) . "\r\n\r\n$body";
+    $to->flush; sleep 1000;
+}
+open my $ready, ">", "/srv/ready"; close $ready;
+select undef, undef, undef, 0.01 until -e "/srv/recycle";
+kill 9, $child; waitpid $child, 0;
+my $next = 0;
+until ($next == $child) {
+    waitpid $next, 0 if $next;
+    open my $last, ">", "/srv/proc/sys/kernel/ns_last_pid" or die "ns_last_pid: $!";
+    print $last $child - 1; close $last or die "ns_last_pid: $!";
+    $next = fork // die;
+    if (!$next) {
+        POSIX::_exit(0) if $$ != $child;
+        become($stranger);
+        exec "sleep", "1003";
+    }
+}
+open my $done, ">", "/srv/stranger.new"; print $done $next; close $done;
+rename "/srv/stranger.new", "/srv/stranger";
+sleep 1000;
+"#;
+
+/// systemd is stopped until another process has the pid, and handles gpushd's call only then. Before
+/// systemd 255, that call contains only the pid, so this test needs Debian 13.
+#[test]
+fn process_that_gets_the_pid_of_the_caller_is_not_moved() {
+    let Some(machine) = Machine::boot_with_slurm("a reused pid").map(with_gpush) else { return };
+    // The machine's own /proc/sys is read-only.
+    machine.sh("mkdir /srv/proc; mount -t proc proc /srv/proc");
+    machine.write("/srv/recycle.pl", RECYCLE);
+    // gpushd connects to systemd before systemd is stopped.
+    machine.sh(&in_session(ALICE, "0", "gpushctl run --timeslice -- true"));
+    none_left(&machine);
+    monitor(&machine);
+    start_in_session(&machine, 0, "1", &format!("exec perl /srv/recycle.pl {ALICE} {BOB}"));
+    let exists =
+        |file: &str| machine.await_that(file, |machine| machine.run(&format!("test -e {file}")).status.success());
+    exists("/srv/ready");
+    machine.stop_init();
+    machine.sh("touch /srv/ask");
+    machine.await_that("gpushd has called systemd", |machine| {
+        machine.run("grep -q '\"member\":\"StartTransientUnit\".*gpulease-' /srv/monitor").status.success()
+    });
+    machine.sh("touch /srv/recycle");
+    exists("/srv/stranger");
+    machine.continue_init();
+    let pid = machine.sh("cat /srv/stranger");
+    none_left(&machine);
+    assert_eq!(machine.sh(&format!("cat /proc/{pid}/cmdline | tr '\\0' ' '")), "sleep 1003");
+    assert_eq!(cgroup(&machine, &pid), "/user.slice/user-0.slice/session-1.scope");
+    let log = machine.sh("journalctl --unit=gpushd.service --output=cat");
+    println!("{log}");
+}

@@ -1,0 +1,103 @@
+//! The service manager of a user (`systemd --user`): leases of its units, and processes that leave
+//! a lease through it.
+
+use gpush_tests::machine::Machine;
+
+use super::{ALICE, CGROUPS, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, start_in_session, text};
+
+/// Starts the service manager of a user. The machine has no pam_systemd, which would set the
+/// variable.
+fn start_manager(machine: &Machine, uid: u32) {
+    machine.write(
+        "/etc/systemd/system/user@.service.d/test.conf",
+        "[Service]\nEnvironment=XDG_RUNTIME_DIR=/run/user/%i HOME=/\n",
+    );
+    machine.sh(&format!("systemctl daemon-reload; systemctl start user@{uid}.service"));
+}
+
+/// Returns a command that runs in a new scope of the user's service manager.
+fn in_user_scope(command: &str) -> String {
+    format!("env XDG_RUNTIME_DIR=/run/user/{ALICE} systemd-run --user --quiet --scope {command}")
+}
+
+/// Waits for a command `sleep`, which systemd-run starts by its path. Returns its pid.
+fn sleeping(machine: &Machine, seconds: u32) -> String {
+    let find = format!("pgrep -xf '(/usr/bin/)?sleep {seconds}'");
+    machine.await_that("the command runs", |machine| machine.run(&find).status.success());
+    machine.sh(&find)
+}
+
+#[test]
+fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
+    let Some(machine) = machine("leases below user@.service") else { return };
+    start_manager(&machine, ALICE);
+    for forged in
+        ["", "gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
+    {
+        // The cgroup of a user's unit belongs to the user, who can create and name cgroups below it.
+        let script = format!(
+            "#!/bin/sh\nset -e\nown={CGROUPS}$(sed -n s/^0:://p /proc/self/cgroup)/{forged}\nmkdir -p $own\n\
+             echo $$ > $own/cgroup.procs\nsed -n s/^0:://p /proc/self/cgroup > /tmp/before\n\
+             exec gpushctl run --timeslice -- sleep 1000\n"
+        );
+        machine.write("/srv/forge", script);
+        machine.sh("chmod 755 /srv/forge; rm -f /tmp/before");
+        start_in_session(&machine, ALICE, "1", &format!("exec {}", in_user_scope("/srv/forge")));
+        let all = active(&machine, 1);
+        let before = machine.sh("cat /tmp/before");
+        assert!(before.contains(&format!("/user@{ALICE}.service/")) && before.ends_with(forged), "{before}");
+        assert_eq!(text(&all[0]["binding"], "kind"), "scope", "{forged}");
+        let pid = sleeping(&machine, 1000);
+        machine.await_that("it is in the scope", |machine| cgroup(machine, &pid) == text(&all[0]["binding"], "cgroup"));
+        machine.sh("pkill -KILL -x sleep");
+        none_left(&machine);
+    }
+    // Such a cgroup is no evidence of a login session either.
+    machine.write("/srv/ask", "#!/bin/sh\ngpushctl lease request --timeslice\nexec sleep 1000\n");
+    machine.sh("chmod 755 /srv/ask");
+    start_in_session(&machine, ALICE, "1", &format!("exec {}", in_user_scope("/srv/ask")));
+    assert_eq!(text(&active(&machine, 1)[0]["binding"], "kind"), "process");
+    machine.sh("systemctl stop session-1.scope; pkill -KILL -x sleep");
+    none_left(&machine);
+}
+
+/// systemd moves a process of a user into the user's own manager, if the user asks for it. So a
+/// process can leave the scope of its lease, but the GPU stays in use until the process ends.
+#[test]
+fn process_that_left_its_scope_still_counts_for_the_lease() {
+    let Some(machine) = machine("processes that left their scope") else { return };
+    start_manager(&machine, ALICE);
+    // The second process hides the name of the lease, so gpushd finds it only on the GPU.
+    let (named, hidden) = (in_user_scope("sleep 1000"), in_user_scope("env --unset=GPUSH_LEASE sleep 1001"));
+    // The command of `run` lasts until both are on the GPU.
+    let line = format!(
+        "exec gpushctl run --whole -- sh -c \"{named} & {hidden} & until [ -e /srv/go ]; do sleep 0.05; done\""
+    );
+    start_in_session(&machine, ALICE, "1", &line);
+    active(&machine, 1);
+    let (named, hidden) = (sleeping(&machine, 1000), sleeping(&machine, 1001));
+    for pid in [&named, &hidden] {
+        let left = format!("/user@{ALICE}.service/");
+        machine.await_that("it has left the scope", |machine| cgroup(machine, pid).contains(&left));
+        on_gpu_0(&machine, pid);
+    }
+    machine.sh("touch /srv/go");
+    let waits_for = |pid: &str| {
+        machine.await_that("the lease waits for the process", |machine| {
+            let all = leases(machine);
+            all[0]["state"] == "releasing"
+                && all[0]["waits_for"].to_string().contains(&format!("process {pid} (sleep)"))
+        });
+    };
+    waits_for(&named);
+    waits_for(&hidden);
+    // gpushd ends the process that names the lease. It cannot prove that the other process had the
+    // lease.
+    machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
+    machine.await_that("the process is ended", |machine| !machine.run(&format!("kill -0 {named}")).status.success());
+    let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -g 0 -- true"));
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    waits_for(&hidden);
+    machine.sh(&format!("kill -KILL {hidden}"));
+    none_left(&machine);
+}
