@@ -24,6 +24,38 @@ const EMPTY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Cgroup(Vec<PathBuf>);
 
+/// The cgroup hierarchies of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hierarchy {
+    /// Only the unified hierarchy (cgroup v2).
+    Unified,
+    /// Controllers in cgroup v1; processes in `name=systemd` and in the unified hierarchy.
+    Hybrid,
+    /// Only cgroup v1: controllers, and `name=systemd` for processes.
+    Legacy,
+}
+
+impl Hierarchy {
+    /// Checks whether a machine on this host can have these hierarchies.
+    pub(super) fn check(self) -> Result<(), String> {
+        if self == Self::Unified || Path::new("/sys/fs/cgroup/systemd/cgroup.procs").exists() {
+            return Ok(());
+        }
+        Err(format!("systemd of this host does not use cgroup v1, so no machine can have {self:?} hierarchies"))
+    }
+
+    /// Sets the variable from which systemd-nspawn takes the hierarchies. Without it,
+    /// systemd-nspawn gives a machine those of the host.
+    pub(super) fn choose(self, nspawn: &mut Command) {
+        const VARIABLE: &str = "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY";
+        match self {
+            Self::Unified => nspawn.env(VARIABLE, "1"),
+            Self::Hybrid => nspawn.env_remove(VARIABLE),
+            Self::Legacy => nspawn.env(VARIABLE, "0"),
+        };
+    }
+}
+
 /// Returns the hierarchies that systemd uses on this host: `name=systemd` and the unified
 /// hierarchy, or only the unified one.
 fn hierarchies() -> Vec<PathBuf> {

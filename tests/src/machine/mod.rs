@@ -35,6 +35,7 @@ use nix::{
 };
 
 use self::cgroup::Cgroup;
+pub use self::cgroup::Hierarchy;
 use crate::agent::PATIENCE;
 
 /// Programs that create and boot machines, with their Debian packages.
@@ -67,7 +68,14 @@ impl Machine {
     /// If this host can run machines, but the machine does not boot.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
-        Self::boot_root(what, root::root, &[])
+        Self::boot_with_cgroups(what, Hierarchy::Unified)
+    }
+
+    /// As [`Machine::boot`], with the cgroup hierarchies of another kind of host. The host of the
+    /// tests must have these hierarchies.
+    #[must_use]
+    pub fn boot_with_cgroups(what: &str, hierarchy: Hierarchy) -> Option<Self> {
+        Self::boot_root(what, root::root, &[], hierarchy)
     }
 
     /// As [`Machine::boot`], with Debian 13 and its Slurm 24.11. If the host has the cgroup v1
@@ -75,18 +83,20 @@ impl Machine {
     /// then show the machine's own cgroups.
     #[must_use]
     pub fn boot_with_slurm(what: &str) -> Option<Self> {
-        Self::boot_root(what, root::with_slurm, &["freezer", "devices"])
+        Self::boot_root(what, root::with_slurm, &["freezer", "devices"], Hierarchy::Unified)
     }
 
     fn boot_root(
         what: &str,
         root: impl FnOnce() -> Result<&'static Path, String>,
         controllers: &[&str],
+        hierarchy: Hierarchy,
     ) -> Option<Self> {
         let name = unique();
-        let made = able().and_then(|()| root()).and_then(|root| Ok((root, Cgroup::make(&name, controllers)?)));
+        let able = able().and_then(|()| hierarchy.check());
+        let made = able.and_then(|()| root()).and_then(|root| Ok((root, Cgroup::make(&name, controllers)?)));
         match made {
-            Ok((root, cgroup)) => Some(Self::start(&name, root, cgroup)),
+            Ok((root, cgroup)) => Some(Self::start(&name, root, cgroup, hierarchy)),
             Err(why) => {
                 println!("SKIPPED {what}: {why}");
                 None
@@ -94,7 +104,7 @@ impl Machine {
         }
     }
 
-    fn start(name: &str, root: &Path, cgroup: Cgroup) -> Self {
+    fn start(name: &str, root: &Path, cgroup: Cgroup, hierarchy: Hierarchy) -> Self {
         let begun = Instant::now();
         let scratch = tempfile::Builder::new().prefix("gpush-machine-").tempdir().expect("a temporary directory");
         let notify = UnixDatagram::bind(scratch.path().join("notify")).expect("a notify socket");
@@ -111,7 +121,8 @@ impl Machine {
             .arg("--directory")
             .arg(root);
         let nspawn = cgroup.spawn(&command, |shell| {
-            shell.env("SYSTEMD_NSPAWN_UNIFIED_HIERARCHY", "1").env("NOTIFY_SOCKET", scratch.path().join("notify"));
+            hierarchy.choose(shell);
+            shell.env("NOTIFY_SOCKET", scratch.path().join("notify"));
             shell.env_remove("JOURNAL_STREAM").stdin(Stdio::null());
             shell.stdout(console.try_clone().expect("a descriptor")).stderr(console);
         });

@@ -7,6 +7,7 @@
 //! | `pids` | a pid that is reused before systemd moves the process |
 //! | `namespaces` | callers in a user namespace or a container |
 //! | `user_manager` | units of `systemd --user`, and processes that leave a lease through it |
+//! | `hierarchies` | cgroup v1, and v1 together with v2 |
 //! | `faults` | restarts of gpushd, systemd or the bus; a deleted database |
 //!
 //! The machine has no pam_systemd. A login session is a scope with a name as logind would choose it, in
@@ -15,6 +16,7 @@
 mod attacks;
 mod bindings;
 mod faults;
+mod hierarchies;
 mod namespaces;
 mod pids;
 mod user_manager;
@@ -38,7 +40,7 @@ timeslice = { replicas = 32 }
 "#;
 
 /// The directory of systemd's cgroups, for a shell.
-const CGROUPS: &str = "$([ -d /sys/fs/cgroup/unified ] && echo /sys/fs/cgroup/unified || echo /sys/fs/cgroup)";
+const CGROUPS: &str = "$(for dir in unified systemd .; do [ -e /sys/fs/cgroup/$dir/cgroup.procs ] && break; done; echo /sys/fs/cgroup/$dir)";
 
 /// The uid of `nobody`.
 const ALICE: u32 = 65534;
@@ -111,7 +113,7 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field].as_str().unwrap_or_else(|| panic!("{field}: {value}"))
 }
 
-/// Returns the cgroup of a process, in systemd's hierarchy.
+/// Returns the cgroup of a process, in the unified hierarchy.
 fn cgroup(machine: &Machine, pid: &str) -> String {
     machine.sh(&format!("sed -n 's/^0:://p' /proc/{pid}/cgroup"))
 }
