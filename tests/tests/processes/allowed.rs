@@ -1,6 +1,10 @@
 //! Processes that the config allows, from the start or after a change of the config.
 
-use std::{fs, os::unix::fs::PermissionsExt, process::Command};
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    process::Command,
+};
 
 use gpush_api::{EventKind, Health, UnleasedStep};
 use gpush_tests::agent::Agent;
@@ -69,4 +73,32 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
     let messages: Vec<&str> = health.errors.iter().map(|cause| cause.message.as_str()).collect();
     assert_eq!(messages, [format!("processes.allow: gpushd cannot see {hidden}")]);
+}
+
+/// A process can choose its name and its arguments, and load code into a program that it may
+/// execute. The kernel reports the file and the user.
+#[test]
+fn name_or_preloaded_code_does_not_make_a_process_allowed() {
+    let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
+    let (allowed, other) = (dir.path().join("agent"), dir.path().join("other/agent"));
+    fs::create_dir(dir.path().join("other")).expect("a directory");
+    for file in [&allowed, &other] {
+        fs::copy("/bin/sleep", file).expect("a program");
+    }
+    let config = processes(1, &format!("{{ exe = \"{}\", uid = {NOBODY} }}", allowed.display()));
+    let Some((host, agent)) = start("programs that pretend to be allowed", &config) else { return };
+    let mut listener = agent.listen("?kinds=unleased", None);
+    let mut same = Job::start(Command::new(&allowed).arg("1000"), NOBODY).on(&host, "--gpu 0 --kind compute");
+    // The same name and the same first argument, but another file.
+    let named = Job::start(Command::new(&other).arg0(&allowed).arg("1000"), NOBODY).on(&host, "--gpu 0 --kind compute");
+    step_event(&mut listener, named.pid(), UnleasedStep::Asked);
+    // The allowed file, into which another user loads code.
+    let mut preloaded = Command::new(&allowed);
+    let preloaded = Job::start(preloaded.arg("1000").env("LD_PRELOAD", "libm.so.6"), OTHER);
+    let maps = format!("/proc/{}/maps", preloaded.pid());
+    agent.until("the code is loaded", || fs::read_to_string(&maps).ok()?.contains("libm.so").then_some(()));
+    let preloaded = preloaded.on(&host, "--gpu 0 --kind compute");
+    step_event(&mut listener, preloaded.pid(), UnleasedStep::Asked);
+    assert!(same.lives() && listed(&agent, same.pid()).is_some_and(|one| one.allowed));
 }
