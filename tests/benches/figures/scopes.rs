@@ -1,5 +1,5 @@
-//! Cost of leases with scopes, on a machine with a real systemd: one grant, many scopes, and idle
-//! scopes.
+//! Cost of leases with scopes, on a machine with a real systemd: one grant, its D-Bus calls, many
+//! scopes, and idle scopes.
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,10 @@ use crate::report::{Report, median};
 
 /// Number of grants of each kind. A separate process requests each lease.
 const GRANTS: usize = 200;
+/// Number of scopes in the test of many scopes.
+const MANY: usize = 1000;
+/// Number of grants whose D-Bus calls are counted.
+const COUNTED: usize = 10;
 /// Number of concurrent leases while gpushd is idle.
 const IDLE: usize = 64;
 /// Duration of the idle measurement.
@@ -40,11 +44,45 @@ for (1 .. $count) {
 1 while wait > 0;
 "#;
 
-fn seconds(machine: &Machine, bind: &str) -> Vec<f64> {
+/// Requests `count` leases one after the other. Returns the seconds of each request.
+fn seconds(machine: &Machine, bind: &str, count: usize) -> Vec<f64> {
     let line = format!(
-        "systemd-run --quiet --scope --slice=user-0.slice --unit=session-{bind}.scope perl /srv/client.pl {bind} {GRANTS} 0"
+        "systemd-run --quiet --scope --slice=user-0.slice --unit=session-{bind}.scope perl /srv/client.pl {bind} {count} 0"
     );
     machine.sh(&line).lines().map(|line| line.parse().expect("seconds")).collect()
+}
+
+/// Requests `count` leases with scopes, and waits until they have ended. Returns the seconds of each
+/// request, the duration of all, and how many scopes are left.
+fn create_and_end(machine: &Machine, count: usize) -> (Vec<f64>, Duration, usize) {
+    let begun = Instant::now();
+    let each = seconds(machine, "scope", count);
+    let all = begun.elapsed();
+    // Wait until systemd has reported the ends of the scopes to gpushd. During this time, gpushd
+    // grants no lease.
+    machine
+        .await_that("the leases have ended", |machine| machine.sh("gpushctl lease list -o name | wc -l").trim() == "0");
+    (each, all, scopes(machine))
+}
+
+/// Returns the D-Bus calls of gpushd in [`COUNTED`] grants. Excludes `RemoveMatch`, for which no
+/// grant waits.
+fn calls(machine: &Machine) -> usize {
+    machine.sh(
+        "systemd-run --quiet --unit=monitor --property=StandardOutput=file:/srv/monitor busctl monitor --json=short",
+    );
+    let _ = machine.journal_until("-u dbus.service", "became a monitor");
+    seconds(machine, "scope", COUNTED);
+    let started = r#"'"member":"StartTransientUnit".*gpulease-'"#;
+    machine.await_that("the monitor has seen all calls", |machine| {
+        machine.sh(&format!("grep -c {started} /srv/monitor || true")) == COUNTED.to_string()
+    });
+    let counted = machine.sh(&format!(
+        "sender=$(grep -m1 {started} /srv/monitor | grep -o '\"sender\":\"[^\"]*\"'); \
+         grep '\"type\":\"method_call\"' /srv/monitor | grep -F \"$sender\" | grep -cv '\"member\":\"RemoveMatch\"'"
+    ));
+    machine.sh("systemctl stop monitor.service");
+    counted.parse().expect("a number")
 }
 
 fn scopes(machine: &Machine) -> usize {
@@ -57,13 +95,32 @@ fn used(machine: &Machine) -> u64 {
     machine.property("gpushd.service", "CPUUsageNSec").parse().expect("nanoseconds")
 }
 
+/// Returns how often the threads of gpushd and its driver worker have waited for something.
+fn waits(machine: &Machine) -> u64 {
+    let all = "for pid in $(cat /sys/fs/cgroup/system.slice/gpushd.service/cgroup.procs); do cat /proc/$pid/task/*/status; done";
+    let sum = "awk '/^voluntary_ctxt_switches/ { sum += $2 } END { print sum }'";
+    machine.sh(&format!("{all} | {sum}")).parse().expect("a number")
+}
+
+/// Returns the share of a core in percent, and the wake-ups per second, while gpushd is idle.
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+fn idle(machine: &Machine) -> (f64, f64) {
+    std::thread::sleep(Duration::from_secs(2));
+    let before = (used(machine), waits(machine));
+    std::thread::sleep(PERIOD);
+    let (used, waits) = (used(machine) - before.0, waits(machine) - before.1);
+    (used as f64 / PERIOD.as_secs_f64() / 1e7, waits as f64 / PERIOD.as_secs_f64())
+}
+
 /// Measures the cost of leases with scopes.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Scopes of leases",
         &format!(
             "On a Debian with systemd in a container. {GRANTS} processes request a lease one after the other, each with a \
-             scope and then each bound to itself; medians. Then {IDLE} processes keep leases with scopes for {} s.",
+             scope and then each bound to itself; medians. Then {MANY} processes request a lease with a scope. A D-Bus \
+             monitor counts the calls of gpushd in {COUNTED} grants. Finally, {IDLE} processes keep leases with scopes \
+             for {} s. A wake-up is a wait of a thread of gpushd or its driver worker.",
             PERIOD.as_secs()
         ),
         &["", "ms"],
@@ -75,34 +132,39 @@ pub(crate) fn run() -> Report {
     machine.write("/srv/client.pl", CLIENT);
     machine.sh("systemctl start gpushd.service");
     machine.await_that("the GPU is read", |machine| machine.run("gpushctl run --timeslice -- true").status.success());
-    let process = median(seconds(&machine, "process"));
-    let begun = Instant::now();
-    let scope = median(seconds(&machine, "scope"));
-    let all = begun.elapsed();
-    // Wait until systemd has reported the ends of the scopes to gpushd. During this time, gpushd
-    // grants no lease.
-    machine
-        .await_that("the leases have ended", |machine| machine.sh("gpushctl lease list -o name | wc -l").trim() == "0");
-    let left = scopes(&machine);
+    let process = median(seconds(&machine, "process", GRANTS));
+    let (each, all, left) = create_and_end(&machine, GRANTS);
+    let (_, of_many, left_of_many) = create_and_end(&machine, MANY);
+    let calls = calls(&machine);
+    machine.await_that("no scope is left", |machine| scopes(machine) == 0);
+    let (_, waits_without) = idle(&machine);
     machine.sh(&format!(
         "systemd-run --quiet --unit=idle --slice=user-0.slice sh -c 'exec systemd-run --scope --quiet --slice=user-0.slice --unit=session-idle.scope \
          perl /srv/client.pl scope {IDLE} 1000'"
     ));
     machine.await_that("all leases are granted", |machine| scopes(machine) == IDLE);
-    std::thread::sleep(Duration::from_secs(2));
-    let before = used(&machine);
-    std::thread::sleep(PERIOD);
-    #[expect(clippy::cast_precision_loss, reason = "a few seconds")]
-    let share = (used(&machine) - before) as f64 / PERIOD.as_secs_f64() / 1e7;
+    let (share, waits_with) = idle(&machine);
 
     let ms = |seconds: f64| format!("{:.2}", seconds * 1e3);
     report.rows = vec![
         vec!["grant, bound to the process".to_owned(), ms(process)],
-        vec!["grant, with a scope".to_owned(), ms(scope)],
+        vec!["grant, with a scope".to_owned(), ms(median(each))],
         vec![format!("{GRANTS} scopes created and ended"), ms(all.as_secs_f64())],
+        vec![format!("{MANY} scopes created and ended"), ms(of_many.as_secs_f64())],
     ];
+    report.target(
+        "D-Bus round trips of a grant with a scope, beyond one without",
+        "at most 2",
+        &format!("{calls} in {COUNTED} grants"),
+        calls <= 2 * COUNTED,
+    );
     report.target(&format!("scopes left of {GRANTS}"), "0", &left.to_string(), left == 0);
+    report.target(&format!("scopes left of {MANY}"), "0", &left_of_many.to_string(), left_of_many == 0);
     let measured = format!("{share:.2} %");
     report.target(&format!("processor with {IDLE} idle leases"), "at most 0.3 % of a core", &measured, share <= 0.3);
+    // A poll of each lease, once a second, would be 64 wake-ups.
+    let measured = format!("{waits_with:.1} per second, without leases {waits_without:.1}");
+    let polls = waits_with - waits_without;
+    report.target(&format!("wake-ups with {IDLE} idle leases"), "no polling: at most 2 more", &measured, polls <= 2.0);
     report
 }

@@ -72,6 +72,28 @@ fn replicas_of_a_time_sliced_gpu_are_counted() {
     replica().expect("the free one");
 }
 
+/// The agents of tests are not the system's gpushd, so they create no scopes. A lease is then bound
+/// to what the request names, and the answer says why.
+#[test]
+fn lease_without_a_scope_has_the_named_end_and_a_reason() {
+    let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 8 }\n");
+    let own = std::process::id();
+    for bind_to in ["scope", "cgroup"] {
+        for (body, expected) in [
+            (json!({ "bind_to": bind_to, "process": own }), "process"),
+            (json!({ "bind_to": bind_to, "duration_s": 600 }), "time"),
+        ] {
+            let granted = request(&agent, &body).expect("a lease");
+            let binding = serde_json::to_value(&granted.lease.binding).expect("JSON");
+            assert_eq!(binding["kind"], expected, "{body}");
+            let reason = granted.binding_reason.expect("a reason");
+            assert!(["systemd", "root", "service"].iter().any(|word| reason.contains(word)), "{reason}");
+        }
+    }
+    let granted = request(&agent, &json!({ "process": own })).expect("a lease");
+    assert_eq!(granted.binding_reason, None, "the request asks for no cgroup");
+}
+
 /// Fault: plans did not consider leases, and destroyed a leased device that was idle.
 #[test]
 fn plan_that_destroys_a_leased_device_names_the_lease() {
