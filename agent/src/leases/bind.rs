@@ -170,7 +170,13 @@ pub(super) async fn resolve(
     match CgroupKind::of(process.pid).choose(wish, holder, caller.peer.is_on_this_host, is_all_of) {
         BindTarget::Cgroup(cgroup) => {
             process.check()?;
-            Ok(ResolvedBinding { binding: LeaseBinding::Cgroup { cgroup: Some(cgroup) }, mover: None, reason: None })
+            // Without a scope of its own, the lease ends with the command of `run`.
+            let (pid, start) = match (wish, named) {
+                (BindRequest::NewScope, Ok(LeaseBinding::Process { pid, start })) => (pid, start),
+                _ => (None, None),
+            };
+            let binding = LeaseBinding::Cgroup { cgroup: Some(cgroup), pid, start };
+            Ok(ResolvedBinding { binding, mover: None, reason: None })
         }
         BindTarget::None(reason) => as_named(reason),
         BindTarget::NewScope => {

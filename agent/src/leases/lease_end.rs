@@ -172,12 +172,15 @@ async fn binding_ends(leases: &Leases, lease: &OpenLease) {
     match &lease.record.binding {
         // The task is woken when the scope has been created.
         LeaseBinding::Scope { .. } if leases.scopes_in_creation().contains(&lease.id()) => std::future::pending().await,
-        LeaseBinding::Scope { cgroup: Some(cgroup), .. } | LeaseBinding::Cgroup { cgroup: Some(cgroup) } => {
-            cgroup::wait_until_empty(cgroup).await;
-        }
+        LeaseBinding::Scope { cgroup: Some(cgroup), .. }
+        | LeaseBinding::Cgroup { cgroup: Some(cgroup), pid: None, .. } => cgroup::wait_until_empty(cgroup).await,
+        LeaseBinding::Cgroup { cgroup: Some(cgroup), pid: Some(pid), start } => tokio::select! {
+            () = cgroup::wait_until_empty(cgroup) => {}
+            () = process_ends(lease.id(), *pid, *start) => {}
+        },
         LeaseBinding::Process { pid: Some(pid), start } => process_ends(lease.id(), *pid, *start).await,
         LeaseBinding::Scope { cgroup: None, .. }
-        | LeaseBinding::Cgroup { cgroup: None }
+        | LeaseBinding::Cgroup { cgroup: None, .. }
         | LeaseBinding::Process { pid: None, .. }
         | LeaseBinding::Job { .. }
         | LeaseBinding::Time

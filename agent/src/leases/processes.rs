@@ -299,15 +299,23 @@ fn attribute(
     }
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
-    let by_cgroup = proc::cgroups(pid).and_then(|text| table.by_cgroup(uid, &text).map(OpenLease::id));
-    let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
-    match by_cgroup.filter(|id| here.contains(id)).or_else(named) {
+    let cgroups = proc::cgroups(pid).unwrap_or_default();
+    let bound = table.by_cgroup(uid, &cgroups).map(OpenLease::id).filter(|id| here.contains(id));
+    let bound: Vec<LeaseId> = bound.collect();
+    // If several leases have the cgroup of the process, its environment decides between them.
+    let candidates = if bound.is_empty() { &here } else { &bound };
+    let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| candidates.contains(id));
+    let found = match bound.as_slice() {
+        [only] => Some(*only),
+        _ => named(),
+    };
+    match found {
         // The user can set the environment, so it does not prove that a process belongs to a job.
         Some(id) if id == lease.id() && is_job => LeaseMatch::PerhapsThis,
         Some(id) if id == lease.id() => LeaseMatch::This,
         Some(_) => LeaseMatch::Another,
         // The list is in order of arrival, so the first lease is the oldest.
-        None if here.first() == Some(&lease.id()) => LeaseMatch::PerhapsThis,
+        None if candidates.first() == Some(&lease.id()) => LeaseMatch::PerhapsThis,
         None => LeaseMatch::Another,
     }
 }

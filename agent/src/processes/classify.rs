@@ -148,18 +148,23 @@ impl<'a> Classifier<'a> {
         own.filter(is_here).collect()
     }
 
-    /// Returns the lease of a process: by its cgroup, else by its environment.
+    /// Returns the lease of a process: by its cgroup, else by its environment. If several leases
+    /// have its cgroup, its environment decides between them.
     fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> EnvironmentLease {
-        let by_cgroup = || {
-            let found = self.table.by_cgroup(uid, &proc::cgroups(pid)?)?;
-            own.iter().any(|lease| lease.id() == found.id()).then(|| EnvironmentLease::Own(found.id().to_string()))
+        let cgroups = proc::cgroups(pid).unwrap_or_default();
+        let is_here = |found: &LeaseId| own.iter().any(|lease| lease.id() == *found);
+        let bound: Vec<LeaseId> = self.table.by_cgroup(uid, &cgroups).map(OpenLease::id).filter(is_here).collect();
+        let by_cgroup = || match bound.as_slice() {
+            [only] => Some(EnvironmentLease::Own(only.to_string())),
+            _ => None,
         };
         let by_job = || {
             let job = cgroup::of(pid)?.slurm_job?;
             let lease = own.iter().find(|lease| lease.fits_job(&job))?;
             (!self.table.is_ambiguous(&job, uid)).then(|| EnvironmentLease::Own(lease.id().to_string()))
         };
-        let is_own = |name: &str| own.iter().any(|lease| lease.id().to_string() == name);
+        let is_candidate = |id: LeaseId| bound.is_empty() || bound.contains(&id);
+        let is_own = |name: &str| own.iter().any(|lease| is_candidate(lease.id()) && lease.id().to_string() == name);
         by_cgroup().or_else(by_job).unwrap_or_else(|| self.unleased.environments.lease_of(pid, is_own))
     }
 

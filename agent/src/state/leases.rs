@@ -63,9 +63,9 @@ impl OpenLease {
     /// Returns the cgroup that the lease is bound to.
     pub(crate) fn cgroup(&self) -> Option<&str> {
         match &self.record.binding {
-            LeaseBinding::Scope { cgroup, .. } | LeaseBinding::Cgroup { cgroup } | LeaseBinding::Job { cgroup, .. } => {
-                cgroup.as_deref()
-            }
+            LeaseBinding::Scope { cgroup, .. }
+            | LeaseBinding::Cgroup { cgroup, .. }
+            | LeaseBinding::Job { cgroup, .. } => cgroup.as_deref(),
             LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => None,
         }
     }
@@ -288,12 +288,12 @@ impl LeaseTable {
         self.holding().any(|lease| lease.record.members.iter().any(is_exclusive))
     }
 
-    /// Returns the user's lease whose cgroup contains a process. `cgroups` is the text of
+    /// Returns the user's leases whose cgroup contains a process, the oldest first. Several leases
+    /// can have one cgroup, such as that of a login session or service. `cgroups` is the text of
     /// `/proc/PID/cgroup` of the process.
-    pub(crate) fn by_cgroup(&self, uid: u32, cgroups: &str) -> Option<&OpenLease> {
-        let own = self.holding().filter(|lease| lease.record.holder.uid == uid);
-        let mut bound = own.filter_map(|lease| Some((lease, lease.cgroup()?)));
-        bound.find(|(_, cgroup)| cgroup::contains(cgroup, cgroups)).map(|(lease, _)| lease)
+    pub(crate) fn by_cgroup(&self, uid: u32, cgroups: &str) -> impl Iterator<Item = &OpenLease> {
+        let own = self.holding().filter(move |lease| lease.record.holder.uid == uid);
+        own.filter(|lease| lease.cgroup().is_some_and(|cgroup| cgroup::contains(cgroup, cgroups)))
     }
 
     /// Returns whether several jobs, of different clusters or nodes, have the job id that is in the

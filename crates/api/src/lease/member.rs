@@ -74,6 +74,14 @@ pub enum LeaseBinding {
         /// Path below the cgroup root; absent if the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
+        /// Process that requested a scope, in the host's pid namespace. The lease ends when this
+        /// process exits, even if other processes are in the cgroup. Absent if the lease lasts as
+        /// long as the cgroup has processes, or if the caller may not see it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pid: Option<u32>,
+        /// Start time of that process, in clock ticks since boot.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        start: Option<u64>,
     },
     /// A process. The lease ends when the process exits.
     Process {
@@ -115,7 +123,8 @@ impl LeaseBinding {
     pub(super) fn redact(&mut self) {
         match self {
             Self::Scope { unit, cgroup } => (*unit, *cgroup) = (None, None),
-            Self::Cgroup { cgroup } | Self::Job { cgroup, .. } => *cgroup = None,
+            Self::Cgroup { cgroup, pid, start } => (*cgroup, *pid, *start) = (None, None, None),
+            Self::Job { cgroup, .. } => *cgroup = None,
             Self::Process { pid, start } => (*pid, *start) = (None, None),
             Self::Time | Self::None => {}
         }

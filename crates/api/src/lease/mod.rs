@@ -231,7 +231,7 @@ mod tests {
         let secret = || Some("/secret.slice/secret.scope".to_owned());
         for binding in [
             LeaseBinding::Scope { unit: secret(), cgroup: secret() },
-            LeaseBinding::Cgroup { cgroup: secret() },
+            LeaseBinding::Cgroup { cgroup: secret(), pid: Some(471_147), start: Some(471_147) },
             LeaseBinding::Process { pid: Some(471_147), start: Some(471_147) },
             LeaseBinding::Job {
                 cluster: "ci".to_owned(),

@@ -142,7 +142,7 @@ async fn enter(client: &mut Client, id: LeaseId, named: bool) -> Result<LeaseGra
         let error = refused(Code::Denied, format!("lease {id} belongs to Slurm job {job}"));
         return Err(error.hint(format!("run the command in the job: 'srun --jobid={job} --overlap COMMAND'")).into());
     }
-    if let LeaseBinding::Cgroup { cgroup: Some(cgroup) } = &granted.lease.binding
+    if let LeaseBinding::Cgroup { cgroup: Some(cgroup), .. } = &granted.lease.binding
         && named
         && is_in_container(cgroup)
     {

@@ -141,7 +141,9 @@ fn targets(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
 /// Describes what ends a lease: `in 2h`, `with pid 4055`.
 pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
     let with = match &lease.binding {
-        LeaseBinding::Process { pid: Some(pid), .. } => Some(format!("with pid {pid}")),
+        LeaseBinding::Process { pid: Some(pid), .. } | LeaseBinding::Cgroup { pid: Some(pid), .. } => {
+            Some(format!("with pid {pid}"))
+        }
         LeaseBinding::Process { pid: None, .. } => Some("with a process".to_owned()),
         LeaseBinding::Scope { .. } => Some("with its scope".to_owned()),
         LeaseBinding::Cgroup { .. } => Some("with its cgroup".to_owned()),

@@ -51,7 +51,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
         fact("ends", &format!("{}{at}", end(lease, look)));
     }
     let bound = match &lease.binding {
-        LeaseBinding::Scope { unit: Some(bound), .. } | LeaseBinding::Cgroup { cgroup: Some(bound) } => Some(bound),
+        LeaseBinding::Scope { unit: Some(bound), .. } | LeaseBinding::Cgroup { cgroup: Some(bound), .. } => Some(bound),
         _ => None,
     };
     if let Some(bound) = bound.filter(|_| lease.state != LeaseState::Ended) {

@@ -127,7 +127,7 @@ fn lease_of_a_container_is_entered_in_the_container() {
     Agent::listen(&host.path("gpushd.sock"), |request| {
         let mut of_container = granted(17, me());
         let cgroup = Some(format!("/system.slice/docker-{}.scope", "0".repeat(64)));
-        of_container.lease.binding = LeaseBinding::Cgroup { cgroup };
+        of_container.lease.binding = LeaseBinding::Cgroup { cgroup, pid: None, start: None };
         of_container.lease.state = gpush_api::LeaseState::Active;
         match request.path.as_str() {
             path if path.ends_with("/environment") => Answer::ok(&of_container),

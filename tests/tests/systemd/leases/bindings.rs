@@ -1,7 +1,10 @@
 //! The binding of a lease, which depends on where the caller runs, and the end of the lease.
 
+use gpush_tests::machine::Machine;
+
 use super::{
-    ALICE, CGROUPS, active, cgroup, in_session, leases, machine, monitor, none_left, scopes, start_in_session, text,
+    ALICE, CGROUPS, active, cgroup, in_session, leases, machine, monitor, none_left, on_gpu, scopes, start_in_session,
+    text,
 };
 
 #[test]
@@ -92,6 +95,48 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
         none_left(&machine);
         machine.sh("systemctl stop inside.service 2> /dev/null || true");
     }
+}
+
+/// Fault: a lease of `run` in a service or container lasted as long as the service or container. And
+/// if two leases had one cgroup and one GPU, gpushd ended the processes of the second with the first.
+#[test]
+fn command_of_run_in_a_service_ends_its_own_lease_only() {
+    let Some(machine) = machine("two leases of one service") else { return };
+    machine.write(
+        "/srv/runner",
+        "#!/bin/sh\nfor n in 1000 1001; do gpushctl run --timeslice -- sleep $n & done\nwait\nexec sleep 1002\n",
+    );
+    machine.sh(&format!("chmod 755 /srv/runner; systemd-run --quiet --unit=runner --uid={ALICE} /srv/runner"));
+    let all = active(&machine, 2);
+    for lease in &all {
+        assert_eq!(text(&lease["binding"], "cgroup"), "/system.slice/runner.service");
+    }
+    let pids = [1000, 1001].map(|seconds| {
+        let find = format!("pgrep -xf 'sleep {seconds}'");
+        machine.await_that("the command runs", |machine| machine.run(&find).status.success());
+        machine.sh(&find)
+    });
+    let lease_of = |pid: &str| machine.sh(&format!("tr '\\0' '\\n' < /proc/{pid}/environ | sed -n s/^GPUSH_LEASE=//p"));
+    let ids = [lease_of(&pids[0]), lease_of(&pids[1])];
+    pids.iter().for_each(|pid| on_gpu(&machine, 1, pid));
+    let listed = |machine: &Machine| -> Vec<serde_json::Value> {
+        let shown = machine.sh("gpushctl process list --json");
+        let shown: serde_json::Value = serde_json::from_str(&shown).expect("processes");
+        shown["gpu_processes"].as_array().expect("processes").clone()
+    };
+    machine.await_that("both are listed", |machine| listed(machine).len() == 2);
+    for process in listed(&machine) {
+        let own = pids.iter().position(|pid| process["pid"].to_string() == *pid).expect("one of both");
+        assert_eq!((&process["lease_id"], &process["unattributed"]), (&ids[own].as_str().into(), &().into()));
+    }
+    // The older lease is the one that a process without a name would count for.
+    let first = usize::from(ids[0] != "L1");
+    machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
+    assert_eq!(text(&active(&machine, 1)[0], "id"), ids[1 - first]);
+    assert!(machine.run(&format!("kill -0 {}", pids[1 - first])).status.success());
+    machine.sh(&format!("kill -KILL {}", pids[1 - first]));
+    machine.await_that("no lease is left", |machine| leases(machine).is_empty());
+    assert!(machine.run("systemctl is-active runner.service").status.success());
 }
 
 /// A grant makes two D-Bus calls: one to the bus, which adds a match rule, and one to systemd.

@@ -120,7 +120,12 @@ fn cgroup(machine: &Machine, pid: &str) -> String {
 
 /// Makes the driver list a process on GPU 0.
 fn on_gpu_0(machine: &Machine, pid: &str) {
-    machine.sh(&format!("/opt/built/gpush-sim process /var/lib/gpush-sim add --gpu 0 --kind compute --pid {pid}"));
+    on_gpu(machine, 0, pid);
+}
+
+/// Makes the driver list a process on a GPU.
+fn on_gpu(machine: &Machine, gpu: u32, pid: &str) {
+    machine.sh(&format!("/opt/built/gpush-sim process /var/lib/gpush-sim add --gpu {gpu} --kind compute --pid {pid}"));
 }
 
 /// Starts a monitor of the system bus, which writes each message to `/srv/monitor`.
