@@ -1,7 +1,10 @@
 //! Cost of leases with scopes, on a machine with a real systemd: one grant, its D-Bus calls, many
 //! scopes, and idle scopes.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use gpush_tests::machine::Machine;
 
@@ -95,20 +98,27 @@ fn used(machine: &Machine) -> u64 {
     machine.property("gpushd.service", "CPUUsageNSec").parse().expect("nanoseconds")
 }
 
-/// Returns how often the threads of gpushd and its driver worker have waited for something.
-fn waits(machine: &Machine) -> u64 {
+/// Returns how often each thread of gpushd and its driver worker has waited for something.
+fn waits(machine: &Machine) -> BTreeMap<String, u64> {
     let all = "for pid in $(cat /sys/fs/cgroup/system.slice/gpushd.service/cgroup.procs); do cat /proc/$pid/task/*/status; done";
-    let sum = "awk '/^voluntary_ctxt_switches/ { sum += $2 } END { print sum }'";
-    machine.sh(&format!("{all} | {sum}")).parse().expect("a number")
+    let each = "awk '/^Pid:/ { pid = $2 } /^voluntary_ctxt_switches/ { print pid, $2 }'";
+    let listed = machine.sh(&format!("{all} | {each}"));
+    let pair =
+        |line: &str| line.split_once(' ').map(|(thread, count)| (thread.to_owned(), count.parse().expect("a number")));
+    listed.lines().filter_map(pair).collect()
 }
 
 /// Returns the share of a core in percent, and the wake-ups per second, while gpushd is idle.
 #[expect(clippy::cast_precision_loss, reason = "small numbers")]
 fn idle(machine: &Machine) -> (f64, f64) {
     std::thread::sleep(Duration::from_secs(2));
-    let before = (used(machine), waits(machine));
+    let (used_before, waits_before) = (used(machine), waits(machine));
     std::thread::sleep(PERIOD);
-    let (used, waits) = (used(machine) - before.0, waits(machine) - before.1);
+    let used = used(machine) - used_before;
+    // A thread that has ended does not count. Threads of the pool for blocking calls end when they
+    // have nothing to do.
+    let since = |(thread, count): (&String, &u64)| count - waits_before.get(thread).unwrap_or(&0);
+    let waits: u64 = waits(machine).iter().map(since).sum();
     (used as f64 / PERIOD.as_secs_f64() / 1e7, waits as f64 / PERIOD.as_secs_f64())
 }
 
@@ -117,8 +127,8 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Scopes of leases",
         &format!(
-            "On a Debian with systemd in a container. {GRANTS} processes request a lease one after the other, each with a \
-             scope and then each bound to itself; medians. Then {MANY} processes request a lease with a scope. A D-Bus \
+            "On a Debian with systemd in a container. {GRANTS} processes request a lease one after the other, each bound to itself, \
+             and then each with a scope; medians. Then {MANY} processes request a lease with a scope. A D-Bus \
              monitor counts the calls of gpushd in {COUNTED} grants. Finally, {IDLE} processes keep leases with scopes \
              for {} s. A wake-up is a wait of a thread of gpushd or its driver worker.",
             PERIOD.as_secs()
