@@ -7,15 +7,18 @@
 use std::{
     fs,
     path::{Component, Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::MOUNTS;
 use crate::pidfd::AsyncPidFd;
 
 /// First and longest pause before a cgroup is read again. Used if no process in the cgroup can be
-/// awaited.
+/// awaited, or the awaited process ended soon.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// Shortest wait for a process after which no pause is needed.
+const LONG: Duration = Duration::from_millis(100);
 
 /// Maximum depth below the cgroup that is read.
 const DEPTH: usize = 32;
@@ -52,31 +55,57 @@ pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
 
 /// Waits until no process is left in a cgroup and below it, or the cgroup no longer exists.
 ///
-/// Waits for one process at a time, so the wait uses no CPU time while the processes run.
+/// Waits for one process at a time, so the wait uses no CPU time while the processes run. If each
+/// process soon starts the next one and ends, the wait pauses between the reads.
 pub async fn wait_until_empty(cgroup: &str) {
-    let mut pause = PAUSE.0;
+    let (mut pauses, mut pause) = (Pauses::default(), None);
     loop {
         let Some(pids) = processes(cgroup) else { return };
         let is_left = !pids.is_empty() || directory(cgroup).is_some_and(|dir| is_populated(&dir));
         if !is_left {
             return;
         }
-        let mut waited = false;
+        if let Some(pause) = pause.take() {
+            tokio::time::sleep(pause).await;
+            continue;
+        }
+        let begun = Instant::now();
         for pid in pids {
             if let Ok(Some(process)) = AsyncPidFd::open(pid)
                 && !process.has_ended()
             {
                 process.wait_until_ended().await;
-                waited = true;
                 break;
             }
         }
-        // Only zombies are left, or processes that gpushd cannot see. gpushd cannot wait for such
-        // processes.
-        if !waited {
-            tokio::time::sleep(pause).await;
+        // If only zombies are left, or processes that gpushd cannot see, there was nothing to wait
+        // for.
+        pause = pauses.after(begun.elapsed());
+    }
+}
+
+/// The pauses between two reads of a cgroup.
+#[derive(Debug)]
+struct Pauses {
+    next: Duration,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self { next: PAUSE.0 }
+    }
+}
+
+impl Pauses {
+    /// Returns the pause after a wait of this duration; `None` if the wait was long enough.
+    fn after(&mut self, waited: Duration) -> Option<Duration> {
+        if waited >= LONG {
+            self.next = PAUSE.0;
+            return None;
         }
-        pause = if waited { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
+        let pause = self.next;
+        self.next = (pause * 2).min(PAUSE.1);
+        Some(pause)
     }
 }
 
@@ -154,6 +183,18 @@ mod tests {
             assert_eq!(processes(cgroup), None, "{cgroup}");
             assert_eq!(children(cgroup), [] as [&str; 0], "{cgroup}");
         }
+    }
+
+    /// Fault: a chain of processes, each of which starts the next one and ends, made gpushd read the
+    /// cgroup after each of them.
+    #[test]
+    fn pauses_grow_while_processes_end_soon() {
+        let mut pauses = Pauses::default();
+        let mut after = |ms| pauses.after(Duration::from_millis(ms)).map(|pause| pause.as_millis());
+        assert_eq!([after(0), after(99), after(1)], [Some(5), Some(10), Some(20)]);
+        assert_eq!([after(100), after(0), after(0)], [None, Some(5), Some(10)]);
+        let longest = (0..20).map(|_| after(0)).last();
+        assert_eq!(longest, Some(Some(1000)));
     }
 
     #[tokio::test]
