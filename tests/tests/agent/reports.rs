@@ -37,7 +37,7 @@ fn config_diff_reports_unreadable_gpus() {
     let diff: ConfigDiff = serde_json::from_value(agent.get("/v1/config/diff").json()).expect("a diff");
     assert_eq!(diff.unseen.len(), 1, "{diff:?}");
     let (status, text) = gpushctl(&agent, &["config", "diff"]);
-    assert!(status != Some(0) && text.contains("GPU 1") && text.contains("GPUs 0, 2 are as"), "{status:?} {text}");
+    assert!(status != Some(0) && text.contains("GPU 1") && text.contains("GPUs 0, 2 match"), "{status:?} {text}");
     // After a restart, gpushd cannot identify the lost GPU at all.
     agent.stop();
     let agent = Agent::start(&host, RULE);

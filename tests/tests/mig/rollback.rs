@@ -147,7 +147,7 @@ fn hung_call_is_abandoned_and_judged_by_its_effect() {
     let error = operation.error.unwrap();
     let hint = error.hint.unwrap();
     assert!(!hint.contains("unknown") && hint.contains("dmesg"), "{hint}");
-    assert!(error.causes.iter().any(|cause| cause.contains("no effect")), "{:?}", error.causes);
+    assert!(error.causes.iter().any(|cause| cause.contains("no visible effect")), "{:?}", error.causes);
     assert!(error.causes.iter().all(|cause| !cause.contains("may still take effect")), "{:?}", error.causes);
     assert_eq!(error.outcome.as_deref(), Some("the previous layout was restored and read back"));
     // Other GPUs remained usable.

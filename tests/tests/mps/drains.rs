@@ -202,7 +202,7 @@ fn server_with_an_older_memory_limit_is_reported() {
     becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
     assert!(daemon(&agent, "0").findings.is_empty());
     limit(1024);
-    let told = "a server was started with memory limit 8192M, and keeps it";
+    let told = "a server was started with memory limit 8192M; the limit cannot change";
     becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
     client.end();
 }

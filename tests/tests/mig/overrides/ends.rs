@@ -85,7 +85,7 @@ fn impossible_override_at_boot_leaves_gpu_and_is_reported() {
     assert_eq!(truth(&host, 1), HALVES);
     let said = causes(&agent);
     assert!(said.contains("this layout is an override by") && said.contains("1g.10gb@0 (GPU instance"), "{said}");
-    assert!(said.contains("apply it with `gpushctl apply 0`"), "a command that keeps the override: {said}");
+    assert!(said.contains("apply the layout with `gpushctl apply 0`"), "a command that keeps the override: {said}");
     assert_eq!(agent.gpu(0).drift, ["missing 7g.80gb", "extra 1g.10gb@0"]);
     assert_eq!(only(&agent).reason, "blocked at boot");
 }
