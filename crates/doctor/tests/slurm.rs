@@ -240,6 +240,10 @@ fn deadline_of_a_script_is_compared_with_slurms_timeout() {
     }
     host.write("usr/share/gpush/slurm/epilog", "#!/usr/bin/gpushctl slurm epilog --deadline 30s\n");
     assert_eq!(host.findings()[0].severity, Severity::Ok);
+    let check_first =
+        "#!/bin/sh\n[ -x /usr/bin/gpushctl ] || exit 0\nexec /usr/bin/gpushctl slurm epilog --deadline 90s\n";
+    host.write("usr/share/gpush/slurm/epilog", check_first);
+    host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=95");
     // The option in a comment has no effect.
     let comment =
         "#!/bin/sh\n# exec /usr/bin/gpushctl slurm epilog --deadline 90s\nexec /usr/bin/gpushctl slurm epilog\n";
@@ -443,20 +447,25 @@ fn gpus_of_slurm_that_users_can_lease_are_found() {
 fn slurmd_that_has_not_loaded_nvml_is_found() {
     let host = Planted::healthy();
     host.write("etc/slurm/gres.conf", "AutoDetect=nvml\nNodeName=n[1-4] Name=gpu Type=h100 File=/dev/nvidia[0-1]\n");
-    // Any user can start a process with this name.
-    for (pid, uid) in [(4000, 1000), (4711, 0)] {
+    // Any user can start a process with this name, also a setuid program such as passwd (pid 4100).
+    for (pid, uid) in [(4000, 1000), (4100, 0), (4711, 0)] {
         host.write(&format!("proc/{pid}/comm"), "slurmd\n");
         host.write(&format!("proc/{pid}/status"), &format!("Name:\tslurmd\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"));
     }
     let map = |plugin: &str| format!("7f2a00000000-7f2a00004000 r-xp 00001000 fe:00 5201 /usr/lib/slurm/{plugin}\n");
-    let message = "/etc/slurm/gres.conf has AutoDetect=nvml, but slurmd has not loaded NVML";
+    let message = "/etc/slurm/gres.conf has AutoDetect=nvml, but the running slurmd has not loaded NVML";
     let is_found = |host: &Planted| host.findings().iter().any(|finding| finding.message.starts_with(message));
     host.write("proc/4711/maps", &map("gpu_nvml.so"));
     host.write("proc/4000/maps", &map("gpu_generic.so"));
+    host.write("proc/4100/maps", &map("libc.so.6"));
     assert!(!is_found(&host));
     host.write("proc/4711/maps", &map("gpu_generic.so"));
     assert!(is_found(&host));
-    // slurmd was not restarted after a change of AutoDetect.
+    // AutoDetect was changed from off to nvml, and slurmd was not restarted.
+    host.write("etc/slurm/gres.conf", "AutoDetect=nvml\n");
+    host.finds(Severity::Warning, message, "restart slurmd");
+    assert!(host.findings()[0].causes[0].contains("lists 0 of 2 GPUs"), "{:#?}", host.findings());
+    // AutoDetect was changed from nvml to off, and slurmd was not restarted.
     host.write("proc/4711/maps", &map("gpu_nvml.so"));
     host.write("etc/slurm/gres.conf", "AutoDetect=off\nName=gpu Type=h100 File=/dev/nvidia[0-1]\n");
     host.finds(Severity::Problem, "cannot match Slurm's GPU indexes to GPUs", "restart slurmctld and slurmd");

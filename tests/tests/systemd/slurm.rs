@@ -224,15 +224,18 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.sh("scontrol update nodename=n1 state=down reason=test && systemctl restart slurmd");
     machine.await_that("no lease after the restart of slurmd", |machine| leases(machine) == 0);
 
-    // slurmd is not an ancestor of this Prolog. Prolog finds out that slurmd has no NVML, and uses the lines of gres.conf.
+    // slurmd is not an ancestor of this Prolog. Prolog finds out that slurmd has no NVML, and uses the lines of
+    // gres.conf, whose order differs from the order of NVML.
     if has_cgroups {
         machine.sh("sed -i 's/^PrologFlags=.*/PrologFlags=RunInJob/' /etc/slurm/slurm.conf");
-        machine.sh("sed -i 's/AutoDetect=off/AutoDetect=nvml/' /etc/slurm/gres.conf");
+        let lines: String = (0..4).rev().map(|minor| format!("Name=gpu Type=l4 File=/dev/nvidia{minor}\n")).collect();
+        machine.write("/etc/slurm/gres.conf", format!("AutoDetect=nvml\n{lines}"));
         machine.sh("systemctl restart slurmctld slurmd");
         machine.await_that("an idle node", |machine| machine.sh("sinfo -h -o %T") == "idle");
         assert!(machine.sh("scontrol show config").contains("RunInJob"));
         let accepted = machine.sh(&as_user("srun --gres=gpu:1 env"));
-        assert!(accepted.contains("GPUSH_LEASE=L"), "{accepted}");
+        let last = machine.sh("gpushctl gpu list 3 -o uuid");
+        assert!(accepted.contains(&format!("CUDA_VISIBLE_DEVICES={last}")), "{accepted}");
     }
 }
 

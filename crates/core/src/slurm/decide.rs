@@ -6,7 +6,7 @@
 //! | no request, and no GPU with `owner = "slurm"` | 0 | run |
 //! | a lease is granted | 0 | run with the environment of the lease |
 //! | the request is refused: it is wrong, over a quota, without a free share | 0 | fail with the reason |
-//! | slurmd finds the devices itself, in an unknown order | 0 | fail with the reason |
+//! | the order in which slurmd numbers the devices is not known | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated no GPU | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated GPUs | 1 | do not start |

@@ -49,7 +49,7 @@ pub enum NotMapped {
         /// Number of entries in `CUDA_VISIBLE_DEVICES`.
         visible: usize,
     },
-    /// slurmd finds the devices itself, in an order that is not known.
+    /// The order in which slurmd numbers the devices is not known.
     Order {
         /// The index.
         index: u32,
@@ -73,7 +73,9 @@ impl NotMapped {
 impl fmt::Display for NotMapped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoFile { index } => write!(f, "gres.conf has no File for GPU {index} of the job"),
+            Self::NoFile { index } => {
+                write!(f, "gres.conf has no File for GPU {index} of the job; if gres.conf was changed, restart slurmd")
+            }
             Self::NotAGpu { index, file } => {
                 write!(
                     f,
@@ -229,7 +231,7 @@ mod tests {
     #[test]
     fn index_of_a_detected_gpu_is_left_to_gpushd() {
         let conf = |text: &str| GresConf::parse(text, "n1", |_| None).unwrap();
-        let nvml = Numbering::of(conf("AutoDetect=nvml"), Some("gpu:l4:3,gpu:1g.10gb:1"), None);
+        let nvml = Numbering::of(conf("AutoDetect=nvml"), Some("gpu:l4:3,gpu:1g.10gb:1"), Some(GpuPlugin::Nvml));
         let mixed = devices(&job(&[2, 3], &["2", MIG]), &nvml).unwrap();
         let whole = SlurmDevice::Detected { index: 2, devices: 4, minors: Vec::new() };
         assert_eq!(mixed, [whole.clone(), SlurmDevice::Uuid(MIG.to_owned())]);

@@ -27,6 +27,15 @@ impl GpuPlugin {
         files.filter_map(Self::of_file).max()
     }
 
+    /// Finds the plugin in the texts of `/proc/PID/maps` of all processes that may be slurmd. Skips
+    /// processes without a plugin, because any user can run a setuid program under the name of
+    /// slurmd. Returns `None` if several slurmd use different plugins.
+    pub fn agreed(maps: impl IntoIterator<Item = String>) -> Option<Self> {
+        let mut plugins = maps.into_iter().filter_map(|maps| Self::in_maps(&maps));
+        let first = plugins.next()?;
+        plugins.all(|plugin| plugin == first).then_some(first)
+    }
+
     /// Returns the plugin in a file.
     fn of_file(name: &str) -> Option<Self> {
         match name.strip_prefix("gpu_")?.strip_suffix(".so")? {
@@ -50,7 +59,11 @@ mod tests {
         assert_eq!(GpuPlugin::in_maps(&generic), Some(GpuPlugin::Other));
         let nvml = map("/usr/lib/slurm-wlm/gpu_generic.so") + &map("/opt/slurm/gpu_nvml.so (deleted)") + &libraries;
         assert_eq!(GpuPlugin::in_maps(&nvml), Some(GpuPlugin::Nvml));
-        let nvidia = libraries + &map("/usr/lib/slurm-wlm/gpu_nvidia.so");
+        let nvidia = libraries.clone() + &map("/usr/lib/slurm-wlm/gpu_nvidia.so");
         assert_eq!(GpuPlugin::in_maps(&nvidia), Some(GpuPlugin::Nvidia));
+        // Processes that are not slurmd, and children that slurmd has forked, do not change the result.
+        let agreed = |maps: &[&String]| GpuPlugin::agreed(maps.iter().map(|maps| (*maps).clone()));
+        assert_eq!(agreed(&[&libraries, &generic, &generic, &libraries]), Some(GpuPlugin::Other));
+        assert_eq!((agreed(&[&generic, &nvml]), agreed(&[&libraries]), agreed(&[])), (None, None, None));
     }
 }

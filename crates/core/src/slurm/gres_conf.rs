@@ -23,8 +23,8 @@ pub struct GresConf {
     /// Records that concern the node, in the order of the file.
     pub records: Vec<GresRecord>,
     /// Whether and how Slurm detects devices itself. When Slurm detects devices, Slurm numbers GPUs
-    /// in the order of the library (NVML) and uses the records only as a check. In that case, the
-    /// result of [`GresConf::gpu`] is not valid.
+    /// in the order of the library (NVML) and uses the records only as a check. In that case,
+    /// [`GresConf::gpu`] does not return Slurm's order.
     pub auto_detect: Option<AutoDetect>,
     /// Keys that this parser does not know. slurmd may know them, or refuse the file.
     pub unknown_keys: Vec<UnknownKey>,

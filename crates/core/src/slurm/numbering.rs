@@ -35,11 +35,11 @@ pub enum Unnumbered {
     Nvidia,
     /// `AutoDetect=nvml`, and slurm.conf contains no number of GPUs for the node.
     NoGres,
-    /// gres.conf has `AutoDetect=nvml` and lists devices. The plugin of slurmd decides which of the
-    /// two gives the order, but the plugin is not known.
-    NoSlurmd,
-    /// slurmd uses NVML, but gres.conf does not have `AutoDetect=nvml`. So the lines of gres.conf
-    /// can also be other lines than those that slurmd has read.
+    /// gres.conf has `AutoDetect=nvml`, and the plugin of slurmd is not known. So it is not known
+    /// whether slurmd uses the order of NVML or the lines of gres.conf.
+    NoPlugin,
+    /// slurmd uses a plugin that finds GPUs, and gres.conf does not have the `AutoDetect` for this
+    /// plugin. So gres.conf can also have other lines than those that slurmd has read.
     NotRestarted,
     /// gres.conf has an `AutoDetect` that slurmd does not use, and lists too few devices.
     NotListed,
@@ -50,16 +50,13 @@ impl fmt::Display for Unnumbered {
         f.write_str(match self {
             Self::Nvidia => "gres.conf has AutoDetect=nvidia",
             Self::NoGres => "slurmd finds GPUs through NVML, and slurm.conf has no Gres= with GPUs for the node",
-            Self::NoSlurmd => {
-                "gres.conf has AutoDetect=nvml and lists GPUs, and no running slurmd shows which of the two it uses"
-            }
+            Self::NoPlugin => "gres.conf has AutoDetect=nvml, and the running slurmd does not show whether it uses NVML",
             Self::NotRestarted => {
-                "slurmd finds GPUs through NVML, but gres.conf does not have AutoDetect=nvml; if gres.conf was changed, \
-                 slurmd must be restarted"
+                "gres.conf has another AutoDetect than the running slurmd uses, so slurmd must be restarted"
             }
             Self::NotListed => {
-                "slurmd uses the lines of gres.conf, which do not list the GPU; if AutoDetect was changed, slurmd must \
-                 be restarted"
+                "slurmd uses no AutoDetect, and gres.conf does not list the GPU; if gres.conf was changed, slurmd must be \
+                 restarted"
             }
         })
     }
@@ -73,21 +70,16 @@ impl Numbering {
     /// | plugin | `AutoDetect=nvml` | `AutoDetect=nvidia` | other values, or none |
     /// |---|---|---|---|
     /// | NVML | order of NVML | [`Unnumbered::NotRestarted`] | [`Unnumbered::NotRestarted`] |
-    /// | NVIDIA | [`Unnumbered::Nvidia`] | [`Unnumbered::Nvidia`] | [`Unnumbered::Nvidia`] |
+    /// | NVIDIA | [`Unnumbered::NotRestarted`] | [`Unnumbered::Nvidia`] | [`Unnumbered::NotRestarted`] |
     /// | other | lines of gres.conf | lines of gres.conf | lines of gres.conf |
-    /// | not known | order of NVML, or [`Unnumbered::NoSlurmd`] if gres.conf lists devices | [`Unnumbered::Nvidia`] | lines of gres.conf |
+    /// | not known | [`Unnumbered::NoPlugin`] | [`Unnumbered::Nvidia`] | lines of gres.conf |
     #[must_use]
     pub fn of(conf: GresConf, gres: Option<&str>, plugin: Option<GpuPlugin>) -> Self {
         match (plugin, &conf.auto_detect) {
             (Some(GpuPlugin::Nvml), Some(AutoDetect::Nvml)) => Self::nvml(&conf, gres),
-            // Without its plugin for NVML, slurmd has only listed devices. So if gres.conf lists no device, slurmd has
-            // the plugin.
-            (None, Some(AutoDetect::Nvml)) if conf.gpus().is_empty() => Self::nvml(&conf, gres),
-            (None, Some(AutoDetect::Nvml)) => Self::Unknown(Unnumbered::NoSlurmd),
-            (Some(GpuPlugin::Nvml), None | Some(AutoDetect::Nvidia | AutoDetect::Off | AutoDetect::Other(_))) => {
-                Self::Unknown(Unnumbered::NotRestarted)
-            }
-            (Some(GpuPlugin::Nvidia), _) | (None, Some(AutoDetect::Nvidia)) => Self::Unknown(Unnumbered::Nvidia),
+            (Some(GpuPlugin::Nvidia) | None, Some(AutoDetect::Nvidia)) => Self::Unknown(Unnumbered::Nvidia),
+            (Some(GpuPlugin::Nvml | GpuPlugin::Nvidia), _) => Self::Unknown(Unnumbered::NotRestarted),
+            (None, Some(AutoDetect::Nvml)) => Self::Unknown(Unnumbered::NoPlugin),
             (Some(GpuPlugin::Other), _) | (None, None | Some(AutoDetect::Off | AutoDetect::Other(_))) => {
                 Self::Listed(match gres {
                     Some(gres) => conf.ordered_by(gres),
@@ -262,27 +254,25 @@ mod tests {
     #[test]
     fn plugin_of_slurmd_decides_which_order_applies() {
         let lines = "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0";
-        let listed =
-            |auto: &str| Numbering::Listed(GresConf::parse(&format!("{auto}\n{lines}"), "n1", |_| None).unwrap());
+        let conf = |auto: &str| GresConf::parse(&format!("{auto}\n{lines}"), "n1", |_| None).unwrap();
+        let listed = |auto: &str| Numbering::Listed(conf(auto).ordered_by("gpu:a:1,gpu:b:1"));
         let unknown = Numbering::Unknown;
         let (detected, stale) = (nvml(2, &[1, 0]), unknown(Unnumbered::NotRestarted));
-        let (nvidia, no_slurmd) = (unknown(Unnumbered::Nvidia), unknown(Unnumbered::NoSlurmd));
+        let (nvidia, no_plugin) = (unknown(Unnumbered::Nvidia), unknown(Unnumbered::NoPlugin));
         for (auto, by_nvml, by_nvidia, by_none) in [
-            ("AutoDetect=nvml", &detected, &nvidia, &no_slurmd),
+            ("AutoDetect=nvml", &detected, &stale, &no_plugin),
             ("AutoDetect=nvidia", &stale, &nvidia, &nvidia),
-            ("AutoDetect=off", &stale, &nvidia, &listed("AutoDetect=off")),
-            ("AutoDetect=rsmi", &stale, &nvidia, &listed("AutoDetect=rsmi")),
-            ("", &stale, &nvidia, &listed("")),
+            ("AutoDetect=off", &stale, &stale, &listed("AutoDetect=off")),
+            ("AutoDetect=rsmi", &stale, &stale, &listed("AutoDetect=rsmi")),
+            ("", &stale, &stale, &listed("")),
         ] {
-            let Numbering::Listed(conf) = listed(auto) else { panic!("lines") };
-            let of = |plugin| Numbering::of(conf.clone(), Some("gpu:b:1,gpu:a:1"), plugin);
+            let of = |plugin| Numbering::of(conf(auto), Some("gpu:a:1,gpu:b:1"), plugin);
             assert_eq!(of(Some(GpuPlugin::Nvml)), *by_nvml, "{auto}");
             assert_eq!(of(Some(GpuPlugin::Nvidia)), *by_nvidia, "{auto}");
             assert_eq!(of(Some(GpuPlugin::Other)), listed(auto), "{auto}");
             assert_eq!(of(None), *by_none, "{auto}");
         }
-        // Only the plugin for NVML gives slurmd devices that gres.conf does not list.
-        assert_eq!(of("AutoDetect=nvml", Some("gpu:2")), nvml(2, &[]));
+        assert_eq!(of("AutoDetect=nvml", Some("gpu:2")), no_plugin);
     }
 
     #[test]

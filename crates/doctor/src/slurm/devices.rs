@@ -37,14 +37,18 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         let message = format!("{path}: {}: key `{}` is not known", unknown.place, unknown.key);
         findings.push(Finding::warning(Area::Slurm, message, "run `slurmd -G`: it refuses keys that it does not know"));
     }
-    // If slurmd does not run, assume that slurmd can load NVML's library.
+    // If the plugin is not known, for example because slurmd does not run, assume that slurmd can load NVML's library.
     let assumed = (conf.auto_detect == Some(AutoDetect::Nvml)).then_some(GpuPlugin::Nvml);
     let plugin = gpu_plugin(host).or(assumed);
-    if conf.auto_detect == Some(AutoDetect::Nvml) && plugin == Some(GpuPlugin::Other) {
-        let message =
-            format!("{path} has AutoDetect=nvml, but slurmd has not loaded NVML, so slurmd uses the lines of the file");
-        let hint = "write AutoDetect=off, or install Slurm's NVML plugin and the library libnvidia-ml.so";
-        findings.push(Finding::warning(Area::Slurm, message, hint));
+    let configured = counts.get("gpu").copied().unwrap_or_default();
+    let listed = conf.gpus().len() as u64;
+    let uses_lines = conf.auto_detect == Some(AutoDetect::Nvml) && plugin == Some(GpuPlugin::Other);
+    if uses_lines {
+        let message = format!("{path} has AutoDetect=nvml, but the running slurmd has not loaded NVML");
+        let cause = format!("slurmd uses the lines of the file instead: the file lists {listed} of {configured} GPUs");
+        let hint = "if the file was changed, restart slurmd; otherwise install Slurm's NVML plugin and the library \
+                    libnvidia-ml.so, or write AutoDetect=off and list all GPUs, then restart slurmd";
+        findings.push(Finding::warning(Area::Slurm, message, hint).cause(cause));
     }
     let numbering = Numbering::of(conf, Some(&gres), plugin);
     // A gres.conf for all nodes can also list or detect GPUs of a node on which Slurm uses no GPU.
@@ -54,11 +58,10 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     }
     // slurmd finds the other devices itself, and compares them with the file.
     let Numbering::Listed(conf) = numbering else { return findings };
-    let configured = counts.get("gpu").copied().unwrap_or_default();
-    let found = conf.gpus().len() as u64;
-    if configured > found {
+    // The other finding names the missing GPUs, and slurmd may have read other lines.
+    if configured > listed && !uses_lines {
         let message = format!("node {node} has fewer GPUs than slurm.conf says, so Slurm marks the node as invalid");
-        let cause = format!("slurm.conf has Gres={gres}, {path} has {found} GPUs for the node");
+        let cause = format!("slurm.conf has Gres={gres}, {path} has {listed} GPUs for the node");
         findings.push(Finding::problem(Area::Slurm, message, PRINT).cause(cause));
     }
     for file in conf.gpus().iter().flat_map(|gpu| &gpu.files).filter(|file| !host.has(file)) {
@@ -98,12 +101,13 @@ fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
     Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
 }
 
-/// Returns the GPU plugin of the running slurmd; `None` if slurmd does not run. Any user can start a
-/// process with the name of slurmd.
+/// Returns the GPU plugin of the running slurmd; `None` if the plugin is not known.
 fn gpu_plugin(host: &Host) -> Option<GpuPlugin> {
     let is_slurmd = |process: &Process| process.name == "slurmd" && host.owner(process.pid) == Some(0);
-    let process = host.processes().into_iter().find(is_slurmd)?;
-    GpuPlugin::in_maps(&fs::read_to_string(host.path(format!("proc/{}/maps", process.pid))).ok()?)
+    let slurmds = host.processes().into_iter().filter(is_slurmd);
+    GpuPlugin::agreed(
+        slurmds.filter_map(|slurmd| fs::read_to_string(host.path(format!("proc/{}/maps", slurmd.pid))).ok()),
+    )
 }
 
 /// Returns the count of each GRES in `Gres=`.

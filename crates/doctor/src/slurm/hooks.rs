@@ -70,7 +70,8 @@ pub(super) fn deadlines(host: &Host, files: &Files) -> Vec<(String, Option<u32>)
     for (key, command) in [("Prolog", "prolog"), ("Epilog", "epilog")] {
         let texts = texts(host, &scripts_of(host, files, key).1, command);
         for (script, text) in texts.into_iter().filter(|(_, text)| runs(text, command)) {
-            let deadline = code(&text).find(|line| line.contains("gpushctl")).and_then(deadline);
+            let runs = |line: &&str| line.contains("gpushctl") && line.contains(&format!("slurm {command}"));
+            let deadline = code(&text).filter(runs).find_map(deadline);
             found.push((script, deadline));
         }
     }
