@@ -26,6 +26,7 @@ mod host_services;
 mod http;
 mod idempotency;
 mod lanes;
+mod late_driver;
 mod leases;
 mod life;
 mod listen;

@@ -3,6 +3,10 @@
 //! Most settings take effect at once. The options of the driver worker and the path of the second
 //! socket take effect only when gpushd starts. Until then, the old values stay active and are shown
 //! next to the values in the file.
+//!
+//! gpushd keeps a copy of the last valid file in its state directory. If the file has errors when
+//! systemd starts gpushd, gpushd serves with the copy and reports the errors, as after a reload of
+//! such a file. Without the copy, the daemons and leases of users would lose their rules.
 
 use std::{
     io,
@@ -93,15 +97,17 @@ struct Inner {
     path: PathBuf,
     must_exist: bool,
     trust: Trust,
+    /// The copy of the last valid file.
+    copy: Option<PathBuf>,
     state: RwLock<CurrentSettings>,
 }
 
 #[derive(Debug)]
 struct CurrentSettings {
     config: Arc<Config>,
-    /// Whether the config was read from the file.
-    from_file: bool,
-    /// The error of the last reload, if it failed.
+    /// The content of the file; `None` if there is no file.
+    text: Option<Vec<u8>>,
+    /// The error of the last start or reload, if it failed.
     trouble: Option<ApiError>,
     /// Changes in the file that need a restart.
     pending: Vec<PendingRestart>,
@@ -114,15 +120,69 @@ pub(crate) struct Candidate {
     pub(crate) config: Config,
     /// The content of the file.
     pub(crate) in_file: Config,
-    from_file: bool,
+    text: Option<Vec<u8>>,
 }
 
 impl Settings {
     /// Reads the config at start.
     pub(crate) fn load(path: &Path, must_exist: bool, trust: Trust) -> Result<Self, ConfigLoadError> {
-        let (config, from_file) = read(path, must_exist, trust)?;
-        let state = CurrentSettings { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
-        Ok(Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, state: RwLock::new(state) })))
+        let (config, text) = read(path, must_exist, trust)?;
+        Ok(Self::new(path, must_exist, trust, None, (config, text, None)))
+    }
+
+    /// Reads the config when systemd starts gpushd. If the file has errors, uses `copy`, the copy of the last valid file.
+    /// `has_history` says whether a gpushd has run before: then rules may exist, so gpushd does not start without them.
+    ///
+    /// # Errors
+    /// If the file cannot be used, and neither can the copy.
+    pub(crate) fn load_as_service(
+        path: &Path,
+        must_exist: bool,
+        trust: Trust,
+        copy: &Path,
+        has_history: bool,
+    ) -> Result<Self, ConfigLoadError> {
+        let loaded = match read(path, must_exist, trust) {
+            Ok((config, text)) => (config, text, None),
+            Err(error @ ConfigLoadError::Wrong(_)) => {
+                let text = std::fs::read(copy).ok();
+                let last = text.as_ref().map(|text| Config::from_bytes(text, &copy.display().to_string()));
+                let trouble = error.to_api();
+                match last {
+                    Some(Ok(config)) => (config, text, Some(trouble.outcome("gpushd uses the last valid config"))),
+                    None if !has_history => (Config::default(), None, Some(trouble.outcome("gpushd manages no GPU"))),
+                    None | Some(Err(_)) => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self::new(path, must_exist, trust, Some(copy.to_owned()), loaded))
+    }
+
+    fn new(
+        path: &Path,
+        must_exist: bool,
+        trust: Trust,
+        copy: Option<PathBuf>,
+        (config, text, trouble): (Config, Option<Vec<u8>>, Option<ApiError>),
+    ) -> Self {
+        let state = CurrentSettings { config: Arc::new(config), text, trouble, pending: Vec::new() };
+        Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, copy, state: RwLock::new(state) }))
+    }
+
+    /// Writes the copy of the active config.
+    pub(crate) fn keep_copy(&self) {
+        let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(copy) = self.0.copy.as_ref().filter(|_| state.trouble.is_none()) else { return };
+        let text = state.text.clone().unwrap_or_default();
+        drop(state);
+        if std::fs::read(copy).is_ok_and(|kept| kept == text) {
+            return;
+        }
+        let new = copy.with_extension("new");
+        if let Err(error) = std::fs::write(&new, &text).and_then(|()| std::fs::rename(&new, copy)) {
+            tracing::warn!("cannot write {}: {error}", copy.display());
+        }
     }
 
     /// Reads the file again, without applying it.
@@ -130,20 +190,22 @@ impl Settings {
     /// # Errors
     /// If the file is invalid or unreadable.
     pub(crate) fn candidate(&self) -> Result<Candidate, ApiError> {
-        let (in_file, from_file) =
+        let (in_file, text) =
             read(&self.0.path, self.0.must_exist, self.0.trust).map_err(|trouble| trouble.to_api())?;
         let in_force = self.config();
         let mut config = Config { driver: in_force.driver.clone(), ..in_file.clone() };
         config.api.admin_socket.clone_from(&in_force.api.admin_socket);
-        Ok(Candidate { config, in_file, from_file })
+        Ok(Candidate { config, in_file, text })
     }
 
     /// Applies a candidate.
     pub(crate) fn activate(&self, candidate: Candidate) {
-        let Candidate { config, in_file, from_file } = candidate;
+        let Candidate { config, in_file, text } = candidate;
         let pending = config.pending_restart(&in_file);
         let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
-        *state = CurrentSettings { config: Arc::new(config), from_file, trouble: None, pending };
+        *state = CurrentSettings { config: Arc::new(config), text, trouble: None, pending };
+        drop(state);
+        self.keep_copy();
     }
 
     /// Stores why a reload was refused, and returns the error.
@@ -167,7 +229,7 @@ impl Settings {
     /// Returns the path of the file; `None` if there is no file and the defaults apply.
     pub(crate) fn file(&self) -> Option<String> {
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
-        state.from_file.then(|| self.0.path.display().to_string())
+        state.text.is_some().then(|| self.0.path.display().to_string())
     }
 
     /// Returns the changes in the file that need a restart.
@@ -175,13 +237,13 @@ impl Settings {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner).pending.clone()
     }
 
-    /// Returns the error of the last reload, if it failed.
+    /// Returns the error of the last start or reload, if the file was not loaded.
     pub(crate) fn trouble(&self) -> Option<ApiError> {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
 }
 
-fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), ConfigLoadError> {
+fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, Option<Vec<u8>>), ConfigLoadError> {
     use std::os::unix::fs::OpenOptionsExt;
 
     use io::Read;
@@ -194,7 +256,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
             if must_exist {
                 return Err(ConfigLoadError::Absent { path: path.to_owned() });
             }
-            return Ok((Config::default(), false));
+            return Ok((Config::default(), None));
         }
         Err(error) => return Err(unreadable(error)),
     };
@@ -209,7 +271,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), C
     // Reads one byte more than permitted, so that the parser reports a file that is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigLoadError::Wrong)?;
-    Ok((config, true))
+    Ok((config, Some(bytes)))
 }
 
 #[cfg(test)]
@@ -256,6 +318,32 @@ mod tests {
         mode(0o666);
         let error = settings.candidate().unwrap_err();
         assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`chmod go-w ")), "{error:?}");
+    }
+
+    #[test]
+    fn service_with_invalid_config_uses_the_last_valid_one() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [path, copy] = ["config.toml", "copy"].map(|name| scratch.path().join(name));
+        let load = |has_history| Settings::load_as_service(&path, true, Trust::Logged, &copy, has_history);
+        std::fs::write(&path, "auto_reconcile = 7\n").unwrap();
+        let first = load(false).unwrap();
+        assert_eq!(*first.config(), Config::default());
+        let trouble = first.trouble().unwrap();
+        assert!(trouble.causes[0].starts_with("line 1, column 18: "), "{trouble:?}");
+        first.keep_copy();
+        assert!(load(true).is_err(), "the rules of an earlier gpushd are not known");
+
+        std::fs::write(&path, "auto_reconcile = true\n").unwrap();
+        load(true).unwrap().keep_copy();
+        std::fs::write(&path, "auto_reconcile = 7\n").unwrap();
+        let settings = load(true).unwrap();
+        assert!(settings.config().auto_reconcile && settings.trouble().is_some());
+        // The copy follows a reload.
+        std::fs::write(&path, "auto_reconcile = false\n").unwrap();
+        settings.activate(settings.candidate().unwrap());
+        assert_eq!(settings.trouble(), None);
+        std::fs::write(&path, "\u{0}").unwrap();
+        assert!(!load(true).unwrap().config().auto_reconcile);
     }
 
     #[test]

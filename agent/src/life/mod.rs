@@ -21,6 +21,7 @@ mod reloading;
 
 use std::{
     path::{Path, PathBuf},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -51,6 +52,7 @@ use crate::{
     durable::{self, StoredState},
     host_services::HostServices,
     http::{self, Handles},
+    late_driver::LateDriver,
     leases,
     listen::{
         accept::{self, SocketKind},
@@ -64,11 +66,11 @@ use crate::{
     options::{Arguments, Paths, ProcessEnvironment, Trust},
     overrides, processes,
     reload::ReloadCommand,
-    settings::Settings,
+    settings::{ConfigLoadError, Settings},
     shared_gpus,
     signals::{self, SignalRequest, Signals},
     startup,
-    state::{State, readings::Readings},
+    state::{State, readings::Readings, words},
     timeslice, watchdog,
 };
 
@@ -94,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let handed_over = Listening::take_passed()?;
     let early = signals::register().context("signals can't be handled")?;
     let paths = Paths::resolve(arguments, &ProcessEnvironment::of_this_process())?;
-    let settings = Settings::load(&paths.config, paths.config_named, paths.trust)?;
+    let settings = settings(&paths)?;
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
@@ -107,6 +109,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         marker: &paths.store_marker,
         host_root: &arguments.host_root,
     })?;
+    settings.keep_copy();
     // Dropping the last handle of the store waits for pending writes. So this handle is dropped
     // last, outside of the runtime.
     let store = remembered.store.clone();
@@ -128,15 +131,28 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         services: Default::default(),
         not_started: Default::default(),
     };
+    let record = paths.socket.with_file_name("driver-majors");
+    let late_driver = LateDriver::new(arguments.proc.clone(), arguments.host_root.clone(), record);
     // A log filter from the command line overrides the config.
     let level = arguments.log.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
-    let here =
-        StartupContext { boot, host_root: arguments.host_root.clone(), host_services, early, mps_dir, mps_programs };
+    let host_root = arguments.host_root.clone();
+    let here = StartupContext { boot, host_root, host_services, early, mps_dir, mps_programs, late_driver };
     let result = runtime.block_on(serve(settings, here, remembered, sockets, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
+}
+
+/// Reads the config. If a user starts gpushd by hand, a config with errors ends gpushd. As a service, gpushd keeps
+/// serving the users of the GPUs.
+fn settings(paths: &Paths) -> Result<Settings, ConfigLoadError> {
+    let Paths { config, config_named, trust, state_dir, .. } = paths;
+    if !notify::is_service() {
+        return Settings::load(config, *config_named, *trust);
+    }
+    let (copy, has_history) = (state_dir.join("config.last-valid.toml"), state_dir.join("gpush.db").exists());
+    Settings::load_as_service(config, *config_named, *trust, &copy, has_history)
 }
 
 /// What gpushd knows about its host at start, before the runtime.
@@ -153,6 +169,8 @@ struct StartupContext {
     mps_dir: PathBuf,
     /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
     mps_programs: Option<PathBuf>,
+    /// Detects a driver that was loaded after gpushd started.
+    late_driver: LateDriver,
 }
 
 /// The sockets to serve.
@@ -296,7 +314,13 @@ async fn serve(
     let admin = admin.map(|listener| open(listener, SocketKind::Admin).0);
     let mut server = tokio::spawn(serve_all(public, admin));
     notify::send(Notification::Ready);
-    notify::send(Notification::Status(format!("serving on {name}")));
+    let trouble = handles.settings.trouble();
+    if let Some(trouble) = &trouble {
+        tracing::error!("{}", words::one_line(trouble));
+    }
+    notify::send(Notification::Status(
+        trouble.map_or_else(|| format!("serving on {name}"), |trouble| words::one_line(&trouble)),
+    ));
     tracing::info!("host {}", machine::describe());
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_reading = tokio::spawn(read_first(readings, hardware.clone(), state.clone()));
@@ -311,6 +335,7 @@ async fn serve(
     let unleased = tokio::spawn(processes::run(unleased));
 
     let reloading = Reloading { reload: &reload, socket_file: &socket_file, level };
+    let mut needs_restart = pin!(here.late_driver.needs_restart(hardware.watch()));
     let ended = loop {
         tokio::select! {
             asked = signals.next() => match asked {
@@ -320,6 +345,10 @@ async fn serve(
             (wish, reply) = inbox.next() => {
                 // Fails if the caller has disconnected.
                 let _ = reply.send(reloading.carry_out(wish).await);
+            }
+            () = &mut needs_restart => {
+                tracing::warn!("the driver was loaded after gpushd started: gpushd restarts, so that systemd allows the driver's devices");
+                break None;
             }
             ended = &mut server => break Some(ended),
         }

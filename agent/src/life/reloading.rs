@@ -71,7 +71,8 @@ impl Reloading<'_> {
                 tracing::error!("{}", words::one_line(error));
                 let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
                 state.events().publish(EventPayload::Config(change));
-                notify::send(Notification::Status("the config has errors and was not loaded".to_owned()));
+                let first = error.causes.first().unwrap_or(&error.message);
+                notify::send(Notification::Status(format!("the config has errors and was not loaded: {first}")));
             }
         }
         reloaded

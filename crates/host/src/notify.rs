@@ -65,6 +65,11 @@ pub fn watchdog_period() -> Option<Duration> {
     is_enabled.then(|| Duration::from_micros(timeout_us) / 2)
 }
 
+/// Returns whether pid 1 started this process as a service that sends notifications.
+pub fn is_service() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some() && nix::unistd::getppid().as_raw() == 1
+}
+
 fn start() -> Option<SyncSender<Notification>> {
     std::env::var_os("NOTIFY_SOCKET")?;
     let (sender, waiting) = sync_channel::<Notification>(MOST_WAITING);
