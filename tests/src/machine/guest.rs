@@ -14,12 +14,30 @@ pub(super) const BUILT: &str = "/opt/built";
 /// Path of the checkout in the machine.
 pub(super) const REPOSITORY: &str = "/opt/gpush";
 
+/// Path of the packages in the machine.
+pub(super) const PACKAGES: &str = "/opt/packages";
+
+/// Environment variable with the directory of the packages to test. `cargo xtask soak` sets it to release builds, which
+/// also run on Debian 11.
+const TESTED_PACKAGES: &str = "GPUSH_TEST_PACKAGES";
+
 /// Path of the simulated host in the machine.
 const HOST: &str = "/var/lib/gpush-sim";
 
 /// Returns the directory of the built programs on this host.
 pub(super) fn built() -> PathBuf {
     program("gpushd").parent().expect("a program is somewhere").to_owned()
+}
+
+/// Returns whether the packages to test are release builds.
+#[must_use]
+pub fn packages_are_releases() -> bool {
+    std::env::var_os(TESTED_PACKAGES).is_some()
+}
+
+/// Returns the directory of the packages on this host. By default, these are packages of the debug build.
+pub(super) fn packages() -> PathBuf {
+    std::env::var_os(TESTED_PACKAGES).map_or_else(|| built().join("packages"), PathBuf::from)
 }
 
 /// Returns the directory of the checkout on this host.
@@ -49,32 +67,44 @@ impl Machine {
         self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
     }
 
-    /// Installs a package of the debug build, in the workspace's version (`None`) or in another
-    /// version. Returns the output of `dpkg`, or `None` if the package does not exist because
-    /// `cargo xtask test` has not built it.
+    /// Returns the path in the machine of a package file, or `None` if the file does not exist because
+    /// `cargo xtask test` has not built it. `file` has the placeholder `VERSION`, and `version` is `None` for the
+    /// version of the workspace.
+    #[must_use]
+    pub fn package(&self, file: &str, version: Option<&str>) -> Option<String> {
+        let file = file.replace("VERSION", version.unwrap_or(env!("CARGO_PKG_VERSION")));
+        if packages().join(&file).is_file() {
+            return Some(format!("{PACKAGES}/{file}"));
+        }
+        println!("SKIPPED packages: {file} is not there; `cargo xtask test` makes it where dpkg-deb and rpmbuild are");
+        None
+    }
+
+    /// Installs the .deb of a version. Returns the output of `dpkg`, or `None` if the package does not exist.
     ///
     /// # Panics
     /// If the package cannot be installed.
     #[must_use]
     pub fn install_package(&self, version: Option<&str>) -> Option<String> {
-        let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
-        let file = format!("packages/gpush_{version}-1_amd64.deb");
-        if !built().join(&file).is_file() {
-            println!("SKIPPED packages: {file} is not there; `cargo xtask test` makes it where dpkg-deb is installed");
-            return None;
-        }
-        Some(self.sh(&format!("dpkg --force-confdef --force-confold --install {BUILT}/{file} 2>&1")))
+        let file = self.package("gpush_VERSION-1_amd64.deb", version)?;
+        Some(self.sh(&format!("dpkg --force-confdef --force-confold --install {file} 2>&1")))
     }
 
     /// Makes gpushd use a simulated host, described in TOML. The unit's sandbox gets one exception:
-    /// the directory of the simulated host.
+    /// the directory of the simulated host. If the package gpush-sim is installed, its programs
+    /// simulate the host.
     ///
     /// # Panics
     /// If the description is refused.
     pub fn simulated_host(&self, toml: &str) {
         self.write("/srv/host.toml", toml);
-        self.sh(&format!("GPUSH_SIM_LIBRARY={BUILT}/libnvidia_ml.so {BUILT}/gpush-sim up /srv/host.toml {HOST}"));
-        let script = format!(r#"eval "$({BUILT}/gpush-sim env {HOST})"; env"#);
+        let simulator = if self.run("test -x /usr/bin/gpush-sim").status.success() {
+            "/usr/bin/gpush-sim".to_owned()
+        } else {
+            format!("env GPUSH_SIM_LIBRARY={BUILT}/libnvidia_ml.so {BUILT}/gpush-sim")
+        };
+        self.sh(&format!("{simulator} up /srv/host.toml {HOST}"));
+        let script = format!(r#"eval "$({simulator} env {HOST})"; env"#);
         let text = self.sh(&script);
         let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];
         // The unit's own socket and state directory remain in use.

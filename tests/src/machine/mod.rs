@@ -10,6 +10,9 @@
 //!                              └──drop──► init killed, cgroups removed, also when a test panics
 //! ```
 //!
+//! A machine of [`Machine::boot_lasting`] keeps its files over [`Machine::reboot`]: they are in a
+//! directory of the host.
+//!
 //! Commands enter the machine through `nsenter` and belong to none of its units. Therefore a test
 //! that checks a sandbox must run its command inside a unit. The machine has no udevd. If the host
 //! assigns the controllers for memory, CPU and tasks to cgroup v1, the machine does not have these
@@ -35,7 +38,7 @@ use nix::{
 };
 
 use self::cgroup::Cgroup;
-pub use self::cgroup::Hierarchy;
+pub use self::{cgroup::Hierarchy, guest::packages_are_releases};
 use crate::agent::PATIENCE;
 
 /// Programs that create and boot machines, with their Debian packages.
@@ -55,9 +58,47 @@ pub struct Machine {
     /// Duration of the boot.
     pub boot: Duration,
     scratch: tempfile::TempDir,
+    root: &'static Path,
+    kind: Kind,
     // The last field, so that it is dropped last: the cgroup is empty after the machine has
     // stopped.
     _cgroup: Cgroup,
+}
+
+/// Where a machine keeps the files that it writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Files {
+    /// In memory, until the machine stops.
+    InMemory,
+    /// In a directory of the host, over reboots.
+    Lasting,
+}
+
+/// A release of Debian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Debian {
+    /// Debian 11, with systemd 247.
+    Bullseye,
+    /// The release of this host.
+    OfHost,
+    /// Debian 13, with Slurm 24.11.
+    Trixie,
+}
+
+/// What kind of machine boots. The default is the Debian release of this host.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    debian: Debian,
+    files: Files,
+    hierarchy: Hierarchy,
+    /// Controllers of cgroup v1 that the machine can mount.
+    controllers: &'static [&'static str],
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self { debian: Debian::OfHost, files: Files::InMemory, hierarchy: Hierarchy::Unified, controllers: &[] }
+    }
 }
 
 impl Machine {
@@ -68,14 +109,26 @@ impl Machine {
     /// If this host can run machines, but the machine does not boot.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
-        Self::boot_with_cgroups(what, Hierarchy::Unified)
+        Self::boot_kind(what, Kind::default())
     }
 
     /// As [`Machine::boot`], with the cgroup hierarchies of another kind of host. The host of the
     /// tests must have these hierarchies.
     #[must_use]
     pub fn boot_with_cgroups(what: &str, hierarchy: Hierarchy) -> Option<Self> {
-        Self::boot_root(what, root::root, &[], hierarchy)
+        Self::boot_kind(what, Kind { hierarchy, ..Kind::default() })
+    }
+
+    /// As [`Machine::boot`], with another release of Debian.
+    #[must_use]
+    pub fn boot_release(what: &str, debian: Debian) -> Option<Self> {
+        Self::boot_kind(what, Kind { debian, ..Kind::default() })
+    }
+
+    /// As [`Machine::boot_release`]. The machine can reboot.
+    #[must_use]
+    pub fn boot_lasting(what: &str, debian: Debian) -> Option<Self> {
+        Self::boot_kind(what, Kind { debian, files: Files::Lasting, ..Kind::default() })
     }
 
     /// As [`Machine::boot`], with Debian 13 and its Slurm 24.11. If the host has the cgroup v1
@@ -83,20 +136,36 @@ impl Machine {
     /// then show the machine's own cgroups.
     #[must_use]
     pub fn boot_with_slurm(what: &str) -> Option<Self> {
-        Self::boot_root(what, root::with_slurm, &["freezer", "devices"], Hierarchy::Unified)
+        Self::boot_kind(what, Kind { debian: Debian::Trixie, controllers: &["freezer", "devices"], ..Kind::default() })
     }
 
-    fn boot_root(
-        what: &str,
-        root: impl FnOnce() -> Result<&'static Path, String>,
-        controllers: &[&str],
-        hierarchy: Hierarchy,
-    ) -> Option<Self> {
+    /// Reboots the machine, as `systemctl reboot` does.
+    ///
+    /// # Panics
+    /// If the machine does not stop or does not come up again, or its files are in memory.
+    pub fn reboot(mut self) -> Self {
+        assert_eq!(self.kind.files, Files::Lasting, "a machine whose files are in memory cannot reboot");
+        let _ = self.run("systemctl --no-block reboot");
+        let until = Instant::now() + PATIENCE;
+        while matches!(self.nspawn.try_wait(), Ok(None)) {
+            assert!(Instant::now() < until, "the machine does not stop:\n{}", self.console());
+            thread::sleep(Duration::from_millis(20));
+        }
+        // The old init has ended: `drop` must not signal its pid.
+        self.init = Pid::from_raw(0);
+        let scratch = std::mem::replace(&mut self.scratch, scratch());
         let name = unique();
-        let able = able().and_then(|()| hierarchy.check());
-        let made = able.and_then(|()| root()).and_then(|root| Ok((root, Cgroup::make(&name, controllers)?)));
+        let cgroup = Cgroup::make(&name, self.kind.controllers).expect("a cgroup as for the first boot");
+        Self::start(&name, self.root, self.kind, scratch, cgroup)
+    }
+
+    fn boot_kind(what: &str, kind: Kind) -> Option<Self> {
+        let name = unique();
+        let able = able().and_then(|()| kind.hierarchy.check());
+        let made = able.and_then(|()| root::root(kind.debian));
+        let made = made.and_then(|root| Ok((root, Cgroup::make(&name, kind.controllers)?)));
         match made {
-            Ok((root, cgroup)) => Some(Self::start(&name, root, cgroup, hierarchy)),
+            Ok((root, cgroup)) => Some(Self::start(&name, root, kind, scratch(), cgroup)),
             Err(why) => {
                 println!("SKIPPED {what}: {why}");
                 None
@@ -104,30 +173,36 @@ impl Machine {
         }
     }
 
-    fn start(name: &str, root: &Path, cgroup: Cgroup, hierarchy: Hierarchy) -> Self {
+    fn start(name: &str, root: &'static Path, kind: Kind, scratch: tempfile::TempDir, cgroup: Cgroup) -> Self {
         let begun = Instant::now();
-        let scratch = tempfile::Builder::new().prefix("gpush-machine-").tempdir().expect("a temporary directory");
+        let _ = std::fs::remove_file(scratch.path().join("notify"));
         let notify = UnixDatagram::bind(scratch.path().join("notify")).expect("a notify socket");
         let console = File::create(scratch.path().join("console")).expect("a file for the console");
-        let mut command = Command::new("systemd-nspawn");
+        let (mut command, volatile, directory) = match kind.files {
+            Files::InMemory => (Command::new("systemd-nspawn"), "overlay", root.to_owned()),
+            Files::Lasting => (with_overlay(root, scratch.path()), "no", scratch.path().join("merged")),
+        };
+        let packages = guest::packages();
         command
             .args(["--quiet", "--boot", "--console=pipe", "--register=no", "--keep-unit", "--notify-ready=yes"])
             // Without this option, DeviceAllow= of units is silently ignored.
             .arg("--system-call-filter=bpf")
-            .arg("--volatile=overlay")
+            .arg(format!("--volatile={volatile}"))
             .arg(format!("--machine={name}"))
             .arg(format!("--bind-ro={}:{}", guest::built().display(), guest::BUILT))
             .arg(format!("--bind-ro={}:{}:norbind", guest::repository().display(), guest::REPOSITORY))
+            .args(packages.is_dir().then(|| format!("--bind-ro={}:{}", packages.display(), guest::PACKAGES)))
             .arg("--directory")
-            .arg(root);
+            .arg(directory);
         let nspawn = cgroup.spawn(&command, |shell| {
-            hierarchy.choose(shell);
+            kind.hierarchy.choose(shell);
             shell.env("NOTIFY_SOCKET", scratch.path().join("notify"));
             shell.env_remove("JOURNAL_STREAM").stdin(Stdio::null());
             shell.stdout(console.try_clone().expect("a descriptor")).stderr(console);
         });
         let nspawn = nspawn.expect("systemd-nspawn can be started");
-        let mut machine = Self { nspawn, init: Pid::from_raw(0), boot: Duration::ZERO, scratch, _cgroup: cgroup };
+        let (init, boot) = (Pid::from_raw(0), Duration::ZERO);
+        let mut machine = Self { nspawn, init, boot, scratch, root, kind, _cgroup: cgroup };
         machine.wait_until_ready(&notify);
         machine.boot = begun.elapsed();
         machine
@@ -332,6 +407,28 @@ fn able() -> Result<(), String> {
         return Err("no mount namespace can be had here".to_owned());
     }
     Ok(())
+}
+
+fn scratch() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("gpush-machine-").tempdir().expect("a temporary directory")
+}
+
+/// Returns a command that runs its arguments as `systemd-nspawn` with the root file system below
+/// `scratch/merged`. Only this command sees the mount, which ends with it.
+fn with_overlay(root: &Path, scratch: &Path) -> Command {
+    let directories = ["upper", "work", "merged"].map(|name| scratch.join(name));
+    directories.iter().for_each(|directory| std::fs::create_dir_all(directory).expect("a directory"));
+    let [upper, work, merged] = directories;
+    let layers = format!("lowerdir={},upperdir={},workdir={}", root.display(), upper.display(), work.display());
+    let mut command = Command::new("unshare");
+    command.args([
+        "--mount",
+        "sh",
+        "-c",
+        "mount -t overlay overlay -o \"$0\" \"$1\" && shift && exec systemd-nspawn \"$@\"",
+    ]);
+    command.arg(layers).arg(merged);
+    command
 }
 
 fn unique() -> String {

@@ -1,11 +1,10 @@
 //! The root file system of the machines: a small Debian with systemd, created once.
 //!
-//! The packages come from the Debian sources in this host's package lists. The release is the same
-//! as on this host, so that programs built here also run in the machine. The root file system with
-//! Slurm 24.11 always has the same later Debian release, from the same sources. Both file systems
-//! are stored below
-//! the target directory, and are created again if the recipe changes. Machines never write to these
-//! file systems.
+//! The packages come from the Debian sources in this host's package lists. Most machines have the
+//! release of this host, so that programs built here also run in the machine. Two root file systems
+//! always have the same release: Debian 13 with Slurm 24.11, and Debian 11, the oldest supported one.
+//! The file systems are stored below the target directory, and are created again if the recipe
+//! changes. Machines never write to them.
 
 use std::{
     fs,
@@ -17,28 +16,28 @@ use std::{
 
 use nix::fcntl::{Flock, FlockArg};
 
+use super::Debian;
 use crate::host::program;
 
-/// Packages of the machine, in addition to the minimal Debian.
+/// Packages of every machine, in addition to the minimal Debian.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,procps";
 
-/// Packages of a machine with Slurm.
-const SLURM: &str = "systemd,systemd-sysv,dbus,procps,slurmd,slurmctld,slurm-client,munge";
+/// Packages of the machine with the release of this host: tests install .rpm files there.
+const OF_HOST: &str = "rpm";
 
-/// The Debian release that has Slurm 24.11.
-const TRIXIE: &str = "trixie";
+/// Packages of the machine with Debian 13, which has Slurm 24.11.
+const SLURM: &str = "slurmd,slurmctld,slurm-client,munge";
 
 /// Returns the directory of the root file system. The first call creates it. If the creation fails,
 /// every caller gets the error.
-pub(super) fn root() -> Result<&'static Path, String> {
-    static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    ROOT.get_or_init(|| made("machine", &release()?, PACKAGES)).as_deref().map_err(Clone::clone)
-}
-
-/// As [`root`], for the root file system of Debian 13 with Slurm.
-pub(super) fn with_slurm() -> Result<&'static Path, String> {
-    static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    ROOT.get_or_init(|| made("machine-slurm", TRIXIE, SLURM)).as_deref().map_err(Clone::clone)
+pub(super) fn root(debian: Debian) -> Result<&'static Path, String> {
+    static ROOTS: [OnceLock<Result<PathBuf, String>>; 3] = [const { OnceLock::new() }; 3];
+    let make = || match debian {
+        Debian::Bullseye => made("machine-11", "bullseye", PACKAGES),
+        Debian::OfHost => made("machine", &release()?, &format!("{PACKAGES},{OF_HOST}")),
+        Debian::Trixie => made("machine-slurm", "trixie", &format!("{PACKAGES},{SLURM}")),
+    };
+    ROOTS[debian as usize].get_or_init(make).as_deref().map_err(Clone::clone)
 }
 
 fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, String> {

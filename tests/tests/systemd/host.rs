@@ -73,6 +73,43 @@ fn service_starts_reloads_recovers_and_stops() {
     assert_eq!(journal.lines().filter(|line| line.starts_with("ready: ")).count(), 3, "{journal}");
 }
 
+/// systemd resolves DeviceAllow= when it starts the unit. So if the driver is loaded later, gpushd
+/// restarts once.
+#[test]
+fn driver_that_is_loaded_late_restarts_gpushd_once() {
+    let Some(machine) = machine("a driver that is loaded late") else { return };
+    let (library, devices) = ("/var/lib/gpush-sim/lib/libnvidia-ml.so.1", "/var/lib/gpush-sim/proc/devices");
+    let absent = format!("mv {library} {library}.absent");
+    let present = |machine: &Machine| {
+        machine.sh(&format!("mv {library}.absent {library}"));
+        machine.await_that("the GPUs are read", |machine| {
+            String::from_utf8_lossy(&machine.run("gpushctl gpu list").stdout).contains("A100")
+        });
+        machine.property("gpushd.service", "NRestarts")
+    };
+    machine.sh(&format!("{absent}; systemctl start gpushd.service"));
+    // NVML does not use this module, so its major number causes no restart.
+    machine.write(devices, "Character devices:\n235 nvidia-uvm\n");
+    assert_eq!(present(&machine), "0", "a host without a driver");
+
+    machine.sh(&format!("systemctl stop gpushd.service; {absent}; systemctl start gpushd.service"));
+    machine.write(devices, "Character devices:\n195 nvidia\n235 nvidia-uvm\n240 nvidia-caps\n");
+    let _ = machine.journal_until("-u gpushd.service", "the driver was loaded after gpushd started");
+    let restarted = |machine: &Machine| machine.property("gpushd.service", "NRestarts") == "1";
+    machine.await_that("gpushd restarts", restarted);
+    assert_eq!(present(&machine), "1", "once");
+
+    // The driver was loaded after systemd resolved the devices and before gpushd started.
+    if !machine.run("mknod /dev/nvidiactl c 195 255").status.success() {
+        return println!("SKIPPED a denied device: the machine permits no device files");
+    }
+    machine.sh(&format!(
+        "systemctl stop gpushd.service; rm /run/gpush/driver-majors; {absent}; systemctl start gpushd.service"
+    ));
+    machine.await_that("gpushd restarts", restarted);
+    assert_eq!(present(&machine), "1", "once");
+}
+
 #[test]
 fn systemd_logs_no_warning_about_units() {
     let Some(machine) = machine("systemd-analyze of the installed units") else { return };

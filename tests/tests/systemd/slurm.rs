@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use gpush_tests::{
-    machine::Machine,
+    machine::{Debian, Machine},
     page::{blocks, document},
 };
 
@@ -29,6 +29,10 @@ JobAcctGatherType=jobacct_gather/none
 MailProg=/bin/true
 GresTypes=gpu
 ";
+
+/// Creates device nodes of the driver, without devices behind them.
+const DEVICE_NODES: &str = "for n in 0 1 2 3; do mknod -m 666 /dev/nvidia$n c 195 $n || exit; done; mkdir /dev/nvidia-caps
+                            for n in $(seq 3 137); do mknod -m 444 /dev/nvidia-caps/nvidia-cap$n c 240 $n || exit; done";
 
 /// Returns a shell command that runs `line` as a user.
 fn as_user(line: &str) -> String {
@@ -119,9 +123,7 @@ impl Steps {
     fn follow(&self, what: &str, host: &str, change: impl FnOnce(String) -> String) -> Option<(Machine, bool)> {
         let machine = Machine::boot_with_slurm(what)?;
         machine.install_package(None)?;
-        let nodes = "for n in 0 1 2 3; do mknod -m 666 /dev/nvidia$n c 195 $n || exit; done; mkdir /dev/nvidia-caps
-                     for n in $(seq 3 137); do mknod -m 444 /dev/nvidia-caps/nvidia-cap$n c 240 $n || exit; done";
-        if !machine.run(nodes).status.success() {
+        if !machine.run(DEVICE_NODES).status.success() {
             println!("SKIPPED {what}: the machine permits no device files");
             return None;
         }
@@ -284,4 +286,72 @@ fn page_about_mig_layouts_works_with_slurm_24_11() {
     assert!(value(&job("l4:1"), "CUDA_VISIBLE_DEVICES").starts_with("GPU-"));
     machine.await_that("no lease", |machine| leases(machine) == 0);
     assert_eq!(machine.sh("sinfo -h -R"), "", "{}", machine.sh("cat /var/log/slurm/slurmd.log"));
+}
+
+/// After a reboot, slurmd starts and registers when the layouts are applied and the MPS daemons
+/// serve. Driver calls take as long as on hardware.
+#[test]
+fn slurmd_registers_after_layouts_and_mps_of_a_reboot() {
+    let what = "a reboot with Slurm 24.11";
+    let Some(machine) = Machine::boot_lasting(what, Debian::Trixie) else { return };
+    if machine.install_package(None).is_none() {
+        return;
+    }
+    if !machine.run(DEVICE_NODES).status.success() {
+        return println!("SKIPPED {what}: the machine permits no device files");
+    }
+    machine.simulated_host("latencies = true\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n[[gpu]]\nmodel = \"l4\"\n");
+    let bin = "/var/lib/gpush-sim/bin/nvidia-cuda-mps";
+    machine.write(
+        "/etc/gpush/config.toml",
+        format!(
+            "[mps]\ncontrol = \"{bin}-control\"\nserver = \"{bin}-server\"\n\
+             [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\nowner = \"slurm\"\n\
+             [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"
+        ),
+    );
+    machine.sh("systemctl restart gpushd.service && gpushctl ready --timeout 90s && gpushctl apply 0");
+    let lines = machine.sh("gpushctl slurm gres-conf --node n1 0").replace("AutoDetect=nvml", "AutoDetect=off");
+    machine.write("/etc/slurm/gres.conf", &lines);
+    let [controller, node] = free_ports();
+    machine.write(
+        "/etc/slurm/slurm.conf",
+        format!(
+            "{SLURM_CONF}SlurmctldPort={controller}\nSlurmdPort={node}\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n\
+             NodeName=n1 CPUs=2 RealMemory=100 {}\nPartitionName=gpu Nodes=n1 Default=YES State=UP\n",
+            of_slurm_conf(&lines)
+        ),
+    );
+    machine.write("/etc/slurm/cgroup.conf", "CgroupPlugin=disabled\n");
+    // The firmware and the driver of the simulated host.
+    machine.write(
+        "/srv/boot.sh",
+        format!("set -e\n{DEVICE_NODES}\nhostname n1\n/opt/built/gpush-sim reboot /var/lib/gpush-sim\n"),
+    );
+    machine.write(
+        "/etc/systemd/system/hardware.service",
+        "[Unit]\nBefore=gpushd.service gpushd.socket munge.service slurmctld.service slurmd.service\nDefaultDependencies=no\n\
+         [Service]\nType=oneshot\nExecStart=sh /srv/boot.sh\n[Install]\nWantedBy=sysinit.target\n",
+    );
+    machine.write(
+        "/etc/systemd/system/slurmd.service.d/found.conf",
+        "[Service]\nExecStartPre=sh -c 'gpushctl mig assert -g 0 && gpushctl mps list > /srv/found'\n",
+    );
+    machine.sh("echo '127.0.0.1 n1' >> /etc/hosts; install -d -o slurm -g slurm /var/spool/slurmctld /var/spool/slurmd /var/log/slurm");
+    machine.sh("systemctl daemon-reload && systemctl enable --quiet hardware munge slurmctld slurmd");
+
+    let machine = machine.reboot();
+    machine.await_that("an idle node", |machine| machine.run("sinfo -h -o %T").stdout == b"idle\n");
+    let found = machine.sh("cat /srv/found");
+    assert!(found.contains("ready"), "{found}");
+    let at = |unit: &str, when: &str| machine.property(unit, when).parse::<u64>().expect("microseconds");
+    let ready = at("gpush-ready.service", "ActiveEnterTimestampMonotonic");
+    let registered = at("slurmd.service", "ExecMainStartTimestampMonotonic");
+    assert!(ready > 0 && ready <= registered, "{ready} {registered}");
+    let layout = machine.sh("gpushctl operation list");
+    assert!(layout.contains("op-2"), "this boot applied the layout: {layout}");
+    println!(
+        "slurmd started {} ms after gpushd",
+        (registered - at("gpushd.service", "ExecMainStartTimestampMonotonic")) / 1000
+    );
 }

@@ -160,6 +160,24 @@ fn daemons_and_clients_outlive_gpushd() {
 }
 
 #[test]
+fn hung_gpushd_is_restarted_and_daemons_stay() {
+    let Some(machine) = machine("the watchdog of gpushd.service") else { return };
+    machine.write("/etc/systemd/system/gpushd.service.d/watchdog.conf", "[Service]\nWatchdogSec=2\n");
+    machine.sh("systemctl daemon-reload && systemctl restart gpushd.service");
+    machine.await_that("two targets are served", |machine| ready(machine).len() == 2);
+    let (served, hung) = (ready(&machine), machine.main_pid("gpushd.service"));
+    let one = client(&machine, "one", "0");
+    machine.sh(&format!("kill -STOP {hung}"));
+    let _ = machine.journal_until("_PID=1 UNIT=gpushd.service", "Watchdog timeout");
+    machine.await_that("another gpushd", |machine| {
+        !["0".to_owned(), hung.to_string()].contains(&machine.property("gpushd.service", "MainPID"))
+            && ready(machine) == served
+    });
+    assert_eq!(machine.property("gpushd.service", "NRestarts"), "1");
+    assert!(computes(&machine, "one", one));
+}
+
+#[test]
 fn killed_daemon_restarts_with_clean_unit() {
     let Some(machine) = machine("MPS daemons that are killed") else { return };
     let target = target(&machine, 'g');

@@ -1,0 +1,192 @@
+//! The packages on a booted Debian.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod` | the .deb: first start, remove, purge, and the cases in which it refuses the installation |
+//! | `upgrade` | the .deb is upgraded while requests, an operation, leases and MPS clients run |
+//! | `rpm` | the .rpm, installed with `rpm` on Debian |
+//! | `releases` | the .deb on Debian 11 and 13 |
+
+mod releases;
+mod rpm;
+mod upgrade;
+
+use gpush_tests::machine::Machine;
+
+const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
+
+/// Version of the package for the upgrade. Both versions contain the same programs.
+const LATER: &str = "99.0.0";
+
+const CONFIG: &str = "/etc/gpush/config.toml";
+
+/// Boots a machine and installs the package.
+fn machine(what: &str) -> Option<Machine> {
+    let machine = Machine::boot(what)?;
+    let _ = machine.install_package(None)?;
+    Some(machine)
+}
+
+/// Adds a simulated GPU to the machine and waits until gpushd shows it.
+fn with_gpu(machine: &Machine) {
+    machine.simulated_host(HOST);
+    machine.sh("systemctl restart gpushd.service");
+    assert!(machine.sh("gpushctl status").contains("A100"), "gpushd sees the simulated GPU");
+}
+
+#[test]
+fn installed_package_serves_without_config_driver_and_gpu() {
+    let Some(machine) = machine("the package on a host without GPU") else { return };
+    assert_eq!(machine.sh("systemctl is-active gpushd.service gpushd.socket gpushd-admin.socket").lines().count(), 3);
+    assert_eq!(
+        machine.sh("systemctl is-enabled gpushd.service gpushd.socket gpushd-admin.socket | sort -u"),
+        "enabled"
+    );
+    let _ = machine.sh("gpushctl config check");
+    assert_eq!(machine.property("gpushd.service", "NRestarts"), "0");
+    assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
+    // Every file has the checksum that the package lists.
+    assert_eq!(machine.sh("dpkg --verify gpush"), "");
+    // A user can connect to gpushd, and the man page is installed.
+    let _ = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl version");
+    assert!(machine.sh("zcat /usr/share/man/man1/gpushctl.1.gz | head -5").contains("gpushctl"));
+}
+
+#[test]
+fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
+    let Some(machine) = machine("the package's removal") else { return };
+    with_gpu(&machine);
+    machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
+    machine.write(CONFIG, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n");
+    machine.sh("gpushctl config reload && gpushctl apply");
+    let job = job(&machine);
+    let before = machine.sh("cat /var/lib/gpush-sim/state 2>/dev/null | cksum");
+    let said = machine.sh("dpkg --remove gpush 2>&1");
+    assert!(
+        said.contains("MIG instances, compute modes and time-slice settings of the GPUs stay as they are"),
+        "{said}"
+    );
+    assert_eq!(machine.sh("cat /var/lib/gpush-sim/state 2>/dev/null | cksum"), before, "no driver call was made");
+    assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
+    machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}"));
+
+    // The recorded state is available again after the package is reinstalled.
+    let _ = machine.install_package(None);
+    let history = machine.sh("gpushctl operation list");
+    assert!(history.contains("op-1"), "{history}");
+    assert_eq!(machine.sh("gpushctl lease list -o name"), "L1", "the lease is active again");
+    assert_eq!(machine.main_pid(JOB), job, "no job was ended");
+
+    let said = machine.sh("dpkg --purge gpush 2>&1");
+    let left = machine.sh("ls -d /etc/gpush /var/lib/gpush /run/gpush /run/gpush-mps /var/log/gpush-mps \
+         /etc/systemd/system/*/gpushd* 2>/dev/null; true");
+    assert_eq!(left, "", "{said}");
+    machine.sh("getent group gpush");
+    assert_eq!(machine.main_pid(JOB), job, "no job was ended");
+}
+
+/// The unit of a job with a lease.
+const JOB: &str = "job.service";
+
+/// Starts a job with a lease of a MIG device. Returns the pid of the job.
+fn job(machine: &Machine) -> u32 {
+    machine.sh(
+        "systemd-run --quiet --unit=job --uid=65534 gpushctl run --mig 3g.40gb -- sh -c 'echo leased; exec sleep 1000'",
+    );
+    let _ = machine.journal_until("_SYSTEMD_UNIT=job.service", "leased");
+    machine.main_pid(JOB)
+}
+
+/// A config with an error does not end the service. `systemctl status` names the place of the error.
+#[test]
+fn bad_config_keeps_the_last_valid_one_at_reload_and_start() {
+    let Some(machine) = machine("a config with an error") else { return };
+    with_gpu(&machine);
+    machine.write(CONFIG, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n");
+    machine.sh("gpushctl config reload");
+    machine.write(CONFIG, "[log]\nlevel = \"debug\"\n[mpz]\n");
+    let status = |machine: &Machine| machine.sh("systemctl status --no-pager --lines=0 gpushd.service");
+    let reload = machine.run("gpushctl config reload 2>&1");
+    let said = String::from_utf8_lossy(&reload.stdout).into_owned();
+    assert!(!reload.status.success() && said.contains("line 3, column 2"), "{said}");
+    assert!(status(&machine).contains("was not loaded: line 3, column 2"), "{}", status(&machine));
+
+    machine.sh("systemctl restart gpushd.service");
+    assert!(status(&machine).contains("line 3, column 2"), "{}", status(&machine));
+    let shown = machine.run("gpushctl config show");
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("3g.40gb"), "{shown:?}");
+    let shown = machine.run("gpushctl status 2>&1");
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("line 3, column 2"), "{shown:?}");
+    // Without a last valid config, gpushd serves and manages no GPU.
+    machine.sh(
+        "systemctl stop gpushd.service && rm -rf /var/lib/gpush/* /run/gpush/store-* && systemctl start gpushd.service",
+    );
+    assert!(status(&machine).contains("line 3, column 2"), "{}", status(&machine));
+    assert!(machine.sh("gpushctl gpu list").contains("A100"));
+    machine.write(CONFIG, "");
+    machine.sh("gpushctl config reload");
+    assert!(!status(&machine).contains("line 3"), "{}", status(&machine));
+}
+
+/// A process in the sandbox of gpushd's unit cannot do what gpushd does not need. The probes run as
+/// a unit with the same settings.
+#[test]
+fn sandbox_of_the_unit_denies_what_gpushd_does_not_need() {
+    let Some(machine) = machine("the sandbox of gpushd.service") else { return };
+    let probes = [
+        ("write to /etc", "touch /etc/probe"),
+        ("write to /usr", "touch /usr/probe"),
+        ("read home directories", "ls ~root/probe"),
+        ("make a cgroup", "mkdir /sys/fs/cgroup/probe"),
+        // The port is closed. If the socket is denied, the message is another one.
+        ("open a network socket", "( exec 3<>/dev/tcp/127.0.0.1/9 ) 2>&1 | grep -q refused"),
+        ("open another device", "( : < /dev/net/tun ) 2>&1 | grep -qv 'not permitted' || : < /dev/net/tun"),
+        ("make a device node", "mknod /run/gpush/node c 1 3"),
+        ("make a namespace", "unshare --mount true"),
+    ];
+    let lines =
+        probes.map(|(what, line)| format!("if ( {line} ) >/dev/null 2>&1; then echo 'permitted: {what}'; fi\n"));
+    let own =
+        "rm -f /run/gpush/probe; touch /var/lib/gpush/probe /run/gpush/probe /run/gpush-mps/probe && echo probed\n";
+    machine.write("/srv/probe.sh", lines.concat() + own);
+    machine.sh("touch ~root/probe");
+    // The unit of gpushd with another program, and a unit without a sandbox, in which all probes must succeed.
+    machine.sh("sed -e 's|^ExecStart=.*|ExecStart=/bin/bash /srv/probe.sh|' -e 's|^Type=.*|Type=oneshot|' -e '/^Restart=/d' -e '/^Sockets=/d' \
+        /usr/lib/systemd/system/gpushd.service > /etc/systemd/system/probe.service && systemctl daemon-reload");
+    let probe = |start: &str| {
+        machine.sh(start);
+        let _ = machine.journal_until("-t bash", "probed");
+        machine.sh("journalctl --no-pager --output=cat -t bash; journalctl --rotate --vacuum-time=1s 2>/dev/null")
+    };
+    let said = probe("systemctl start probe.service");
+    assert!(!said.contains("permitted"), "{said}");
+    let said = probe("systemd-run --quiet --wait --unit=without bash /srv/probe.sh");
+    assert_eq!(said.matches("permitted").count(), probes.len(), "{said}");
+}
+
+#[test]
+fn package_refuses_old_kernel_and_newer_database() {
+    let Some(machine) = Machine::boot("what the package refuses") else { return };
+    machine.put("/usr/local/sbin/uname", "#!/bin/sh\necho 4.18.0-553.el8_10.x86_64\n");
+    let Some(file) = machine.package("gpush_VERSION-1_amd64.deb", None) else { return };
+    let install = format!("dpkg --install {file} 2>&1");
+    let old = machine.run(&install);
+    let said = String::from_utf8_lossy(&old.stdout).into_owned();
+    assert!(
+        !old.status.success() && said.contains("gpush needs Linux 5.4 or later, and this host runs Linux 4.18"),
+        "{said}"
+    );
+    assert!(!machine.run("test -e /usr/sbin/gpushd").status.success(), "nothing was unpacked");
+    machine.sh("rm /usr/local/sbin/uname");
+
+    // SQLite stores `user_version` at offset 60 of the file header.
+    machine.sh("mkdir -p /var/lib/gpush && { head -c 60 /dev/zero; printf '\\0\\0\\1\\0'; } > /var/lib/gpush/gpush.db");
+    let newer = machine.run(&install);
+    let said = String::from_utf8_lossy(&newer.stdout).into_owned();
+    assert!(!newer.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
+    // The command that the message suggests works.
+    let way = said.lines().find_map(|line| line.split_once("  systemctl stop")).expect("a command").1.to_owned();
+    let _ = machine.run(&format!("systemctl stop{way}"));
+    let _ = machine.sh(&install);
+    let _ = machine.sh("gpushctl version");
+}

@@ -1,0 +1,54 @@
+//! The .rpm, installed with `rpm` on a booted Debian. Debian's rpm has no database of installed
+//! packages, so these tests do not check the dependencies of the package.
+
+use gpush_tests::machine::Machine;
+
+use super::{CONFIG, LATER, with_gpu};
+
+/// Runs `rpm` on a package file. `--force-debian` permits rpm on Debian.
+fn rpm(machine: &Machine, how: &str) -> String {
+    machine.sh(&format!("rpm --force-debian --nodeps {how} 2>&1"))
+}
+
+#[test]
+fn rpm_is_installed_upgraded_and_removed() {
+    let Some(machine) = Machine::boot("the .rpm package") else { return };
+    let file = "gpush-VERSION-1.x86_64.rpm";
+    let (Some(first), Some(later)) = (machine.package(file, None), machine.package(file, Some(LATER))) else { return };
+    rpm(&machine, &format!("--install {first}"));
+    // RHEL and Fedora enable a unit according to their presets. The package has a preset.
+    assert_eq!(
+        machine.sh("systemctl is-enabled gpushd.service gpushd.socket gpush-ready.service | sort -u"),
+        "enabled"
+    );
+    assert_eq!(machine.sh("systemctl is-active gpushd.service gpushd.socket gpushd-admin.socket | sort -u"), "active");
+    assert_eq!(rpm(&machine, "--verify gpush"), "");
+    assert_eq!(machine.sh("rpm --query --configfiles gpush"), format!("{CONFIG}\n/etc/needrestart/conf.d/gpush.conf"));
+    with_gpu(&machine);
+    machine.write(CONFIG, machine.sh(&format!("cat {CONFIG}")) + "\n# edited\n");
+    machine.sh("gpushctl mig apply --gpu 0 --layout 3g.40gb --once");
+    let (agent, socket) =
+        (machine.main_pid("gpushd.service"), machine.property("gpushd.socket", "InactiveExitTimestamp"));
+
+    rpm(&machine, &format!("--upgrade {later}"));
+    assert_ne!(machine.main_pid("gpushd.service"), agent, "the new gpushd runs");
+    assert_eq!(machine.property("gpushd.socket", "InactiveExitTimestamp"), socket, "the socket was not restarted");
+    assert!(machine.sh(&format!("cat {CONFIG}")).ends_with("# edited"), "the administrator's config is kept");
+    assert!(machine.sh("gpushctl gpu show 0").contains("3g.40gb"));
+    // An older version is refused only over a newer database.
+    rpm(&machine, &format!("--upgrade --oldpackage {first}"));
+    machine.sh("systemctl stop gpushd.service");
+    // SQLite stores `user_version` at offset 60 of the file header.
+    machine.sh("printf '\\0\\0\\1\\0' | dd of=/var/lib/gpush/gpush.db bs=1 seek=60 conv=notrunc 2>&1");
+    let refused = machine.run(&format!("rpm --force-debian --nodeps --upgrade {later} 2>&1"));
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(!refused.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
+
+    let said = rpm(&machine, "--erase gpush");
+    assert!(said.contains("of the GPUs stay as they are"), "{said}");
+    assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
+    assert!(!machine.run("test -e /usr/sbin/gpushd").status.success());
+    // rpm keeps an edited config under another name.
+    machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}.rpmsave"));
+    assert_eq!(machine.sh("ls /etc/systemd/system/*/gpush* 2>/dev/null; true"), "", "no unit stays enabled");
+}
