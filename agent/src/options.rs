@@ -136,7 +136,7 @@ pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
     // Users need no subcommand.
     let mut command = Arguments::command().subcommand_required(false);
     command.build();
-    let see_also = ["gpushctl(1)".to_owned(), "systemctl(1)".to_owned(), "nvidia-smi(1)".to_owned()];
+    let see_also = ["gpush-config(5)", "gpushctl(1)", "systemctl(1)", "nvidia-smi(1)"].map(str::to_owned);
     gpush_man::page(&command, "gpushd", "8", &gpush_man::Appendix { files: &FILES, see_also: &see_also })
 }
 

@@ -5,7 +5,11 @@
 //! with times of the same machine. The document contains no date, so that a second run on the same
 //! machine changes little.
 
-use std::{fmt::Write as _, fs, process::Stdio};
+use std::{
+    fmt::Write as _,
+    fs,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -48,16 +52,21 @@ const REPORTS: &[&[&str]] = &[
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "hung"],
 ];
 
+/// The report about the packages, which needs packages for hosts.
+const PACKAGES: &[&str] =
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "packages"];
+
 /// Runs all measurements. Returns true if every target is met.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     println!("building the programs as shipped");
     workspace::build_programs(Build::Release)?;
     let mut reports = Vec::new();
     for command in REPORTS {
-        let report = measure(command)?;
+        let report = measure(workspace::cargo(), command)?;
         print!("\n{}", table(&report));
         reports.push(report);
     }
+    reports.extend(packages()?.inspect(|report| print!("\n{}", table(report))));
     let missed: Vec<String> = reports.iter().flat_map(targets).filter(|target| !target.met).map(|t| t.what).collect();
     if !arguments.check {
         let path = workspace::root().join("docs/benchmarks.md");
@@ -74,8 +83,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(missed.is_empty() || !arguments.check)
 }
 
-fn measure(command: &[&str]) -> Result<Value> {
-    let output = workspace::cargo().args(command).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+/// Builds the packages for hosts, and measures them. Without cargo-zigbuild, there are no such packages.
+fn packages() -> Result<Option<Value>> {
+    if !workspace::is_installed("cargo-zigbuild") {
+        println!("SKIPPED packages: cargo-zigbuild is not installed");
+        return Ok(None);
+    }
+    let xtask = std::env::current_exe().context("the path of xtask is not known")?;
+    if !Command::new(xtask).arg("package").status().context("xtask cannot be started")?.success() {
+        bail!("`cargo xtask package` failed");
+    }
+    let mut command = workspace::cargo();
+    command.env("GPUSH_TEST_PACKAGES", workspace::target().join("package"));
+    measure(command, PACKAGES).map(Some)
+}
+
+fn measure(mut cargo: Command, command: &[&str]) -> Result<Value> {
+    let output = cargo.args(command).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.context("cargo cannot be started")?;
     if !output.status.success() {
         bail!("`cargo {}` failed ({})", command.join(" "), output.status);

@@ -93,8 +93,30 @@ fn man_of(programs: &Path, check: bool) -> Result<String> {
         bail!("gpushctl wrote no man page");
     }
     files.push(("gpushd.8".to_owned(), output(Command::new(programs.join("gpushd")).arg("man"))?));
+    let example = workspace::root().join("config.example.toml");
+    let example = fs::read_to_string(&example).with_context(|| format!("cannot read {}", example.display()))?;
+    files.push(("gpush-config.5".to_owned(), config_page(&example)));
     files.sort();
     write_or_compare(&workspace::target().join("man"), &files, check, "man")
+}
+
+/// Returns the man page gpush-config(5). Its main part is the example config, which has every key with its default and a
+/// description.
+fn config_page(example: &str) -> String {
+    let escaped = |line: &str| {
+        let line = line.replace('\\', "\\e").replace('-', "\\-");
+        // A line that begins with one of these characters would be a request to troff.
+        if line.starts_with(['.', '\'']) { format!("\\&{line}") } else { line }
+    };
+    let config: String = example.lines().map(|line| escaped(line) + "\n").collect();
+    format!(
+        ".TH gpush-config 5 \"\" \"gpush {version}\" gpush\n.SH NAME\ngpush\\-config \\- config of gpushd\n\
+         .SH DESCRIPTION\nThe config is a TOML file. It contains settings of gpushd, and rules: each rule says how gpushd manages \
+         its GPUs. The package installs the following file, which has every key with its default.\n\
+         .SH CONFIG\n.nf\n{config}.fi\n.SH FILES\n.TP\n/etc/gpush/config.toml\nThe config. If this file does not exist, \
+         gpushd manages no GPU.\n.SH \"SEE ALSO\"\ngpushd(8), gpushctl\\-config(1), gpushctl\\-config\\-check(1)\n",
+        version = env!("CARGO_PKG_VERSION"),
+    )
 }
 
 fn output(command: &mut Command) -> Result<String> {
@@ -130,6 +152,12 @@ fn write_or_compare(folder: &Path, files: &[(String, String)], check: bool, task
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn config_page_escapes_what_troff_would_interpret() {
+        let page = config_page(".driver\n# a-b \\n\n");
+        assert!(page.contains(".nf\n\\&.driver\n# a\\-b \\en\n.fi\n"), "{page}");
+    }
 
     #[test]
     fn drift_of_a_generated_file_is_found() {

@@ -39,9 +39,9 @@ const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
 
 /// Programs that tests run, with their Debian packages: a client of the driver, a tracer that kills
 /// processes at system calls, a clock for single programs, NVIDIA's control daemon, tools that
-/// create and boot machines with systemd, and Slurm's daemons and commands with their
-/// authentication.
-const PROGRAMS: [(&str, &str); 10] = [
+/// create and boot machines with systemd, Slurm's daemons and commands with their authentication, and
+/// the tool that builds .rpm files.
+const PROGRAMS: [(&str, &str); 11] = [
     ("nvtop", "nvtop"),
     ("strace", "strace"),
     ("faketime", "faketime"),
@@ -52,6 +52,7 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("slurmctld", "slurmctld"),
     ("sbatch", "slurm-client"),
     ("munged", "munge"),
+    ("rpmbuild", "rpm"),
 ];
 
 /// Slurm's header for plugins, and the package that contains it.

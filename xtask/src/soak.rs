@@ -6,15 +6,31 @@
 //!    invariants from outside gpushd.
 //! 3. Random steps on leases, compared with a reference model.
 //! 4. Mixed requests, after which gpushd must not use more memory than before.
+//! 5. The packages for hosts, built twice in different folders: on Debian 11, 12 and 13, an upgrade under
+//!    2,000 requests, lintian and rpmlint.
 //!
 //! A failure message names the seed and the step. `--seed` repeats the run.
 
-use anyhow::Result;
+use std::process::Command;
+
+use anyhow::{Context, Result};
 
 use crate::{
     step::{self, Outcome},
     workspace,
 };
+
+/// Version of the packages to which the tests upgrade.
+const LATER: &str = "99.0.0";
+
+/// Number of requests around an upgrade, of which none may fail.
+const UPGRADE_REQUESTS: &str = "2000";
+
+/// Builds the packages in a clone of the last commit, and compares them with those of this checkout.
+const AGAIN: &str = "test -z \"$(git status --porcelain)\" || { echo 'SKIPPED: files are not committed'; exit; }
+    rm -rf \"$0\" && git clone --quiet . \"$0\" && cd \"$0\" && export CARGO_TARGET_DIR=\"$0/target\"
+    cargo run --quiet --package xtask -- package
+    for made in target/package/*.deb target/package/*.rpm; do cmp \"$made\" \"$1/${made##*/}\"; done";
 
 /// The number of steps of each kind.
 #[derive(Debug, clap::Args)]
@@ -43,60 +59,75 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if step::run("build", build, false).outcome != Outcome::Passed {
         return Ok(false);
     }
-    let mut kills = workspace::cargo();
-    kills.args(["test", "--locked", "--package", "gpush-tests", "--test", "mps", "--", "--show-output", "kills::"]);
-    kills.env("GPUSH_TEST_KILLS", arguments.kills.to_string());
-    if let Some(seed) = arguments.seed {
-        kills.env("GPUSH_TEST_SEED", seed.to_string());
-    }
-    let daemons = step::run("kills of what belongs to MPS", kills, true).outcome;
-    let mut units = workspace::cargo();
-    units.args([
-        "test",
-        "--locked",
-        "--package",
-        "gpush-tests",
-        "--test",
-        "systemd",
-        "--",
-        "--show-output",
-        "mps::kills::",
-    ]);
+    let kills = ("GPUSH_TEST_KILLS", arguments.kills);
     // systemd needs seconds for each kill, so the number is smaller.
-    units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());
-    if let Some(seed) = arguments.seed {
-        units.env("GPUSH_TEST_SEED", seed.to_string());
+    let unit_kills = ("GPUSH_TEST_UNIT_KILLS", arguments.kills / 5);
+    let restarts = ("GPUSH_TEST_RESTARTS", arguments.kills / 10);
+    let steps = ("GPUSH_TEST_STEPS", arguments.steps);
+    let leases = ("GPUSH_TEST_LEASE_STEPS", arguments.leases);
+    let requests = ("GPUSH_TEST_REQUESTS", arguments.requests);
+    let mut outcomes = Vec::new();
+    for (name, test, filter, number) in [
+        ("kills of what belongs to MPS", "mps", "kills::", kills),
+        ("kills of units of systemd", "systemd", "mps::kills::", unit_kills),
+        ("restarts of gpushd beside MPS daemons", "systemd", "mps::daemons_and_clients_outlive_gpushd", restarts),
+        ("random steps of MPS and of operations", "load", "steps::", steps),
+        ("random steps of leases", "load", "leases::leases_follow_the_model_in_random_steps", leases),
+        ("memory of gpushd under mixed requests", "load", "memory::", requests),
+    ] {
+        let mut command = tests(test, filter);
+        command.env(number.0, number.1.to_string());
+        if let Some(seed) = arguments.seed {
+            command.env("GPUSH_TEST_SEED", seed.to_string());
+        }
+        outcomes.push(step::run(name, command, true).outcome);
     }
-    let units = step::run("kills of units of systemd", units, true).outcome;
-    let mut steps = workspace::cargo();
-    steps.args(["test", "--locked", "--package", "gpush-tests", "--test", "load", "--", "--show-output", "steps::"]);
-    steps.env("GPUSH_TEST_STEPS", arguments.steps.to_string());
-    if let Some(seed) = arguments.seed {
-        steps.env("GPUSH_TEST_SEED", seed.to_string());
+    outcomes.extend(packages()?);
+    Ok(outcomes.iter().all(|outcome| !matches!(outcome, Outcome::Failed(_))))
+}
+
+/// Returns the command that runs the tests of one test program whose names contain `filter`.
+fn tests(test: &str, filter: &str) -> Command {
+    let mut command = workspace::cargo();
+    command.args(["test", "--locked", "--workspace", "--test", test, "--", "--show-output", filter]);
+    command
+}
+
+/// Builds the packages for hosts, in two versions, and tests them. Skips what this machine cannot do.
+fn packages() -> Result<Vec<Outcome>> {
+    let name = "packages for hosts";
+    if let Some(absent) = ["cargo-zigbuild", "dpkg-deb", "rpmbuild"].iter().find(|name| !workspace::is_installed(name))
+    {
+        return Ok(vec![step::skipped(name, &format!("{absent} is not installed")).outcome]);
     }
-    let steps = step::run("random steps of MPS and of operations", steps, true).outcome;
-    let mut leases = workspace::cargo();
-    let test = "leases::leases_follow_the_model_in_random_steps";
-    leases.args([
-        "test",
-        "--locked",
-        "--package",
-        "gpush-tests",
-        "--test",
-        "load",
-        "--",
-        "--show-output",
-        "--exact",
-        test,
-    ]);
-    leases.env("GPUSH_TEST_LEASE_STEPS", arguments.leases.to_string());
-    if let Some(seed) = arguments.seed {
-        leases.env("GPUSH_TEST_SEED", seed.to_string());
+    let folder = workspace::target().join("package");
+    let xtask = std::env::current_exe().context("the path of xtask is not known")?;
+    let mut package = Command::new(&xtask);
+    package.arg("package");
+    let mut outcomes = vec![step::run(name, package, true).outcome];
+    let mut later = Command::new(&xtask);
+    later.args(["package", "--version", LATER]);
+    outcomes.push(step::run("packages of a later version", later, true).outcome);
+    let mut tested = tests("systemd", "packages::");
+    tested.env("GPUSH_TEST_PACKAGES", &folder).env("GPUSH_TEST_UPGRADE_REQUESTS", UPGRADE_REQUESTS);
+    outcomes.push(step::run("tests of the packages", tested, true).outcome);
+    for (linter, more) in [
+        ("lintian", "--fail-on error,warning --tag-display-limit 0 *_VERSION-1_*.deb"),
+        ("rpmlint", "--config \"$0/packaging/rpm/rpmlint.toml\" *-VERSION-1.*.rpm"),
+    ] {
+        if !workspace::is_installed(linter) {
+            outcomes.push(step::skipped(linter, "it is not installed").outcome);
+            continue;
+        }
+        let mut command = Command::new("sh");
+        let line = format!("{linter} {}", more.replace("VERSION", env!("CARGO_PKG_VERSION")));
+        command.args(["-c", &line]).arg(workspace::root()).current_dir(&folder);
+        outcomes.push(step::run(linter, command, true).outcome);
     }
-    let leases = step::run("random steps of leases", leases, true).outcome;
-    let mut memory = workspace::cargo();
-    memory.args(["test", "--locked", "--package", "gpush-tests", "--test", "load", "--", "--show-output", "memory::"]);
-    memory.env("GPUSH_TEST_REQUESTS", arguments.requests.to_string());
-    let memory = step::run("memory of gpushd under mixed requests", memory, true).outcome;
-    Ok([daemons, units, steps, leases, memory].iter().all(|outcome| *outcome == Outcome::Passed))
+    let clone = workspace::target().join("clone");
+    let mut again = Command::new("sh");
+    again.args(["-ec", AGAIN]).arg(&clone).arg(&folder).current_dir(workspace::root());
+    outcomes.push(step::run("the same packages from another folder", again, true).outcome);
+    let _ = std::fs::remove_dir_all(&clone);
+    Ok(outcomes)
 }

@@ -4,7 +4,12 @@
 //! `N passed, N failed, N skipped`. This line counts tests; a step without tests counts as one
 //! test. The lines before the last line list the skipped tests and their reasons.
 
-use std::{collections::BTreeSet, path::Path, process::Command, time::Instant};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 
@@ -73,8 +78,50 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         steps.push(docs(verbose));
         steps.push(deny(verbose));
     }
+    if std::env::var_os("CI").is_some() {
+        check_budgets(&mut steps, started.elapsed());
+    }
     summary(&steps, &missing, started);
     Ok(!steps.iter().any(|step| matches!(step.outcome, Outcome::Failed(_))))
+}
+
+/// Maximum seconds of each step in CI, from a clean clone on 2 cores.
+const BUDGETS: [(&str, u64); 15] = [
+    ("format", 60),
+    ("arrows", 60),
+    ("tree", 60),
+    ("compatibility", 60),
+    ("links", 60),
+    ("lints", 600),
+    ("build", 900),
+    ("packages for tests", 120),
+    ("tests", 1500),
+    ("failed tests, alone", 300),
+    ("a real GPU", 120),
+    ("man pages, completions", 60),
+    ("demo", 180),
+    ("documentation", 360),
+    ("licences, bans, sources", 120),
+];
+
+/// Maximum seconds of the whole run in CI.
+const WHOLE_BUDGET: u64 = 40 * 60;
+
+/// Makes the steps fail that took longer than their budgets, and adds a failed step if the whole run did. Other
+/// machines run other programs at the same time, so only CI has budgets.
+fn check_budgets(steps: &mut Vec<Step>, whole: Duration) {
+    let over = |took: Duration, most: u64| {
+        (took.as_secs() > most).then(|| Outcome::Failed(format!("took longer than its budget of {most} s")))
+    };
+    for step in steps.iter_mut().filter(|step| step.outcome == Outcome::Passed) {
+        let budget = BUDGETS.iter().find(|(name, _)| *name == step.name);
+        if let Some(failed) = budget.and_then(|(_, most)| over(step.took, *most)) {
+            step.outcome = failed;
+        }
+    }
+    if let Some(failed) = over(whole, WHOLE_BUDGET) {
+        steps.push(step::check("time of all steps", || Ok(failed)));
+    }
 }
 
 /// Prints the summary of a check. An error makes the step fail.
@@ -131,15 +178,16 @@ fn demo(programs: &Path, verbose: bool) -> Step {
     step::run("demo", command, verbose)
 }
 
-/// Builds packages of the debug build in the folder where `tests/tests/systemd/packages.rs` looks
-/// for them. There are two versions, for tests of upgrades.
+/// Builds packages of the debug build in the folder where `tests/tests/systemd/packages` looks for
+/// them. There are two versions, for tests of upgrades.
 fn packages(verbose: bool) -> Step {
     let name = "packages for tests";
     if let Some(program) = ["dpkg-deb", "objcopy"].into_iter().find(|program| !workspace::is_installed(program)) {
         return step::skipped(name, &format!("{program} is not installed"));
     }
     let folder = Build::Debug.folder();
-    let package = "\"$0\" package --debug-build --built --format deb --out \"$1/packages\"";
+    let formats = if workspace::is_installed("rpmbuild") { "deb,rpm" } else { "deb" };
+    let package = format!("\"$0\" package --debug-build --built --format {formats} --out \"$1/packages\"");
     let mut command = Command::new("sh");
     command.args(["-ec", &format!("{package}\n{package} --version 99.0.0")]).arg(folder.join("xtask")).arg(&folder);
     step::run(name, command, verbose)
@@ -226,21 +274,34 @@ fn count(step: &Step) -> TestCount {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
-    #[test]
-    fn failed_step_always_counts() {
-        let step = |outcome, tests| Step {
-            name: "x".into(),
+    fn step(outcome: Outcome, tests: TestCount) -> Step {
+        Step {
+            name: "demo".into(),
             outcome,
-            took: Duration::ZERO,
+            took: Duration::from_secs(100),
             tests,
             skipped: Vec::new(),
             failed_tests: Vec::new(),
             flaky: Vec::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn step_or_run_over_its_budget_fails() {
+        let none = TestCount::default();
+        let slow = Step { took: Duration::from_secs(181), ..step(Outcome::Passed, none) };
+        let mut steps = vec![step(Outcome::Passed, none), slow];
+        check_budgets(&mut steps, Duration::from_secs(WHOLE_BUDGET));
+        assert_eq!(steps[0].outcome, Outcome::Passed);
+        assert_eq!(steps[1].outcome, Outcome::Failed("took longer than its budget of 180 s".into()));
+        check_budgets(&mut steps, Duration::from_secs(WHOLE_BUDGET + 1));
+        assert!(matches!(&steps[2].outcome, Outcome::Failed(why) if why.contains("2400 s")), "{steps:?}");
+    }
+
+    #[test]
+    fn failed_step_always_counts() {
         let none = TestCount::default();
         let some = TestCount { passed: 5, failed: 0, skipped: 1 };
         assert_eq!(count(&step(Outcome::Failed("does not build".into()), none)).failed, 1);

@@ -38,7 +38,7 @@ const FEW: usize = 20;
 /// seconds.
 const DYNAMIC_ROUNDS: usize = 3;
 /// Number of ended leases in the long history.
-const HISTORY: usize = 10_000;
+pub(crate) const HISTORY: usize = 10_000;
 
 /// Tables that a grant writes: a lease, its number, one row of the audit trail, and the head of the
 /// journal.
@@ -224,6 +224,11 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     (median(bare), median(run), free)
 }
 
+/// Requests and ends [`HISTORY`] leases of a time-sliced GPU.
+pub(crate) fn make_history(agent: &Agent) {
+    rate(agent, HISTORY.div_ceil(CLIENTS));
+}
+
 /// Returns how many seconds a grant takes with each of two agents, measured alternately. The first
 /// agent has no history, and the second agent has [`HISTORY`] ended leases.
 fn histories() -> (f64, f64) {
@@ -233,7 +238,7 @@ fn histories() -> (f64, f64) {
         agent.wait_for_layouts_at_start();
         agent
     });
-    rate(&agents[1], HISTORY / CLIENTS);
+    make_history(&agents[1]);
     let mut clients = agents.each_ref().map(|agent| Client::connect(agent.socket()).expect("a connection"));
     let mut seconds = [Vec::new(), Vec::new()];
     for _ in 0..GRANTS {

@@ -13,6 +13,7 @@ mod hung;
 mod leases;
 mod minimum;
 mod mps;
+mod packages;
 mod permute;
 mod reads;
 mod report;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Some("mps") => mps::run().print(),
         Some("slurm") => slurm::run().print(),
         Some("hung") => hung::run().print(),
+        Some("packages") => packages::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
         Some("initialise") => bare::initialise(&arguments[1..]),
         Some("permute") => {
@@ -46,7 +48,9 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, slurm, hung");
+            eprintln!(
+                "one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, slurm, hung, packages"
+            );
             return ExitCode::FAILURE;
         }
     }

@@ -5,15 +5,23 @@ use std::{
     time::Instant,
 };
 
-use gpush_tests::host::Host;
+use gpush_api::OperationState;
+use gpush_tests::{agent::Setup, host::Host};
 
 use crate::{
     ctl::{self, ctl, must},
+    leases,
     report::{Report, median},
 };
 
 /// Number of starts of the agent.
 const STARTS: usize = 15;
+/// Number of boots with a full history, and number of operations in that history.
+const BOOTS: usize = 7;
+const OPERATIONS: usize = 1000;
+/// Seven GPUs with layouts, and one for leases.
+const RULES: &str = "[[gpu]]\nmatch = [\"0-6\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\", \"1g.10gb\"]\n\
+                     [[gpu]]\nmatch = [\"7\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n";
 /// Number of runs of each command.
 const RUNS: usize = 101;
 
@@ -29,6 +37,7 @@ pub(crate) fn start() -> Report {
         answered.push(started.elapsed().as_secs_f64() * 1e3);
         agent.stop();
     }
+    let (booted, history) = boots();
     let slowest = |times: &[f64]| times.iter().copied().fold(f64::NAN, f64::max);
     let row = |what: &str, times: &[f64]| {
         vec![what.into(), format!("{:.0}", median(times.to_vec())), format!("{:.0}", slowest(times))]
@@ -37,16 +46,48 @@ pub(crate) fn start() -> Report {
         "Start of the agent",
         &format!(
             "The times begin with the start of `gpushd`. The first row ends with `READY=1`. The second row ends with \
-             the first answer that lists all 8 simulated GPUs. The table shows the results of {STARTS} starts."
+             the first answer that lists all 8 simulated GPUs. The table shows the results of {STARTS} starts. The last \
+             row shows {BOOTS} starts after a boot, with a database of {OPERATIONS} operations and {} leases. It ends \
+             when gpushd has applied the layouts of 7 GPUs. The simulated driver answers at once.",
+            leases::HISTORY
         ),
         &["", "median ms", "slowest ms"],
     );
     report.rows.push(row("`READY=1`", &ready));
     report.rows.push(row("8 GPUs listed", &answered));
-    let (ready, answered) = (median(ready), median(answered));
+    report.rows.push(row(&format!("layouts of the boot applied, with {history}"), &booted));
+    let (ready, answered, booted) = (median(ready), median(answered), median(booted));
     report.target("agent ready after start", "within 100 ms", &format!("{ready:.0} ms"), ready < 100.0);
     report.target("first answer about 8 GPUs", "within 100 ms", &format!("{answered:.0} ms"), answered < 100.0);
+    report.target("from boot to ready, with full history", "within 300 ms", &format!("{booted:.0} ms"), booted < 300.0);
     report
+}
+
+/// Returns the milliseconds from the start of gpushd after a boot until the layouts are applied, and the size of the
+/// history.
+fn boots() -> (Vec<f64>, String) {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 7\nmig = true\n[[gpu]]\nmodel = \"l4\"\n");
+    let start = || Setup::on(&host).config(RULES).start();
+    let mut agent = start();
+    agent.wait_for_layouts_at_start();
+    leases::make_history(&agent);
+    for turn in 0..OPERATIONS {
+        let layout: &[&str] = if turn % 2 == 0 { &["7g.80gb"] } else { &["3g.40gb"] };
+        assert_eq!(agent.apply_once(&["0"], layout).state, OperationState::Done);
+    }
+    let mut times = Vec::new();
+    for _ in 0..BOOTS {
+        agent.stop();
+        host.sim::<&str>("reboot", &[]);
+        let started = Instant::now();
+        agent = start();
+        agent.wait_for_layouts_at_start();
+        times.push(started.elapsed().as_secs_f64() * 1e3);
+        assert_eq!(agent.gpu(0).mig.expect("MIG").instances.len(), 3);
+    }
+    let database = std::fs::metadata(Setup::on(&host).state_dir().join("gpush.db")).map_or(0, |meta| meta.len());
+    agent.stop();
+    (times, format!("a database of {} KiB", database >> 10))
 }
 
 /// Measures `gpushctl status` and `/bin/true`, alternately.

@@ -36,7 +36,8 @@ pub fn packages_are_releases() -> bool {
 }
 
 /// Returns the directory of the packages on this host. By default, these are packages of the debug build.
-pub(super) fn packages() -> PathBuf {
+#[must_use]
+pub fn packages() -> PathBuf {
     std::env::var_os(TESTED_PACKAGES).map_or_else(|| built().join("packages"), PathBuf::from)
 }
 

@@ -38,7 +38,10 @@ use nix::{
 };
 
 use self::cgroup::Cgroup;
-pub use self::{cgroup::Hierarchy, guest::packages_are_releases};
+pub use self::{
+    cgroup::Hierarchy,
+    guest::{packages, packages_are_releases},
+};
 use crate::agent::PATIENCE;
 
 /// Programs that create and boot machines, with their Debian packages.

@@ -97,6 +97,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("config.example.toml", "/etc/gpush/config.toml"),
     file("config.example.toml", "/usr/share/doc/gpush/examples/config.toml"),
     made("man", ".1", "/usr/share/man/man1/"),
+    made("man", ".5", "/usr/share/man/man5/"),
     made("man", ".8", "/usr/share/man/man8/"),
     made("completions", "gpushctl", "/usr/share/bash-completion/completions/"),
     made("completions", "_gpushctl", "/usr/share/zsh/vendor-completions/"),

@@ -32,12 +32,10 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
         let tree = out.join("work").join("deb").join(package.name());
         copy_tree(&stage.root(package), &tree)?;
         add_changelog(release, package, &tree)?;
-        if package == Package::Gpush {
-            let overrides = tree.join("usr/share/lintian/overrides");
-            fs::create_dir_all(&overrides)?;
-            let text = fs::read_to_string(workspace::root().join("packaging/deb/lintian-overrides"))?;
-            write(&overrides.join("gpush"), &text, 0o644)?;
-        }
+        let overrides = tree.join("usr/share/lintian/overrides");
+        fs::create_dir_all(&overrides)?;
+        let text = fs::read_to_string(workspace::root().join("packaging/deb/lintian-overrides"))?;
+        write(&overrides.join(package.name()), &overrides_of(&text, package), 0o644)?;
         let sums = md5sums(&tree)?;
         let control = tree.join("DEBIAN");
         fs::create_dir_all(&control)?;
@@ -62,6 +60,20 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
 /// Returns the packages of a build. A debug build has no separate symbols.
 pub(super) fn packages(profile: Profile) -> impl Iterator<Item = Package> {
     Package::ALL.into_iter().filter(move |package| profile == Profile::Release || *package != Package::Symbols)
+}
+
+/// Returns the overrides of a package: the lines with its name, each with the comment above it.
+fn overrides_of(text: &str, package: Package) -> String {
+    let own = format!("{}: ", package.name());
+    let (mut kept, mut comment) = (String::new(), String::new());
+    for line in text.lines() {
+        if line.starts_with('#') {
+            comment = format!("{line}\n");
+        } else if line.starts_with(&own) {
+            kept += &format!("{}{line}\n", std::mem::take(&mut comment));
+        }
+    }
+    kept
 }
 
 fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<String> {
@@ -150,4 +162,16 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
 fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn package_gets_its_own_lintian_overrides_with_their_reasons() {
+        let text = "# Why.\ngpush: a *\ngpush-sim: a *\n# Other.\ngpush: b *\n";
+        assert_eq!(overrides_of(text, Package::Gpush), "# Why.\ngpush: a *\n# Other.\ngpush: b *\n");
+        assert_eq!(overrides_of(text, Package::Sim), "# Why.\ngpush-sim: a *\n");
+    }
 }

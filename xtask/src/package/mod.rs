@@ -40,6 +40,10 @@ use anyhow::{Context, Result, bail};
 use self::{build::Profile, contents::Package, scripts::Values, stage::Stage};
 use crate::workspace::{self, Build};
 
+/// Limits for the package `gpush`, in bytes: of the file, and of the installed files.
+const MOST_PACKED: u64 = 8 << 20;
+const MOST_INSTALLED: u64 = 25 << 20;
+
 /// What to package, and where to.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -115,13 +119,33 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         });
     }
     println!("glibc {glibc} or later; database schema {}", values.schema());
-    for path in made {
-        println!("{:>9} KiB  {}", fs::metadata(&path)?.len().div_ceil(1024), path.display());
+    for path in &made {
+        println!("{:>9} KiB  {}", fs::metadata(path)?.len().div_ceil(1024), path.display());
     }
     for package in Package::ALL {
         println!("{:>9} KiB  installed: {}", stage.size(package)?.div_ceil(1024), package.name());
     }
+    if release.profile == Profile::Release {
+        check_sizes(&made, stage.size(Package::Gpush)?)?;
+    }
     Ok(true)
+}
+
+/// Checks the sizes of the package `gpush`: of its files in both formats, and of the installed files.
+fn check_sizes(made: &[PathBuf], installed: u64) -> Result<()> {
+    let mut sizes = vec![("the installed gpush".to_owned(), installed, MOST_INSTALLED)];
+    for path in made {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with("gpush_")
+            || name.strip_prefix("gpush-").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        {
+            sizes.push((name, fs::metadata(path)?.len(), MOST_PACKED));
+        }
+    }
+    match sizes.iter().find(|(_, size, most)| size > most) {
+        Some((what, size, most)) => bail!("{what} has {size} bytes, and the limit is {most}"),
+        None => Ok(()),
+    }
 }
 
 /// Returns the time of the last commit in seconds since 1970, or `SOURCE_DATE_EPOCH` if it is set.
@@ -151,4 +175,24 @@ fn output(command: &mut Command) -> Result<String> {
         bail!("{program} failed ({}): {}{}", done.status, out.trim(), err.trim());
     }
     String::from_utf8(done.stdout).with_context(|| format!("{program} printed no UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_main_package_has_a_size_limit() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = |name: &str, size: u64| {
+            let path = scratch.path().join(name);
+            fs::File::create(&path).unwrap().set_len(size).unwrap();
+            path
+        };
+        let small = [file("gpush_1.0-1_amd64.deb", 1), file("gpush-dbgsym_1.0-1_amd64.deb", MOST_PACKED + 1)];
+        check_sizes(&small, MOST_INSTALLED).unwrap();
+        assert!(check_sizes(&small, MOST_INSTALLED + 1).is_err());
+        let error = check_sizes(&[file("gpush-1.0-1.x86_64.rpm", MOST_PACKED + 1)], 1).unwrap_err();
+        assert!(error.to_string().contains("gpush-1.0-1.x86_64.rpm has 8388609 bytes"), "{error}");
+    }
 }

@@ -32,7 +32,14 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     let work = out.join("work").join("rpm");
     let root = work.join("root");
     fs::create_dir_all(&root)?;
-    let values = values.with("STAGE", work.display().to_string()).with("PAYLOAD", payload.to_owned());
+    let date = output(
+        Command::new("date").args(["--utc", "+%a %b %d %Y", &format!("--date=@{}", release.epoch)]).env("LC_ALL", "C"),
+    )?;
+    let values = values
+        .with("STAGE", work.display().to_string())
+        .with("PAYLOAD", payload.to_owned())
+        .with("MAINTAINER", release.maintainer.clone())
+        .with("DATE", date.trim().to_owned());
     let mut spec = values.fill("rpm/gpush.spec")?;
     for package in Package::ALL {
         let list = work.join(format!("{}.files", package.name()));

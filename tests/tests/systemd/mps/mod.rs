@@ -8,7 +8,7 @@ mod kills;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpush_tests::machine::Machine;
+use gpush_tests::{dice::number, machine::Machine};
 use serde_json::Value;
 
 /// Two GPUs: the first is shared as a whole, and the second has a MIG device that is shared.
@@ -139,7 +139,7 @@ fn daemons_and_clients_outlive_gpushd() {
             "systemctl stop gpushd.service gpushd.socket gpushd-admin.socket; sleep 0.5; systemctl start gpushd.service",
         ),
     ];
-    for (what, line) in steps {
+    for (what, line) in &steps {
         let before = machine.main_pid("gpushd.service");
         machine.sh(line);
         machine.await_that(what, |machine| {
@@ -150,12 +150,22 @@ fn daemons_and_clients_outlive_gpushd() {
             assert!(computes(&machine, name, pid), "{name} after {what}");
         }
     }
+    let restarts = number("GPUSH_TEST_RESTARTS", 3);
+    for _ in 0..restarts {
+        machine.sh("systemctl restart gpushd.service");
+        machine.await_that("the daemons are adopted", |machine| ready(machine) == served);
+    }
+    println!("{restarts} more restarts of gpushd, the same pids of MPS daemons");
+    for (name, pid) in clients {
+        assert!(computes(&machine, name, pid), "{name} after {restarts} restarts");
+    }
     let all = daemons(&machine);
     for (_, pid) in clients {
         assert!(all.iter().any(|daemon| daemon["clients"][0]["pid"] == pid), "{pid}: {all:?}");
     }
     let journal = machine.sh("journalctl --no-pager --output=cat -u gpushd.service");
-    assert_eq!(journal.matches("adopted the MPS daemon").count(), 8, "{journal}");
+    let adopted = usize::try_from(2 * (steps.len() as u64 + restarts)).expect("a small number");
+    assert_eq!(journal.matches("adopted the MPS daemon").count(), adopted, "{journal}");
     assert_eq!(journal.matches("started the MPS daemon").count(), 2, "{journal}");
 }
 
