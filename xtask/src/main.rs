@@ -30,7 +30,7 @@ enum Task {
     Test(test::Arguments),
     /// Run the benchmarks, and write docs/benchmarks.md
     Bench(bench::Arguments),
-    /// Run the random tests with many more steps
+    /// Run the random tests with many more steps, and test the packages for hosts
     Soak(soak::Arguments),
     /// Build the .deb and .rpm packages
     Package(package::Arguments),

@@ -49,7 +49,16 @@ fn installed_package_serves_without_config_driver_and_gpu() {
     assert_eq!(machine.sh("dpkg --verify gpush"), "");
     // A user can connect to gpushd, and the man page is installed.
     let _ = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl version");
-    assert!(machine.sh("zcat /usr/share/man/man1/gpushctl.1.gz | head -5").contains("gpushctl"));
+    for page in ["man1/gpushctl.1", "man5/gpush-config.5", "man8/gpushd.8"] {
+        assert!(machine.sh(&format!("zcat /usr/share/man/{page}.gz | head -5")).contains("gpush"));
+    }
+    // The other socket is for root.
+    let user =
+        "setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl --socket /run/gpush/admin.sock version 2>&1";
+    assert!(String::from_utf8_lossy(&machine.run(user).stdout).contains("ermission"));
+    // A request starts gpushd.
+    machine.sh("systemctl stop gpushd.service && gpushctl version");
+    assert_eq!(machine.property("gpushd.service", "ActiveState"), "active");
 }
 
 #[test]
