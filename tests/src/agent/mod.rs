@@ -129,7 +129,7 @@ impl Agent {
         assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
     }
 
-    /// Waits until gpushd sends the service manager this line.
+    /// Waits until gpushd sends the service manager a line that begins with this text.
     ///
     /// # Panics
     /// If gpushd ends before that, or does not send the line in time.
@@ -139,14 +139,14 @@ impl Agent {
         }
     }
 
-    /// Waits for this line. Returns the exit status if gpushd ends first.
+    /// Waits for such a line. Returns the exit status if gpushd ends first.
     fn says(&mut self, line: &str) -> Result<(), ExitStatus> {
         let until = Instant::now() + PATIENCE;
         self.notify.set_read_timeout(Some(Duration::from_millis(20))).expect("a timeout can be set");
         let mut buffer = [0; 4096];
         loop {
             if let Ok(length) = self.notify.recv(&mut buffer)
-                && String::from_utf8_lossy(&buffer[..length]).lines().any(|said| said == line)
+                && String::from_utf8_lossy(&buffer[..length]).lines().any(|said| said.starts_with(line))
             {
                 return Ok(());
             }
