@@ -28,7 +28,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
         bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
     }
     // For packages that only tests use, strong compression would take too much time.
-    let payload = if release.profile == Profile::Release { "w9.gzdio" } else { "w1.gzdio" };
+    let payload = if release.profile == Profile::Release { "w9.xzdio" } else { "w1.gzdio" };
     let work = out.join("work").join("rpm");
     let root = work.join("root");
     fs::create_dir_all(&root)?;
