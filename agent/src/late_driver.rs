@@ -43,7 +43,10 @@ impl LateDriver {
 
     /// Returns when gpushd must stop, so that systemd starts it with access to the driver's devices.
     pub(crate) async fn needs_restart(self, mut status: watch::Receiver<Status>) {
-        while self.is_service {
+        if !self.is_service {
+            return std::future::pending().await;
+        }
+        loop {
             let has_worker = status.borrow_and_update().worker.is_some();
             if let Some(majors) = self.outdated(has_worker) {
                 // Without the record, gpushd could restart again and again.
@@ -53,11 +56,12 @@ impl LateDriver {
                 }
             }
             tokio::select! {
-                changed = status.changed() => if changed.is_err() { break },
+                changed = status.changed() => if changed.is_err() {
+                    return std::future::pending().await;
+                },
                 () = sleep(INTERVAL), if !has_worker => {}
             }
         }
-        std::future::pending().await
     }
 
     /// Returns the major numbers of the driver if the device rules of this gpushd do not fit them and gpushd has not yet
