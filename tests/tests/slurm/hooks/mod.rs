@@ -52,6 +52,8 @@ struct Node {
     agent: Option<Agent>,
     gres_conf: PathBuf,
     config: String,
+    /// A program named slurmd that starts Prolog, and the plugin that this program has mapped.
+    slurmd: Option<(PathBuf, PathBuf)>,
 }
 
 /// Returns the uid of the user of the jobs. If the test runs as root, the jobs belong to another
@@ -76,7 +78,7 @@ impl Node {
         minors.sort_unstable_by(|one, other| other.cmp(one));
         let lines = minors.iter().map(|minor| format!("Name=gpu File=/dev/nvidia{minor}\n"));
         fs::write(&gres_conf, lines.collect::<String>()).expect("gres.conf can be written");
-        Self { host, agent: Some(agent), gres_conf, config: config.to_owned() }
+        Self { host, agent: Some(agent), gres_conf, config: config.to_owned(), slurmd: None }
     }
 
     fn two_gpus(config: &str) -> Self {
@@ -89,6 +91,14 @@ impl Node {
 
     fn directory(&self) -> PathBuf {
         self.host.scratch("jobs")
+    }
+
+    /// From now on, runs Prolog as the child of a slurmd that has mapped a plugin with this name.
+    fn with_plugin(&mut self, plugin: &str) {
+        let (slurmd, mapped) = (self.host.scratch("slurmd"), self.host.scratch(plugin));
+        fs::copy("/bin/sh", &slurmd).expect("a copy of the shell");
+        fs::copy(program("libnvidia_ml.so"), &mapped).expect("a copy of a library");
+        self.slurmd = Some((slurmd, mapped));
     }
 
     /// Kills gpushd. [`Self::start_again`] starts gpushd again.
@@ -115,8 +125,21 @@ impl Node {
 
     /// Returns a command that runs a hook with the gpushd at this socket.
     fn command_at(&self, verb: &str, socket: &Path) -> Command {
-        let mut command = Command::new(program("gpushctl"));
-        command.env_clear().stdin(Stdio::null()).args(["slurm", verb]);
+        let mut command = match &self.slurmd {
+            Some((slurmd, mapped)) if verb == "prolog" => {
+                let mut command = Command::new(slurmd);
+                // The shell stays, because it has a command to run after gpushctl.
+                command.env_clear().env("LD_PRELOAD", mapped);
+                command.args(["-c", "unset LD_PRELOAD; \"$@\"; exit $?", "slurmd"]).arg(program("gpushctl"));
+                command
+            }
+            Some(_) | None => {
+                let mut command = Command::new(program("gpushctl"));
+                command.env_clear();
+                command
+            }
+        };
+        command.stdin(Stdio::null()).args(["slurm", verb]);
         command.arg("--config").arg(self.host.scratch("gpushd.toml")).arg("--dir").arg(self.directory());
         if verb == "task-prolog" {
             if nix::unistd::geteuid().is_root() {

@@ -78,14 +78,20 @@ fn job_without_gres_creates_no_mig_device() {
 /// With `owner = "slurm"`, every job made Prolog fail.
 #[test]
 fn devices_whose_order_is_not_known_fail_the_job_and_not_the_node() {
-    for (owner, detect, gres, reason) in [
-        ("", "nvml", "NodeName=n2 Gres=gpu:2", "slurm.conf has no Gres= with GPUs for the node"),
-        ("owner = \"slurm\"\n", "nvml", "", "slurm.conf has no Gres= with GPUs for the node"),
-        ("owner = \"slurm\"\n", "nvidia", "NodeName=n1 Gres=gpu:2", "gres.conf has AutoDetect=nvidia"),
-        ("owner = \"slurm\"\n", "nvml", "NodeName=n1 Gres=gpu:3", "slurm.conf has 3 GPUs and MIG devices"),
+    let (nvml, nvidia) = (Some("gpu_nvml.so"), Some("gpu_nvidia.so"));
+    for (owner, plugin, detect, gres, reason) in [
+        ("", nvml, "nvml", "NodeName=n2 Gres=gpu:2", "slurm.conf has no Gres= with GPUs for the node"),
+        ("owner = \"slurm\"\n", nvml, "nvml", "", "slurm.conf has no Gres= with GPUs for the node"),
+        ("owner = \"slurm\"\n", nvidia, "nvidia", "NodeName=n1 Gres=gpu:2", "gres.conf has AutoDetect=nvidia"),
+        ("owner = \"slurm\"\n", nvml, "nvml", "NodeName=n1 Gres=gpu:3", "slurm.conf has 3 GPUs and MIG devices"),
+        ("owner = \"slurm\"\n", nvidia, "off", "NodeName=n1 Gres=gpu:2", "slurmd must be restarted"),
+        ("owner = \"slurm\"\n", None, "nvml", "NodeName=n1 Gres=gpu:2", "does not show whether it uses NVML"),
     ] {
-        let node = Node::two_gpus(&format!("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n{owner}"));
+        let mut node = Node::two_gpus(&format!("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n{owner}"));
         std::fs::write(&node.gres_conf, format!("AutoDetect={detect}\n")).expect("gres.conf can be written");
+        if let Some(plugin) = plugin {
+            node.with_plugin(plugin);
+        }
         let slurm_conf = node.host.scratch("slurm.conf");
         std::fs::write(&slurm_conf, format!("{gres}\n")).expect("slurm.conf can be written");
         let job = |id| Job::new(id).on("0").with("SLURM_CONF", slurm_conf.display());
