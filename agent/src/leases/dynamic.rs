@@ -19,7 +19,7 @@ use super::{
     Leases,
     bind::{self, ResolvedBinding, ScopeCreation},
     grant::{answer, audit_record},
-    lease_end, show,
+    lease_end, log, show,
 };
 use crate::{
     apply::Creation,
@@ -113,8 +113,9 @@ impl GrantingLease {
         lease_end::watch(leases, id);
         self.creation.execute(&leases.handles.engine);
         wait_until_decided(leases, id).await;
-        let is_active = |lease: &OpenLease| lease.state.name() == LeaseState::Active;
-        if leases.handles.state.leases().get(id).is_some_and(is_active) {
+        let is_active = |lease: &&OpenLease| lease.state.name() == LeaseState::Active;
+        if let Some(lease) = leases.handles.state.leases().get(id).filter(is_active) {
+            log::change(&lease.record, format!("granted: {}", spec(&lease.record.request)));
             return answer(leases, id, viewer, bound, moving).await;
         }
         drop(moving);

@@ -382,8 +382,7 @@ pub(super) async fn commit(
                 table.reserved.remove(&reservation);
                 table.insert(record.clone());
             });
-            let uid = record.holder.uid;
-            tracing::info!(lease = %record.id, uid, "lease {} granted: {}", record.id, spec(request));
+            super::log::change(&record, format!("granted: {}", spec(request)));
             super::lease_end::watch(leases, record.id);
             leases.ends_changed.notify_one();
             answer(leases, record.id, viewer, bound, moving).await

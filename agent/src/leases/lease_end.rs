@@ -384,7 +384,7 @@ async fn write_end(leases: &Leases, lease: &OpenLease, reason: EndReason) -> Res
         tx.audit(ended_by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
     });
     written.await?;
-    tracing::info!(lease = %id, uid = lease.record.holder.uid, "lease {id} ended: {reason}");
+    super::log::change(&lease.record, format!("ended: {reason}"));
     Ok(())
 }
 

@@ -32,6 +32,7 @@
 //! | `expiry` | leases that have expired, or whose device is gone |
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
+//! | `log` | log entries about the devices of a lease |
 
 mod bind;
 mod change;
@@ -41,6 +42,7 @@ mod explain;
 mod grant;
 mod job;
 mod lease_end;
+mod log;
 mod offers;
 mod pending;
 mod processes;

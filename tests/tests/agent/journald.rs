@@ -132,7 +132,9 @@ fn entries_name_their_objects_in_fields_for_journalctl() {
     let directory = host.scratch("journal");
     fs::create_dir(&directory).expect("a directory");
     let journal = UnixDatagram::bind(directory.join("socket")).expect("a socket");
-    let agent = start_with(&host, &directory, "[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n");
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"none\"\n\
+                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
+    let agent = start_with(&host, &directory, config);
     let uuid = agent.gpu(0).uuid;
     let uid = nix::unistd::geteuid().to_string();
     let value = |entry: &String, name: &str| field(entry, name).map(str::to_owned);
@@ -140,7 +142,11 @@ fn entries_name_their_objects_in_fields_for_journalctl() {
     assert_eq!(agent.post("/v1/gpus/0/cordon", &json!({ "reason": "a new fan" })).status, 200);
     let told = read_until(&journal, "a new fan");
     let entry = told.last().expect("the entry of the cordon");
-    assert_eq!((value(entry, "GPUSH_GPU"), value(entry, "GPUSH_UID")), (Some(uuid), Some(uid.clone())), "{entry:?}");
+    assert_eq!(
+        (value(entry, "GPUSH_GPU"), value(entry, "GPUSH_UID")),
+        (Some(uuid.clone()), Some(uid.clone())),
+        "{entry:?}"
+    );
     assert_eq!(agent.post("/v1/gpus/0/uncordon", &json!({})).status, 200);
 
     let operation = agent.apply_once(&["0"], &["7g.80gb"]);
@@ -155,9 +161,20 @@ fn entries_name_their_objects_in_fields_for_journalctl() {
     let entry = told.last().expect("the entry of the lease");
     assert!(lease.is_some(), "{}", granted.json());
     assert_eq!((value(entry, "GPUSH_LEASE"), value(entry, "GPUSH_UID")), (lease, Some(uid)), "{entry:?}");
+    let granted = agent.post("/v1/leases", &json!({ "share": { "kind": "mig_profile", "profile": "7g.80gb" } })).json();
+    let lease = granted["lease"]["id"].as_str().unwrap_or_else(|| panic!("{granted}"));
+    let device = granted["lease"]["members"][0]["target"].as_str().map(str::to_owned);
+    let told = read_until(&journal, " granted: ");
+    let entry = told.last().expect("the entry of the lease");
+    let fields = (value(entry, "GPUSH_GPU"), value(entry, "GPUSH_MIG"));
+    assert_eq!(fields, (Some(uuid.clone()), device.clone()), "{entry:?}");
+    assert_eq!(agent.post(&format!("/v1/leases/{lease}/release"), &json!({})).status, 200);
+    let told = read_until(&journal, &format!("lease {lease} ended: "));
+    let entry = told.last().expect("the entry of the end");
+    assert_eq!((value(entry, "GPUSH_GPU"), value(entry, "GPUSH_MIG")), (Some(uuid), device), "{entry:?}");
 
     let page = gpush_tests::page::document("install.md");
-    for name in ["GPUSH_GPU", "GPUSH_LEASE", "GPUSH_OPERATION", "GPUSH_UID"] {
+    for name in ["GPUSH_GPU", "GPUSH_MIG", "GPUSH_LEASE", "GPUSH_OPERATION", "GPUSH_UID"] {
         assert!(page.contains(name), "docs/install.md does not explain {name}");
     }
     agent.stop();

@@ -155,7 +155,7 @@ fn reset_obstacle(gpu: &Gpu) -> Option<String> {
     } else if !gpu.processes_known {
         "may be in use: the driver does not list its processes".to_owned()
     } else if instances > 0 {
-        format!("has GPU instances, which a reset destroys")
+        "has GPU instances, which a reset destroys".to_owned()
     } else if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.reset_pending) {
         format!(
             "has a pending MIG mode ({}), which takes effect with a \

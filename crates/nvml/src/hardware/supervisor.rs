@@ -192,7 +192,7 @@ impl Supervisor {
                     let calls = self.machine.abandoned().get(&worker).map(|abandoned| abandoned.calls.join(", "));
                     match calls.filter(|calls| !calls.is_empty()) {
                         Some(calls) => {
-                            tracing::warn!(pid = line.pid, "gpushd kills its driver worker, which hangs in {calls}")
+                            tracing::warn!(pid = line.pid, "gpushd kills its driver worker, which hangs in {calls}");
                         }
                         // A worker that found no driver ends by itself anyway.
                         None => tracing::debug!(worker, pid = line.pid, "gpushd ends its driver worker"),

@@ -126,7 +126,7 @@ fn command_of_run_in_a_service_ends_its_own_lease_only() {
     };
     machine.await_that("both are listed", |machine| listed(machine).len() == 2);
     for process in listed(&machine) {
-        let own = pids.iter().position(|pid| process["pid"].to_string() == *pid).expect("one of both");
+        let own = pids.iter().position(|pid| process["pid"].as_u64() == pid.parse().ok()).expect("one of both");
         assert_eq!((&process["lease_id"], &process["unattributed"]), (&ids[own].as_str().into(), &().into()));
     }
     // The older lease is the one that a process without a name would count for.
