@@ -51,8 +51,7 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
         several => error.cause(format!("GPUs {} are held: gpushd neither changes nor grants them", several.join(", "))),
     };
     error.hint(
-        "check that no user needs their current instances, then release them with `gpushctl recover` \
-        (administrator) or a reboot",
+        "check that no user needs the present instances, then release the GPUs with `gpushctl recover` (administrator) or a reboot",
     )
 }
 

@@ -358,7 +358,9 @@ async fn serve(
     drop(inbox);
     let unfinished = operations.unfinished();
     if unfinished > 0 {
-        tracing::info!("stopping after {unfinished} operations have ended; a second SIGTERM stops at once");
+        tracing::info!(
+            "gpushd waits for {unfinished} running operations, then stops; a second SIGTERM stops it at once"
+        );
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
     // The queue does not begin more operations. `tasks` includes the operations that the queue has

@@ -63,8 +63,7 @@ pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::Sharin
     let forget = move |record: MpsTarget| MpsTarget { set: record.set.filter(|set| set.rule == now), ..record };
     match change(mps, &target.uuid, forget, |_| Ok(())).await {
         Ok(()) => tracing::info!(
-            "{} has another rule: the settings of `mps set` are \
-            discarded",
+            "another rule now applies to {}, so the settings made with `mps set` are discarded",
             target.label()
         ),
         Err(error) => tracing::error!(

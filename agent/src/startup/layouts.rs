@@ -229,7 +229,7 @@ impl Layouts {
         handles.startup.note(
             ProblemSubject::Boot,
             ApiError::new(Code::Internal, "cannot record the boot").cause(error.to_string()).hint(
-                "see `journalctl -u gpushd`; until the boot is recorded, each start of gpushd applies the layouts",
+                "see `journalctl -u gpushd`; until gpushd can record that it applied the layouts after this boot, it applies them at each start",
             ),
         );
     }

@@ -37,7 +37,7 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     let access = match terms.requirement_for(rule.mode == Mode::Mps) {
         LeaseRequirement::Required => "processes without a lease are found, not prevented",
         LeaseRequirement::Optional if shares_devices && through_mps => {
-            "processes without a lease are found on devices that are shared through MPS, not prevented"
+            "on devices that are shared through MPS, gpushd reports processes without a lease, but does not prevent them"
         }
         LeaseRequirement::Optional => "any user can use the GPU without a lease",
     };

@@ -212,8 +212,7 @@ fn open_marker(path: Option<&Path>) -> (Option<ProgressFile>, Recorded) {
             let cause = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
             tracing::warn!(
                 path = %path.display(),
-                "cannot use the marker of the database, so gpushd would treat an emptied state directory as a first \
-                start: {error}{cause}"
+                "cannot use the marker file of the database: {error}{cause}; without this file, gpushd cannot distinguish an emptied state directory from a first start"
             );
             (None, Recorded::Missing)
         }

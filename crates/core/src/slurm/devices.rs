@@ -79,13 +79,13 @@ impl fmt::Display for NotMapped {
             Self::NotAGpu { index, file } => {
                 write!(
                     f,
-                    "gres.conf has {file} for GPU {index} of the job, which is not /dev/nvidia followed by a number"
+                    "for GPU {index} of the job, gres.conf has {file}: this is not /dev/nvidia followed by a number"
                 )
             }
             Self::NotAMigDevice { index, files } => {
                 write!(
                     f,
-                    "gres.conf has {files} for device {index} of the job, which are not the files of a MIG device"
+                    "for device {index} of the job, gres.conf has {files}: these are not the files of a MIG device"
                 )
             }
             Self::Differ { indexes, visible } => {
