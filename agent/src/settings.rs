@@ -170,10 +170,11 @@ impl Settings {
         Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, copy, state: RwLock::new(state) }))
     }
 
-    /// Writes the copy of the active config.
+    /// Writes the copy of the active config. If the file had errors at the first start, the copy is empty, so that the
+    /// next start does not fail.
     pub(crate) fn keep_copy(&self) {
+        let Some(copy) = &self.0.copy else { return };
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(copy) = self.0.copy.as_ref().filter(|_| state.trouble.is_none()) else { return };
         let text = state.text.clone().unwrap_or_default();
         drop(state);
         if std::fs::read(copy).is_ok_and(|kept| kept == text) {
@@ -330,8 +331,9 @@ mod tests {
         assert_eq!(*first.config(), Config::default());
         let trouble = first.trouble().unwrap();
         assert!(trouble.causes[0].starts_with("line 1, column 18: "), "{trouble:?}");
-        first.keep_copy();
         assert!(load(true).is_err(), "the rules of an earlier gpushd are not known");
+        first.keep_copy();
+        assert_eq!(*load(true).unwrap().config(), Config::default(), "the second start of the same host");
 
         std::fs::write(&path, "auto_reconcile = true\n").unwrap();
         load(true).unwrap().keep_copy();
