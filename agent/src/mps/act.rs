@@ -188,7 +188,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, uuid: &str, entry: &
     let leases = mps.leases_on(uuid);
     let inside = seen.clients.len() + seen.waiting.len();
     let why = match (seen.clients_known, inside, leases.len()) {
-        (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether it has clients".to_owned(),
+        (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether the MPS daemon has clients".to_owned(),
         (true, 0, leases) => format!("{} in use", words::leases_clause(leases)),
         (true, 1, _) => "1 client is connected".to_owned(),
         (true, clients, _) => format!("{clients} clients are connected"),

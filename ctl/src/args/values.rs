@@ -75,7 +75,7 @@ pub(super) fn some_number(text: &str) -> Result<usize, String> {
 }
 
 pub(super) fn some_records(text: &str) -> Result<usize, String> {
-    let error = || "write a number from 1 to 1000; `--since` shows all records since then".to_owned();
+    let error = || "write a number from 1 to 1000; to see all records from a time on, use `--since TIME`".to_owned();
     number_from_1(text, 1000).ok_or_else(error)
 }
 

@@ -155,7 +155,8 @@ fn manual_install_puts_files_where_units_expect_them() {
     let scratch = tempfile::tempdir().unwrap();
     let (root, man) = (scratch.path().join("root"), scratch.path().join("man"));
     assert!(install.starts_with("ROOT=\n"), "{install}");
-    let pages = shell(&format!("gpushctl man {0} && echo .TH > {0}/gpushd.8", man.display()), &[]);
+    let pages =
+        shell(&format!("gpushctl man {0} && echo .TH | tee {0}/gpushd.8 > {0}/gpush-config.5", man.display()), &[]);
     assert!(pages.status.success(), "{}", String::from_utf8_lossy(&pages.stderr));
     let install = install
         .replacen("ROOT=", &format!("ROOT={}", root.display()), 1)
@@ -170,6 +171,7 @@ fn manual_install_puts_files_where_units_expect_them() {
         "usr/bin/gpushctl",
         "usr/share/gpush/slurm/prolog",
         "usr/share/man/man8/gpushd.8",
+        "usr/share/man/man5/gpush-config.5",
         "usr/share/man/man1/gpushctl.1",
     ] {
         assert!(root.join(path).exists(), "{path}");

@@ -90,7 +90,7 @@ fn unprobed_server_is_used_unless_driver_lists_no_client() {
         host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
     }
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert!(refused.message.contains("cannot tell whether it has clients"), "{refused:?}");
+    assert!(refused.message.contains("cannot tell whether the MPS daemon has clients"), "{refused:?}");
     let untold = daemon(&agent, "0");
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not list")), "{untold:#?}");

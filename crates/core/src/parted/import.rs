@@ -90,7 +90,7 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
         ));
     }
     if !in_part.is_empty() {
-        remarks.push(format!("groups of {} without instances are left out", in_part.join(", ")));
+        remarks.push(format!("in {}, device groups without instances are left out", in_part.join(", ")));
     }
 }
 

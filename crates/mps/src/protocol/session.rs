@@ -132,11 +132,7 @@ pub(crate) async fn ask_only(
             return Err(SessionError::Foreign(format!("it greets with {} bytes", hello.len())));
         }
         let daemon = daemon.ok_or_else(|| {
-            SessionError::Foreign(
-                "the kernel does not name the process that \
-            greets"
-                    .to_owned(),
-            )
+            SessionError::Foreign("the kernel does not say which process is at the other end of the socket".to_owned())
         })?;
         if let Some(meant) = meant.filter(|meant| *meant != daemon.pid) {
             return Err(SessionError::Another { pid: daemon.pid, meant });
