@@ -95,7 +95,7 @@ const BUDGETS: [(&str, u64); 14] = [
     ("links", 60),
     ("lints", 600),
     ("packages for tests", 120),
-    ("tests", 1500),
+    ("tests", 1800),
     ("failed tests, alone", 300),
     ("a real GPU", 120),
     ("man pages, completions", 60),
