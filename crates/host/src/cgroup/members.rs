@@ -5,7 +5,7 @@
 //! controllers.
 
 use std::{
-    fs,
+    fs, io,
     path::{Component, Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -140,9 +140,14 @@ fn collect(dir: &Path, depth: usize, pids: &mut Vec<u32>) {
     }
 }
 
-/// Returns whether the kernel reports processes in a cgroup of the unified hierarchy or below it.
+/// Returns whether the kernel reports processes in a cgroup of the unified hierarchy or below it. If
+/// the cgroup exists but cannot be read, for example because gpushd has no file descriptor left, it
+/// counts as populated.
 fn is_populated(dir: &Path) -> bool {
-    fs::read_to_string(dir.join("cgroup.events")).is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
+    match fs::read_to_string(dir.join("cgroup.events")) {
+        Ok(text) => text.lines().any(|line| line == "populated 1"),
+        Err(error) => error.kind() != io::ErrorKind::NotFound && error.raw_os_error() != Some(nix::libc::ENODEV),
+    }
 }
 
 /// Returns the directory of a cgroup.
@@ -165,6 +170,21 @@ fn directory(cgroup: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Fault: without a free file descriptor, a cgroup was read as empty, and its lease ended while its processes ran.
+    #[test]
+    fn cgroup_that_cannot_be_read_counts_as_populated() {
+        let dir = tempfile::tempdir().unwrap();
+        let events = dir.path().join("cgroup.events");
+        assert!(!is_populated(dir.path()), "a cgroup of another hierarchy, or none");
+        for (text, expected) in [("populated 0\nfrozen 0\n", false), ("populated 1\nfrozen 0\n", true)] {
+            fs::write(&events, text).unwrap();
+            assert_eq!(is_populated(dir.path()), expected);
+        }
+        fs::remove_file(&events).unwrap();
+        fs::create_dir(&events).unwrap();
+        assert!(is_populated(dir.path()), "reading the file fails");
+    }
 
     #[test]
     fn process_is_in_a_cgroup_by_its_whole_path() {
