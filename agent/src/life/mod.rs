@@ -62,7 +62,7 @@ use crate::{
     logging::{self, Log},
     monitor::Monitor,
     mps,
-    operation::OperationHandle,
+    operation::{OperationHandle, Operations},
     options::{Arguments, Paths, ProcessEnvironment, Trust},
     overrides, processes,
     reload::ReloadCommand,
@@ -356,19 +356,14 @@ async fn serve(
     notify::send(Notification::Stopping);
     stopping.cancel();
     drop(inbox);
-    let unfinished = operations.unfinished();
-    if unfinished > 0 {
-        tracing::info!(
-            "gpushd waits for {unfinished} running operations, then stops; a second SIGTERM stops it at once"
-        );
-        notify::send(Notification::Status("finishing operations".to_owned()));
-    }
-    // The queue does not begin more operations. `tasks` includes the operations that the queue has
-    // begun.
-    let _ = queue.await;
-    tasks.close();
-    tasks.wait().await;
-    if unfinished > 0 {
+    // The queue does not begin more operations. `tasks` includes the operations that the queue has begun, and the
+    // requests that are beginning one.
+    let ended_tasks = async {
+        let _ = queue.await;
+        tasks.close();
+        tasks.wait().await;
+    };
+    if finish_operations(ended_tasks, &operations).await {
         tokio::time::sleep(LAST_POLLS).await;
     }
     let _ = tokio::join!(startup, expiry, daemons, leases, levels, leftover, unleased);
@@ -388,6 +383,20 @@ async fn serve(
     let _ = tokio::time::timeout(WORKER_END, hardware.stop()).await;
     tracing::info!("stopped");
     result.context("the accept loops ended unexpectedly")?
+}
+
+/// Waits until the tasks of all operations have ended. Returns whether an operation was running.
+async fn finish_operations(ended_tasks: impl Future<Output = ()>, operations: &Operations) -> bool {
+    let mut ended_tasks = pin!(ended_tasks);
+    let unfinished = tokio::select! {
+        biased;
+        () = &mut ended_tasks => return false,
+        unfinished = operations.wait_for_unfinished() => unfinished,
+    };
+    tracing::info!("gpushd waits for {unfinished} running operations, then stops; a second SIGTERM stops it at once");
+    notify::send(Notification::Status("finishing operations".to_owned()));
+    ended_tasks.await;
+    true
 }
 
 /// Waits until all sockets are closed, or one of them fails.

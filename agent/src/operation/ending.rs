@@ -233,6 +233,19 @@ mod tests {
         assert!(scene.operations.began_on("GPU-2"));
     }
 
+    /// A request that is beginning an operation when SIGTERM arrives.
+    #[tokio::test]
+    async fn operation_that_begins_while_gpushd_stops_is_counted() {
+        let scene = Scene::new();
+        let operations = scene.operations.clone();
+        let waiting = tokio::spawn(async move { operations.wait_for_unfinished().await });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "no operation is running yet");
+        let _ongoing = scene.begin(0).await.unwrap();
+        assert_eq!(waiting.await.unwrap(), 1);
+        assert_eq!(scene.operations.wait_for_unfinished().await, 1, "an operation that runs already");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn end_on_a_full_disk_is_recorded_later() {
         let scene = Scene::new();

@@ -18,6 +18,7 @@ mod wire;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -30,7 +31,7 @@ use gpush_store::{
     Intent, IntentSummary, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx,
     UnfinishedOperation,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{ending::EndEffects, naming::once as named_once, operation_handle::OperationHandle, wire::id};
@@ -57,6 +58,8 @@ struct Inner {
     unrecorded: ending::Unrecorded,
     /// UUIDs of the GPUs on which a requested operation has begun since this gpushd started.
     requested: Mutex<BTreeSet<String>>,
+    /// Notified when an operation begins.
+    begun: Notify,
 }
 
 #[derive(Debug, Clone)]
@@ -90,7 +93,8 @@ impl Operations {
     /// Creates the operations of this store. No operation is running yet.
     pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
         let unrecorded = ending::Unrecorded::default();
-        Self(Arc::new(Inner { store, events, lanes, live: Mutex::default(), unrecorded, requested: Mutex::default() }))
+        let (live, requested, begun) = Default::default();
+        Self(Arc::new(Inner { store, events, lanes, live, unrecorded, requested, begun }))
     }
 
     fn store(&self) -> &Store {
@@ -150,6 +154,19 @@ impl Operations {
             | OperationState::Failed => false,
         };
         self.active().values().filter(goes_on).count()
+    }
+
+    /// Waits until at least one operation is running or being rolled back. Returns their number.
+    pub(crate) async fn wait_for_unfinished(&self) -> usize {
+        loop {
+            let mut begun = pin!(self.0.begun.notified());
+            // Without this call, an operation that begins after the count would not be noticed.
+            begun.as_mut().enable();
+            match self.unfinished() {
+                0 => begun.await,
+                unfinished => return unfinished,
+            }
+        }
     }
 
     /// Refuses changes while gpushd is stopping.
@@ -259,6 +276,7 @@ impl Operations {
             taken_over,
         };
         self.active().insert(id, live);
+        self.0.begun.notify_waiters();
         Arc::new(OperationHandle {
             id,
             operations: self.clone(),
