@@ -17,7 +17,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest};
 use gpush_host::{
-    cgroup::{self, BindRequest, BindTarget, CgroupKind},
+    cgroup::{self, BindRequest, BindTarget, CgroupKind, UnitOwner},
     pidfd::PidFd,
     proc,
     systemd::{self, Manager, TransientScope},
@@ -163,11 +163,14 @@ pub(super) async fn resolve(
         Err(reason) => return as_named(reason),
     };
     let process = CallingProcess::of(caller)?;
-    let is_all_of = |cgroup: &str| {
-        let pids = cgroup::processes(cgroup).unwrap_or_default();
-        !pids.is_empty() && pids.into_iter().all(|pid| proc::uids(pid).is_none_or(|uids| uids == [holder; 4]))
+    let kind = CgroupKind::of(process.pid);
+    let owner = match (&kind, wish) {
+        (CgroupKind::Unit { cgroup }, _) if has_only_processes_of(cgroup, holder) => UnitOwner::Caller,
+        (CgroupKind::Unit { cgroup }, BindRequest::NewScope) => owner_of(leases, manager, cgroup, holder).await?,
+        // The other kinds of cgroup have no owner that matters, and only a new scope needs to know the owner of a unit.
+        _ => UnitOwner::Others,
     };
-    match CgroupKind::of(process.pid).choose(wish, holder, caller.peer.is_on_this_host, is_all_of) {
+    match kind.choose(wish, holder, caller.peer.is_on_this_host, owner) {
         BindTarget::Cgroup(cgroup) => {
             process.check()?;
             // Without a scope of its own, the lease ends with the command of `run`.
@@ -185,6 +188,42 @@ pub(super) async fn resolve(
             let binding = LeaseBinding::Scope { unit: None, cgroup: None };
             Ok(ResolvedBinding { binding, mover: Some(Arc::new(process)), reason: None })
         }
+    }
+}
+
+fn has_only_processes_of(cgroup: &str, uid: u32) -> bool {
+    let pids = cgroup::processes(cgroup).unwrap_or_default();
+    !pids.is_empty() && pids.into_iter().all(|pid| proc::uids(pid).is_none_or(|uids| uids == [uid; 4]))
+}
+
+/// Asks systemd whose unit this is. A scope has no `User=`.
+///
+/// # Errors
+/// If systemd cannot be reached.
+async fn owner_of(leases: &Leases, manager: &Manager, cgroup: &str, holder: u32) -> Result<UnitOwner, ApiError> {
+    let name = cgroup.rsplit('/').next().unwrap_or_default();
+    // systemd adds `_` to names that the kernel reserves in cgroup directories.
+    let unit = name.strip_prefix('_').unwrap_or(name);
+    if !unit.ends_with(".service") {
+        return Ok(UnitOwner::Others);
+    }
+    let service = manager.state(unit).await.map_err(|error| no_scope(&error))?;
+    let main_uids = service.main_pid.and_then(proc::uids);
+    let name = leases.handles.users.user(holder).await;
+    Ok(owner(&service.user, main_uids, holder, name.as_deref()))
+}
+
+/// Returns whose service this is, by its `User=` and the uids of its main process.
+fn owner(user: &str, main_uids: Option<[u32; 4]>, holder: u32, holder_name: Option<&str>) -> UnitOwner {
+    let is_holders = holder_name == Some(user) || user.parse() == Ok(holder);
+    match (user, main_uids) {
+        ("" | "root" | "0", _) if holder == 0 => UnitOwner::Root,
+        // Without `User=`, the main process may have changed its user.
+        ("" | "root" | "0", Some(uids)) if uids == [holder; 4] => UnitOwner::Caller,
+        ("" | "root" | "0", Some(_)) => UnitOwner::Root,
+        ("" | "root" | "0", None) => UnitOwner::Others,
+        _ if is_holders => UnitOwner::Caller,
+        _ => UnitOwner::Others,
     }
 }
 
@@ -208,13 +247,25 @@ fn names(epoch: &str, id: LeaseId, uid: u32) -> (String, String) {
     (unit, cgroup)
 }
 
-/// Records the name of a lease's new scope, in the transaction that records the lease.
-pub(super) fn record(tx: &mut Tx<'_>, epoch: &str, record: LeaseRecord) -> Result<LeaseRecord, StoreError> {
-    if !matches!(record.binding, LeaseBinding::Scope { unit: None, .. }) {
+/// Records the binding of a lease in the transaction that grants the lease. A new scope gets its name. The client of a
+/// queued request may have reconnected from another process, so the binding may differ from the recorded one.
+pub(super) fn record(
+    tx: &mut Tx<'_>,
+    epoch: &str,
+    record: LeaseRecord,
+    resolved: &LeaseBinding,
+) -> Result<LeaseRecord, StoreError> {
+    let binding = match resolved {
+        LeaseBinding::Scope { unit: None, .. } => {
+            let (unit, cgroup) = names(epoch, record.id, record.holder.uid);
+            LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) }
+        }
+        resolved => resolved.clone(),
+    };
+    if record.binding == binding {
         return Ok(record);
     }
-    let (unit, cgroup) = names(epoch, record.id, record.holder.uid);
-    tx.bind_lease(record.id, LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) })
+    tx.bind_lease(record.id, binding)
 }
 
 /// Marks a lease whose scope is being created. An empty scope does not end such a lease.
@@ -309,7 +360,9 @@ pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::{Actor, LeaseHolder, LeaseKind, LeaseState};
     use gpush_host::peer::Peer;
+    use gpush_store::{LeaseSource, LeaseTerms, NewLease, Options, Store};
 
     use super::*;
     use crate::caller::Viewer;
@@ -318,6 +371,16 @@ mod tests {
         let uid = nix::unistd::geteuid().as_raw();
         let peer = Peer { uid, pid: Some(pid), start, groups: Vec::new(), is_on_this_host: true };
         Caller { peer, viewer: Viewer::User(uid) }
+    }
+
+    fn new_lease(binding: LeaseBinding) -> NewLease {
+        NewLease {
+            holder: LeaseHolder { uid: 1000, user: None },
+            asked_by: Actor { uid: 1000, user: None, pid: Some(4) },
+            kind: LeaseKind::Whole,
+            request: LeaseRequest::default(),
+            binding,
+        }
     }
 
     /// Cases: another process has the pid now, the process has ended, its start time was never read.
@@ -342,6 +405,41 @@ mod tests {
         let mut caller = caller(own, proc::start(own));
         caller.peer.uid = 4_000_000;
         assert_eq!(CallingProcess::of(&caller).unwrap_err().code, Code::Denied);
+    }
+
+    /// `run` in a service whose user started a setuid program, in a service of root such as cron, and in a service whose
+    /// main process changed its user.
+    #[test]
+    fn owner_of_a_service_does_not_depend_on_its_other_processes() {
+        let owner = |user: &str, main| owner(user, main, 1000, Some("alice"));
+        let (root, alice) = (Some([0; 4]), Some([1000; 4]));
+        for user in ["alice", "1000"] {
+            assert_eq!(owner(user, root), UnitOwner::Caller, "{user}");
+        }
+        assert_eq!(owner("bob", alice), UnitOwner::Others);
+        assert_eq!(owner("", root), UnitOwner::Root);
+        assert_eq!(owner("", alice), UnitOwner::Caller);
+        assert_eq!(owner("", None), UnitOwner::Others);
+        assert_eq!(super::owner("", root, 0, Some("root")), UnitOwner::Root);
+    }
+
+    /// The first process queued the request and ended. The second process repeats the request after a restart of gpushd.
+    #[tokio::test]
+    async fn grant_records_the_binding_of_the_process_that_reconnected() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path(), Options::default()).unwrap().store;
+        let process = |pid| LeaseBinding::Process { pid: Some(pid), start: Some(1) };
+        let written = store.write(move |tx| {
+            let queued = tx.queue_lease(new_lease(process(4)))?;
+            let terms = LeaseTerms { members: Vec::new(), expires_at: None };
+            let granted = tx.grant_lease(LeaseSource::Queued(queued.id), terms)?;
+            assert_eq!(granted.binding, process(4));
+            record(tx, "e", granted, &process(7))
+        });
+        let granted = written.await.unwrap();
+        assert_eq!(granted.binding, process(7));
+        let read = store.read(move |view| view.lease(granted.id)).await.unwrap().unwrap();
+        assert_eq!((read.binding, read.state), (process(7), LeaseState::Active));
     }
 
     #[test]

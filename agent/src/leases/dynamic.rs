@@ -45,6 +45,7 @@ pub(super) async fn begin(
     leases: &Leases,
     source: LeaseSource,
     request: &LeaseRequest,
+    bound: &ResolvedBinding,
     members: Vec<LeaseMember>,
     missing: DevicesToCreate,
     key: Option<Key>,
@@ -54,10 +55,11 @@ pub(super) async fn begin(
         LeaseSource::Queued(id) => asked_by(leases, *id)?,
     };
     let recorded: Arc<Mutex<Option<LeaseRecord>>> = Arc::default();
-    let (slot, text, epoch) = (Arc::clone(&recorded), spec(request), leases.handles.store.epoch().to_owned());
+    let (slot, text) = (Arc::clone(&recorded), spec(request));
+    let (epoch, binding) = (leases.handles.store.epoch().to_owned(), bound.binding.clone());
     let also: BeginWrites = Box::new(move |tx, operation| {
         let record = tx.begin_lease(source.clone(), members.clone(), operation.id)?;
-        let record = bind::record(tx, &epoch, record)?;
+        let record = bind::record(tx, &epoch, record, &binding)?;
         if let Some(key) = &key {
             key.record_number(tx, record.id.0)?;
         }

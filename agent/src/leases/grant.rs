@@ -340,7 +340,7 @@ pub(super) async fn commit(
         leases.capacity_freed();
     };
     if let Some(missing) = missing {
-        let begun = match dynamic::begin(leases, source, request, members.clone(), missing, key).await {
+        let begun = match dynamic::begin(leases, source, request, bound, members.clone(), missing, key).await {
             Ok(begun) => begun,
             Err(error) => {
                 free().await;
@@ -361,10 +361,10 @@ pub(super) async fn commit(
     let text = spec(request);
     let targets: Vec<String> = members.iter().map(|member| member.target.clone()).collect();
     let gpus: Vec<_> = gpus_of(&members).into_iter().map(|gpu| serde_json::json!({ "gpu_uuid": gpu })).collect();
-    let epoch = leases.handles.store.epoch().to_owned();
+    let (epoch, binding) = (leases.handles.store.epoch().to_owned(), bound.binding.clone());
     let written = leases.handles.store.write(move |tx| {
         let record = tx.grant_lease(source.clone(), terms.clone())?;
-        let record = bind::record(tx, &epoch, record)?;
+        let record = bind::record(tx, &epoch, record, &binding)?;
         if let Some(key) = &key {
             key.record_number(tx, record.id.0)?;
         }

@@ -1,16 +1,23 @@
 //! Finds the remaining processes of a lease: by its binding, in the driver's lists, and from the
 //! MPS daemons.
 //!
-//! A process of the holder on a target belongs to the lease whose cgroup contains it, or else to
-//! the lease that its environment names. If there is no such lease, the process is unattributed,
-//! and counts for the holder's oldest lease on the target. The capacity of that lease stays in use,
-//! because the process may belong to it. gpushd never ends an unattributed process. A MIG device or
-//! a whole GPU has only one lease, so every process of the holder on the device or GPU counts for
-//! that lease.
+//! A process of the holder on a target belongs to the first of these leases:
 //!
-//! All processes in a new scope belong to the lease of the scope. In any other cgroup, such as a
-//! login session, a process belongs to the lease only if it uses the GPU or its environment names
-//! the lease. So a shell does not keep a lease open.
+//! 1. the lease whose scope contains the process;
+//! 2. the lease that the environment of the process names;
+//! 3. the only lease that is bound to the cgroup of the process, such as a login session or service.
+//!
+//! If there is no such lease, the process is unattributed, and counts for the holder's oldest lease
+//! on the target. The capacity of that lease stays in use, because the process may belong to it.
+//! gpushd never ends an unattributed process. A MIG device or a whole GPU has only one lease, so
+//! every process of the holder on the device or GPU counts for that lease.
+//!
+//! A process that does not use the GPU belongs to the lease only if it is in the scope of the lease,
+//! or if its environment names the lease. So a shell does not keep a lease open.
+//!
+//! `run` in a service or container leaves its command in the cgroup of the service or container. If
+//! a process there has another user, such as a setuid program, and uses a target of the lease, the
+//! process is unattributed too.
 //!
 //! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the
 //! cgroup contains the job id, and sometimes the node and the user, but never the cluster. gpushd
@@ -118,9 +125,14 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
             let table = reader.handles.state.leases();
             let count = |pids: Option<Vec<u32>>, left: &mut RemainingProcesses| {
                 let pids = pids?;
-                let of_holder = pids.into_iter().filter(|pid| proc::owner(*pid) == Some(lease.record.holder.uid));
-                let attributed = of_holder.map(|pid| {
-                    (pid, attribute(&table, &lease, &member, pid, &|pid| mps::named(&reader.handles.mps, pid), &job_of))
+                let named = |pid| mps::named(&reader.handles.mps, pid);
+                let attributed = pids.into_iter().filter_map(|pid| {
+                    let owner = proc::owner(pid)?;
+                    let attribution = match owner == lease.record.holder.uid {
+                        true => attribute(&table, &lease, &member, pid, &named, &job_of),
+                        false => attribute_of_another_user(&table, &lease, &member, pid, owner),
+                    };
+                    Some((pid, attribution))
                 });
                 let mut count = 0;
                 for (pid, attribution) in attributed {
@@ -299,23 +311,35 @@ fn attribute(
     }
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
-    let cgroups = proc::cgroups(pid).unwrap_or_default();
-    let bound = table.by_cgroup(uid, &cgroups).map(OpenLease::id).filter(|id| here.contains(id));
-    let bound: Vec<LeaseId> = bound.collect();
-    // If several leases have the cgroup of the process, its environment decides between them.
-    let candidates = if bound.is_empty() { &here } else { &bound };
-    let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| candidates.contains(id));
-    let found = match bound.as_slice() {
-        [only] => Some(*only),
-        _ => named(),
-    };
+    let bound = table.by_cgroup(&here, &proc::cgroups(pid).unwrap_or_default());
+    let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
+    let found = bound.certain().or_else(named).or_else(|| bound.likely());
+    let oldest = bound.oldest().or(here.first().copied());
     match found {
         // The user can set the environment, so it does not prove that a process belongs to a job.
         Some(id) if id == lease.id() && is_job => LeaseMatch::PerhapsThis,
         Some(id) if id == lease.id() => LeaseMatch::This,
         Some(_) => LeaseMatch::Another,
-        // The list is in order of arrival, so the first lease is the oldest.
-        None if candidates.first() == Some(&lease.id()) => LeaseMatch::PerhapsThis,
+        None if oldest == Some(lease.id()) => LeaseMatch::PerhapsThis,
         None => LeaseMatch::Another,
     }
+}
+
+/// Attributes a process of another user than the holder: the command of `run`, in a service or container, may have
+/// started it.
+fn attribute_of_another_user(
+    table: &LeaseTable,
+    lease: &OpenLease,
+    member: &LeaseMember,
+    pid: u32,
+    owner: u32,
+) -> LeaseMatch {
+    let here: Vec<&OpenLease> = table.on_target(&member.target).collect();
+    let is_bound_to_cgroup = matches!(lease.record.binding, LeaseBinding::Cgroup { .. });
+    if !is_bound_to_cgroup || here.iter().any(|one| one.record.holder.uid == owner) {
+        return LeaseMatch::Another;
+    }
+    let here: Vec<LeaseId> = here.into_iter().map(OpenLease::id).collect();
+    let bound = table.by_cgroup(&here, &proc::cgroups(pid).unwrap_or_default());
+    if bound.oldest() == Some(lease.id()) { LeaseMatch::PerhapsThis } else { LeaseMatch::Another }
 }

@@ -4,8 +4,9 @@
 //! the reading of its GPU is old, or the GPU is being changed ─► not checked
 //! the database was lost ──────────────────────────────────────► not checked: the leases are unknown
 //! an MPS server of gpushd ────────────────────────────────────► needs no lease
-//! in the cgroup of a lease of its user on this device, or
-//!   names one in its environment ─────────────────────────────► that lease
+//! in the scope of a lease of its user on this device, or names
+//!   one in its environment, or is in the session, service or
+//!   container of one ─────────────────────────────────────────► that lease
 //! its user holds a lease on this device ──────────────────────► unattributed: counts for the user's oldest lease
 //! `lease = "required"` for its GPU ───────────────────────────► unleased
 //! another user's lease has the whole GPU or MIG device ───────► unleased, but never ended
@@ -148,24 +149,24 @@ impl<'a> Classifier<'a> {
         own.filter(is_here).collect()
     }
 
-    /// Returns the lease of a process: by its cgroup, else by its environment. If several leases
-    /// have its cgroup, its environment decides between them.
+    /// Returns the lease of a process: by a cgroup that belongs to one lease, else by its environment, else by a cgroup
+    /// that it shares with other processes.
     fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> EnvironmentLease {
-        let cgroups = proc::cgroups(pid).unwrap_or_default();
-        let is_here = |found: &LeaseId| own.iter().any(|lease| lease.id() == *found);
-        let bound: Vec<LeaseId> = self.table.by_cgroup(uid, &cgroups).map(OpenLease::id).filter(is_here).collect();
-        let by_cgroup = || match bound.as_slice() {
-            [only] => Some(EnvironmentLease::Own(only.to_string())),
-            _ => None,
-        };
+        let ids: Vec<LeaseId> = own.iter().map(|lease| lease.id()).collect();
+        let bound = self.table.by_cgroup(&ids, &proc::cgroups(pid).unwrap_or_default());
         let by_job = || {
             let job = cgroup::of(pid)?.slurm_job?;
             let lease = own.iter().find(|lease| lease.fits_job(&job))?;
-            (!self.table.is_ambiguous(&job, uid)).then(|| EnvironmentLease::Own(lease.id().to_string()))
+            (!self.table.is_ambiguous(&job, uid)).then(|| lease.id())
         };
-        let is_candidate = |id: LeaseId| bound.is_empty() || bound.contains(&id);
-        let is_own = |name: &str| own.iter().any(|lease| is_candidate(lease.id()) && lease.id().to_string() == name);
-        by_cgroup().or_else(by_job).unwrap_or_else(|| self.unleased.environments.lease_of(pid, is_own))
+        if let Some(id) = bound.certain().or_else(by_job) {
+            return EnvironmentLease::Own(id.to_string());
+        }
+        let is_own = |name: &str| ids.iter().any(|id| id.to_string() == name);
+        match (self.unleased.environments.lease_of(pid, is_own), bound.likely()) {
+            (named @ EnvironmentLease::Own(_), _) | (named, None) => named,
+            (_, Some(id)) => EnvironmentLease::Own(id.to_string()),
+        }
     }
 
     /// Returns what the rule of a GPU says about leases. A GPU without a rule does not require a

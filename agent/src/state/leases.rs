@@ -9,6 +9,8 @@
 //! A reservation has no lease id until the commit assigns one. Module `leases` decides. Other
 //! modules read this data, or report here how an operation ended.
 
+mod membership;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -68,15 +70,6 @@ impl OpenLease {
             | LeaseBinding::Job { cgroup, .. } => cgroup.as_deref(),
             LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => None,
         }
-    }
-
-    /// Returns whether the cgroup of a Slurm job may belong to this lease's job, according to its
-    /// path. A path without a node fits the jobs of all clusters and nodes of the host.
-    pub(crate) fn fits_job(&self, found: &cgroup::SlurmJob) -> bool {
-        let LeaseBinding::Job { job, node, .. } = &self.record.binding else { return false };
-        u64::from(*job) == found.id
-            && found.node.as_ref().is_none_or(|found| node.is_empty() || found == node)
-            && found.uid.is_none_or(|uid| uid == self.record.holder.uid)
     }
 
     /// Replaces the record, and with it the end time. The state does not change. A record that is
@@ -286,27 +279,6 @@ impl LeaseTable {
     /// Returns whether a lease has a whole GPU or MIG device for itself.
     pub(crate) fn has_exclusive_lease(&self) -> bool {
         self.holding().any(|lease| lease.record.members.iter().any(is_exclusive))
-    }
-
-    /// Returns the user's leases whose cgroup contains a process, the oldest first. Several leases
-    /// can have one cgroup, such as that of a login session or service. `cgroups` is the text of
-    /// `/proc/PID/cgroup` of the process.
-    pub(crate) fn by_cgroup(&self, uid: u32, cgroups: &str) -> impl Iterator<Item = &OpenLease> {
-        let own = self.holding().filter(move |lease| lease.record.holder.uid == uid);
-        own.filter(|lease| lease.cgroup().is_some_and(|cgroup| cgroup::contains(cgroup, cgroups)))
-    }
-
-    /// Returns whether several jobs, of different clusters or nodes, have the job id that is in the
-    /// path of this cgroup. If so, the path does not identify the job.
-    pub(crate) fn is_ambiguous(&self, found: &cgroup::SlurmJob, uid: u32) -> bool {
-        let place = |lease: &OpenLease| match &lease.record.binding {
-            LeaseBinding::Job { cluster, node, .. } if lease.fits_job(found) && lease.record.holder.uid == uid => {
-                Some((cluster.clone(), node.clone()))
-            }
-            _ => None,
-        };
-        let places: BTreeSet<(String, String)> = self.holding().filter_map(place).collect();
-        places.len() > 1
     }
 
     /// Returns whether a lease, or a grant that is being recorded, occupies this GPU or MIG device.

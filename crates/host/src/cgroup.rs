@@ -22,7 +22,7 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path};
 use gpush_api::text;
 
 pub use self::{
-    kind::{BindRequest, BindTarget, CgroupKind, is_in_container},
+    kind::{BindRequest, BindTarget, CgroupKind, UnitOwner, is_in_container},
     members::{children, contains, processes, wait_until_empty},
     slurm::job_processes,
 };

@@ -78,6 +78,17 @@ pub enum BindRequest {
     Present,
 }
 
+/// Whose processes a service or scope of the system manager runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnitOwner {
+    /// The user of the calling process.
+    Caller,
+    /// root, for several users: a service such as cron or sshd.
+    Root,
+    /// Another user, or several users.
+    Others,
+}
+
 /// What a lease is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BindTarget {
@@ -142,15 +153,9 @@ impl CgroupKind {
     /// Chooses what a lease of a process in this cgroup is bound to.
     ///
     /// `uid` is the process's user. `is_on_this_host` is true if the process is in gpushd's own
-    /// namespaces. `is_all_of` returns whether all processes of a cgroup belong to this user.
+    /// namespaces. `owner` is the owner of the unit, if the process is in a [`CgroupKind::Unit`].
     #[must_use]
-    pub fn choose(
-        self,
-        wish: BindRequest,
-        uid: u32,
-        is_on_this_host: bool,
-        is_all_of: impl Fn(&str) -> bool,
-    ) -> BindTarget {
+    pub fn choose(self, wish: BindRequest, uid: u32, is_on_this_host: bool, owner: UnitOwner) -> BindTarget {
         let scope = |otherwise: &'static str| match wish {
             // The process may be in a container that was not recognized. Moving the process out of
             // it would remove the container's limits.
@@ -165,8 +170,13 @@ impl CgroupKind {
                 BindRequest::Present if of == uid => BindTarget::Cgroup(cgroup),
                 BindRequest::Present | BindRequest::NewScope => scope("the login session is another user's"),
             },
-            Self::Unit { cgroup } if is_all_of(&cgroup) => BindTarget::Cgroup(cgroup),
-            Self::Unit { .. } => scope("other users have processes in the unit of the calling process"),
+            Self::Unit { cgroup } => match owner {
+                UnitOwner::Caller => BindTarget::Cgroup(cgroup),
+                UnitOwner::Root => scope("other users have processes in the unit of the calling process"),
+                // A unit can limit its user. In a scope of its own, the process would not have these limits. A user can
+                // start a setuid program in the unit, so the uids of its processes do not show whose unit it is.
+                UnitOwner::Others => BindTarget::None("the unit of the calling process is not only for its user"),
+            },
             Self::UserManager { .. } => scope("the user's own service manager started the calling process"),
             Self::Lease { .. } => BindTarget::None("the calling process is in the scope of another lease"),
             Self::Other => BindTarget::None("the calling process is in no unit of systemd"),

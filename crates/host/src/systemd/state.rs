@@ -13,6 +13,8 @@ pub struct State {
     pub active: String,
     /// How the last run of the unit ended: `success`, `exit-code`, `signal`, `oom-kill`, …
     pub result: String,
+    /// The configured user, as a name or number; empty if the unit has no `User=` and starts as root.
+    pub user: String,
     /// Main process of the unit, if any.
     pub main_pid: Option<u32>,
     /// How the main process ended: `CLD_EXITED` (1), `CLD_KILLED` (2), `CLD_DUMPED` (3); 0 while it
@@ -32,6 +34,7 @@ impl State {
         Ok(Self {
             active: text(properties, "ActiveState")?,
             result: text(properties, "Result")?,
+            user: text(properties, "User")?,
             main_pid: (main_pid != 0).then_some(main_pid),
             exec_main_code: number(properties, "ExecMainCode")?,
             exec_main_status: number(properties, "ExecMainStatus")?,
@@ -64,6 +67,7 @@ mod tests {
         HashMap::from([
             ("ActiveState".to_owned(), value("failed".into())),
             ("Result".to_owned(), value("signal".into())),
+            ("User".to_owned(), value("alice".into())),
             ("MainPID".to_owned(), value(0_u32.into())),
             ("ExecMainCode".to_owned(), value(2_i32.into())),
             ("ExecMainStatus".to_owned(), value(9_i32.into())),
@@ -74,6 +78,7 @@ mod tests {
     fn properties_of_a_service_give_its_state() {
         let state = State::of(&properties()).unwrap();
         assert_eq!((state.active.as_str(), state.result.as_str(), state.main_pid), ("failed", "signal", None));
+        assert_eq!(state.user, "alice");
         assert_eq!((state.exec_main_code, state.exec_main_status), (2, 9));
     }
 

@@ -139,6 +139,36 @@ fn command_of_run_in_a_service_ends_its_own_lease_only() {
     assert!(machine.run("systemctl is-active runner.service").status.success());
 }
 
+/// A process of root in a service of a user could look as if the service was root's. If `run` then got a new scope, the
+/// user would escape the limits of the service. The process also counts for the lease while it uses the GPU.
+#[test]
+fn setuid_program_in_a_service_does_not_move_run_out_of_the_service() {
+    let Some(machine) = machine("a setuid program in a service") else { return };
+    machine.sh("install -m 4755 $(command -v sleep) /srv/rootsleep");
+    machine.write("/srv/runner", "#!/bin/sh\n/srv/rootsleep 1001 &\ngpushctl run --timeslice -- sleep 1000\nwait\n");
+    machine.sh(&format!(
+        "chmod 755 /srv/runner; systemd-run --quiet --unit=limited --property=MemoryMax=256M --uid={ALICE} /srv/runner"
+    ));
+    let all = active(&machine, 1);
+    let service = "/system.slice/limited.service";
+    assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", service));
+    let pid_of = |command: &str| {
+        let find = format!("pgrep -xf '{command}'");
+        machine.await_that("the program runs", |machine| machine.run(&find).status.success());
+        machine.sh(&find)
+    };
+    let (own, roots) = (pid_of("sleep 1000"), pid_of("/srv/rootsleep 1001"));
+    assert_eq!((cgroup(&machine, &own), cgroup(&machine, &roots)), (service.to_owned(), service.to_owned()));
+    assert_eq!(machine.sh(&format!("ps -o euid= -p {roots}")).trim(), "0", "the program is setuid root");
+    on_gpu(&machine, 1, &roots);
+    machine.sh(&format!("kill -KILL {own}"));
+    machine.await_that("the lease waits for the process of root", |machine| {
+        leases(machine).iter().any(|lease| lease["waits_for"].to_string().contains("(rootsleep) runs"))
+    });
+    machine.sh(&format!("kill -KILL {roots}"));
+    none_left(&machine);
+}
+
 /// A grant makes two D-Bus calls: one to the bus, which adds a match rule, and one to systemd.
 /// systemd reports the end of its job with a signal.
 #[test]

@@ -138,10 +138,10 @@ fn lease_is_bound_as_the_caller_is_placed() {
     let service = || unit("/system.slice/a.service");
     let manager = || CgroupKind::UserManager { uid: 1000 };
     let none = |choice: BindTarget| matches!(choice, BindTarget::None(_));
-    let choose = |place: CgroupKind, wish| place.choose(wish, 1000, true, |_| true);
+    let choose = |place: CgroupKind, wish| place.choose(wish, 1000, true, UnitOwner::Caller);
     assert_eq!(choose(session(), BindRequest::NewScope), BindTarget::NewScope);
     assert_eq!(choose(session(), BindRequest::Present), scope("/user.slice/user-1000.slice/session-4.scope"));
-    assert!(none(session().choose(BindRequest::Present, 1001, true, |_| true)), "another user's session");
+    assert!(none(session().choose(BindRequest::Present, 1001, true, UnitOwner::Caller)), "another user's session");
     for wish in [BindRequest::NewScope, BindRequest::Present] {
         assert_eq!(choose(service(), wish), scope("/system.slice/a.service"));
         assert_eq!(choose(container("/docker/x"), wish), scope("/docker/x"));
@@ -154,13 +154,17 @@ fn lease_is_bound_as_the_caller_is_placed() {
         );
     }
     // In services such as cron and sshd, root has processes too.
-    assert_eq!(service().choose(BindRequest::NewScope, 1000, true, |_| false), BindTarget::NewScope);
-    assert!(none(service().choose(BindRequest::Present, 1000, true, |_| false)));
+    assert_eq!(service().choose(BindRequest::NewScope, 1000, true, UnitOwner::Root), BindTarget::NewScope);
+    assert!(none(service().choose(BindRequest::Present, 1000, true, UnitOwner::Root)));
+    // A process never leaves the limits of a unit that is not root's.
+    for wish in [BindRequest::NewScope, BindRequest::Present] {
+        assert!(none(service().choose(wish, 1000, true, UnitOwner::Others)));
+    }
     assert_eq!(choose(manager(), BindRequest::NewScope), BindTarget::NewScope);
     assert!(none(choose(manager(), BindRequest::Present)));
     // A process in other namespaces is never moved.
-    assert!(none(session().choose(BindRequest::NewScope, 1000, false, |_| true)));
-    assert!(none(manager().choose(BindRequest::NewScope, 1000, false, |_| true)));
+    assert!(none(session().choose(BindRequest::NewScope, 1000, false, UnitOwner::Caller)));
+    assert!(none(manager().choose(BindRequest::NewScope, 1000, false, UnitOwner::Caller)));
 }
 
 proptest! {
@@ -181,9 +185,9 @@ proptest! {
 
     /// A process of a container or of a job is never moved.
     #[test]
-    fn processes_of_containers_and_jobs_are_never_moved(uid: u32, here: bool, all: bool, job in 1..u64::MAX) {
+    fn processes_of_containers_and_jobs_are_never_moved(uid: u32, here: bool, job in 1..u64::MAX) {
         for place in [container("/docker/x"), CgroupKind::SlurmJob { cgroup: "/slurm/uid_1/job_1".to_owned(), job }] {
-            prop_assert!(matches!(place.choose(BindRequest::NewScope, uid, here, |_| all), BindTarget::Cgroup(_)));
+            prop_assert!(matches!(place.choose(BindRequest::NewScope, uid, here, UnitOwner::Root), BindTarget::Cgroup(_)));
         }
     }
 }

@@ -203,6 +203,7 @@ mod tests {
             let state = State {
                 active: "failed".to_owned(),
                 result: result.to_owned(),
+                user: String::new(),
                 main_pid: None,
                 exec_main_code: code,
                 exec_main_status: status,
