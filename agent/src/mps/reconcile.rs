@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{GpuState, Mode, MpsUsers};
+use gpush_api::{GpuState, MpsScope, MpsUsers};
 use gpush_core::{
     config::Config,
     desired,
@@ -118,12 +118,12 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     let host = mps.handles.state.now();
     let Some(gpu) = host.gpu(gpu_uuid) else { return false };
     let wish = desired::desired_state(&host.config, gpu.rule, &gpu.gpu);
-    let is_wanted = match wish.mode {
-        Mode::Mps => true,
+    let is_wanted = match wish.mode.mps_scope() {
+        MpsScope::WholeGpu => true,
         // If the layout of the override cannot be parsed, gpushd does not know whether the layout
         // requests a daemon.
-        Mode::Mig => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
-        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+        MpsScope::MigDevices => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
+        MpsScope::Nothing => false,
     };
     if !is_wanted {
         mps.set_findings(gpu_uuid, Vec::new());

@@ -26,7 +26,9 @@
 //! enter a cgroup that root created. The process itself can write its environment, so gpushd
 //! accepts the name of a lease in the environment only if the user of the process holds that lease.
 
-use gpush_api::{Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, Process, ProcessKind};
+use gpush_api::{
+    Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, MpsScope, Process, ProcessKind,
+};
 use gpush_host::{
     cgroup::{self, CgroupKind},
     proc,
@@ -193,10 +195,10 @@ impl<'a> Classifier<'a> {
 /// MPS. If not, a remaining daemon continues to serve its clients. In that case, other processes do
 /// not count as bypassing the daemon.
 fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
-    match gpu.mode {
-        Mode::Mps => true,
-        Mode::Mig => device.is_some(),
-        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+    match gpu.mode.mps_scope() {
+        MpsScope::WholeGpu => true,
+        MpsScope::MigDevices => device.is_some(),
+        MpsScope::Nothing => false,
     }
 }
 

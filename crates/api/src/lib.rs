@@ -57,8 +57,8 @@ pub use operation::{Actor, Operation, OperationState, OperationSummary, StepStat
 pub use overrides::{Override, OverrideEnded, Overrides};
 pub use plan::{ApplyRequest, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans};
 pub use policy::{
-    ConfigDiff, ConfigView, DesiredView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView,
-    SettingDiff,
+    ConfigDiff, ConfigView, DesiredView, GpuDiff, Mode, MpsScope, NamedLayout, PendingRestart, ReloadRequest, Reloaded,
+    RuleView, SettingDiff,
 };
 pub use process::{GpuProcess, GpuProcesses, UnknownProcesses, UnleasedPolicy};
 pub use refusal::{Blocker, Holder, Refusal};

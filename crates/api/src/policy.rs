@@ -46,6 +46,36 @@ impl Mode {
             Self::Exclusive | Self::Mig | Self::Mps | Self::Timeslice => true,
         }
     }
+
+    /// Returns whether GPUs of this mode are used as a whole, with MIG mode off.
+    #[must_use]
+    pub fn needs_whole_gpu(self) -> bool {
+        match self {
+            Self::Exclusive | Self::Mps | Self::Timeslice => true,
+            Self::NoRule | Self::Unmanaged | Self::Mig => false,
+        }
+    }
+
+    /// Returns what MPS can share on GPUs of this mode.
+    #[must_use]
+    pub fn mps_scope(self) -> MpsScope {
+        match self {
+            Self::Mps => MpsScope::WholeGpu,
+            Self::Mig => MpsScope::MigDevices,
+            Self::NoRule | Self::Unmanaged | Self::Exclusive | Self::Timeslice => MpsScope::Nothing,
+        }
+    }
+}
+
+/// What MPS can share on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MpsScope {
+    /// Nothing.
+    Nothing,
+    /// The whole GPU.
+    WholeGpu,
+    /// The MIG devices that the layout shares.
+    MigDevices,
 }
 
 /// A named layout of the config.

@@ -51,7 +51,7 @@ fn plan_for(desired_state: DesiredState, gpu: &Gpu) -> TimeslicePlan {
             TimeslicePlan::Keep(policy)
         }
         (true, Mode::Timeslice, _) => TimeslicePlan::Wait,
-        (true, Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps, _) => TimeslicePlan::Restore,
+        (true, _, _) => TimeslicePlan::Restore,
     }
 }
 

@@ -133,9 +133,7 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
         mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
             Unfinished::Failed(text, format!("gpushctl apply {index}"))
         }
-        Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => {
-            Unfinished::Pending(text)
-        }
+        _ => Unfinished::Pending(text),
     })
 }
 

@@ -279,8 +279,6 @@ pub(crate) fn note(one: &Gpu, look: &Appearance) -> Option<(anstyle::Style, Stri
     let text = format!("override {}", sentence(over, look));
     Some(match one.mode {
         Mode::Mig => (NOTE, text),
-        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Mps | Mode::Timeslice => {
-            (BAD, format!("{text}; it has no effect: no rule of mode `mig` claims this GPU"))
-        }
+        _ => (BAD, format!("{text}; it has no effect: no rule of mode `mig` claims this GPU")),
     })
 }

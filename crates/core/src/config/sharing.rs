@@ -30,7 +30,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         // The error in the mode is already reported. The rest of the rule is still checked, as if
         // the mode were `mps`.
         None => Mode::Mps,
-        Some(other @ (Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice)) => {
+        Some(other) => {
             let problem = format!("`mps` has no effect in mode `{}`", other.name());
             let hint = "write mode = \"mps\", or mode = \"mig\" with entries such as \"2g.20gb:mps\", or leave `mps` \
                 out";

@@ -26,7 +26,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         // If the mode has an error, that error is already reported. The rest of the rule is still
         // checked.
         Some(Mode::Timeslice) | None => {}
-        Some(other @ (Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
+        Some(other) => {
             let problem = format!("`timeslice` has no effect in mode `{}`", other.name());
             reader.report_at(rule, "timeslice", problem, "write mode = \"timeslice\", or leave `timeslice` out");
             return None;

@@ -88,10 +88,7 @@ impl DesiredState {
     /// Returns whether the rule's mode needs the whole GPU, with MIG mode off.
     #[must_use]
     pub fn needs_whole_gpu(&self) -> bool {
-        match self.mode {
-            Mode::Exclusive | Mode::Mps | Mode::Timeslice => true,
-            Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
-        }
+        self.mode.needs_whole_gpu()
     }
 }
 

@@ -146,10 +146,8 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
     };
     // A request for all GPUs never disables MIG, because that would destroy instances.
     let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending_mode());
-    let whole = |at: usize| match desired_states[at].mode {
-        Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && !is_cut(at),
-        Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
-    };
+    let needs_whole = |at: usize| !layout && desired_states[at].needs_whole_gpu();
+    let whole = |at: usize| needs_whole(at) && !is_cut(at);
     let of_mig = |at: usize| desired_states[at].mode == Mode::Mig;
     // A GPU whose rule needs the whole GPU is listed only if the GPU differs from its desired
     // state.
@@ -168,11 +166,7 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
             says why",
         ));
     }
-    let to_be_whole = |at: &usize| match desired_states[*at].mode {
-        Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && is_cut(*at),
-        Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
-    };
-    if let Some(at) = (0..gpus.len()).find(to_be_whole) {
+    if let Some(at) = (0..gpus.len()).find(|at| needs_whole(*at) && is_cut(*at)) {
         let index = gpus[at].index;
         let message = format!(
             "nothing to apply: no rule has mode `mig`. GPU {index} has MIG enabled, but its rule needs the whole GPU"
@@ -215,10 +209,7 @@ pub(super) fn check_mode(gpu: &Gpu, desired_state: &DesiredState, others: Option
     let Some(rule) = &desired_state.rule else { return Ok(()) };
     let mode = match desired_state.mode {
         Mode::Mig | Mode::NoRule => return Ok(()),
-        Mode::Unmanaged => "unmanaged",
-        Mode::Exclusive => "exclusive",
-        Mode::Mps => "mps",
-        Mode::Timeslice => "timeslice",
+        other => other.name(),
     };
     let message = format!("{} is in mode {mode}, as {} of the config says", label(gpu), plan_hints::rule_name(rule));
     Err(ApiError::new(Code::Conflict, message).hint(plan_hints::for_other_mode(gpu, rule, others)))

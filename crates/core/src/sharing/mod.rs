@@ -17,7 +17,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use gpush_api::{Architecture, Gpu, GpuState, Mode, MpsPolicy};
+use gpush_api::{Architecture, Gpu, GpuState, Mode, MpsPolicy, MpsScope};
 
 use crate::{
     config::{Config, Rule},
@@ -126,10 +126,10 @@ fn decide_one(
 ) {
     let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { return };
     let desired_state = desired::desired_state(config, claimed, gpu);
-    match desired_state.mode {
-        Mode::Mps => decide_whole(sharing, gpu, rule, shared_before),
-        Mode::Mig => decide_mig(sharing, gpu, &desired_state, rule, shared_before),
-        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
+    match desired_state.mode.mps_scope() {
+        MpsScope::WholeGpu => decide_whole(sharing, gpu, rule, shared_before),
+        MpsScope::MigDevices => decide_mig(sharing, gpu, &desired_state, rule, shared_before),
+        MpsScope::Nothing => {}
     }
 }
 

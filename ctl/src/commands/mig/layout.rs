@@ -180,10 +180,7 @@ fn assert_nothing(out: &Output) -> Outcome {
 /// change them either.
 fn not_checked(gpus: &[Gpu]) -> Option<String> {
     let is_cut = |gpu: &&Gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
-    let needs_whole = |gpu: &&Gpu| match gpu.mode {
-        Mode::Exclusive | Mode::Mps | Mode::Timeslice => true,
-        Mode::Mig | Mode::NoRule | Mode::Unmanaged => false,
-    };
+    let needs_whole = |gpu: &&Gpu| gpu.mode.needs_whole_gpu();
     let indexes: Vec<u32> = gpus.iter().filter(is_cut).filter(needs_whole).map(|gpu| gpu.index).collect();
     if indexes.is_empty() {
         return None;
