@@ -2,7 +2,6 @@
 
 pub mod agent;
 pub mod around;
-pub mod dice;
 pub mod driver;
 pub mod fixture;
 pub mod gpu;
@@ -11,6 +10,7 @@ pub mod hung_gpu;
 pub mod machine;
 pub mod mps;
 pub mod page;
+pub mod random;
 pub mod slurm;
 pub mod smi;
 pub mod strace;

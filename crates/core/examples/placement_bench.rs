@@ -37,18 +37,6 @@ const MODELS: [(&str, [&str; 5]); 2] = [
     ("h200-141", ["1g.18gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"]),
 ];
 
-/// A small, repeatable random number generator (xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 33).unwrap_or(0) % limit.max(1)
-    }
-}
-
 /// A strategy for choosing placements.
 trait Strategy {
     /// Places an instance. Returns `false` if no placement is free.
@@ -234,7 +222,7 @@ fn run(
     load: usize,
     seed: u64,
 ) -> Outcome {
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let slices = |name: &str| geometry.named(name).map_or(0, |profile| profile.memory_slices() as usize);
     let total: usize = weights.iter().sum();
     // One request arrives in each step, so the mean duration determines the offered load.
@@ -248,14 +236,14 @@ fn run(
             strategy.leave(gone);
             leased -= size;
         }
-        let mut ball = dice.below(total);
+        let mut ball = rng.usize(..total);
         let kind = weights.iter().position(|weight| {
             let here = ball < *weight;
             ball = ball.saturating_sub(*weight);
             here
         });
         let name = names[kind.unwrap_or(0)];
-        let until = request + 1 + dice.below(stay);
+        let until = request + 1 + rng.usize(..stay);
         outcome.offered += 1;
         if strategy.arrive(request, name) {
             outcome.accepted += 1;

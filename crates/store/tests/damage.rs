@@ -17,18 +17,6 @@ use gpush_store::{LeaseSource, NewAnswer, OpenError, Store};
 use jiff::Timestamp;
 use scene::{audit, condition, everything, intent, lost, open, operation, options, override_of};
 
-/// A small, repeatable random number generator (xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
-    }
-}
-
 /// Creates a directory, in memory if possible: the tests create and sync thousands of databases.
 fn scratch() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
@@ -157,12 +145,12 @@ fn damaged_database_is_reported_or_unchanged() {
         header.add(&judge(&target, &bad, &recorded, &format!("header bit {bit}")));
     }
     println!("{size} bytes; header, each of 800 bits: {header:?}");
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let mut rng = fastrand::Rng::with_seed(0x9e37_79b9_7f4a_7c15);
     let mut bits = Counts::default();
     for round in 0..1000 {
         let mut bad = whole.clone();
-        let at = dice.below(size);
-        bad.get_mut(database).unwrap()[at] ^= 1 << dice.below(8);
+        let at = rng.usize(..size);
+        bad.get_mut(database).unwrap()[at] ^= 1 << rng.usize(..8);
         bits.add(&judge(&target, &bad, &recorded, &format!("round {round}, byte {at}")));
     }
     println!("one bit anywhere, 1000 times: {bits:?}");
@@ -170,9 +158,9 @@ fn damaged_database_is_reported_or_unchanged() {
     for round in 0..500 {
         let mut bad = whole.clone();
         let bad_bytes = bad.get_mut(database).unwrap();
-        for _ in 0..=dice.below(16) {
-            let at = dice.below(size);
-            bad_bytes[at] = dice.below(256) as u8;
+        for _ in 0..=rng.usize(..16) {
+            let at = rng.usize(..size);
+            bad_bytes[at] = rng.usize(..256) as u8;
         }
         bytes.add(&judge(&target, &bad, &recorded, &format!("bytes, round {round}")));
     }
@@ -209,19 +197,19 @@ fn damaged_log_is_reported_or_unchanged() {
     assert!(size > 100_000, "{size}");
     let target = scratch.path().join("damaged");
     assert_eq!(judge(&target, &whole, &recorded, "whole"), Outcome::Harmless);
-    let mut dice = Dice(0x2545_f491_4f6c_dd1d);
+    let mut rng = fastrand::Rng::with_seed(0x2545_f491_4f6c_dd1d);
     let mut bits = Counts::default();
     for round in 0..600 {
         let mut bad = whole.clone();
-        let at = dice.below(size);
-        bad.get_mut(log).unwrap()[at] ^= 1 << dice.below(8);
+        let at = rng.usize(..size);
+        bad.get_mut(log).unwrap()[at] ^= 1 << rng.usize(..8);
         bits.add(&judge(&target, &bad, &recorded, &format!("log, round {round}, byte {at}")));
     }
     println!("{size} bytes of log; one bit anywhere, 600 times: {bits:?}");
     let mut cut = Counts::default();
     for round in 0..200 {
         let mut bad = whole.clone();
-        bad.get_mut(log).unwrap().truncate(dice.below(size));
+        bad.get_mut(log).unwrap().truncate(rng.usize(..size));
         cut.add(&judge(&target, &bad, &recorded, &format!("log cut, round {round}")));
     }
     println!("cut anywhere, 200 times: {cut:?}");

@@ -40,22 +40,12 @@ fn make(dir: &Path, model: &str, count: u32) -> Host {
     Host::create(dir, &Description::of(vec![GpuDescription::new(model, count)])).unwrap()
 }
 
-/// A small random number generator. Each child needs its own generator.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
-    }
-}
-
 /// Makes one random change of one GPU.
-fn change(host: &Host, dice: &mut Dice) {
-    let gpu = dice.below(4) as u32;
-    let step = dice.below(4);
-    let profile = dice.below(7);
-    let n = dice.below(8);
+fn change(host: &Host, rng: &mut fastrand::Rng) {
+    let gpu = rng.usize(..4) as u32;
+    let step = rng.usize(..4);
+    let profile = rng.usize(..7);
+    let n = rng.usize(..8);
     let done = host.update(|machine| {
         let part = machine.part(gpu)?;
         let profile = part.profiles[profile % part.profiles.len()].data.id;
@@ -87,24 +77,24 @@ fn state_stays_valid_after_two_thousand_kills() {
     const KILLS: u32 = 2000;
     let dir = tempfile::tempdir().unwrap();
     let host = make(dir.path(), "a100-80", 4);
-    let mut dice = Dice(0x5eed);
+    let mut rng = fastrand::Rng::with_seed(0x5eed);
     let worker = |seed: u64| {
         child(|| {
-            let mut dice = Dice(seed);
+            let mut rng = fastrand::Rng::with_seed(seed);
             host.connect().unwrap();
             loop {
-                change(&host, &mut dice);
+                change(&host, &mut rng);
                 // The lock is not fair. Without a pause, three workers would keep all other
                 // processes from getting the lock.
-                std::thread::sleep(Duration::from_micros(dice.below(300) as u64));
+                std::thread::sleep(Duration::from_micros(rng.usize(..300) as u64));
             }
         })
     };
     let mut workers: Vec<SystemPid> = (0..3).map(|seed| worker(seed + 1)).collect();
     let (mut instances, mut last) = (0, 0);
     for round in 0..KILLS {
-        let victim = dice.below(workers.len());
-        std::thread::sleep(Duration::from_micros(dice.below(1500) as u64));
+        let victim = rng.usize(..workers.len());
+        std::thread::sleep(Duration::from_micros(rng.usize(..1500) as u64));
         kill(workers[victim], Signal::SIGKILL).unwrap();
         let ended = reap(workers[victim]);
         assert!(matches!(ended, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "a worker ended by itself: {ended:?}");

@@ -12,7 +12,6 @@ use std::{
 use gpush_api::{Code, EndReason, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::{
     agent::{Agent, Setup, truth},
-    dice::Dice,
     host::Host,
     mps::{lease_becomes, lease_now, release},
     strace,
@@ -142,7 +141,7 @@ fn concurrent_lease_and_operation_get_different_devices() {
     // Some readings are late, so gpushd plans and grants with old readings.
     host.fault("nvmlDeviceGetGpuInstances --delay-ms 1 --probability 0.3 --seed 7");
     let run = |gpu: usize| {
-        let mut dice = Dice::new(20_261_123 + gpu as u64);
+        let mut rng = fastrand::Rng::with_seed(20_261_123 + gpu as u64);
         let name = gpu.to_string();
         let (mut leased, mut changed, mut waits) = (0, 0, 0);
         for round in 0..ROUNDS {
@@ -151,7 +150,7 @@ fn concurrent_lease_and_operation_get_different_devices() {
             let profile = if truth(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
             let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };
             let lease = json!({ "share": { "kind": "mig_profile", "profile": profile }, "selectors": [name] });
-            let first = dice.below(3);
+            let first = rng.usize(..3);
             let (granted, operation) = thread::scope(|scope| {
                 let asks = scope.spawn(|| {
                     if first == 0 {
@@ -212,7 +211,7 @@ fn concurrent_lease_and_operation_get_different_devices() {
 fn repeated_request_after_a_crash_gets_the_same_lease() {
     let (host, mut agent) = two_gpus(WHOLE);
     let body = json!({ "share": { "kind": "whole" }, "duration_s": 3600 }).to_string();
-    let mut dice = Dice::new(7);
+    let mut rng = fastrand::Rng::with_seed(7);
     let (mut before, mut after) = (0, 0);
     for round in 0..30 {
         let headers = format!("content-type: application/json\r\nidempotency-key: round-{round}\r\n");
@@ -223,7 +222,7 @@ fn repeated_request_after_a_crash_gets_the_same_lease() {
         // Kill gpushd at a random moment after the test has sent the request: before, during or
         // after the commit.
         let pid = nix::unistd::Pid::from_raw(agent.pid().cast_signed());
-        let pause = Duration::from_micros(u64::try_from(dice.below(6000)).expect("small"));
+        let pause = Duration::from_micros(u64::try_from(rng.usize(..6000)).expect("small"));
         thread::scope(|scope| {
             scope.spawn(move || {
                 thread::sleep(pause);

@@ -13,9 +13,9 @@ use std::{
 use gpush_api::{MpsDaemon, MpsState};
 use gpush_tests::{
     agent::{Agent, Setup},
-    dice::{Dice, number},
     host::Host,
     mps::{Client, Role, act, base, becomes, clear_faults, daemon, fault, fired, is_open, lease, names, parts, signal},
+    random::{number, seeded},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -180,7 +180,7 @@ impl World {
 #[test]
 fn random_kills_leave_one_daemon_and_no_leftovers() {
     let times = number("GPUSH_TEST_KILLS", 100);
-    let (mut dice, seed) = Dice::seeded(20_261_122);
+    let (mut rng, seed) = seeded(20_261_122);
     let host = Host::up(HOST);
     let mut world = World { host, agent: None, environment: Vec::new(), client: None };
     world.start_agent();
@@ -189,10 +189,10 @@ fn random_kills_leave_one_daemon_and_no_leftovers() {
     let mut ready = world.is_well("nothing");
     let mut tried: BTreeMap<&str, (u32, Duration)> = BTreeMap::new();
     for time in 0..times {
-        if world.client.is_none() && dice.below(3) > 0 {
+        if world.client.is_none() && rng.usize(..3) > 0 {
             world.compute();
         }
-        let deed = DEEDS[dice.below(DEEDS.len())];
+        let deed = DEEDS[rng.usize(..DEEDS.len())];
         let began = Instant::now();
         let stays = world.does(deed);
         let now = world.is_well(deed);

@@ -5,10 +5,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use gpush_tests::{
-    dice::Dice,
-    slurm::{ALICE, BOB, Site},
-};
+use gpush_tests::slurm::{ALICE, BOB, Site};
 
 use super::{HOST, TIMESLICE};
 
@@ -55,15 +52,15 @@ const PIECES: [&str; 34] = [
     "\u{1f4a5}",
 ];
 
-fn text(dice: &mut Dice) -> String {
+fn text(rng: &mut fastrand::Rng) -> String {
     let mut text = String::new();
-    if dice.below(3) > 0 {
+    if rng.usize(..3) > 0 {
         text.push_str("gpush:");
     }
-    for _ in 0..dice.below(8) {
-        text.push_str(PIECES[dice.below(PIECES.len())]);
+    for _ in 0..rng.usize(..8) {
+        text.push_str(PIECES[rng.usize(..PIECES.len())]);
     }
-    if dice.below(60) == 0 {
+    if rng.usize(..60) == 0 {
         text = text.repeat(20_000 / text.len().max(1) + 1);
     }
     text
@@ -90,11 +87,11 @@ fn hook(site: &Site, verb: &str, job: usize, comment: Option<&str>, option: Opti
 #[test]
 fn thousand_requests_drain_no_node() {
     let Some(site) = Site::start(HOST, TIMESLICE, |setup, _, _| setup) else { return };
-    let mut dice = Dice::new(16);
+    let mut rng = fastrand::Rng::with_seed(16);
     let mut refused = 0;
     for job in 0..DIRECT {
-        let request = text(&mut dice);
-        let (comment, option) = if dice.below(2) == 0 { (Some(&request), None) } else { (None, Some(&request)) };
+        let request = text(&mut rng);
+        let (comment, option) = if rng.usize(..2) == 0 { (Some(&request), None) } else { (None, Some(&request)) };
         let (comment, option) = (comment.map(String::as_str), option.map(String::as_str));
         let prolog = hook(&site, "prolog", job, comment, option);
         assert!(prolog.status.success() && prolog.stdout.is_empty(), "{request:?}: {prolog:?}");
@@ -116,7 +113,7 @@ fn thousand_requests_drain_no_node() {
 
     let mut jobs = Vec::new();
     for number in 0..THROUGH_SLURM {
-        let comment = format!("--comment={}", text(&mut dice).replace('\0', ""));
+        let comment = format!("--comment={}", text(&mut rng).replace('\0', ""));
         let user = if number % 2 == 0 { ALICE } else { BOB };
         // Slurm itself refuses some comments, such as very long ones.
         jobs.extend(site.cluster.try_sbatch(user, &["--gres=gpu:1", &comment], "true"));

@@ -6,7 +6,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
-mod dice;
 mod model_states;
 mod objective;
 mod sequences;
@@ -78,11 +77,11 @@ fn targets_of_up_to_eight_instances_match_the_oracle() {
         let part = ModelStates::of(key);
         let geometry = Geometry::of_model(&part.model);
         let mut tally = Tally::default();
-        let mut dice = dice::Dice::new(8);
+        let mut rng = fastrand::Rng::with_seed(8);
         let mut wanted = vec![(0, 0, 0)];
         while let Some((multiset, from, instances)) = wanted.pop() {
-            for state in [0, part.states[dice.below(part.states.len())].state] {
-                let busy = some_of(state, 3, &mut dice);
+            for state in [0, part.states[rng.usize(..part.states.len())].state] {
+                let busy = some_of(state, 3, &mut rng);
                 let case = Case { state, busy, multiset, fixed: 0 };
                 let (standing, target) = (wire::instances(&part, state, busy), wire::target(&part, multiset, 0));
                 compare(&part, &geometry, &standing, &target, case, false, &mut tally);

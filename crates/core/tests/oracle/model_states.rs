@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 
-use crate::dice::Dice;
 use gpush_geometry::{ComputeProfile, GpuProfile, Model};
 
 /// One (profile, placement) pair. A state of a GPU is a set of pairs.
@@ -162,8 +161,8 @@ pub(crate) fn subsets(set: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Returns a random subset. Each member is in the subset with probability 1/`n`.
-pub(crate) fn some_of(set: u64, n: usize, dice: &mut Dice) -> u64 {
-    members(set).filter(|_| dice.one_in(n)).map(|bit| 1 << bit).sum()
+pub(crate) fn some_of(set: u64, n: usize, rng: &mut fastrand::Rng) -> u64 {
+    members(set).filter(|_| rng.usize(..n) == 0).map(|bit| 1 << bit).sum()
 }
 
 /// A compute instance in its GPU instance: position of its profile, start, size.

@@ -11,7 +11,6 @@ use std::fmt;
 use gpush_core::geometry::Geometry;
 use gpush_core::plan::plan_protecting;
 
-use crate::dice::Dice;
 use crate::model_states::{ModelStates, compute_states};
 use crate::splits::Sample;
 
@@ -155,10 +154,10 @@ fn count_detections(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usiz
     let states: Vec<_> = part.model.gi_profiles.iter().map(compute_states).collect();
     let objective = Objective::planners();
     let mut counts: Vec<_> = Mutation::all().into_iter().map(|mutation| (mutation, 0)).collect();
-    let mut dice = Dice::new(seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
     let mut planned = 0;
     for _ in 0..samples {
-        let sample = Sample::random(&part, &states, &mut dice);
+        let sample = Sample::random(&part, &states, &mut rng);
         let (instances, holds) = sample.instances(&part);
         let ways = sample.all_assignment_costs(&part, &states);
         let finals = sample.finals(&part, &ways, &objective, false);

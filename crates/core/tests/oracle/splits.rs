@@ -12,7 +12,6 @@ use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement, Refusal};
 use gpush_core::geometry::Geometry;
 use gpush_core::plan::{Plan, ProtectedInstances, RequestedCompute, RequestedInstance, Target, plan_protecting};
 
-use crate::dice::Dice;
 use crate::model_states::{ModelStates, Multiset, Slot, State, compute_states, is_possible_compute, members, profiles};
 use crate::objective::{Cost, Objective, PlanValue};
 use crate::whole::Tally;
@@ -60,36 +59,44 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    pub(crate) fn random(part: &ModelStates, states: &[Vec<Vec<Slot>>], dice: &mut Dice) -> Self {
-        let state = part.states[dice.below(part.states.len())].state;
+    pub(crate) fn random(part: &ModelStates, states: &[Vec<Vec<Slot>>], rng: &mut fastrand::Rng) -> Self {
+        let state = part.states[rng.usize(..part.states.len())].state;
         let mut standing = vec![ExistingGpuInstance::default(); part.pairs.len()];
-        let (quiet, unheld) = (dice.one_in(2), dice.one_in(2));
+        let (quiet, unheld) = (rng.usize(..2) == 0, rng.usize(..2) == 0);
         for pair in members(state) {
-            let compute = dice.pick(&states[part.pairs[pair].profile]).clone();
-            let stand =
-                |slot| ExistingCompute { slot, busy: !quiet && dice.one_in(4), held: !unheld && dice.one_in(4) };
+            let compute = rng.choice(&states[part.pairs[pair].profile]).unwrap().clone();
+            let stand = |slot| ExistingCompute {
+                slot,
+                busy: !quiet && rng.usize(..4) == 0,
+                held: !unheld && rng.usize(..4) == 0,
+            };
             let compute = compute.into_iter().map(stand).collect();
-            standing[pair] =
-                ExistingGpuInstance { compute, busy: !quiet && dice.one_in(10), held: !unheld && dice.one_in(6) };
+            standing[pair] = ExistingGpuInstance {
+                compute,
+                busy: !quiet && rng.usize(..10) == 0,
+                held: !unheld && rng.usize(..6) == 0,
+            };
         }
         // Most targets have exactly or almost the same profiles as the state, so that many
         // instances can be kept.
         let own = part.states[part.index[&state]].multiset;
-        let multiset = match dice.below(4) {
-            0 => *dice.pick(&part.multisets()),
+        let multiset = match rng.usize(..4) {
+            0 => *rng.choice(&part.multisets()).unwrap(),
             1 => own,
-            _ => neighbour(part, own, dice),
+            _ => neighbour(part, own, rng),
         };
         let wanted = profiles(multiset)
             .map(|p| {
                 let here: Vec<usize> = members(state).filter(|n| part.pairs[*n].profile == p).collect();
-                let slots: Vec<Slot> = if !here.is_empty() && dice.one_in(2) {
-                    standing[*dice.pick(&here)].compute.iter().map(|c| c.slot).collect()
+                let slots: Vec<Slot> = if !here.is_empty() && rng.usize(..2) == 0 {
+                    standing[*rng.choice(&here).unwrap()].compute.iter().map(|c| c.slot).collect()
                 } else {
-                    dice.pick(&states[p]).clone()
+                    rng.choice(&states[p]).unwrap().clone()
                 };
-                let slots = slots.into_iter().map(|(n, start, _)| (n, dice.one_in(6).then_some(start))).collect();
-                let start = (!here.is_empty() && dice.one_in(8)).then(|| part.pairs[*dice.pick(&here)].start);
+                let slots =
+                    slots.into_iter().map(|(n, start, _)| (n, (rng.usize(..6) == 0).then_some(start))).collect();
+                let start =
+                    (!here.is_empty() && rng.usize(..8) == 0).then(|| part.pairs[*rng.choice(&here).unwrap()].start);
                 (p, start, slots)
             })
             .collect();
@@ -355,15 +362,15 @@ impl Sample {
 
 /// Returns a feasible target that differs from the state in one or two profiles. For such a target,
 /// an instance must be destroyed or created elsewhere, and several choices are possible.
-fn neighbour(part: &ModelStates, own: Multiset, dice: &mut Dice) -> Multiset {
+fn neighbour(part: &ModelStates, own: Multiset, rng: &mut fastrand::Rng) -> Multiset {
     for _ in 0..40 {
         let mut multiset = own;
-        if own != 0 && dice.one_in(2) {
+        if own != 0 && rng.usize(..2) == 0 {
             let there: Vec<usize> = profiles(own).collect();
-            multiset -= 1 << (4 * dice.pick(&there));
+            multiset -= 1 << (4 * rng.choice(&there).unwrap());
         }
-        for _ in 0..=dice.below(2) {
-            multiset += 1 << (4 * dice.below(part.model.gi_profiles.len()));
+        for _ in 0..=rng.usize(..2) {
+            multiset += 1 << (4 * rng.usize(..part.model.gi_profiles.len()));
         }
         if part.by_multiset.contains_key(&multiset) {
             return multiset;
@@ -392,10 +399,10 @@ pub(crate) fn sample(key: &str, samples: usize, seed: u64) -> Tally {
     let part = ModelStates::of(key);
     let geometry = Geometry::of_model(&part.model);
     let states: Vec<Vec<Vec<Slot>>> = part.model.gi_profiles.iter().map(compute_states).collect();
-    let mut dice = Dice::new(seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
     let mut tally = Tally::default();
     for _ in 0..samples {
-        let sample = Sample::random(&part, &states, &mut dice);
+        let sample = Sample::random(&part, &states, &mut rng);
         let (instances, holds) = sample.instances(&part);
         let target = sample.target(&part);
         let best = sample.best(&part, &states);

@@ -3,8 +3,6 @@
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 use silicon::machine::{Machine, Pid, Process, ProcessKind};
 
-use crate::dice::Dice;
-
 const GPU: u32 = 0;
 
 #[derive(Clone)]
@@ -124,14 +122,14 @@ impl Host {
 
     /// Starts some processes. Most of them are in a compute instance, and a few are only in a GPU
     /// instance.
-    pub(crate) fn start_some(&mut self, dice: &mut Dice) {
+    pub(crate) fn start_some(&mut self, rng: &mut fastrand::Rng) {
         for instance in self.read() {
             for compute in &instance.compute {
-                if dice.one_in(6) {
+                if rng.usize(..6) == 0 {
                     self.start(instance.id, Some(compute.id));
                 }
             }
-            if dice.one_in(25) {
+            if rng.usize(..25) == 0 {
                 self.start(instance.id, None);
             }
         }
@@ -151,10 +149,10 @@ impl Host {
     }
 
     /// Ends about a third of the processes.
-    pub(crate) fn stop_some(&mut self, dice: &mut Dice) {
+    pub(crate) fn stop_some(&mut self, rng: &mut fastrand::Rng) {
         let pids: Vec<u32> = self.machine.gpu(GPU).unwrap().processes.iter().map(|p| p.pid.pid).collect();
         for pid in pids {
-            if dice.one_in(3) {
+            if rng.usize(..3) == 0 {
                 self.stop(pid);
             }
         }

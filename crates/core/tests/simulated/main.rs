@@ -7,8 +7,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
-#[path = "../oracle/dice.rs"]
-mod dice;
 mod host;
 
 use gpush_api::{GpuInstance, Refusal};
@@ -16,7 +14,6 @@ use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::Layout;
 use gpush_core::plan::{Plan, Target, plan};
 
-use dice::Dice;
 use host::Host;
 
 /// Counters of a random walk.
@@ -40,23 +37,23 @@ impl Tally {
 }
 
 /// Returns a layout as a user might write it, possible or not.
-fn any_layout(geometry: &Geometry, dice: &mut Dice) -> Layout {
+fn any_layout(geometry: &Geometry, rng: &mut fastrand::Rng) -> Layout {
     let mut entries = Vec::new();
-    for _ in 0..=dice.below(4) {
-        let profile = dice.pick(&geometry.profiles);
+    for _ in 0..=rng.usize(..4) {
+        let profile = rng.choice(&geometry.profiles).unwrap();
         let mut entry = String::new();
-        if dice.one_in(3) {
-            entry += &format!("{}c.", dice.pick(&profile.compute).profile.slices);
+        if rng.usize(..3) == 0 {
+            entry += &format!("{}c.", rng.choice(&profile.compute).unwrap().profile.slices);
         }
         entry += &profile.profile.name;
-        if dice.one_in(5) {
-            entry += &format!("@{}", dice.pick(&profile.spots).placement.start);
-        } else if dice.one_in(3) {
-            entry += &format!("*{}", 1 + dice.below(3));
+        if rng.usize(..5) == 0 {
+            entry += &format!("@{}", rng.choice(&profile.spots).unwrap().placement.start);
+        } else if rng.usize(..3) == 0 {
+            entry += &format!("*{}", 1 + rng.usize(..3));
         }
         entries.push(entry);
     }
-    if dice.one_in(20) { Layout::none() } else { Layout::parse(&entries.join(",")).unwrap() }
+    if rng.usize(..20) == 0 { Layout::none() } else { Layout::parse(&entries.join(",")).unwrap() }
 }
 
 /// Asserts that each requested GPU instance is at the placement in the plan, with exactly its
@@ -85,7 +82,7 @@ fn assert_blocked_by(host: &Host, geometry: &Geometry, target: &Target, refusal:
 }
 
 fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
-    let mut dice = Dice::new(seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
     let mut host = Host::of_model(key);
     let model = gpush_geometry::model(key).unwrap();
     let full = Geometry::of_model(&model);
@@ -94,14 +91,14 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
         // Sometimes the driver does not report a profile. The planner then knows no profile for the
         // instances of that profile.
         let mut described = profiles_of_model(&model);
-        if dice.one_in(4) {
-            described.remove(dice.below(described.len()));
+        if rng.usize(..4) == 0 {
+            described.remove(rng.usize(..described.len()));
         }
         let geometry = Geometry::new(&described, model.memory_slices, model.compute_slices);
-        host.stop_some(&mut dice);
-        host.start_some(&mut dice);
+        host.stop_some(&mut rng);
+        host.start_some(&mut rng);
 
-        let layout = any_layout(&full, &mut dice);
+        let layout = any_layout(&full, &mut rng);
         let Ok(target) = Target::resolve(&geometry, &layout) else {
             tally.impossible += 1;
             continue;
@@ -115,8 +112,8 @@ fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
                 continue;
             }
         };
-        if dice.one_in(4) {
-            let cut = dice.below(plan.steps.len() + 1);
+        if rng.usize(..4) == 0 {
+            let cut = rng.usize(..plan.steps.len() + 1);
             host.execute(&plan.steps[..cut]);
             let exact = Target::of_instances(&geometry, &before);
             let back = gpush_core::plan::plan(&geometry, &host.read(), &exact).unwrap();

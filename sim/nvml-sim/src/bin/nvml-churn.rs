@@ -52,23 +52,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// An xorshift64* generator. It is random enough to choose moments, and the same seed gives the
-/// same numbers.
-struct Dice(u64);
-
-impl Dice {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % limit.max(1)
-    }
-}
-
 fn load() -> Result<NvmlLib, String> {
     // SAFETY: the library's initialisers do nothing.
     unsafe { NvmlLib::new("libnvidia-ml.so.1") }.map_err(|error| format!("libnvidia-ml.so.1: {error}"))
@@ -97,7 +80,7 @@ impl Signals {
 /// The work of a client: makes a change, waits for the other clients of its round, then creates and
 /// destroys instances until it is killed. Returns only if a call gives an impossible result.
 fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> {
-    let mut dice = Dice::new(seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
     let check = |what: &str, code: u32| {
         if EXPECTED.contains(&code) { Ok(code) } else { Err(format!("{what} returned {code}")) }
     };
@@ -111,15 +94,13 @@ fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> 
     let mut said = false;
     let mut profiles: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     loop {
-        #[allow(clippy::cast_possible_truncation)] // below a u32
-        let index = dice.below(gpus.into()) as u32;
+        let index = rng.u32(..gpus.max(1));
         let mut gpu: nvmlDevice_t = null_mut();
         // SAFETY: as for the first calls above.
         check("nvmlDeviceGetHandleByIndex_v2", unsafe { library.nvmlDeviceGetHandleByIndex_v2(index, &mut gpu) })?;
         let known = profiles.entry(index).or_insert_with(|| profiles_of(library, gpu));
-        #[allow(clippy::cast_possible_truncation)] // below a length
-        let profile = known.get(dice.below(known.len() as u64) as usize).copied().unwrap_or(0);
-        if dice.below(3) > 0 {
+        let profile = known.get(rng.usize(..known.len().max(1))).copied().unwrap_or(0);
+        if rng.u64(..3) > 0 {
             let mut gi: nvmlGpuInstance_t = null_mut();
             // SAFETY: as for the first calls above.
             if check("create", unsafe { library.nvmlDeviceCreateGpuInstance(gpu, profile, &mut gi) })? == 0 {
@@ -194,11 +175,11 @@ struct Tally {
 fn supervise(kills: u64, seed: u64) -> Result<(), String> {
     let library = load()?;
     let host = silicon::Host::from_environment().map_err(|error| error.to_string())?;
-    let mut dice = Dice::new(seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
     let mut tally = Tally::default();
     let began = Instant::now();
     while tally.killed < kills {
-        round(&library, &host, &mut dice, &mut tally, seed, kills)
+        round(&library, &host, &mut rng, &mut tally, seed, kills)
             .map_err(|error| format!("after kill {}: {error}", tally.killed))?;
     }
     let clients = host.read().map_err(|error| error.to_string())?.state().clients.len();
@@ -221,7 +202,7 @@ fn supervise(kills: u64, seed: u64) -> Result<(), String> {
 fn round(
     library: &NvmlLib,
     host: &silicon::Host,
-    dice: &mut Dice,
+    rng: &mut fastrand::Rng,
     tally: &mut Tally,
     seed: u64,
     kills: u64,
@@ -231,7 +212,7 @@ fn round(
     while working.len() < CLIENTS && tally.started < kills {
         tally.started += 1;
         let own = seed.wrapping_add(tally.started);
-        let after = Duration::from_micros(dice.below(LIFE_US));
+        let after = Duration::from_micros(rng.u64(..LIFE_US));
         working.push((
             after,
             if tally.started.is_multiple_of(OWN_PROGRAM) {

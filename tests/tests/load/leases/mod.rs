@@ -23,7 +23,7 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use gpush_tests::dice::{Dice, number};
+use gpush_tests::random::number;
 
 use self::{observed::Planted, world::World};
 
@@ -42,12 +42,12 @@ struct Run {
 
 /// Runs `steps` random steps, or fewer if gpushd violates the model.
 fn run(steps: u64, seed: u64, planted: Option<Planted>) -> Run {
-    let mut dice = Dice::new(seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
     let mut world = World::up(planted);
     let mut done = 0;
     let mut violation = None;
     while done < steps && violation.is_none() {
-        let Some((name, result)) = steps::one(&mut world, &mut dice) else { continue };
+        let Some((name, result)) = steps::one(&mut world, &mut rng) else { continue };
         world.count(name);
         let result = result.and_then(|()| world.check());
         violation = result.err().map(|why| format!("seed {seed}, step {done}: {name}: {why}"));

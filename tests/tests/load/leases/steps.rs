@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use gpush_api::{ApiError, Code, EndReason, LeaseGrant, LeaseKind, LeaseState, OperationState};
-use gpush_tests::dice::Dice;
 use serde_json::{Value, json};
 
 use super::{
@@ -15,7 +14,7 @@ type Outcome = Result<(), String>;
 
 /// A step: its name and its function. If the step is not possible now, the function has no effect
 /// and returns `None`.
-type Step = (&'static str, fn(&mut World, &mut Dice) -> Option<Outcome>);
+type Step = (&'static str, fn(&mut World, &mut fastrand::Rng) -> Option<Outcome>);
 
 const STEPS: &[Step] = &[
     ("request", request),
@@ -47,28 +46,28 @@ const STEPS: &[Step] = &[
 const RARE: usize = 8;
 
 /// Runs one random step.
-pub(super) fn one(world: &mut World, dice: &mut Dice) -> Option<(&'static str, Outcome)> {
-    let (name, step) = STEPS[dice.below(STEPS.len())];
+pub(super) fn one(world: &mut World, rng: &mut fastrand::Rng) -> Option<(&'static str, Outcome)> {
+    let (name, step) = STEPS[rng.usize(..STEPS.len())];
     let is_long = matches!(name, "kill gpushd" | "stop gpushd" | "reboot" | "apply a layout");
-    if is_long && dice.below(RARE) > 0 {
+    if is_long && rng.usize(..RARE) > 0 {
         return None;
     }
-    Some((name, step(world, dice)?))
+    Some((name, step(world, rng)?))
 }
 
-fn share(dice: &mut Dice) -> (Share, usize) {
-    match dice.below(8) {
-        0..=3 => (Share::Mig(PROFILES[dice.below(PROFILES.len())]), 1 + dice.below(2)),
+fn share(rng: &mut fastrand::Rng) -> (Share, usize) {
+    match rng.usize(..8) {
+        0..=3 => (Share::Mig(PROFILES[rng.usize(..PROFILES.len())]), 1 + rng.usize(..2)),
         4 | 5 => (Share::Timeslice, 1),
-        _ => (Share::Whole, 1 + dice.below(4)),
+        _ => (Share::Whole, 1 + rng.usize(..4)),
     }
 }
 
 /// Returns the uid of root, or of a user who holds so few leases that no quota applies.
-fn holder(world: &World, dice: &mut Dice) -> u32 {
+fn holder(world: &World, rng: &mut fastrand::Rng) -> u32 {
     let user = 1001;
     let held = world.model.open.values().filter(|lease| lease.holder == user).count();
-    if dice.below(3) == 0 && held < 2 { user } else { 0 }
+    if rng.usize(..3) == 0 && held < 2 { user } else { 0 }
 }
 
 fn body(share: &Share, count: usize, holder: u32) -> Value {
@@ -80,9 +79,9 @@ fn body(share: &Share, count: usize, holder: u32) -> Value {
     json!({ "share": share, "count": count, "holder_uid": holder })
 }
 
-fn request(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
-    let (share, count) = share(dice);
-    let holder = holder(world, dice);
+fn request(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
+    let (share, count) = share(rng);
+    let holder = holder(world, rng);
     let expected = world.model.expects(&share, count);
     world.count(format!("request {:?}: {expected:?}", share.kind()));
     let answer = insist(world, &body(&share, count, holder), expected);
@@ -120,8 +119,8 @@ fn insist(world: &mut World, body: &Value, expected: Expected) -> Result<LeaseGr
 
 /// Requests a lease while readings of GPU 0 fail. gpushd may refuse the GPU's devices, or grant
 /// them based on an earlier reading.
-fn request_with_fault(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
-    let share = Share::Mig(PROFILES[dice.below(3)]);
+fn request_with_fault(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
+    let share = Share::Mig(PROFILES[rng.usize(..3)]);
     world.host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
     let answer = world.observed.request(world.agent(), &body(&share, 1, 0));
     world.host.clear_faults();
@@ -135,14 +134,14 @@ fn request_with_fault(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
 }
 
 /// Returns a random active lease.
-fn active(world: &World, dice: &mut Dice) -> Option<String> {
+fn active(world: &World, rng: &mut fastrand::Rng) -> Option<String> {
     let active = world.model.open.iter().filter(|(_, lease)| lease.state == LeaseState::Active);
     let active: Vec<&String> = active.map(|(id, _)| id).collect();
-    if active.is_empty() { None } else { Some(active[dice.below(active.len())].clone()) }
+    if active.is_empty() { None } else { Some(active[rng.usize(..active.len())].clone()) }
 }
 
-fn end(world: &mut World, dice: &mut Dice, reason: EndReason) -> Option<Outcome> {
-    let id = active(world, dice)?;
+fn end(world: &mut World, rng: &mut fastrand::Rng, reason: EndReason) -> Option<Outcome> {
+    let id = active(world, rng)?;
     let is_used = world.model.is_used(&id);
     world.count(format!("{} {}", reason.name(), if is_used { "in use" } else { "idle" }));
     let answer = world.observed.end(world.agent(), &id, reason == EndReason::Revoked);
@@ -154,15 +153,15 @@ fn end(world: &mut World, dice: &mut Dice, reason: EndReason) -> Option<Outcome>
     })
 }
 
-fn release(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
-    end(world, dice, EndReason::Released)
+fn release(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
+    end(world, rng, EndReason::Released)
 }
 
-fn revoke(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
-    end(world, dice, EndReason::Revoked)
+fn revoke(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
+    end(world, rng, EndReason::Revoked)
 }
 
-fn release_again(world: &mut World, _: &mut Dice) -> Option<Outcome> {
+fn release_again(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
     let id = world.model.ended.keys().next_back()?.clone();
     Some(match world.observed.end(world.agent(), &id, false) {
         Ok(lease) if lease.state == LeaseState::Ended => Ok(()),
@@ -170,7 +169,7 @@ fn release_again(world: &mut World, _: &mut Dice) -> Option<Outcome> {
     })
 }
 
-fn release_unknown(world: &mut World, _: &mut Dice) -> Option<Outcome> {
+fn release_unknown(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
     Some(match world.observed.end(world.agent(), "L99999999", false) {
         Err(error) if error.code == Code::NotFound => Ok(()),
         other => Err(format!("release of an unknown lease: {other:?}")),
@@ -178,36 +177,36 @@ fn release_unknown(world: &mut World, _: &mut Dice) -> Option<Outcome> {
 }
 
 /// Starts a process of root on a target that root has leased.
-fn start_process(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
+fn start_process(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
     let leases = world.model.open.values().filter(|lease| lease.holder == 0 && lease.state == LeaseState::Active);
     let targets: Vec<String> = leases.flat_map(|lease| lease.targets.iter().cloned()).collect();
     let running: usize = world.model.targets.values().map(|target| target.processes.len()).sum();
     if targets.is_empty() || running >= 4 {
         return None;
     }
-    let uuid = &targets[dice.below(targets.len())];
+    let uuid = &targets[rng.usize(..targets.len())];
     let place = world.model.targets.get(uuid)?.place.clone();
     let pid = world.host.process(&place);
     world.model.targets.get_mut(uuid)?.processes.insert(pid);
     Some(Ok(()))
 }
 
-fn end_process(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
+fn end_process(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
     let running =
         world.model.targets.iter().flat_map(|(uuid, target)| target.processes.iter().map(move |pid| (uuid, *pid)));
     let running: Vec<(String, u32)> = running.map(|(uuid, pid)| (uuid.clone(), pid)).collect();
     if running.is_empty() {
         return None;
     }
-    let (uuid, pid) = &running[dice.below(running.len())];
+    let (uuid, pid) = &running[rng.usize(..running.len())];
     world.host.end_process(*pid);
     world.model.targets.get_mut(uuid)?.processes.remove(pid);
     world.model.settle();
     Some(Ok(()))
 }
 
-fn cordon(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
-    let gpu = dice.below(5);
+fn cordon(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
+    let gpu = rng.usize(..5);
     let is_closed = world.model.closed.contains(&gpu);
     let verb = if is_closed { "uncordon" } else { "cordon" };
     let answer = world.agent().post(&format!("/v1/gpus/{gpu}/{verb}"), &json!({}));
@@ -224,8 +223,8 @@ fn cordon(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
 
 /// Applies a layout. Without leases, the operation must succeed. With leases, it must not destroy a
 /// leased device.
-fn apply(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
-    let layout = LAYOUTS[dice.below(LAYOUTS.len())];
+fn apply(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
+    let layout = LAYOUTS[rng.usize(..LAYOUTS.len())];
     let is_leased = world.model.open.values().any(|lease| lease.kind == LeaseKind::Mig);
     let outcome = match world.agent().begin(&["0"], layout) {
         Ok(begun) => match world.agent().follow(begun) {
@@ -244,13 +243,13 @@ fn apply(world: &mut World, dice: &mut Dice) -> Option<Outcome> {
     }))
 }
 
-fn kill(world: &mut World, _: &mut Dice) -> Option<Outcome> {
+fn kill(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
     world.kill_agent();
     world.start_agent();
     Some(Ok(()))
 }
 
-fn stop(world: &mut World, _: &mut Dice) -> Option<Outcome> {
+fn stop(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
     world.stop_agent();
     world.start_agent();
     Some(Ok(()))
@@ -258,7 +257,7 @@ fn stop(world: &mut World, _: &mut Dice) -> Option<Outcome> {
 
 /// Reboots the host. All leases end, and gpushd again applies the layout of the config or of an
 /// override.
-fn reboot(world: &mut World, _: &mut Dice) -> Option<Outcome> {
+fn reboot(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
     // gpushd applies no layout to a cordoned GPU.
     if world.model.closed.remove(&0) {
         assert_eq!(world.agent().post("/v1/gpus/0/uncordon", &json!({})).status, 200);

@@ -1,10 +1,7 @@
 //! Steps that change MIG layouts, and the instances that these steps must keep.
 
 use gpush_api::{ApiError, Code, Operation, OperationState};
-use gpush_tests::{
-    agent::{gi_at, truth},
-    dice::Dice,
-};
+use gpush_tests::agent::{gi_at, truth};
 use serde_json::json;
 
 use super::world::{Held, MIG, World};
@@ -19,8 +16,8 @@ const LAYOUTS: [&[&str]; 7] = [
     &["2g.10gb", "1g.5gb*3"],
 ];
 
-fn layout(dice: &mut Dice) -> &'static [&'static str] {
-    LAYOUTS[dice.below(LAYOUTS.len())]
+fn layout(rng: &mut fastrand::Rng) -> &'static [&'static str] {
+    LAYOUTS[rng.usize(..LAYOUTS.len())]
 }
 
 /// Returns the profiles of a layout, sorted.
@@ -87,37 +84,37 @@ fn carry_out(world: &mut World, gpus: &[usize], layout: &'static [&'static str])
     }
 }
 
-pub(super) fn apply(world: &mut World, dice: &mut Dice) -> bool {
-    let gpu = MIG[dice.below(MIG.len())];
-    carry_out(world, &[gpu], layout(dice));
+pub(super) fn apply(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let gpu = MIG[rng.usize(..MIG.len())];
+    carry_out(world, &[gpu], layout(rng));
     true
 }
 
-pub(super) fn apply_to_both(world: &mut World, dice: &mut Dice) -> bool {
-    carry_out(world, &MIG, layout(dice));
+pub(super) fn apply_to_both(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    carry_out(world, &MIG, layout(rng));
     true
 }
 
-pub(super) fn apply_with_fault(world: &mut World, dice: &mut Dice) -> bool {
-    let gpu = MIG[dice.below(MIG.len())];
+pub(super) fn apply_with_fault(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let gpu = MIG[rng.usize(..MIG.len())];
     let call = ["nvmlGpuInstanceDestroy", "nvmlDeviceCreateGpuInstance*", "nvmlGpuInstanceCreateComputeInstance*"];
-    let call = call[dice.below(call.len())];
-    let after = dice.below(4);
+    let call = call[rng.usize(..call.len())];
+    let after = rng.usize(..4);
     world.host.fault(&format!("{call} --gpu {gpu} --after {after} --rc UNKNOWN --times 1"));
-    carry_out(world, &[gpu], layout(dice));
+    carry_out(world, &[gpu], layout(rng));
     world.host.clear_faults();
     true
 }
 
-pub(super) fn apply_and_kill(world: &mut World, dice: &mut Dice) -> bool {
-    let gpu = MIG[dice.below(MIG.len())];
-    let layout = layout(dice);
+pub(super) fn apply_and_kill(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let gpu = MIG[rng.usize(..MIG.len())];
+    let layout = layout(rng);
     world.operates = true;
     // The calls are so slow that the kill can happen at any step.
-    world.host.fault(&format!("nvmlDeviceCreateGpuInstance* --gpu {gpu} --delay-ms {}", 1 + dice.below(30)));
+    world.host.fault(&format!("nvmlDeviceCreateGpuInstance* --gpu {gpu} --delay-ms {}", 1 + rng.usize(..30)));
     let begun =
         world.agent().begin_with(&json!({ "selectors": names(&[gpu]), "layout_source": { "entries": layout } }));
-    let pause = std::time::Duration::from_millis(dice.below(40) as u64);
+    let pause = std::time::Duration::from_millis(rng.usize(..40) as u64);
     if begun.is_ok() {
         std::thread::sleep(pause);
         world.kill_agent();
@@ -136,9 +133,9 @@ pub(super) fn apply_and_kill(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn wait_and_cancel(world: &mut World, dice: &mut Dice) -> bool {
+pub(super) fn wait_and_cancel(world: &mut World, rng: &mut fastrand::Rng) -> bool {
     let Some(gpu) = MIG.into_iter().find(|gpu| !world.cuts[*gpu].held.is_empty()) else { return false };
-    let layout = layout(dice);
+    let layout = layout(rng);
     world.operates = true;
     let body = json!({ "selectors": names(&[gpu]), "layout_source": { "entries": layout }, "wait_s": 600 });
     let begun = match world.agent().begin_with(&body) {
@@ -156,13 +153,13 @@ pub(super) fn wait_and_cancel(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn hold(world: &mut World, dice: &mut Dice) -> bool {
-    let gpu = MIG[dice.below(MIG.len())];
+pub(super) fn hold(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let gpu = MIG[rng.usize(..MIG.len())];
     let cut = &world.cuts[gpu];
     if cut.instances.is_empty() || cut.held.len() >= 2 {
         return false;
     }
-    let instance = &cut.instances[dice.below(cut.instances.len())];
+    let instance = &cut.instances[rng.usize(..cut.instances.len())];
     let start = instance.split(['@', '[']).nth(1).and_then(|start| start.parse().ok()).expect("a placement");
     let gi = gi_at(&world.host, gpu, start);
     if cut.held.iter().any(|held| held.gi == gi) {
@@ -173,15 +170,15 @@ pub(super) fn hold(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn free(world: &mut World, dice: &mut Dice) -> bool {
-    let gpu = MIG[dice.below(MIG.len())];
+pub(super) fn free(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let gpu = MIG[rng.usize(..MIG.len())];
     let Some(held) = world.cuts[gpu].held.pop() else { return false };
     world.host.end_process(held.pid);
     true
 }
 
-pub(super) fn cordon(world: &mut World, dice: &mut Dice) -> bool {
-    let gpu = MIG[dice.below(MIG.len())];
+pub(super) fn cordon(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let gpu = MIG[rng.usize(..MIG.len())];
     let verb = if world.cuts[gpu].cordoned { "uncordon" } else { "cordon" };
     let answer = world.agent().post(&format!("/v1/gpus/{gpu}/{verb}"), &json!({}));
     if answer.status != 200 {

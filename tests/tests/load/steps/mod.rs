@@ -22,13 +22,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_tests::dice::{Dice, number};
+use gpush_tests::random::{number, seeded};
 
 use self::world::World;
 
 /// A step: its name and its function. If the step is not possible now, the function has no effect
 /// and returns false.
-type Step = (&'static str, fn(&mut World, &mut Dice) -> bool);
+type Step = (&'static str, fn(&mut World, &mut fastrand::Rng) -> bool);
 
 const STEPS: &[Step] = &[
     ("take a share", mps::take),
@@ -67,15 +67,15 @@ const STEPS: &[Step] = &[
 #[test]
 fn random_steps_keep_every_invariant() {
     let steps = number("GPUSH_TEST_STEPS", 60);
-    let (mut dice, seed) = Dice::seeded(20_261_123);
+    let (mut rng, seed) = seeded(20_261_123);
     let mut world = World::up();
     let mut done: BTreeMap<&str, (u32, Duration)> = BTreeMap::new();
     let mut count = 0;
     while count < steps {
-        let (name, step) = STEPS[dice.below(STEPS.len())];
+        let (name, step) = STEPS[rng.usize(..STEPS.len())];
         let began = Instant::now();
         world.begin(format!("seed {seed}, step {count}: {name}"));
-        if !step(&mut world, &mut dice) {
+        if !step(&mut world, &mut rng) {
             continue;
         }
         check::all(&mut world, count.is_multiple_of(10));

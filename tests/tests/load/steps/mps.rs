@@ -1,10 +1,7 @@
 //! Steps on MPS targets.
 
 use gpush_api::{Code, MpsState};
-use gpush_tests::{
-    dice::Dice,
-    mps::{Client, Role, act, base, becomes, daemon, lease, parts, pid_of, reaches},
-};
+use gpush_tests::mps::{Client, Role, act, base, becomes, daemon, lease, parts, pid_of, reaches};
 use serde_json::json;
 
 use super::world::{Granted, World, kill, sleeper};
@@ -12,14 +9,14 @@ use super::world::{Granted, World, kill, sleeper};
 /// Maximum number of leases on one target.
 const MOST: usize = 4;
 
-fn grant(world: &mut World, dice: &mut Dice, bound: bool) -> bool {
-    let (name, target) = world.target(dice);
+fn grant(world: &mut World, rng: &mut fastrand::Rng, bound: bool) -> bool {
+    let (name, target) = world.target(rng);
     if target.stopped || target.leases.len() >= MOST {
         return false;
     }
     let process = bound.then(sleeper);
     // The percentage is small, because a released lease keeps its capacity while its clients run.
-    let percentage = 1 + dice.below(10);
+    let percentage = 1 + rng.usize(..10);
     let body = match &process {
         Some(process) => json!({ "percentage": percentage, "process": process.id() }),
         None => json!({ "percentage": percentage }),
@@ -33,28 +30,28 @@ fn grant(world: &mut World, dice: &mut Dice, bound: bool) -> bool {
     true
 }
 
-pub(super) fn take(world: &mut World, dice: &mut Dice) -> bool {
-    grant(world, dice, false)
+pub(super) fn take(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    grant(world, rng, false)
 }
 
-pub(super) fn take_for_process(world: &mut World, dice: &mut Dice) -> bool {
-    grant(world, dice, true)
+pub(super) fn take_for_process(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    grant(world, rng, true)
 }
 
-pub(super) fn end_process(world: &mut World, dice: &mut Dice) -> bool {
-    let (_, target) = world.target(dice);
+pub(super) fn end_process(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (_, target) = world.target(rng);
     let Some(at) = target.leases.iter().position(|lease| lease.process.is_some()) else { return false };
     // Dropping the lease ends its process.
     drop(target.leases.remove(at));
     true
 }
 
-pub(super) fn release(world: &mut World, dice: &mut Dice) -> bool {
-    let (_, target) = world.target(dice);
+pub(super) fn release(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (_, target) = world.target(rng);
     if target.leases.is_empty() {
         return false;
     }
-    let at = dice.below(target.leases.len());
+    let at = rng.usize(..target.leases.len());
     let lease = target.leases.remove(at);
     let answer = world.agent().post(&format!("/v1/leases/{}/release", lease.id), &json!({}));
     if answer.status != 200 {
@@ -63,12 +60,12 @@ pub(super) fn release(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn start_client(world: &mut World, dice: &mut Dice) -> bool {
-    let (name, target) = world.target(dice);
+pub(super) fn start_client(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (name, target) = world.target(rng);
     if target.stopped || target.leases.is_empty() || target.clients.len() >= MOST {
         return false;
     }
-    let environment = target.leases[dice.below(target.leases.len())].environment.clone();
+    let environment = target.leases[rng.usize(..target.leases.len())].environment.clone();
     let client = Client::start(&world.host, &environment);
     if !client.first.starts_with("active") {
         world.fail(&format!("a client of {name} says {}", client.first));
@@ -77,12 +74,12 @@ pub(super) fn start_client(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn end_client(world: &mut World, dice: &mut Dice) -> bool {
-    let (name, target) = world.target(dice);
+pub(super) fn end_client(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (name, target) = world.target(rng);
     if target.clients.is_empty() {
         return false;
     }
-    let at = dice.below(target.clients.len());
+    let at = rng.usize(..target.clients.len());
     target.clients.remove(at).end();
     wait_for_clients(world, name);
     true
@@ -98,8 +95,8 @@ fn wait_for_clients(world: &World, name: &'static str) {
 
 /// Stops or restarts a target without `force`. gpushd must refuse the request while the target is
 /// in use.
-fn unforced(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
-    let (name, target) = world.target(dice);
+fn unforced(world: &mut World, rng: &mut fastrand::Rng, verb: &str) -> Option<&'static str> {
+    let (name, target) = world.target(rng);
     if target.stopped {
         return None;
     }
@@ -119,16 +116,16 @@ fn text(body: &[u8]) -> String {
     String::from_utf8_lossy(body).into_owned()
 }
 
-pub(super) fn stop(world: &mut World, dice: &mut Dice) -> bool {
-    let Some(name) = unforced(world, dice, "stop") else { return false };
+pub(super) fn stop(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let Some(name) = unforced(world, rng, "stop") else { return false };
     if !name.is_empty() {
         stopped(world, name);
     }
     true
 }
 
-pub(super) fn restart(world: &mut World, dice: &mut Dice) -> bool {
-    let Some(name) = unforced(world, dice, "restart") else { return false };
+pub(super) fn restart(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let Some(name) = unforced(world, rng, "restart") else { return false };
     if !name.is_empty() {
         another(world, name);
     }
@@ -154,8 +151,8 @@ fn another(world: &mut World, name: &'static str) {
     target.pid = pid_of(&now);
 }
 
-fn by_force(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
-    let (name, target) = world.target(dice);
+fn by_force(world: &mut World, rng: &mut fastrand::Rng, verb: &str) -> Option<&'static str> {
+    let (name, target) = world.target(rng);
     if target.stopped {
         return None;
     }
@@ -166,22 +163,22 @@ fn by_force(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static s
     Some(name)
 }
 
-pub(super) fn stop_by_force(world: &mut World, dice: &mut Dice) -> bool {
-    let Some(name) = by_force(world, dice, "stop") else { return false };
+pub(super) fn stop_by_force(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let Some(name) = by_force(world, rng, "stop") else { return false };
     stopped(world, name);
     true
 }
 
-pub(super) fn restart_by_force(world: &mut World, dice: &mut Dice) -> bool {
-    let Some(name) = by_force(world, dice, "restart") else { return false };
+pub(super) fn restart_by_force(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let Some(name) = by_force(world, rng, "restart") else { return false };
     another(world, name);
     world.targets.get_mut(name).expect("a target").clients.clear();
     wait_for_clients(world, name);
     true
 }
 
-pub(super) fn start(world: &mut World, dice: &mut Dice) -> bool {
-    let (name, target) = world.target(dice);
+pub(super) fn start(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (name, target) = world.target(rng);
     if !target.stopped {
         return false;
     }
@@ -194,8 +191,8 @@ pub(super) fn start(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn drain(world: &mut World, dice: &mut Dice) -> bool {
-    let (name, target) = world.target(dice);
+pub(super) fn drain(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (name, target) = world.target(rng);
     if target.stopped {
         return false;
     }
@@ -225,9 +222,9 @@ pub(super) fn drain(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn set(world: &mut World, dice: &mut Dice) -> bool {
-    let (name, target) = world.target(dice);
-    let percentage = u32::try_from(50 + dice.below(51)).expect("a small number");
+pub(super) fn set(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (name, target) = world.target(rng);
+    let percentage = u32::try_from(50 + rng.usize(..51)).expect("a small number");
     let stopped = target.stopped;
     let answer = world.agent().post(&format!("/v1/mps/{name}/settings"), &json!({ "percentage": percentage }));
     if answer.status != 200 {
@@ -242,8 +239,8 @@ pub(super) fn set(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn kill_daemon(world: &mut World, dice: &mut Dice) -> bool {
-    let (name, target) = world.target(dice);
+pub(super) fn kill_daemon(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (name, target) = world.target(rng);
     if target.stopped {
         return false;
     }
@@ -255,8 +252,8 @@ pub(super) fn kill_daemon(world: &mut World, dice: &mut Dice) -> bool {
     true
 }
 
-pub(super) fn kill_server(world: &mut World, dice: &mut Dice) -> bool {
-    let (name, target) = world.target(dice);
+pub(super) fn kill_server(world: &mut World, rng: &mut fastrand::Rng) -> bool {
+    let (name, target) = world.target(rng);
     if target.stopped || target.clients.is_empty() {
         return false;
     }

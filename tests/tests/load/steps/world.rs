@@ -8,7 +8,6 @@ use std::{
 use gpush_api::MpsState;
 use gpush_tests::{
     agent::{Agent, Setup, truth},
-    dice::Dice,
     host::Host,
     mps::{Client, daemon, pid_of, reaches},
 };
@@ -135,8 +134,8 @@ impl World {
         self.host.start_trace();
     }
 
-    pub(super) fn target(&mut self, dice: &mut Dice) -> (&'static str, &mut Target) {
-        let name = MPS[dice.below(MPS.len())];
+    pub(super) fn target(&mut self, rng: &mut fastrand::Rng) -> (&'static str, &mut Target) {
+        let name = MPS[rng.usize(..MPS.len())];
         (name, self.targets.get_mut(name).expect("a target"))
     }
 
@@ -170,21 +169,21 @@ impl World {
     }
 }
 
-pub(super) fn kill_agent(world: &mut World, _: &mut Dice) -> bool {
+pub(super) fn kill_agent(world: &mut World, _: &mut fastrand::Rng) -> bool {
     world.kill_agent();
     world.start_agent();
     world.wait_until_known();
     true
 }
 
-pub(super) fn stop_agent(world: &mut World, _: &mut Dice) -> bool {
+pub(super) fn stop_agent(world: &mut World, _: &mut fastrand::Rng) -> bool {
     world.agent.take().expect("gpushd runs").stop();
     world.start_agent();
     world.wait_until_known();
     true
 }
 
-pub(super) fn reload(world: &mut World, _: &mut Dice) -> bool {
+pub(super) fn reload(world: &mut World, _: &mut fastrand::Rng) -> bool {
     let answer = world.agent().post("/v1/config/reload", &serde_json::json!({}));
     if answer.status != 200 {
         world.fail(&format!("the reload of the same config: {:?}", answer.error()));

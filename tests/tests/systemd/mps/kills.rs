@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use gpush_tests::{
-    dice::{Dice, number},
     machine::Machine,
+    random::{number, seeded},
 };
 
 use super::{machine, ready, target, unit};
@@ -40,14 +40,14 @@ fn count(machine: &Machine) -> String {
 fn random_unit_kills_leave_no_duplicates_or_leftovers() {
     let Some(machine) = machine("units that are killed at random") else { return };
     let targets = ['g', 'm'].map(|kind| target(&machine, kind));
-    let (mut dice, seed) = Dice::seeded(20_261_122);
+    let (mut rng, seed) = seeded(20_261_122);
     let times = number("GPUSH_TEST_UNIT_KILLS", 20);
     let mut tried: BTreeMap<&str, u32> = BTreeMap::new();
     for time in 0..times {
         let mut before = ready(&machine);
         before.sort();
-        let hit = &targets[dice.below(targets.len())];
-        let (deed, goes) = DEEDS[dice.below(DEEDS.len())];
+        let hit = &targets[rng.usize(..targets.len())];
+        let (deed, goes) = DEEDS[rng.usize(..DEEDS.len())];
         let invocation = machine.property("gpushd.service", "InvocationID");
         machine.sh(&deed.replace("UNIT", &unit(hit)).replace("TARGET", hit));
         if deed.contains("gpushd.service") {

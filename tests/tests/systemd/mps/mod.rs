@@ -8,7 +8,7 @@ mod kills;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpush_tests::{dice::number, machine::Machine};
+use gpush_tests::{machine::Machine, random::number};
 use serde_json::Value;
 
 /// Two GPUs: the first is shared as a whole, and the second has a MIG device that is shared.

@@ -2,7 +2,7 @@
 //!
 //! The default is 300 requests. `GPUSH_TEST_UPGRADE_REQUESTS` sets another number.
 
-use gpush_tests::{dice::number, machine::Machine};
+use gpush_tests::{machine::Machine, random::number};
 
 use super::{CONFIG, LATER};
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::lease::placement::{
     GpuOffer, Instance, RequestedDevice, RequestedShare,
-    scene::{Dice, instance, mig, mps, wanted, whole},
+    scene::{instance, mig, mps, wanted, whole},
 };
 
 fn lease(share: RequestedShare, count: usize) -> QueuedEntry {
@@ -184,17 +184,17 @@ proptest! {
     /// Every request is granted when the other leases have ended.
     #[test]
     fn first_entry_is_never_delayed_by_later_ones(seed in any::<u64>()) {
-        let mut dice = Dice::new(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World { host: Host { gpus: vec![mig(0, MODEL, true, ""), mig(1, MODEL, true, "")] }, held: Vec::new() };
         let (mut queue, mut next) = (Queue::default(), 0);
         let mut first: Option<(Ticket, usize)> = None;
         for round in 0..60 {
-            if round < 40 && dice.below(3) > 0 {
-                let name = ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"][dice.below(6)];
+            if round < 40 && rng.usize(..3) > 0 {
+                let name = ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"][rng.usize(..6)];
                 next += 1;
-                queue.push(Ticket(next), lease(profile(name), 1 + dice.below(2)));
+                queue.push(Ticket(next), lease(profile(name), 1 + rng.usize(..2)));
             } else if !world.held.is_empty() {
-                let n = dice.below(world.held.len());
+                let n = rng.usize(..world.held.len());
                 world.release(n);
             }
             for (n, (ticket, outcome)) in queue.schedule(&world.host, PlacementPolicy::Pack).into_iter().enumerate() {

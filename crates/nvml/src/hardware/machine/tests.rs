@@ -173,20 +173,6 @@ fn unexpected_answers_are_ignored() {
     assert_eq!(machine.step(now, reply(1, 1)).len(), 1);
 }
 
-/// A deterministic random number generator.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        // splitmix64
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
-    }
-}
-
 /// The state outside the machine during a random walk.
 #[derive(Default)]
 struct World {
@@ -241,23 +227,23 @@ impl World {
 }
 
 fn walk(seed: u64, length: u32) -> (u64, u64) {
-    let mut dice = Dice(seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
     let mut machine = Machine::new(limits());
     let mut world = World::default();
     let mut now = Instant::now();
     let mut next = 0;
     for _ in 0..length {
-        now += Duration::from_millis(dice.roll(3000));
+        now += Duration::from_millis(rng.u64(..3000));
         let pick = |set: &BTreeSet<WorkerId>, roll: u64| {
             set.iter().nth(usize::try_from(roll).unwrap() % set.len().max(1)).copied()
         };
-        let roll = dice.roll(1 << 20);
-        let event = match dice.roll(12) {
+        let roll = rng.u64(..1 << 20);
+        let event = match rng.u64(..12) {
             0..=4 => {
                 next += 1;
                 world.open.insert(next);
                 let gpu = ["a", "b", "c", "d"][usize::try_from(roll % 4).unwrap()];
-                let ask = match dice.roll(6) {
+                let ask = match rng.u64(..6) {
                     0 => Ask::Driver,
                     1 => Ask::Request(Request::List { skip: Vec::new() }),
                     2 | 3 => read(gpu),
@@ -271,7 +257,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
             5 => {
                 next += 1;
                 world.open.insert(next);
-                match dice.roll(8) {
+                match rng.u64(..8) {
                     0 => Event::Restart { ticket: next },
                     1 => Event::Stop { ticket: next },
                     _ => Event::Settle { ticket: next, uuid: "a".to_owned() },
@@ -283,7 +269,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
                 let Some(worker) = pick(&waiting, roll) else { continue };
                 world.ready.insert(worker);
                 let error = DriverError::new(ErrorKind::DriverNotLoaded, "nvmlInit_v2");
-                Event::Started { worker, result: if dice.roll(4) == 0 { Err(error) } else { Ok(driver()) } }
+                Event::Started { worker, result: if rng.u64(..4) == 0 { Err(error) } else { Ok(driver()) } }
             }
             8 | 9 => {
                 let Some((ticket, (worker, _))) =
@@ -296,7 +282,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
                 Event::Reply { worker, ticket, result: Ok(Answer::Destroyed) }
             }
             10 => {
-                let set = if dice.roll(4) == 0 { &world.alive } else { &world.doomed };
+                let set = if rng.u64(..4) == 0 { &world.alive } else { &world.doomed };
                 let Some(worker) = pick(set, roll) else { continue };
                 world.bury(worker);
                 Event::Gone { worker, how: "signal 9".to_owned() }

@@ -221,18 +221,18 @@ fn same_inputs_give_the_same_assignment_in_any_order_of_gpus() {
 fn placement_equals_the_brute_force_search() {
     let (mut placed, mut refused, mut created, mut destroyed) = (0, 0, 0, 0);
     for seed in 0..400_u64 {
-        let mut dice = scene::Dice::new(seed);
-        let model = ["a100-80", "a30-24", "h100-80-sxm"][dice.below(3)];
-        let gpus = 1 + dice.below(2);
-        let random = |index| scene::random(&mut dice, u32::try_from(index).unwrap(), model);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let model = ["a100-80", "a30-24", "h100-80-sxm"][rng.usize(..3)];
+        let gpus = 1 + rng.usize(..2);
+        let random = |index| scene::random(&mut rng, u32::try_from(index).unwrap(), model);
         let host = Host { gpus: (0..gpus).map(random).collect() };
         let geometry = host.gpus[0].mig.as_ref().unwrap().geometry.clone();
-        let named = geometry.profiles[dice.below(geometry.profiles.len())].profile.clone();
-        let (share, most) = match dice.below(3) {
+        let named = geometry.profiles[rng.usize(..geometry.profiles.len())].profile.clone();
+        let (share, most) = match rng.usize(..3) {
             0 => (at_least(nominal_mib(&named.name).unwrap() / 1024, named.slices), 2),
             _ => (profile(&named.name), 3),
         };
-        let request = wanted(share, 1 + dice.below(most));
+        let request = wanted(share, 1 + rng.usize(..most));
         for policy in [PlacementPolicy::Pack, PlacementPolicy::Spread] {
             let best = oracle::least_cost(&host, &request, policy);
             match place(&host, &request, policy) {

@@ -8,24 +8,6 @@ use crate::geometry::Geometry;
 
 use super::*;
 
-/// A small, repeatable random number generator (xorshift).
-pub(in crate::lease) struct Dice(u64);
-
-impl Dice {
-    pub(in crate::lease) fn new(seed: u64) -> Self {
-        let mut dice = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        (0..8).for_each(|_| _ = dice.below(2));
-        dice
-    }
-
-    pub(in crate::lease) fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 33).unwrap() % limit
-    }
-}
-
 pub(in crate::lease) fn wanted(share: RequestedShare, count: usize) -> PlacementRequest {
     PlacementRequest { share, count, holder: 1000, gpus: None, targets: None }
 }
@@ -92,19 +74,19 @@ pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &
 }
 
 /// Returns a GPU with random instances that fit together.
-pub(in crate::lease) fn random(dice: &mut Dice, index: u32, model: &str) -> GpuOffer {
-    let dynamic = dice.below(4) > 0;
+pub(in crate::lease) fn random(rng: &mut fastrand::Rng, index: u32, model: &str) -> GpuOffer {
+    let dynamic = rng.usize(..4) > 0;
     let mut gpu = mig(index, model, dynamic, "");
     let offer = gpu.mig.as_mut().unwrap();
-    for _ in 0..dice.below(7) {
-        let profile = &offer.geometry.profiles[dice.below(offer.geometry.profiles.len())];
-        let placement = profile.spots[dice.below(profile.spots.len())].placement;
+    for _ in 0..rng.usize(..7) {
+        let profile = &offer.geometry.profiles[rng.usize(..offer.geometry.profiles.len())];
+        let placement = profile.spots[rng.usize(..profile.spots.len())].placement;
         let mut all: Vec<(u32, Placement)> =
             offer.instances.iter().map(|instance| (instance.profile_id, instance.placement)).collect();
         all.push((profile.profile.id, placement));
         if oracle::legal(&offer.geometry, &all) {
-            let mut one = instance(model, profile.profile.id, placement, dice.below(2) == 0);
-            one.foreign = dice.below(4) == 0;
+            let mut one = instance(model, profile.profile.id, placement, rng.usize(..2) == 0);
+            one.foreign = rng.usize(..4) == 0;
             one.devices[0].uuid = format!("{index}/{}", placement.start);
             offer.instances.push(one);
         }
