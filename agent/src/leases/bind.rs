@@ -43,7 +43,7 @@ impl Scopes {
         } else if !nix::unistd::geteuid().is_root() {
             Err("gpushd does not run as root")
         } else if !is_systems_own {
-            Err("this gpushd is not the system's service")
+            Err("this gpushd does not run as the system's service")
         } else {
             Ok(Arc::default())
         })
@@ -108,7 +108,7 @@ impl CallingProcess {
             return Err(caller_ended_error());
         }
         if uids != Some([self.uid; 4]) {
-            return Err(ApiError::new(Code::Denied, "the calling process has another user than when it connected")
+            return Err(ApiError::new(Code::Denied, "the calling process has changed its user since it connected")
                 .hint("send the request from a process that does not change its user"));
         }
         Ok(())
@@ -156,7 +156,7 @@ pub(super) async fn resolve(
         return Err(ApiError::new(Code::BadRequest, message).hint("send the request from that process"));
     }
     if holder != caller.peer.uid {
-        return as_named("the lease is for another user than the calling process");
+        return as_named("the calling process does not belong to the user of the lease");
     }
     let manager = match &leases.handles.scopes.0 {
         Ok(manager) => manager,
@@ -230,14 +230,14 @@ fn owner(user: &str, main_uids: Option<[u32; 4]>, holder: u32, holder_name: Opti
 fn no_end(reason: &str) -> ApiError {
     let error = ApiError::new(Code::BadRequest, "the lease needs an end");
     error
-        .cause(format!("it is not bound to a cgroup, because {reason}"))
-        .hint("request a lease that ends at a time: `gpushctl lease request --for 2h`")
+        .cause(format!("gpushd cannot bind the lease to a cgroup, because {reason}"))
+        .hint("request a lease with an end time: `gpushctl lease request --for 2h`")
 }
 
 fn no_scope(error: &systemd::Error) -> ApiError {
-    ApiError::new(Code::Unavailable, "cannot create a scope for the lease")
-        .cause(error.in_full())
-        .hint("see `systemctl status dbus.service`, or request a lease with an end: `gpushctl lease request --for 2h`")
+    ApiError::new(Code::Unavailable, "cannot create a systemd scope for the lease").cause(error.in_full()).hint(
+        "see `systemctl status dbus.service`, or request a lease with an end time: `gpushctl lease request --for 2h`",
+    )
 }
 
 /// Returns the name of the scope of a lease, and the path of its cgroup.
@@ -353,7 +353,7 @@ pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
     let message = format!("{what} processes of a lease that gpushd does not know");
     vec![
         ApiError::new(Code::Conflict, message)
-            .cause("gpushd does not end their processes")
+            .cause("gpushd does not end these processes")
             .hint(format!("see `systemctl status {name}`")),
     ]
 }

@@ -212,7 +212,7 @@ fn not_active(lease: &Lease) -> ApiError {
     let error = ApiError::new(Code::Conflict, format!("cannot renew lease {}: it is {}", lease.id, lease.state));
     error.hint(match lease.state {
         LeaseState::Queued | LeaseState::Granting => {
-            format!("wait until the lease is active: `gpushctl lease show {}`", lease.id)
+            format!("wait until `gpushctl lease show {}` shows that the lease is active", lease.id)
         }
         LeaseState::Active | LeaseState::Releasing | LeaseState::Ended => {
             "request another lease with `gpushctl lease request`".to_owned()

@@ -54,7 +54,7 @@ pub(super) async fn end_lost(leases: Leases) {
             .map(|lease| lease.id())
             .collect();
         for id in gone {
-            tracing::warn!(lease = %id, "lease {id}: its GPU or MIG device is gone");
+            tracing::warn!(lease = %id, "lease {id} ends: its GPU or MIG device does not exist any more");
             begin_end(&leases, id, Event::GpuLost).await;
         }
         match forget_gone(&leases, &host).await {

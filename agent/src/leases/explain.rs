@@ -76,7 +76,7 @@ pub(super) fn explain(
                     && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
             })
     });
-    error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead in the queue", entry.waiter)));
+    error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
     if let Some(more) = holding.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
         error.causes.push(format!("{more} more leases block the request"));
     }

@@ -145,7 +145,8 @@ async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &Notify) {
         match lease.state.name() {
             LeaseState::Active => tokio::select! {
                 () = binding_ends(leases, &lease) => {
-                    tracing::info!(lease = %id, "lease {id}: its binding has ended");
+                    tracing::info!(lease = %id, "lease {id}: the process that it is bound to has ended, or its cgroup \
+                        is empty");
                     let effects = apply(leases, id, Event::BindingEnded);
                     if effects.contains(&Effect::CloseAdmission) {
                         mps::admit(&leases.handles.mps, &lease.record.members).await;
@@ -371,8 +372,10 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
             continue;
         }
         match process.signal(signal) {
-            Ok(()) => tracing::info!(lease = %id, pid, "lease {id}: sent {signal}"),
-            Err(error) => tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal}: {error}"),
+            Ok(()) => tracing::info!(lease = %id, pid, "lease {id}: sent {signal} to process {pid}"),
+            Err(error) => {
+                tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal} to process {pid}: {error}")
+            }
         }
     }
 }

@@ -61,5 +61,5 @@ impl Drop for PendingGrant {
 }
 
 fn stopping() -> ApiError {
-    ApiError::stopping("gpushd is stopping: a request with an idempotency key keeps its place in the queue")
+    ApiError::stopping("gpushd is stopping; if the request has an idempotency key, it keeps its place in the queue")
 }

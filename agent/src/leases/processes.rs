@@ -92,10 +92,10 @@ impl RemainingProcesses {
             words.push(format!("{more} more processes run"));
         }
         if self.remaining.driver.is_none() {
-            words.push("the driver does not list the processes on the GPUs of the lease".to_owned());
+            words.push("gpushd cannot read from the driver which processes use the GPUs of the lease".to_owned());
         }
         if self.remaining.daemon.is_none() {
-            words.push("the MPS daemon does not list its clients".to_owned());
+            words.push("gpushd cannot get the list of clients from the MPS daemon".to_owned());
         }
         words
     }

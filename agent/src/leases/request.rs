@@ -183,7 +183,7 @@ fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<
     if left.is_empty() && were_there {
         return Err(ApiError::new(Code::Unsupported, "Slurm jobs cannot use GPUs with a dynamic layout")
             .cause("Slurm knows MIG devices only from gres.conf, so gpushd does not create any for a job")
-            .hint("tell the administrator: GPUs of Slurm need a static layout"));
+            .hint("ask the administrator to give the GPUs of Slurm a static layout"));
     }
     Ok(left)
 }
@@ -193,11 +193,12 @@ fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<
 fn slurm_only_error(is_job: bool) -> ApiError {
     if is_job {
         return ApiError::new(Code::Denied, "Slurm allocated no GPU to the job")
-            .cause("the config rule of these GPUs has `owner = \"slurm\"`, so a job needs a GPU from Slurm")
+            .cause("the config rule of the GPUs has `owner = \"slurm\"`, so a job can lease only GPUs that Slurm \
+                allocated to it")
             .hint("ask Slurm for a GPU too: submit the job with --gres=gpu:1, or with --gres=mps:25 on nodes with gres/mps");
     }
     ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
-        .cause("their config rule has `owner = \"slurm\"`")
+        .cause("the config rule of these GPUs has `owner = \"slurm\"`")
         .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
 }
 
@@ -230,7 +231,7 @@ fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<
             })
         }
         LeaseKind::Timeslice | LeaseKind::Whole => {
-            Err(ApiError::new(Code::BadRequest, format!("a lease of kind {kind} takes a GPU selector, not a target"))
+            Err(ApiError::new(Code::BadRequest, format!("a lease of kind `{kind}` takes no `target`"))
                 .hint("name the GPU in `gpus`"))
         }
     }
@@ -261,8 +262,8 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
         (Some(uid), Some(start)) if caller.viewer.is_admin() || uid == caller.peer.uid && uid == holder => {
             Ok(LeaseBinding::Process { pid: Some(pid), start: Some(start) })
         }
-        (_, _) if caller.viewer.is_admin() => bad("it does not exist"),
-        (_, _) => bad("process not found, or it belongs to another user"),
+        (_, _) if caller.viewer.is_admin() => bad("the process does not exist"),
+        (_, _) => bad("the process does not exist, or belongs to another user"),
     }
 }
 

@@ -219,7 +219,7 @@ pub(super) async fn expire(leases: Leases) {
         restored.places.keys().chain(restored.away.keys()).copied().collect()
     };
     for id in ids {
-        tracing::info!("lease {id}: its client has not reconnected");
+        tracing::info!("lease {id} is cancelled: its client has not reconnected");
         cancel(&leases, id).await;
     }
 }

@@ -85,8 +85,11 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
     }
     if lease.state.name() != LeaseState::Active {
         let state = lease.state.name();
-        return Err(ApiError::new(Code::Conflict, format!("lease {id} has no environment: it is {state}"))
-            .hint(format!("see `gpushctl lease show {id}`")));
+        return Err(ApiError::new(
+            Code::Conflict,
+            format!("lease {id} has no environment variables, because it is {state}"),
+        )
+        .hint(format!("see `gpushctl lease show {id}`")));
     }
     granted(leases, lease, caller.viewer)
 }
@@ -136,7 +139,8 @@ pub(super) fn granted(leases: &Leases, lease: &OpenLease, viewer: Viewer) -> Res
 
 fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiError> {
     let fault = |what: &str| {
-        ApiError::new(Code::Unavailable, format!("lease {} has no environment: {what}", record.id)).retryable()
+        ApiError::new(Code::Unavailable, format!("lease {} has no environment variables: {what}", record.id))
+            .retryable()
     };
     let device = |member: &LeaseMember| DeviceUuid::new(&member.target).map_err(|error| fault(&error.to_string()));
     let devices = record.members.iter().map(device).collect::<Result<_, _>>()?;
@@ -168,8 +172,8 @@ fn warnings(record: &LeaseRecord) -> Vec<String> {
         ),
         LeaseKind::Mig | LeaseKind::Whole => {}
         LeaseKind::Mps => warnings.push(
-            "percentage and memory limit are only ceilings: a process that changes its environment can raise them to \
-             the ceilings of the MPS daemon"
+            "the percentage and memory limit of the lease are not enforced: a process can change them in its \
+            environment, up to the limits of the MPS daemon"
                 .to_owned(),
         ),
         LeaseKind::Timeslice => warnings.push(

@@ -98,11 +98,11 @@ impl AllowedFile {
         match &self.file {
             Ok(file) if *file == process.file => Match::Yes,
             Ok(_) | Err(_) if is_replaced => Match::Uncertain(format!(
-                "the config may allow it: it was started before {path} was replaced or removed"
+                "the config may allow it, because it was started before the program {path} was replaced or removed"
             )),
-            Err(_) if process.path == self.path => {
-                Match::Uncertain(format!("the config may allow it: its path is {path}, which gpushd cannot see"))
-            }
+            Err(_) if process.path == self.path => Match::Uncertain(format!(
+                "the config may allow it, because its path is {path}, a file that gpushd cannot see"
+            )),
             Ok(_) | Err(_) => Match::No,
         }
     }
@@ -118,7 +118,8 @@ impl AllowedFile {
         let message = format!("processes.allow: gpushd cannot see {}", self.path.display());
         let mut told = ApiError::new(Code::ConfigInvalid, message).cause(error.to_string());
         if is_hidden {
-            told = told.cause(format!("gpushd's unit hides {}", HIDDEN.join(", ")));
+            told =
+                told.cause(format!("gpushd's systemd unit hides these directories from gpushd: {}", HIDDEN.join(", ")));
         }
         Some(told.hint("move the program to another directory, or allow its user. Until then, gpushd does not end processes with this path"))
     }

@@ -232,9 +232,9 @@ fn reason(shared: &SharedTarget, kind: ProcessKind, uid: u32, named: &Environmen
         (ProcessKind::Graphics, _) => "it uses the GPU for graphics without a lease".to_owned(),
         (ProcessKind::MpsClient, _) if !shared.is_held_by(uid) => "its user holds no lease".to_owned(),
         (ProcessKind::MpsClient, EnvironmentLease::Other(name)) => {
-            format!("it names lease {name}, which its user does not hold")
+            format!("its environment names lease {name}, which its user does not hold")
         }
-        (ProcessKind::MpsClient, EnvironmentLease::None) => "it names no lease of its user".to_owned(),
+        (ProcessKind::MpsClient, EnvironmentLease::None) => "its environment names no lease of its user".to_owned(),
         (ProcessKind::MpsClient, EnvironmentLease::Unknown | EnvironmentLease::Own(_)) => {
             "its lease is unknown: its environment was overwritten or cannot be read".to_owned()
         }

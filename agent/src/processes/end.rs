@@ -140,7 +140,7 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
     let step = if signal == Signal::SIGKILL { UnleasedStep::Killed } else { UnleasedStep::Asked };
     let Some(one) = check_again(unleased, &process, &gpu).await else { return };
     if let Err(why) = report::record(unleased, &one, step).await {
-        exempt(unleased, &one, &process, format!("gpushd cannot record the signal, and does not send it: {why}"));
+        exempt(unleased, &one, &process, format!("gpushd sends no signal, because it cannot record the signal: {why}"));
         return;
     }
     if signal == Signal::SIGKILL && one.process.kind == ProcessKind::MpsClient {

@@ -124,7 +124,7 @@ impl Allocation {
                 )
                 .cause(format!(
                     "gres.conf has AutoDetect=nvml, and slurm.conf has {devices} GPUs and MIG devices for the node, \
-                         but the driver lists others"
+                         but the driver lists different devices"
                 ))
                 .hint("ask the administrator of the node to run `gpushctl doctor --only slurm`"));
             }
@@ -146,14 +146,14 @@ impl Allocation {
                 // gpushd does not grant a lease on this GPU now, although the GPU is free for
                 // Slurm. After the next reading, gpushd may grant a lease.
                 GpuState::Ready if gpu.stale || !gpu.processes_known => {
-                    ("slow: gpushd has not been able to read it lately", true)
+                    ("slow to answer: gpushd has not been able to read its state lately", true)
                 }
                 GpuState::Ready => continue,
                 GpuState::Changing => ("being changed", true),
                 GpuState::Cordoned => ("cordoned", false),
                 GpuState::Degraded => ("degraded", false),
                 GpuState::Held => ("held", false),
-                GpuState::Unknown => ("unknown", false),
+                GpuState::Unknown => ("in an unknown state", false),
                 GpuState::Lost => ("lost", false),
                 GpuState::Maintenance => ("in maintenance", false),
             };
@@ -177,8 +177,8 @@ impl Allocation {
             self.devices.iter().filter(|device| explicit.is_some() || device.owned).collect();
         if let Some(device) = devices.iter().find(|device| device.dynamic) {
             return Err(refused(format!("GPU {} has a dynamic layout", device.gpu.index))
-                .cause("Slurm knows MIG devices from gres.conf, so gpushd creates none for a job")
-                .hint("tell the administrator: GPUs of Slurm need a static layout"));
+                .cause("Slurm knows MIG devices only from gres.conf, so gpushd does not create any for a job")
+                .hint("ask the administrator to give the GPUs of Slurm a static layout"));
         }
         let mig: BTreeSet<String> = devices.iter().filter_map(|device| device.mig.clone()).collect();
         let whole: BTreeSet<&str> =
@@ -201,7 +201,7 @@ impl Allocation {
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole => members.max(1),
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default if members > 1 => {
-                return Err(refused(format!("the job requests one share, and Slurm allocated {members} devices"))
+                return Err(refused(format!("the job requests one share, but Slurm allocated {members} devices"))
                     .hint("submit the job with one device, or without a request for a share"));
             }
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default => 1,
@@ -234,10 +234,10 @@ fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, A
         };
         return Err(ApiError::new(
             Code::Unsupported,
-            format!("GPU {index} is {is}, and the job requests no share of it"),
+            format!("GPU {index} is {is}, but the job requests no share of it"),
         )
-        .cause("in Prolog, gres/shard and gres/gpu look alike")
-        .hint(format!("submit the job with a request, such as {what}")));
+        .cause("in Prolog, gpushd cannot distinguish gres/shard from gres/gpu")
+        .hint(format!("submit the job with a request for a share, such as {what}")));
     }
     Ok(LeaseShare::Whole)
 }

@@ -90,6 +90,6 @@ fn log_leftover(key: &JobKey, mut left: SlurmLeftover) -> SlurmLeftover {
         left.waits_for.push("gpushd does not know yet whether its processes have ended".to_owned());
     }
     let (lease, job, why) = (left.lease, key.job, left.waits_for.join(", "));
-    tracing::warn!(lease = %lease, "job {job} has ended, and its GPUs stay reserved for lease {lease}: {why}");
+    tracing::warn!(lease = %lease, "job {job} has ended, but its GPUs stay reserved for lease {lease}: {why}");
     left
 }

@@ -136,7 +136,7 @@ fn key(cluster: &str, job: u32, node: &str) -> Result<JobKey, ApiError> {
 fn left(until_ms: i64) -> Result<Duration, ApiError> {
     let left = time_until(until_ms);
     if left.is_zero() {
-        let late = "the hook has given up: gpushd read the request after its deadline";
+        let late = "gpushd read the request after the deadline of the hook, which no longer waits for an answer";
         return Err(ApiError::new(Code::TimedOut, late).hint("see the log of gpushd: `journalctl -u gpushd`"));
     }
     Ok(left)

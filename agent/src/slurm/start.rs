@@ -170,7 +170,7 @@ async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wa
 /// Records a refusal in the log and the audit trail. The user of the job sees the refusal through
 /// TaskProlog.
 async fn record_refusal(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: &ApiError) {
-    tracing::info!(uid = job.uid, "job {} of {} was refused: {error}", job.job, job.cluster);
+    tracing::info!(uid = job.uid, "job {} of cluster {} was refused: {error}", job.job, job.cluster);
     let request = job.request.as_ref().map(spec);
     let audit = NewAudit {
         by: Some(caller.actor(None)),

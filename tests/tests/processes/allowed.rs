@@ -65,7 +65,7 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
         listed(&agent, same.pid()).filter(|one| one.allowed && one.unleased.is_none())
     });
     let why = done(&agent, before.pid());
-    assert!(why.starts_with("not ended: the config may allow it: it was started before"), "{why}");
+    assert!(why.starts_with("not ended: the config may allow it, because it was started before"), "{why}");
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(same.lives() && before.lives());
     // Health reports a path in `allow` that gpushd has no access to, but not a path that does not

@@ -12,7 +12,7 @@ fn process_without_a_lease_is_shown_as_unleased_by_default() {
     let seen = agent.until("the process is seen", || {
         listed(&agent, unleased.pid().cast_unsigned()).filter(|one| one.unleased.is_some())
     });
-    assert_eq!(seen.unleased.as_deref(), Some("it names no lease of its user"));
+    assert_eq!(seen.unleased.as_deref(), Some("its environment names no lease of its user"));
     assert_eq!(
         (seen.process.kind, seen.process.uid, seen.unleased_action),
         (ProcessKind::MpsClient, Some(NOBODY), None)

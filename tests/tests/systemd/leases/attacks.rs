@@ -109,7 +109,7 @@ fn only_the_calling_process_is_moved() {
     // A process connects as root, changes to another user, and sends the request. The lease would
     // belong to root, so gpushd does not bind it to this process and does not move the process.
     let said = machine.sh(&in_session(0, "3", &format!("perl /srv/client.pl user {BOB}")));
-    assert!(said.contains("has another user than when it connected") && said.contains("session-3.scope"), "{said}");
+    assert!(said.contains("has changed its user since it connected") && said.contains("session-3.scope"), "{said}");
     assert_eq!(leases(&machine), [] as [serde_json::Value; 0]);
     assert_eq!(scopes(&machine), [] as [&str; 0]);
 }

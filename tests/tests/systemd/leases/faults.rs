@@ -52,7 +52,7 @@ fn scope_without_a_bus_is_refused_and_release_works() {
     machine.await_that("the request was answered", |machine| machine.run("grep -q ended /srv/2").status.success());
     let said = machine.sh("cat /srv/2");
     assert!(
-        said.contains("cannot create a scope") && said.contains("system bus") && said.contains("ended 125"),
+        said.contains("cannot create a systemd scope") && said.contains("system bus") && said.contains("ended 125"),
         "{said}"
     );
     assert_eq!(leases(&machine).len(), 1, "nothing was granted");
