@@ -75,7 +75,7 @@ pub(crate) async fn act(
     let within = match how.end_after_s {
         Some(seconds @ 0..=LONGEST) => Some(Duration::from_secs(seconds)),
         Some(seconds) => {
-            let message = format!("end_after_s is {seconds}; at most {LONGEST} (30 days) are allowed");
+            let message = format!("`end_after_s` must be at most {LONGEST} (30 days), not {seconds}");
             return Err(ApiError::new(Code::BadRequest, message));
         }
         None => None,
@@ -175,7 +175,9 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
     }
     let Some(target) = &entry.target else {
         let message = format!("cannot start the MPS daemon of {label}: its settings are not known yet");
-        return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
+        return Err(ApiError::new(Code::Unavailable, message)
+            .hint("see the state of its GPU with `gpushctl status`, then try again")
+            .retryable());
     };
     // An operation may keep the daemon stopped. The daemon must not start before that operation
     // ends.
@@ -205,7 +207,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, uuid: &str, entry: &
         error = error.cause(format!("pid {pid} of {whose}: {}", client.command.unwrap_or_default()));
     }
     for pid in seen.waiting.iter().filter(|pid| caller.viewer.may_see(proc::owner(**pid))) {
-        error = error.cause(format!("pid {pid} is connected and waits for a server"));
+        error = error.cause(format!("process {pid} is connected and waits for an MPS server"));
     }
     for lease in &leases {
         error = error.cause(lease.describe());
@@ -319,7 +321,7 @@ fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, 
         reaches.push(format!("the clients that run now ({running}) keep their settings"));
     }
     if before.memory_limit_mib != now.memory_limit_mib && !daemon.servers.is_empty() {
-        reaches.push("a server that runs now keeps its memory limit until it ends".to_owned());
+        reaches.push("an MPS server that runs now keeps its memory limit until it ends".to_owned());
     }
     reaches
 }

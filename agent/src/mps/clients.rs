@@ -77,7 +77,7 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
             Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),
             Err(_) => tracing::warn!(
                 mps = entry.short,
-                "the MPS daemon {} did not accept the request to end process {pid} in time",
+                "cannot end process {pid}: the MPS daemon {} did not accept the request in time",
                 entry.short
             ),
         }
@@ -125,7 +125,7 @@ pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease
         seen.policy.as_ref().map(|policy| policy.max_clients as usize).filter(|most| clients.len() > *most)
     {
         let are = if most == 1 { "is" } else { "are" };
-        findings.push(format!("{} clients are connected, but {most} {are} allowed", clients.len()));
+        findings.push(format!("{} clients are connected, but only {most} {are} allowed", clients.len()));
     }
     let mut uids: BTreeMap<u32, usize> = BTreeMap::new();
     for uid in clients.iter().filter_map(|client| client.uid) {
@@ -134,7 +134,7 @@ pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease
     let holders: Vec<u32> = leases.iter().map(|lease| lease.record.holder.uid).collect();
     let strangers: usize = uids.iter().filter(|(uid, _)| !holders.contains(uid)).map(|(_, count)| count).sum();
     if strangers > 0 && !holders.is_empty() {
-        findings.push(format!("users without a lease have clients on this daemon: {strangers}"));
+        findings.push(format!("number of clients whose users have no lease on this daemon: {strangers}"));
     }
     findings
 }

@@ -73,7 +73,7 @@ pub(super) fn bypass_error(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<Api
     Some(
         ApiError::new(Code::DriverError, message)
             .cause(why)
-            .hint("gpushd tries again; to leave the mode unchanged, set `compute_mode = \"keep\"` in the rule")
+            .hint("gpushd tries again; to leave the compute mode unchanged, set `compute_mode = \"keep\"` in the rule")
             .retryable(),
     )
 }

@@ -19,7 +19,7 @@ pub(super) async fn holders(mps: &Mps, caller: &Caller, report: &Report) -> Vec<
 
 fn sentence(pid: u32, identity: &ProcessIdentity) -> String {
     format!(
-        "{} holds the control connection of the daemon: the daemon answers when that process has ended",
+        "{} holds the control connection of the MPS daemon: the daemon answers again when that process has ended",
         identity.describe(pid)
     )
 }
@@ -37,14 +37,14 @@ mod tests {
         };
         assert_eq!(
             sentence(4711, &identity),
-            "nvidia-cuda-mps-control (pid 4711, root) holds the control connection of the daemon: the daemon \
-            answers when that process has ended"
+            "nvidia-cuda-mps-control (pid 4711, root) holds the control connection of the MPS daemon: the \
+            daemon answers again when that process has ended"
         );
         (identity.user, identity.command) = (None, None);
         assert_eq!(
             sentence(4711, &identity),
-            "a process without a command line (pid 4711, uid 0) holds the control connection of the daemon: the \
-            daemon answers when that process has ended"
+            "a process without a command line (pid 4711, uid 0) holds the control connection of the MPS daemon: \
+            the daemon answers again when that process has ended"
         );
     }
 }

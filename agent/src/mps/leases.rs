@@ -116,7 +116,7 @@ pub(crate) fn client_settings(
     }
     let priority = priority.unwrap_or(ceiling.priority);
     if priority < ceiling.priority {
-        return bad(format!("priority {priority} is above the priority of the daemon, {}", ceiling.priority));
+        return bad(format!("priority `{priority}` is above the priority of the daemon, `{}`", ceiling.priority));
     }
     let settings = MpsSettings { percentage, memory_limit_mib, priority };
     if let Some(memory) = entry.target.as_ref().and_then(|target| target.memory_mib) {
@@ -150,7 +150,11 @@ pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
         let Some(entry) = mps.entries().get(target).cloned() else { continue };
         let turn = entry.turn.lock().await;
         if let Err(error) = entry.daemon.send(DaemonRequest::Users(mps.admitted(target))).await {
-            tracing::error!(mps = entry.short, "cannot set the users of the MPS daemon {}: {error}", entry.short);
+            tracing::error!(
+                mps = entry.short,
+                "cannot set which users have access to the MPS daemon {}: {error}",
+                entry.short
+            );
         }
         drop(turn);
         // If no rule requires the daemon, it may now exit.

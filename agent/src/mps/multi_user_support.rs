@@ -28,8 +28,8 @@ pub(super) async fn probe(program: &Path, before: Option<ProgramSupport>) -> Pro
     }
     let asked = ProgramSupport { program: program.to_owned(), written, support: multi_user::support(program).await };
     match reason_single_user(&asked) {
-        Some(why) => tracing::warn!("users = \"many\": {why}"),
-        None => tracing::info!("users = \"many\": {} supports it", program.display()),
+        Some(why) => tracing::warn!("{why}"),
+        None => tracing::info!("{} supports users = \"many\"", program.display()),
     }
     asked
 }
@@ -39,11 +39,11 @@ pub(super) fn reason_single_user(asked: &ProgramSupport) -> Option<String> {
     let program = asked.program.display();
     let why = match asked.support {
         Support::Supported => return None,
-        Support::Unsupported => format!("{program} does not know {}", multi_user::OPTION),
+        Support::Unsupported => format!("{program} does not know the option {}", multi_user::OPTION),
         Support::NeedsRoot => {
             format!("only root may start {program} with {}, and gpushd is not root", multi_user::OPTION)
         }
-        Support::Unknown => format!("{program} cannot be run"),
+        Support::Unknown => format!("gpushd cannot run {program}"),
     };
     Some(format!("the rule has users = \"many\", but this target serves one user at a time: {why}"))
 }

@@ -278,8 +278,8 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     if let Some(error) = compute_mode::bypass_error(mps, uuid, &label) {
         compute_mode::restore_after_failed_start(mps, operation, uuid).await;
         return Err(error.hint(
-            "remove the cause, then apply again; to leave the mode unchanged, set \
-            `compute_mode = \"keep\"` in the rule",
+            "remove the cause, then apply again; to leave the compute mode unchanged, set `compute_mode = \"keep\"` \
+            in the rule",
         ));
     }
     let Some(entry) = mps.entries().get(uuid).cloned() else {

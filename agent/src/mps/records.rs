@@ -67,7 +67,7 @@ pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::Sharin
             target.label()
         ),
         Err(error) => tracing::error!(
-            "{}: cannot discard the settings of `mps set`: \
+            "{}: cannot discard the settings made with `mps set`: \
             {error}",
             target.label()
         ),

@@ -45,7 +45,12 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
             // The daemon runs, but does not serve its clients well. No other log line gives the
             // reason.
             SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
-                tracing::warn!(mps = target, "the MPS daemon {target} is {}: {}", state.name(), reasons.join("; "));
+                tracing::warn!(
+                    mps = target,
+                    "the MPS daemon {target} is in state `{}`: {}",
+                    state.name(),
+                    reasons.join("; ")
+                );
             }
             SupervisorState::Stopped
             | SupervisorState::Starting { .. }
@@ -55,7 +60,7 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
             | SupervisorState::GivenUp
             | SupervisorState::Draining { .. }
             | SupervisorState::Stopping { .. } => {
-                tracing::info!(mps = target, "the MPS daemon {target} is {}", state.name());
+                tracing::info!(mps = target, "the MPS daemon {target} is in state `{}`", state.name());
             }
         }
         let (uuid, target) = (of.clone(), target.clone());
@@ -135,8 +140,8 @@ impl DesiredTargets {
         let reasons: Vec<&str> = its.map(|finding| finding.reason.as_str()).collect();
         Some(match (reasons.is_empty(), uuid == gpu.uuid) {
             (false, _) => reasons.join(", "),
-            (true, true) => format!("the config wants GPU {} in mode {}", gpu.index, gpu.mode.name()),
-            (true, false) => "the layout of its GPU no longer shares it".to_owned(),
+            (true, true) => format!("the config wants GPU {} in mode `{}`", gpu.index, gpu.mode.name()),
+            (true, false) => "the desired layout of its GPU no longer shares this MIG device".to_owned(),
         })
     }
 }

@@ -25,7 +25,7 @@ use crate::{
 const FRESH: Duration = Duration::from_secs(1);
 
 /// The hint for a GPU that is too old for MPS.
-pub(super) const OTHER_MODE: &str = "give its rule another mode, such as \"exclusive\" or \"timeslice\"";
+pub(super) const OTHER_MODE: &str = "set another mode in the GPU's rule, such as \"exclusive\" or \"timeslice\"";
 
 /// Environment variable in which a client names its lease.
 pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
@@ -60,8 +60,8 @@ pub(super) fn reasons(seen: &Report, short: &str) -> Vec<String> {
     let clients = if inside == 1 { "its client".to_owned() } else { format!("its {inside} clients") };
     match &seen.state {
         SupervisorState::Hung { .. } if !seen.clients_known => reasons.push(format!(
-            "gpushd does not restart the daemon, because its clients are not known: `gpushctl mps restart {short} \
-            --force` (administrator) ends them"
+            "gpushd does not restart the daemon, because its clients are not known; to restart it and end all \
+            clients: `gpushctl mps restart {short} --force` (administrator)"
         )),
         SupervisorState::Hung { .. } if inside > 0 => {
             reasons.push(format!("gpushd does not restart the daemon, because that would end {clients}"));
@@ -134,7 +134,7 @@ pub(super) fn removed_target_error(label: &str, entry: &Entry, why: String) -> A
     let error = ApiError::new(Code::Conflict, format!("the config no longer shares {label} through MPS")).cause(why);
     match entry.target.as_ref().map(|target| target.gpu) {
         Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows the layout that the config wants")),
-        None => error.hint("`gpushctl config show` has the rules"),
+        None => error.hint("`gpushctl config show` lists the rules"),
     }
 }
 
@@ -144,7 +144,7 @@ pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_s
         MpsState::Fault => "has failed".to_owned(),
         other => format!("is {}", other.name().replace('_', " ")),
     };
-    let mut error = ApiError::new(Code::Conflict, format!("{label} grants no leases: its MPS daemon {state}"));
+    let mut error = ApiError::new(Code::Conflict, format!("cannot grant a lease on {label}: its MPS daemon {state}"));
     let short = name(entry);
     error.causes = reasons(seen, &short);
     match seen.state {
@@ -283,7 +283,7 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
     })?;
     let uuid = known.swap_remove(at).uuid;
     let entry =
-        entries.get(&uuid).cloned().ok_or_else(|| ApiError::new(Code::NotFound, "the daemon has just ended"))?;
+        entries.get(&uuid).cloned().ok_or_else(|| ApiError::new(Code::NotFound, "the MPS daemon has just ended"))?;
     Ok((uuid, entry))
 }
 

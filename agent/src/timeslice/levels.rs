@@ -193,7 +193,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
                 timeslice,
                 pace,
                 aim,
-                &error(aim, &format!("nvidia-smi cannot set the time-slice level {wanted}: {DOUBTED}")),
+                &error(aim, &format!("nvidia-smi cannot set the time-slice level `{wanted}`: {DOUBTED}")),
             );
             false
         }
@@ -208,7 +208,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
                 timeslice,
                 pace,
                 aim,
-                &error(aim, &format!("nvidia-smi cannot set the time-slice level {wanted}: {why}")),
+                &error(aim, &format!("nvidia-smi cannot set the time-slice level `{wanted}`: {why}")),
             );
             false
         }
@@ -219,13 +219,13 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
 fn log_change(timeslice: &Timeslice, aim: &TimeslicedGpu, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
-        None => tracing::info!(gpu, "GPU {gpu} is no longer time-sliced: restored its time-slice level {level}"),
+        None => tracing::info!(gpu, "GPU {gpu} is no longer time-sliced: restored its time-slice level `{level}`"),
         Some(_) if timeslice.was_set(gpu, level) => tracing::warn!(
             gpu,
-            "GPU {gpu}: its time-slice level was {before}, because another program changed it or the driver lost it: \
-            gpushd has set it to {level} again"
+            "GPU {gpu}: its time-slice level was `{before}`, because another program changed it or the driver lost \
+            it: gpushd has set it to `{level}` again"
         ),
-        Some(_) => tracing::info!(gpu, "GPU {gpu}: its time-slice level changed from {before} to {level}"),
+        Some(_) => tracing::info!(gpu, "GPU {gpu}: its time-slice level changed from `{before}` to `{level}`"),
     }
 }
 
@@ -250,7 +250,12 @@ async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu
 /// Stores that a GPU has no levels. `before` is the previous level.
 async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
-        tracing::warn!(gpu = aim.gpu.uuid, "GPU {}: {UNSUPPORTED}; the config wants {}", aim.gpu.uuid, aim.level());
+        tracing::warn!(
+            gpu = aim.gpu.uuid,
+            "GPU {}: {UNSUPPORTED}; the config wants the level `{}`",
+            aim.gpu.uuid,
+            aim.level()
+        );
     }
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     pace.mark_ok(&subject);
@@ -273,12 +278,12 @@ fn fail(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, error: 
 }
 
 fn error(aim: &TimeslicedGpu, why: &str) -> ApiError {
-    let what = format!("GPU {} ({}) does not have the time-slice level {}", aim.gpu.index, aim.gpu.uuid, aim.level());
+    let what = format!("GPU {} ({}) does not have the time-slice level `{}`", aim.gpu.index, aim.gpu.uuid, aim.level());
     ApiError::new(Code::DriverError, what)
         .cause(why.to_owned())
         .hint(
-            "gpushd retries, or retry now with `gpushctl config reload` (administrator); see the levels with \
-            `nvidia-smi compute-policy -l`",
+            "gpushd tries again; to try now: `gpushctl config reload` (administrator); to see the levels: `nvidia-smi \
+            compute-policy -l`",
         )
         .retryable()
 }

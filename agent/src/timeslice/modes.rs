@@ -152,6 +152,6 @@ fn error(gpu: &Gpu, why: &str) -> ApiError {
     let message = format!("GPU {} ({}) does not have the desired compute mode", gpu.index, gpu.uuid);
     ApiError::new(Code::DriverError, message)
         .cause(why.to_owned())
-        .hint("gpushd retries, or retry now with `gpushctl config reload` (administrator)")
+        .hint("gpushd tries again; to try now: `gpushctl config reload` (administrator)")
         .retryable()
 }

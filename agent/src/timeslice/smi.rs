@@ -132,8 +132,8 @@ fn error(cause: &str) -> ApiError {
     ApiError::new(Code::DriverError, "cannot manage time-slicing: `nvidia-smi compute-policy` failed")
         .cause(cause.to_owned())
         .hint(
-            "try `nvidia-smi compute-policy -l`; gpushd retries, or retry now with `gpushctl config reload` \
-            (administrator)",
+            "run `nvidia-smi compute-policy -l` to see the error; gpushd tries again; to try now: `gpushctl config \
+            reload` (administrator)",
         )
         .retryable()
 }

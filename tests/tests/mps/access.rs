@@ -65,7 +65,7 @@ fn client_waiting_for_its_server_counts_as_client() {
     becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
     let refused = act(&agent, "0", "stop", &json!({})).error();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
-    assert!(refused.causes.iter().any(|why| why.contains("waits for a server")), "{refused:?}");
+    assert!(refused.causes.iter().any(|why| why.contains("waits for an MPS server")), "{refused:?}");
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     clear_faults(&host);

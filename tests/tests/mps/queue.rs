@@ -45,7 +45,7 @@ fn waiting_operation_blocks_new_leases_on_its_device() {
 
     let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
-    let says = format!("operation {} is ahead in the queue", waiting.id);
+    let says = format!("operation {} is ahead of this request in the queue", waiting.id);
     assert!(refused.causes.iter().any(|cause| cause.contains(&says)), "{refused:?}");
     // gpushd grants a lease on the device that the operation keeps.
     let other = lease(&agent, &small, &json!({ "percentage": 10 })).expect("a lease on the other device").lease.id;
@@ -84,7 +84,7 @@ fn cancelled_operation_no_longer_blocks_leases() {
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
     let second = agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting);
     assert!(
-        second.waits_for[0].contains(&format!("operation {} is ahead in the queue", waiting.id)),
+        second.waits_for[0].contains(&format!("operation {} is ahead of this request in the queue", waiting.id)),
         "{:?}",
         second.waits_for
     );

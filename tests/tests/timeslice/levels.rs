@@ -219,7 +219,7 @@ fn failed_change_still_restores_earlier_settings() {
     reload(&mut agent, &LONG.replace("long", "short").replace("exclusive_process", "prohibited"));
     agent.await_that("both changes have failed", || {
         let told = troubles(&agent);
-        told.contains("time-slice level short") && told.contains("compute mode")
+        told.contains("time-slice level `short`") && told.contains("compute mode")
     });
     // After a kill, gpushd still restores the settings, because the intended level is recorded.
     agent.kill();
@@ -285,7 +285,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     assert_eq!((view.state, view.level), (TimesliceState::Known, Some(TimesliceLevel::Default)));
     assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
     assert_eq!(agent.gpu(0).drift, ["time-slice level is default, but the config says long"]);
-    assert!(troubles(&agent).contains("does not have the time-slice level long"), "{}", troubles(&agent));
+    assert!(troubles(&agent).contains("does not have the time-slice level `long`"), "{}", troubles(&agent));
     // nvidia-smi reports success, but the level does not change.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
@@ -344,7 +344,7 @@ fn gpu_with_recorded_level_is_not_unsupported() {
     reload(&mut agent, LONG);
     agent.await_that("the level is unknown", || turns(&agent, 0).state == TimesliceState::Unknown);
     assert!(turns(&agent, 0).reason.unwrap().contains("had one before"), "{:?}", turns(&agent, 0));
-    assert!(troubles(&agent).contains("does not have the time-slice level long"), "{}", troubles(&agent));
+    assert!(troubles(&agent).contains("does not have the time-slice level `long`"), "{}", troubles(&agent));
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);

@@ -106,7 +106,7 @@ fn time_sliced_gpu_shows_the_limits_of_time_slicing() {
             turns(
                 known,
                 Some(gpush_api::TimesliceLevel::Default),
-                Some("nvidia-smi cannot set the time-slice level long: Unknown Error"),
+                Some("nvidia-smi cannot set the time-slice level `long`: Unknown Error"),
             ),
             &["time-slice level is default, but the config says long"],
         ),

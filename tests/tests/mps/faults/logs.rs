@@ -96,7 +96,7 @@ fn waiting_client_counts_despite_forged_log_lines() {
         served.agent.await_that("the lines are in the log", said);
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked, "{refused:?}");
-        let pid = format!("pid {} is connected and waits for a server", waits.pid());
+        let pid = format!("process {} is connected and waits for an MPS server", waits.pid());
         assert!(refused.causes.contains(&pid), "{refused:?}");
         assert!(waits.lives() && waits.said().is_empty());
         clear_faults(&served.host);

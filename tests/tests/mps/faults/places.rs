@@ -142,7 +142,7 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
         let refused = act(&agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked, "{refused:?}");
-        assert!(refused.causes.iter().any(|why| why.contains("waits for a server")), "{refused:?}");
+        assert!(refused.causes.iter().any(|why| why.contains("waits for an MPS server")), "{refused:?}");
         assert!(waits.lives() && waits.said().is_empty());
         clear_faults(&host);
         assert!(waits.says().starts_with("active"));

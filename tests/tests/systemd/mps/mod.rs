@@ -118,10 +118,10 @@ fn daemons_and_clients_outlive_gpushd() {
     let Some(machine) = machine("MPS daemons that outlive gpushd") else { return };
     let (short, _) = ready(&machine).into_iter().next().expect("a daemon");
     let short = short.trim_start_matches("gpushd-mps@").trim_end_matches(".service");
-    let started = said_at(&machine, &format!("the MPS daemon {short} is starting"));
+    let started = said_at(&machine, &format!("the MPS daemon {short} is in state `starting`"));
     println!(
         "served {:.0} ms after the last start began",
-        (said_at(&machine, &format!("the MPS daemon {short} is ready")) - started) * 1e3
+        (said_at(&machine, &format!("the MPS daemon {short} is in state `ready`")) - started) * 1e3
     );
     let served = ready(&machine);
     for (unit, pid) in &served {
