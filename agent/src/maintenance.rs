@@ -144,7 +144,10 @@ impl MaintenanceControl {
     /// Prevents a gpushd that starts in maintenance from loading the driver. Must run before any driver call.
     pub(crate) fn resume(&self) {
         let Some(maintenance) = self.state.maintenance() else { return };
-        tracing::warn!("{}; the driver is not loaded", words::in_maintenance(&maintenance));
+        tracing::warn!(
+            "{}; gpushd does not load the driver before maintenance ends",
+            words::in_maintenance(&maintenance)
+        );
         if let Err((uuid, holder)) = self.operations.close(words::refusal(&maintenance)) {
             tracing::error!(
                 gpu = uuid,
@@ -179,7 +182,7 @@ impl MaintenanceControl {
         match tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.hardware.stop()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(hangs(error.to_string())),
-            Err(_) => Err(hangs(format!("the worker did not end within {}s", WORKER_EXIT_TIMEOUT.as_secs()))),
+            Err(_) => Err(hangs(format!("the driver worker did not end within {}s", WORKER_EXIT_TIMEOUT.as_secs()))),
         }
     }
 }
@@ -187,7 +190,7 @@ impl MaintenanceControl {
 fn in_use(attempt: &str, index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
     let error = ApiError::new(Code::Conflict, format!("{attempt}: {holder} is changing {gpu}"))
-        .cause("gpushd first closes its driver handles of all GPUs, and the change needs one of them");
+        .cause("gpushd must first close its driver handles of all GPUs, but that change still needs one of them");
     let error = match holder {
         Holder::Operation(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then try again")),
         Holder::Planning => error.hint("try again in a moment"),

@@ -122,8 +122,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
             for part in &parts {
                 for waiting in engine.queue.for_gpu(&part.plan.uuid) {
                     ongoing.note(format!(
-                        "{}: {waiting} after this operation; `gpushctl operation list` shows the \
-                        queue",
+                        "{}: {waiting} when this operation has ended; `gpushctl operation list` shows the queue",
                         part.label()
                     ));
                 }
@@ -192,7 +191,8 @@ impl Ready {
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
         if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
-            let error = ApiError::new(Code::Conflict, "the selected GPUs changed while the operation was planned");
+            let error =
+                ApiError::new(Code::Conflict, "the set of selected GPUs changed while gpushd planned the operation");
             return Err(error.hint("repeat the request").retryable());
         }
         engine.planner.refuse_blocked(viewer, &gpus, &mut plans).await;
@@ -219,11 +219,15 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
         1 => errors.remove(0),
         count => {
             let indexes: Vec<String> = refused.iter().map(|plan| plan.gpu.to_string()).collect();
-            let message = format!("{count} of {} GPUs cannot be changed: {}", plans.len(), indexes.join(", "));
+            let message = format!("{count} of {} GPUs cannot be changed: GPUs {}", plans.len(), indexes.join(", "));
             ApiError::several(message, errors)
         }
     };
-    Some(if plans.len() > 1 { whole.outcome("no GPU was changed, because not every plan is possible") } else { whole })
+    Some(if plans.len() > 1 {
+        whole.outcome("no GPU was changed, because gpushd changes either all selected GPUs or none")
+    } else {
+        whole
+    })
 }
 
 /// Returns the part of a reading that a rollback needs.

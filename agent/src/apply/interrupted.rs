@@ -21,7 +21,7 @@ pub(super) fn rollback_reason(
     }
     match others.or(refused) {
         Some(refused) => ApiError {
-            message: format!("the operation cannot continue after gpushd ended: {}", refused.message),
+            message: format!("the operation cannot continue after the restart of gpushd: {}", refused.message),
             ..refused
         },
         None if rolling_back => interrupted("gpushd ended while it rolled the operation back"),
@@ -38,7 +38,9 @@ pub(super) fn interrupted(message: &str) -> ApiError {
 /// changed its GPUs.
 pub(super) fn superseded_error(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("the end of operation {id} was not recorded"))
-        .cause(format!("it does not continue, because {by} has changed its GPUs since"))
+        .cause(format!(
+            "gpushd does not continue operation {id}, because the later operation {by} has changed the same GPUs"
+        ))
         .hint(format!("`gpushctl operation show {by}` shows the later operation"))
 }
 

@@ -287,9 +287,9 @@ async fn instance_steps(
         return Ok(PartOutcome::Done);
     };
     let what = if part.is_empty() {
-        "it had the desired layout, but another program has changed it in the meantime"
+        "the GPU had the desired layout, but another program has changed the layout since then"
     } else {
-        "the driver reported success, but the layout differs"
+        "the driver reported success, but the GPU does not have the desired layout"
     };
     let message = format!("{}: {what}", gpu.label);
     Err(Trouble::Failed(ApiError::new(Code::DriverError, message).cause(difference)))

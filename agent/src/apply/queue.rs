@@ -311,7 +311,7 @@ async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(
 pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
     let index = engine.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
-    ApiError::new(Code::Conflict, format!("{} is ahead in the queue of {gpu}", ahead.waiter))
+    ApiError::new(Code::Conflict, format!("{} is ahead of this request in the queue of {gpu}", ahead.waiter))
         .hint("`gpushctl operation list` shows the queue")
         .retryable()
 }

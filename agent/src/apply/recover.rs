@@ -144,7 +144,7 @@ impl Recovery {
         match serde_json::from_value::<RecordedRequest>(left.intent.more) {
             Ok(RecordedRequest { order, .. }) => enqueue(ongoing, order, left.record.created_at),
             Err(error) => {
-                let error = ApiError::new(Code::Internal, "the recorded request cannot be read")
+                let error = ApiError::new(Code::Internal, "gpushd cannot read the recorded request of the operation")
                     .cause(error.to_string())
                     .hint("repeat the request")
                     .outcome("nothing was changed");
@@ -168,7 +168,7 @@ impl Recovery {
         }
         let gate = Arc::clone(&mig.host_services.driverless).write_owned().await;
         if let Err(error) = mig.driver.hardware.pause().await {
-            tracing::warn!("cannot pause driver calls: {error}");
+            tracing::warn!("cannot pause the driver calls during a GPU reset: {error}");
         }
         let mig = mig.clone();
         self.executor.tasks.spawn(async move {

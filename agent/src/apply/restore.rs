@@ -286,7 +286,7 @@ fn partly(part: &Part, mut partial: PartialRestore) -> ApiError {
     let explain = |partial: &PartialRestore| {
         let error = refusal::partly_restored(partial, part.plan.gpu, &part.label());
         let stays_on = part.before.as_ref().is_some_and(|before| !before.enabled);
-        if stays_on { error.cause("MIG mode stays on") } else { error }
+        if stays_on { error.cause("MIG mode stays on, although it was off before the operation") } else { error }
     };
     tracing::error!(gpu = part.plan.uuid, "{}", words::one_line(&explain(&partial)));
     redact::holders(&mut partial.stays);

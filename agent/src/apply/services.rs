@@ -76,7 +76,7 @@ impl Services {
             return Ok(());
         }
         Err(failed(&format!("stopping {service}"), &ended)
-            .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`")))
+            .hint(format!("`systemctl status {service}` and `journalctl -u {service}` show the cause")))
     }
 
     /// Notes the hook that runs at the end of an operation.
@@ -122,7 +122,7 @@ impl Services {
             Err(error) => {
                 tracing::error!(
                     operation = %operation,
-                    "operation {operation}: cannot read what must be undone: {error}"
+                    "operation {operation}: cannot read which services and hooks to roll back: {error}"
                 );
                 return failures;
             }
@@ -288,7 +288,7 @@ impl Services {
             let unknown = |error| {
                 tracing::error!(
                     operation = %operation,
-                    "operation {operation}: cannot read a record of what must be undone: {error}"
+                    "operation {operation}: cannot read the record of a service or hook to roll back: {error}"
                 );
             };
             Some((note.position, bracket.map_err(unknown).ok()?))
@@ -298,12 +298,7 @@ impl Services {
 
     async fn note(&self, operation: OperationId, bracket: &Bracket) -> Result<(), ApiError> {
         let what = serde_json::to_value(bracket).map_err(|error| {
-            ApiError::new(
-                Code::Internal,
-                "cannot record what must be \
-                undone",
-            )
-            .cause(error.to_string())
+            ApiError::new(Code::Internal, "cannot record which service or hook to roll back").cause(error.to_string())
         })?;
         self.store.write(move |tx| tx.add_undo(operation, what.clone()).map(|_| ())).await?;
         Ok(())
@@ -321,7 +316,7 @@ impl Services {
             | End::NotStarted(_)
             | End::Lost
             | End::Void
-            | End::Hangs => Err(failed(&format!("the check whether {service} runs"), &ended)
+            | End::Hangs => Err(failed(&format!("the check of the state of {service}"), &ended)
                 .hint(format!("check it with `systemctl is-active {service}`"))),
         }
     }
@@ -374,7 +369,7 @@ pub(crate) fn health(host_services: &HostServices) -> Vec<ApiError> {
             ),
         )
         .cause("gpushd keeps trying")
-        .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`"))
+        .hint(format!("`systemctl status {service}` and `journalctl -u {service}` show the cause"))
     })
     .collect()
 }

@@ -38,7 +38,7 @@ impl Driver {
     /// # Errors
     /// If the GPU is lost or cannot be read, or an earlier call is not settled.
     pub(crate) async fn read(&self, gpu: &GpuName) -> Result<Arc<Reading>, Trouble> {
-        let what = format!("{}: reading it back failed", gpu.label);
+        let what = format!("{}: cannot read the state of the GPU", gpu.label);
         match self.readings.read_now(&gpu.uuid).await {
             Ok(reading) => Ok(reading),
             Err(error) if error.kind == ErrorKind::GpuIsLost => Err(Trouble::Lost(explain(&what, &error))),
@@ -84,7 +84,8 @@ impl Driver {
     async fn wait_until_settled(&self, gpu: &GpuName, what: &str, error: &DriverError) -> Result<(), Trouble> {
         let settled = tokio::time::timeout(SETTLE, self.hardware.settle(&gpu.uuid)).await;
         settled.map(|_| ()).map_err(|_| {
-            let error = explain(what, error).cause("the call may still take effect, so nothing was rolled back");
+            let error =
+                explain(what, error).cause("the driver call may still take effect, so gpushd rolled nothing back");
             Trouble::Unknown(error)
         })
     }
@@ -107,7 +108,7 @@ pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
         error.kind.clone()
     };
     let explained = explain(what, &DriverError { kind, ..error.clone() })
-        .cause("the call has ended, and had no visible effect on the hardware");
+        .cause("the driver call has ended, and had no visible effect on the hardware");
     if !error.may_land() && error.kind != ErrorKind::Unsettled {
         return explained;
     }

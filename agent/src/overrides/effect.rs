@@ -83,7 +83,9 @@ pub(crate) fn check_generation(tx: &Tx<'_>, expected: Option<u64>) -> Result<(),
     match expected.filter(|expected| *expected != generation) {
         None => Ok(()),
         Some(expected) => {
-            let message = format!("the desired state has changed: its generation is {generation}, not {expected}");
+            let message = format!(
+                "the desired state has changed: its generation is {generation}, but the request expects {expected}"
+            );
             let error = ApiError::new(Code::Conflict, message).cause("nothing was changed");
             Err(error
                 .hint(

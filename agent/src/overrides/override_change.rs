@@ -57,6 +57,6 @@ pub(crate) fn check_expiry_applies(
         return Ok(());
     }
     Err(ApiError::new(Code::BadRequest, "an expiry has no effect: this request makes no override")
-        .cause("only a layout that differs from the rule's, on a GPU whose rule has mode `mig`, makes an override")
+        .cause("a request makes an override only if the GPU's rule has mode `mig` and another layout than the request")
         .hint("repeat the command without an expiry, or change the rule of the GPU: `gpushctl config show` lists the rules"))
 }

@@ -100,7 +100,7 @@ impl Layouts {
             Ok(observed) => observed,
             Err(error) => {
                 if !self.is_wait_logged {
-                    tracing::info!("the layouts are applied when the driver answers: {error}");
+                    tracing::info!("the driver does not answer yet, so gpushd applies the layouts later: {error}");
                     self.is_wait_logged = true;
                 }
                 self.checks += 1;
@@ -164,10 +164,11 @@ impl Layouts {
                 tried.attempts += 1;
                 tried.again = now + pause(tried.attempts - 1);
                 let so_far = tried.attempts;
-                Some((error, true, format!("tried {so_far} of {ATTEMPTS} times: gpushd tries again")))
+                Some((error, true, format!("gpushd has tried {so_far} of {ATTEMPTS} times, and tries again")))
             }
             LayoutResult::Failed(error) => {
-                let given_up = format!("tried {ATTEMPTS} times: remove the cause, then apply the layout with {apply}");
+                let given_up =
+                    format!("gpushd has tried {ATTEMPTS} times: remove the cause, then apply the layout with {apply}");
                 Some((error, false, given_up))
             }
             LayoutResult::Never(error) => {
@@ -225,12 +226,15 @@ impl Layouts {
             handles.startup.forget(&ProblemSubject::Boot);
             return;
         };
-        tracing::error!("cannot record the boot: {error}");
+        tracing::error!("cannot record that the layouts of this boot were applied: {error}");
         handles.startup.note(
             ProblemSubject::Boot,
-            ApiError::new(Code::Internal, "cannot record the boot").cause(error.to_string()).hint(
-                "see `journalctl -u gpushd`; until gpushd can record that it applied the layouts after this boot, it applies them at each start",
-            ),
+            ApiError::new(Code::Internal, "cannot record that the layouts of this boot were applied")
+                .cause(error.to_string())
+                .hint(
+                    "see `journalctl -u gpushd`; until gpushd can record that it applied the layouts after this boot, it \
+                    applies them at each start",
+                ),
         );
     }
 }
@@ -268,7 +272,7 @@ async fn apply_if_due(handles: &Handles, gpu: &Gpu) -> LayoutResult {
         GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded
             if gpu.drift.is_empty() && gpu.stale =>
         {
-            not_yet("has not been read lately, so gpushd does not know whether it has its layout")
+            not_yet("has not been read lately, so gpushd does not know whether it has the desired layout")
         }
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if gpu.drift.is_empty() => LayoutResult::Given,
         GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {

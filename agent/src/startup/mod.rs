@@ -168,14 +168,16 @@ impl Startup {
             Some(record) if record.complete => {
                 if !config.auto_reconcile {
                     tracing::info!(
-                        "restarted on the same boot: the layouts were applied before, so gpushd reports drift but \
-                        does not correct it"
+                        "gpushd was restarted without a reboot and applied the layouts before, so it reports drift \
+                        but does not correct it"
                     );
                 }
                 StartupWork { record: None, reconcile: config.auto_reconcile }
             }
             Some(record) => {
-                tracing::info!("restarted on the same boot: applying the layouts that were not applied before");
+                tracing::info!(
+                    "gpushd was restarted without a reboot, and applies the layouts that it did not apply before"
+                );
                 StartupWork { record: Some(record), reconcile: config.auto_reconcile }
             }
         }

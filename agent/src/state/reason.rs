@@ -38,9 +38,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Warning(text) | Self::Degraded(text) | Self::Driver(text) => f.write_str(text),
-            Self::Changing { holder } => write!(f, "{holder} is changing it"),
+            Self::Changing { holder } => write!(f, "{holder} is changing the GPU"),
             Self::Unsettled => f.write_str("a driver call has not returned and may still take effect"),
-            Self::NotListed => f.write_str("the driver does not list it any more"),
+            Self::NotListed => f.write_str("the driver does not list the GPU any more"),
             Self::NotRead => f.write_str("the driver has not answered yet"),
             Self::Maintenance(maintenance) => f.write_str(&words::maintenance(maintenance)),
             Self::Cordoned(cordon) => f.write_str(&words::cordon(cordon)),

@@ -56,10 +56,10 @@ pub(crate) fn one_line(error: &ApiError) -> String {
 
 /// Returns the error about a GPU that an operation changes.
 pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
-    let queue = "`gpushctl mig apply --wait` waits in the queue (administrator)";
+    let queue = "or queue your change with `gpushctl mig apply --wait` (administrator)";
     let hint = match holder {
-        Holder::Operation(id) => format!("`gpushctl operation wait {id}` waits until it has ended; {queue}"),
-        Holder::Planning => format!("try again in a moment; {queue}"),
+        Holder::Operation(id) => format!("wait for it with `gpushctl operation wait {id}`, {queue}"),
+        Holder::Planning => format!("try again in a moment, {queue}"),
     };
     ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
 }

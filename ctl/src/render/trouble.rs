@@ -64,18 +64,18 @@ mod tests {
                 .cause(format!("3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid {pid}"))
                 .hint(format!("stop pid {pid}, or wait for it to end, and try again"))
         };
-        let whole = ApiError::several("2 of 3 GPUs cannot be changed: 0, 2", vec![of(0, 7), of(2, 8)])
-            .outcome("no GPU was changed, because not every plan is possible");
+        let whole = ApiError::several("2 of 3 GPUs cannot be changed: GPUs 0, 2", vec![of(0, 7), of(2, 8)])
+            .outcome("no GPU was changed, because gpushd changes either all selected GPUs or none");
         let drawn = lines("error", &whole, 0, &fixtures::look(80, Charset::Ascii)).join("\n");
         insta::assert_snapshot!(fixtures::plain(&drawn), @"
-        error: 2 of 3 GPUs cannot be changed: 0, 2
+        error: 2 of 3 GPUs cannot be changed: GPUs 0, 2
           error: the layout can't be applied on GPU 0 while 3g.40gb@4 is in use
             cause: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 7
             hint: stop pid 7, or wait for it to end, and try again
           error: the layout can't be applied on GPU 2 while 3g.40gb@4 is in use
             cause: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 8
             hint: stop pid 8, or wait for it to end, and try again
-          outcome: no GPU was changed, because not every plan is possible
+          outcome: no GPU was changed, because gpushd changes either all selected GPUs or none
         ");
     }
 }

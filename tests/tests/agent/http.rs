@@ -376,7 +376,7 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
     // A request to apply this plan is refused completely.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
-    assert_eq!(refused.message, "4 of 6 GPUs cannot be changed: 1, 3, 4, 5");
+    assert_eq!(refused.message, "4 of 6 GPUs cannot be changed: GPUs 1, 3, 4, 5");
     let own: Vec<ApiError> =
         plans.iter().filter_map(|plan| serde_json::from_value(plan["error"].clone()).ok()).collect();
     assert_eq!((refused.errors.len(), refused.causes.len()), (4, 0), "{refused:?}");

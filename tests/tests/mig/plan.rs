@@ -72,7 +72,7 @@ fn plan_during_change_names_operation_and_hides_old_layout() {
     assert!(gpu.stale || gpu.mig.as_ref().unwrap().instances.is_empty(), "{gpu:?}");
     assert_eq!(gpu.state, GpuState::Changing);
     let total = operation.progress[0].total;
-    assert_eq!(gpu.reasons, [format!("operation {} is changing it: 4 of {total} steps are done", operation.id)]);
+    assert_eq!(gpu.reasons, [format!("operation {} is changing the GPU: 4 of {total} steps are done", operation.id)]);
     assert_eq!((plan.error.as_ref(), plan.steps.len()), (Some(&refused), 0));
     assert_eq!((refused.code, refused.retryable), (Code::Conflict, true));
     assert!(refused.hint.unwrap().contains(&format!("`gpushctl operation wait {}`", operation.id)));

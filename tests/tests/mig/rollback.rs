@@ -414,7 +414,7 @@ fn unchanged_gpu_altered_by_others_is_named_and_kept() {
         changed += 1;
         assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
         let error = operation.error.unwrap();
-        assert!(error.message.contains("another program has changed it"), "{error:?}");
+        assert!(error.message.contains("another program has changed the layout"), "{error:?}");
         assert!(error.causes.iter().any(|cause| cause.contains("stays as it is")), "{error:?}");
         assert_eq!(error.outcome, None, "{error:?}");
         assert_eq!(agent.gpu(0).state, GpuState::Ready, "it is well, only other than was asked");

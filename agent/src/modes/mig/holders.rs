@@ -26,7 +26,9 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
         Ok(Ok(Ok(found))) => found,
         Ok(Ok(Err(error))) => return Err(unknown(&error.to_string())),
         Ok(Err(error)) => return Err(unknown(&error.to_string())),
-        Err(_) => return Err(unknown(&format!("the search took longer than {}s", SEARCH.as_secs()))),
+        Err(_) => {
+            return Err(unknown(&format!("the search for these processes took longer than {}s", SEARCH.as_secs())));
+        }
     };
     let processes: Vec<(u32, u32)> = found.iter().filter_map(|holder| Some((holder.pid?, holder.uid?))).collect();
     let mut commands = mig.users.commands(&mig.host_services.proc, &processes).await;
@@ -50,7 +52,7 @@ pub(super) async fn fabric_manager_runs(host_services: &HostServices) -> bool {
 fn unknown(why: &str) -> ApiError {
     ApiError::new(Code::DriverError, "cannot reset the GPU: the processes that have it open are unknown")
         .cause(why.to_owned())
-        .hint("run `fuser -v /dev/nvidia*` to see them, then try again")
+        .hint("run `fuser -v /dev/nvidia*` to see which processes have GPUs open, then try again")
         .retryable()
 }
 

@@ -62,7 +62,8 @@ async fn call(
                         it"
                     );
                 }
-                let what = format!("asked for profile {profile_id} at {placement:?}, got {made:?}");
+                let what =
+                    format!("gpushd requested profile {profile_id} at {placement:?}, the driver created {made:?}");
                 return Err(DriverError::new(ErrorKind::Garbled, "creating a GPU instance").on(uuid).detail(what));
             }
             instances.created(*placement, made.id);

@@ -106,25 +106,26 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
         let why = match reading {
             Err(error) => {
                 let said = error.to_api();
-                let message = format!("{uuid} would be reset as well, but cannot be read");
+                let message = format!("GPU {uuid} would be reset as well, but cannot be read");
                 let causes = [vec![said.message.clone()], said.causes.clone()].concat();
                 return Err(ApiError { message, causes, ..said });
             }
             Ok(reading) if !reading.processes.is_empty() || !reading.processes_known => {
-                "it has processes, or gpushd cannot tell whether it has any".to_owned()
+                "processes use the GPU, or gpushd cannot tell whether processes use it".to_owned()
             }
             Ok(reading) if reading.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()) => {
-                "it has GPU instances, which a reset destroys".to_owned()
+                "the GPU has MIG instances, which a reset destroys".to_owned()
             }
             Ok(reading) if !changes.contains(&uuid) && reading.mig.as_ref().is_some_and(|mig| mig.reset_pending) => {
-                "a change of its MIG mode is pending, and this reset would carry it out".to_owned()
+                "a change of the GPU's MIG mode is pending, and this reset would carry it out".to_owned()
             }
             Ok(_) => continue,
         };
         let message = format!("GPU {uuid} would be reset as well, which is not possible now");
-        return Err(ApiError::new(Code::Blocked, message)
-            .cause(why)
-            .hint("try again when this no longer applies: `gpushctl status` shows the users, instances and pending MIG modes of all GPUs"));
+        return Err(ApiError::new(Code::Blocked, message).cause(why).hint(
+            "try again when the GPU has no processes, no instances and no pending MIG mode: `gpushctl status` \
+                shows them",
+        ));
     }
     Ok(())
 }

@@ -89,7 +89,7 @@ impl MigMode {
         let minors = preflight::minors(&self.driver.readings, &uuids)?;
         let _paused = PauseGuard(self);
         self.driver.hardware.pause().await.map_err(|error| {
-            ApiError::new(Code::DriverError, "gpushd cannot close its own handles of the GPU")
+            ApiError::new(Code::DriverError, "gpushd cannot close its own driver handles of the GPU")
                 .cause(error.to_string())
                 .hint("a driver call hangs in the kernel: only a reboot of the host ends it")
         })?;

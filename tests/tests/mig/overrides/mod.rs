@@ -180,7 +180,7 @@ fn unmanaged_gpu_has_no_override() {
     body["expires_at"] = json!("2001-01-01T00:00:00Z");
     assert!(agent.begin_with(&body).unwrap_err().message.contains("has passed"));
     body["once"] = json!(true);
-    assert!(agent.begin_with(&body).unwrap_err().message.contains("has no effect with `once`"));
+    assert!(agent.begin_with(&body).unwrap_err().message.contains("`expires_at` has no effect"));
 }
 
 #[test]
