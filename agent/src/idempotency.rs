@@ -111,8 +111,10 @@ impl Idempotency {
             // The map has one reference, and the first request has another.
             let repeats = Arc::strong_count(lock).saturating_sub(2);
             if repeats >= MOST_REPEATS {
-                let message =
-                    format!("{repeats} more requests with the key {:?} wait for the answer to the first", key.key);
+                let message = format!(
+                    "{repeats} more requests with the key {:?} already wait for the answer to the first one",
+                    key.key
+                );
                 return Err(ApiError::new(Code::Unavailable, message)
                     .hint("wait for the answer to one of them, or use a new key for each request")
                     .retryable());
@@ -172,7 +174,7 @@ impl Header {
         let Some(value) = value else { return Ok(Self(None)) };
         let key = std::str::from_utf8(value).unwrap_or_default();
         if key.is_empty() || key.len() > LONGEST || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let message = format!("the header {HEADER} is not 1 to {LONGEST} visible ASCII characters");
+            let message = format!("the header {HEADER} must have 1 to {LONGEST} visible ASCII characters");
             return Err(ApiError::new(Code::BadRequest, message).hint("use a UUID"));
         }
         Ok(Self(Some(key.to_owned())))

@@ -56,9 +56,9 @@ pub(super) async fn list(
     authorization.admin(&caller, "read the audit trail").await?;
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
-        let message = format!("`limit` is {limit}, but an answer has 1 to {} records", PAGE.1);
+        let message = format!("`limit` must be 1 to {} records, not {limit}", PAGE.1);
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
-            .hint("request page by page: `after` takes the sequence number of the last record of a page"));
+            .hint("request page by page: set `after` to the sequence number of the last record of the previous page"));
     }
     let AuditParameters { after, object, since, .. } = parameters;
     let Objects { names, operations_of } =

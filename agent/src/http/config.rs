@@ -71,7 +71,7 @@ pub(super) async fn diff(
 /// `clear_overrides` is set.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/config/reload", operation_id = "reloadConfig", tag = "config", request_body = ReloadRequest,
-    params(("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")),
+    params(("If-Match" = Option<u64>, Header, description = "Generation that the caller expects. If it is not the present one, the answer is 412")),
     responses((status = 200, description = "The new config is effective", body = gpush_api::Reloaded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn reload(
     State(state): State<state::State>,

@@ -75,7 +75,7 @@ pub(super) struct EventParameters {
 /// has them, the stream starts with a `resync`. This request causes no driver call.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/events", operation_id = "streamEvents", tag = "events",
-    params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client has")),
+    params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client received")),
     responses((status = 200, description = "The stream", body = Event, content_type = "text/event-stream"), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn stream(
     State(state): State<state::State>,

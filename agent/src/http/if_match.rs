@@ -27,7 +27,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
         match bare.parse() {
             Ok(generation) => Ok(Self(Some(generation))),
             Err(_) => {
-                let error = ApiError::new(Code::BadRequest, "the header If-Match is not a generation");
+                let error = ApiError::new(Code::BadRequest, "the header If-Match does not contain a generation number");
                 Err(error.hint("send the generation that GET /v1/overrides returns, such as `If-Match: 7`").into())
             }
         }

@@ -75,7 +75,7 @@ pub(super) async fn list(
 ) -> Result<Response, Failure> {
     let ended = ended.unwrap_or_default();
     if ended > MOST_ENDED {
-        let message = format!("`ended` is {ended}; at most {MOST_ENDED} leases are listed");
+        let message = format!("`ended` must be at most {MOST_ENDED}, not {ended}");
         return Err(ApiError::new(Code::BadRequest, message).into());
     }
     let viewer = caller.viewer;

@@ -65,7 +65,7 @@ pub(super) async fn plan(
 /// `GET /v1/operations/{id}` shows the progress and the result.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
-    params(("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")),
+    params(("If-Match" = Option<u64>, Header, description = "Generation that the caller expects. If it is not the present one, the answer is 412")),
     responses((status = 202, description = "The operation has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 #[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
 pub(super) async fn apply(
@@ -82,7 +82,7 @@ pub(super) async fn apply(
     let key = header.of(caller.peer.uid, "/v1/mig/apply", &request);
     let wait = match request.wait_s {
         Some(seconds) if seconds > LONGEST_WAIT => {
-            let message = format!("wait_s is {seconds}; at most {LONGEST_WAIT} (30 days) are allowed");
+            let message = format!("`wait_s` must be at most {LONGEST_WAIT} (30 days), not {seconds}");
             return Err(ApiError::new(Code::BadRequest, message).into());
         }
         seconds => seconds.map(Duration::from_secs),
@@ -108,7 +108,7 @@ fn check_expiry(once: bool, expires_at: Option<Timestamp>) -> Result<(), ApiErro
     let Some(at) = expires_at else { return Ok(()) };
     let bad = |message: String| ApiError::new(Code::BadRequest, message);
     if once {
-        let error = bad("`expires_at` has no effect with `once`: no override is made".to_owned());
+        let error = bad("`once` makes no override, so `expires_at` has no effect".to_owned());
         return Err(error.hint("leave out `once` or `expires_at`"));
     }
     if at <= Timestamp::now() {

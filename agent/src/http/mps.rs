@@ -179,7 +179,7 @@ pub(super) struct Lines {
 /// Other users may not read the logs, because they contain messages about all clients.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
-    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also the lines that only gpushd's own probes wrote")),
+    params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("lines" = Option<usize>, Query, description = "Number of lines from the end of each log file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also return the lines that only gpushd's own probes caused")),
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn logs(
     State(mps): State<Mps>,
@@ -192,7 +192,7 @@ pub(super) async fn logs(
     authorization.admin(&caller, "read the logs of MPS daemons").await?;
     let lines = match lines {
         Some(lines) if lines > LINES.1 => {
-            let message = format!("lines is {lines}; at most {} are shown", LINES.1);
+            let message = format!("`lines` must be at most {}, not {lines}", LINES.1);
             return Err(gpush_api::ApiError::new(Code::BadRequest, message).into());
         }
         lines => lines.unwrap_or(LINES.0),

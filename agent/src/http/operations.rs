@@ -67,9 +67,9 @@ pub(super) async fn list(
 ) -> Result<Response, Failure> {
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
-        let message = format!("`limit` is {limit}, but an answer has 1 to {} operations", PAGE.1);
+        let message = format!("`limit` must be 1 to {} operations, not {limit}", PAGE.1);
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
-            .hint("request page by page: `before` takes the id of the first operation of a page"));
+            .hint("request page by page: set `before` to the id of the first operation of the previous page"));
     }
     let viewer = caller.viewer;
     let list = async move {

@@ -50,7 +50,7 @@ pub(super) async fn list(
     delete, path = "/v1/overrides/{gpu}", operation_id = "endOverride", tag = "config",
     params(
         ("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address"),
-        ("If-Match" = Option<u64>, Header, description = "Expected generation; any other generation gets 412")
+        ("If-Match" = Option<u64>, Header, description = "Generation that the caller expects. If it is not the present one, the answer is 412")
     ),
     responses((status = 200, description = "The override has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 #[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]

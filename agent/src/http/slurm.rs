@@ -52,7 +52,7 @@ pub(super) async fn start(
 /// is not an error. Only through the admin socket.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/slurm/jobs/end", operation_id = "endSlurmJob", tag = "slurm", request_body = SlurmJobEnd,
-    responses((status = 200, description = "What ended, and what is left", body = SlurmJobEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+    responses((status = 200, description = "The leases that ended, and those whose capacity is not free yet", body = SlurmJobEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn end(
     State(slurm): State<Slurm>,
     State(requests): State<Requests>,
