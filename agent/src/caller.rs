@@ -95,8 +95,8 @@ impl Caller {
         let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));
         let name = user.unwrap_or("USER");
         let admit = match access.admin_groups.as_slice() {
-            [] => "put one of your groups into the config (admin_groups = [\"GROUP\"] under [access]), then \
-                   `systemctl reload gpushd`"
+            [] => "add one of your groups to the config (admin_groups = [\"GROUP\"] under [access]) and run \
+                `systemctl reload gpushd`"
                 .to_owned(),
             [group, ..] => format!("add you with `usermod -aG {group} {name}`, then log in again"),
         };

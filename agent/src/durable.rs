@@ -117,7 +117,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         tx.forget_conditions_of_other_boots(&boot)
     });
     if let Err(error) = cleared.wait() {
-        tracing::warn!("cannot clear the conditions of an earlier boot: {error}");
+        tracing::warn!("cannot delete the records of GPU states from an earlier boot: {error}");
     }
     let this_boot = boot_id.to_owned();
     let remembered = store.read(move |view: &View<'_>| {

@@ -25,15 +25,12 @@ pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
             ("is being changed", Code::Conflict, "repeat the request when the operation has ended".to_owned())
         }
         GpuState::Degraded => ("is degraded", Code::Conflict, show(index)),
-        GpuState::Held => (
-            "is held",
-            Code::Conflict,
-            "`gpushctl recover` (administrator) or a reboot releases \
-            it"
-            .to_owned(),
-        ),
+        GpuState::Held => {
+            ("is held", Code::Conflict, "`gpushctl recover` (administrator) or a reboot releases the GPU".to_owned())
+        }
         GpuState::Maintenance => {
-            let hint = "repeat the request after `gpushctl maintenance leave` (administrator)";
+            let hint =
+                "repeat the request when maintenance has ended: `gpushctl maintenance leave` (administrator) ends it";
             ("is in maintenance", Code::Conflict, hint.to_owned())
         }
         GpuState::Unknown => ("is in an unknown state", Code::Unavailable, show(index)),

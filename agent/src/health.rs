@@ -66,7 +66,7 @@ impl Health {
             let status = hardware.status();
             let missing = || {
                 DriverError::new(gpush_nvml::ErrorKind::WorkerUnavailable, "querying the driver")
-                    .detail("it has not answered yet")
+                    .detail("the driver has not answered yet")
             };
             status.driver.ok_or_else(|| status.failure.unwrap_or_else(missing))
         };

@@ -91,7 +91,7 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     thread::Builder::new()
         .name("log".to_owned())
         .spawn(move || write(&rx, &dropped))
-        .map_err(|error| format!("the log's thread can't be started: {error}"))?;
+        .map_err(|error| format!("the thread that writes the log can't be started: {error}"))?;
     Ok(Log { tx, filter: handle })
 }
 
@@ -104,8 +104,8 @@ fn levels(filter: &str) -> Result<(), String> {
         if !word.is_empty() && !own && !level(word) && word.parse::<u8>().is_err() {
             let meant = nearest(word, LEVELS).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"));
             return Err(format!(
-                "the log filter {filter:?}: {word} is not a level{meant}; the levels are {}; for one module write \
-                gpushd::apply=debug",
+                "the log filter {filter:?}: `{word}` is not a log level{meant}; the levels are {}; to set the level \
+                of one module, write `gpushd::apply=debug`",
                 LEVELS.join(", ")
             ));
         }

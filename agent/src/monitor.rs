@@ -151,7 +151,10 @@ fn log(change: &DriverChange) {
     if let (Some(before), Some(now)) = (&change.before, &change.driver)
         && *before != now.version
     {
-        tracing::warn!("the driver is {} now, it was {before}: the GPUs are matched again by UUID", now.version);
+        tracing::warn!(
+            "the driver version is now {}, and was {before} before: gpushd matches the GPUs by UUID again",
+            now.version
+        );
     }
 }
 

@@ -31,7 +31,10 @@ const FILES: [(&str, &str); 11] = [
     ("/run/gpush-mps", "One subdirectory for each MPS daemon, with its start settings, lock and pipe directory"),
     ("/var/log/gpush-mps", "One subdirectory for each MPS daemon, with its log and the log of its servers"),
     ("/var/lib/gpush/gpush.db", "Database: operations, overrides, states of GPUs, audit trail"),
-    ("/var/lib/gpush/gpush.db-wal", "Log of the database. Copy both files together, while gpushd is stopped"),
+    (
+        "/var/lib/gpush/gpush.db-wal",
+        "Write-ahead log of the database. Copy it together with gpush.db, while gpushd is stopped",
+    ),
     ("/var/lib/gpush/watermark", "Progress of the database, to detect lost commits"),
     ("/run/gpush/store-*", "Progress of the database on this boot, to detect an emptied state directory"),
     ("/var/lib/gpush/reserve", "4 MiB of reserved space, to record the end of operations on a full disk"),

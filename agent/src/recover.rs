@@ -31,8 +31,10 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
     if !lost.holds {
         let mut error = ApiError::new(Code::Unavailable, "the database was lost before this boot")
             .cause(lost.cause.clone())
-            .cause("overrides and cordons that were set before are gone; the config applies");
-        error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged file is kept as {}", kept.display())));
+            .cause("overrides and cordons that were set before the loss are gone: only the config applies");
+        error
+            .causes
+            .extend(lost.kept.iter().map(|kept| format!("the damaged database file is kept as {}", kept.display())));
         return error.hint(
             "set the missing overrides and cordons again, then acknowledge the loss with `gpushctl recover` \
             (administrator) or a reboot",
@@ -43,7 +45,7 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
         ApiError::new(Code::Unavailable, "the database was lost: the records of who uses the GPUs are gone")
             .cause(lost.cause.clone());
     if let Some(kept) = &lost.kept {
-        error = error.cause(format!("the damaged file is kept as {}", kept.display()));
+        error = error.cause(format!("the damaged database file is kept as {}", kept.display()));
     }
     error = match held.as_slice() {
         [] => error.cause("the config manages no GPU, so none is held"),
@@ -51,7 +53,8 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
         several => error.cause(format!("GPUs {} are held: gpushd neither changes nor grants them", several.join(", "))),
     };
     error.hint(
-        "check that no user needs the present instances, then release the GPUs with `gpushctl recover` (administrator) or a reboot",
+        "check that no user needs the MIG instances that exist now, then release the GPUs with `gpushctl recover` \
+        (administrator) or a reboot",
     )
 }
 
@@ -115,7 +118,11 @@ impl LossAcceptance {
         standing.apply(&self.mps);
         self.shared_gpus.apply(modes);
         self.state.accept_loss(known_since);
-        tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
+        tracing::info!(
+            uid,
+            "an administrator accepted the loss of the database ({}): gpushd releases the held GPUs",
+            lost.cause
+        );
         let kept = lost.kept.map(|kept| kept.display().to_string());
         Ok(Recovered { cause: Some(lost.cause), kept, released })
     }
@@ -130,7 +137,7 @@ impl LossAcceptance {
         });
         accepted.await?;
         self.state.acknowledge_loss();
-        tracing::info!(uid, "the loss of the database was acknowledged: {}", lost.cause);
+        tracing::info!(uid, "an administrator acknowledged the loss of the database ({})", lost.cause);
         let kept = lost.kept.map(|kept| kept.display().to_string());
         Ok(Recovered { cause: Some(lost.cause), kept, released: Vec::new() })
     }

@@ -74,7 +74,7 @@ impl ReloadSender {
     pub(crate) async fn ask(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
         let stopping = || {
             ApiError::stopping("gpushd is stopping and does not reload the config")
-                .hint("gpushd reads it at its next start: `systemctl status gpushd`")
+                .hint("gpushd reads the config when it starts again: `systemctl status gpushd` shows its state")
         };
         let (reply, answer) = oneshot::channel();
         self.0.send((wish, reply)).await.map_err(|_| stopping())?;
@@ -299,7 +299,7 @@ impl Differences {
         let managed = gpus.iter().filter(|gpu| gpu.mode.is_managed());
         let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));
         let unknown = unknown.map(|gpu| {
-            let message = format!("GPU {} ({}) can't be read: its layout is not known", gpu.index, gpu.uuid);
+            let message = format!("GPU {} ({}) can't be read, so its layout is not known", gpu.index, gpu.uuid);
             let code = if gpu.state == GpuState::Lost { Code::GpuLost } else { Code::DriverTimeout };
             let mut error =
                 ApiError::new(code, message).hint(format!("see its state with `gpushctl gpu show {}`", gpu.index));

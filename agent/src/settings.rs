@@ -22,8 +22,8 @@ use gpush_host::helper::trust::{self, Untrusted};
 use crate::options::Trust;
 
 /// Hint for a missing file.
-const WITHOUT: &str = "copy config.example.toml there, or leave --config and GPUSH_CONFIG out; without a file at the \
-                       default path gpushd runs and manages no GPU";
+const WITHOUT: &str = "copy config.example.toml there, or use neither --config nor GPUSH_CONFIG; without a file at \
+    the default path, gpushd runs and manages no GPU";
 
 /// Why a config cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +81,8 @@ impl ConfigLoadError {
                     ));
                 }
                 error.hint(format!(
-                    "correct it, check it with `gpushctl config check {path}`, then `systemctl reload gpushd`"
+                    "correct the config file, check it with `gpushctl config check {path}`, then `systemctl reload \
+                    gpushd`"
                 ))
             }
         }

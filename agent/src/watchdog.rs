@@ -29,8 +29,14 @@ pub(crate) async fn notify_periodically(period: Duration, sender: mpsc::Sender<P
         ticks.tick().await;
         match timeout(period, responds(&sender, &store)).await {
             Ok(true) => notify::send(Notification::Alive),
-            Ok(false) => tracing::error!("the accept loop or the store has ended: no watchdog notification is sent"),
-            Err(_) => tracing::error!("the accept loop or the store does not answer: no watchdog notification is sent"),
+            Ok(false) => tracing::error!(
+                "gpushd no longer accepts connections, or its database thread has ended: gpushd does not notify the \
+                watchdog of systemd"
+            ),
+            Err(_) => tracing::error!(
+                "gpushd does not accept connections, or its database does not answer: gpushd does not notify the \
+                watchdog of systemd"
+            ),
         }
     }
 }

@@ -115,7 +115,7 @@ pub(super) fn compose(
         known_since,
     } = remembered;
     let hardware = Hardware::start(options);
-    let users = Users::start().context("a thread can't be started")?;
+    let users = Users::start().context("the thread that looks up user names can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
     let (reloads, inbox) = reload::channel();

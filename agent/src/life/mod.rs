@@ -94,7 +94,7 @@ const RUNTIME_END: Duration = Duration::from_millis(200);
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // `take_passed` runs before any thread starts, because it changes the environment.
     let handed_over = Listening::take_passed()?;
-    let early = signals::register().context("signals can't be handled")?;
+    let early = signals::register().context("cannot install the signal handlers")?;
     let paths = Paths::resolve(arguments, &ProcessEnvironment::of_this_process())?;
     let settings = settings(&paths)?;
     let config = settings.config();
@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("the runtime can't be started")?;
+        .context("gpushd's async runtime can't be started")?;
     let options = driver(arguments, &config);
     check_trust(&paths, options.library.as_deref())?;
     let host_services = HostServices {
@@ -235,7 +235,9 @@ fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
         let path = path.unwrap_or(Path::new("")).display();
         match paths.trust {
             Trust::Required => anyhow::bail!("the {what} {path} is not trusted: {why}; {}", why.remedy()),
-            Trust::Logged => tracing::warn!("the {what} {path} would not be trusted by the system's service: {why}"),
+            Trust::Logged => {
+                tracing::warn!("a gpushd that runs as the system's service would not trust the {what} {path}: {why}")
+            }
         }
     }
     Ok(())
@@ -249,7 +251,7 @@ async fn serve(
     options: Options,
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
-    let mut signals = Signals::listen(here.early).context("signals can't be handled")?;
+    let mut signals = Signals::listen(here.early).context("cannot install the signal handlers")?;
     let origin = HostEnvironment {
         boot: here.boot,
         host_root: here.host_root,
@@ -382,7 +384,7 @@ async fn serve(
     drop((socket_file, admin_file));
     let _ = tokio::time::timeout(WORKER_END, hardware.stop()).await;
     tracing::info!("stopped");
-    result.context("the accept loops ended unexpectedly")?
+    result.context("gpushd unexpectedly stopped accepting connections")?
 }
 
 /// Waits until the tasks of all operations have ended. Returns whether an operation was running.
@@ -402,7 +404,7 @@ async fn finish_operations(ended_tasks: impl Future<Output = ()>, operations: &O
 /// Waits until all sockets are closed, or one of them fails.
 async fn serve_all(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     let ended = async |serving: Serving| {
-        serving.await.context("the accept loop ended unexpectedly")?.context("cannot serve the socket")
+        serving.await.context("gpushd unexpectedly stopped accepting connections")?.context("cannot serve the socket")
     };
     let admin = async {
         match admin {
@@ -428,6 +430,6 @@ async fn read_first(readings: Readings, hardware: Hardware, state: State) {
                 tracing::warn!("{finding}");
             }
         }
-        Err(error) => tracing::warn!("no driver yet: {error}"),
+        Err(error) => tracing::warn!("the driver does not answer yet: {error}"),
     }
 }

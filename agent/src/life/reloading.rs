@@ -57,7 +57,10 @@ impl Reloading<'_> {
                 for PendingRestart { key, in_force, in_file } in settings.pending_restart() {
                     let [in_force, in_file] =
                         [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
-                    tracing::warn!("{key} stays {in_force} until gpushd is restarted: the file has {in_file}");
+                    tracing::warn!(
+                        "{key} changes only when gpushd is restarted: present value {in_force}, value in the config \
+                        file {in_file}"
+                    );
                 }
                 let pending_restart = settings.pending_restart().into_iter().map(|one| one.key).collect();
                 state.events().publish(EventPayload::Config(ConfigChange {

@@ -334,7 +334,7 @@ async fn connection(
         tokio::select! {
             ended = &mut connection => {
                 if let Err(error) = ended {
-                    tracing::debug!(uid = peer.uid, "a connection ended: {error}");
+                    tracing::debug!(uid = peer.uid, "a client connection ended with an error: {error}");
                 }
                 return;
             }

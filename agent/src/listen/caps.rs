@@ -133,7 +133,10 @@ impl Caps {
             return Err(SlotRefusal::Account(match account {
                 Account::User(uid) => format!("uid {uid} has {mine} connections open and may not have more"),
                 Account::Range(first) => {
-                    format!("the subordinate uids from {first} have {mine} connections open and may not have more")
+                    format!(
+                        "the range of subordinate uids that starts at {first} has {mine} connections open and may not \
+                        have more"
+                    )
                 }
             }));
         }

@@ -212,7 +212,9 @@ fn reload_takes_effect_and_shows_pending_restart() {
     for line in ["level = \"info\"", "read_ms = 10000", "socket_mode = \"0600\""] {
         assert!(effective.contains(line), "{effective}");
     }
-    agent.wait_for_log("driver.read_ms stays 10000 until gpushd is restarted: the file has 5000");
+    agent.wait_for_log(
+        "driver.read_ms changes only when gpushd is restarted: present value 10000, value in the config file 5000",
+    );
 
     // If gpushd cannot apply one setting, it rejects the whole file.
     agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");

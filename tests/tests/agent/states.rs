@@ -286,7 +286,7 @@ fn gpus_match_by_uuid_after_driver_upgrade() {
     assert_eq!(uuids(&agent), before);
     assert_eq!([0, 1].map(|n| agent.gpu(n).state), [GpuState::Ready, GpuState::Cordoned]);
     assert_eq!(agent.gpu(1).mig.unwrap().instances, [], "what the new driver shows");
-    agent.wait_for_log("the driver is 570.86.10 now, it was 550.163.01");
+    agent.wait_for_log("the driver version is now 570.86.10, and was 550.163.01 before");
 }
 
 #[test]
@@ -333,7 +333,8 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     let told = health(&agent);
     let told = cause(&told, "the database was lost").expect("health says it");
-    let kept = told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged file is kept as ")).unwrap();
+    let kept =
+        told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged database file is kept as ")).unwrap();
     assert_eq!(fs::read_to_string(kept).unwrap(), "no database");
     assert!(told.causes.iter().any(|cause| cause.contains("GPUs 0, 1 are held")), "{told:?}");
     assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));

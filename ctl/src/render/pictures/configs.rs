@@ -55,8 +55,8 @@ fn config_in_force() {
                 .cause("line 3, column 1: unknown key `libary` in [driver] (did you mean `library`?)")
                 .outcome("the previous config stays in effect")
                 .hint(
-                    "correct it, check it with `gpushctl config check /etc/gpush/config.toml`, then `systemctl \
-                    reload gpushd`",
+                    "correct the config file, check it with `gpushctl config check /etc/gpush/config.toml`, then \
+                    `systemctl reload gpushd`",
                 ),
         ),
         generation: 1,
@@ -173,7 +173,7 @@ fn config_diff_shows_the_changes_of_a_file() {
     };
     let agreed = ConfigDiff { trouble: None, settings: Vec::new(), gpus: vec![same], ..diff.clone() };
     assert!(overrides::differs(&diff) && !overrides::differs(&agreed));
-    let lost = ApiError::new(Code::GpuLost, format!("GPU 2 ({}) can't be read: its layout is not known", same_uuid));
+    let lost = ApiError::new(Code::GpuLost, format!("GPU 2 ({}) can't be read, so its layout is not known", same_uuid));
     let unseen = ConfigDiff { unseen: vec![lost.hint("`gpushctl gpu show 2` shows its state")], ..agreed.clone() };
     assert!(!overrides::diff(&unseen, &look).contains("as it wants"), "{}", overrides::diff(&unseen, &look));
     let wrong = GpuDiff { in_file: None, ..changed.clone() };
