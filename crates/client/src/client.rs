@@ -311,7 +311,10 @@ impl Client {
         } else {
             match api_error(&answer.body) {
                 Some(error) => return Err(Error::new(Kind::Answer, error)),
-                None => format!("the answer has status {}, but no error of the gpushd API", answer.status),
+                None => format!(
+                    "the answer has HTTP status {}, but does not contain an error of the gpushd API",
+                    answer.status
+                ),
             }
         };
         Err(self.unparsable_answer(question, cause).await)
@@ -346,11 +349,11 @@ fn json<B: Serialize>(body: &B) -> Result<Vec<u8>, Error> {
     })
 }
 
-const SAME_VERSION: &str = "install the same version of gpushd and gpushctl, then `systemctl restart gpushd`";
+const SAME_VERSION: &str = "install the same version of gpushd and gpushctl, then run `systemctl restart gpushd`";
 
 fn other_version(version: &Version) -> Error {
     let text = format!(
-        "gpushd {} speaks API {}, but this client (version {}) speaks {API}",
+        "gpushd {} uses API {}, but this client (version {}) uses API {API}",
         version.agent,
         version.api,
         env!("CARGO_PKG_VERSION")

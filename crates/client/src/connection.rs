@@ -322,7 +322,7 @@ impl Connection {
         // hyper sends nothing during an HTTP/1 handshake, so the handshake can fail only because of
         // hyper itself.
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| {
-            let error = ApiError::new(Code::Internal, "cannot start HTTP on the connection");
+            let error = ApiError::new(Code::Internal, "cannot start HTTP on the connection to gpushd");
             Error::new(Kind::Connect, error.cause(e.to_string()))
         })?;
         // The request in flight reports the end of the connection, so ignore the result here.
@@ -350,7 +350,10 @@ impl Connection {
         let text = format!("gpushd at {at} closed the connection before it answered {question}");
         let error = ApiError::new(Code::Unreachable, text);
         let error = if question.key.is_some() {
-            error.hint(format!("gpushd may have carried out the request: see {}", question.commands_showing_outcome()))
+            error.hint(format!(
+                "gpushd may have carried out the request: check with {}",
+                question.commands_showing_outcome()
+            ))
         } else {
             error.hint("find the cause with `systemctl status gpushd` and `journalctl -u gpushd`").retryable()
         };
@@ -362,7 +365,7 @@ impl Connection {
         let text = format!("gpushd at {at} did not answer {question} in {}", rounded(deadline));
         let error = ApiError::new(Code::TimedOut, text);
         let error = error.hint(if question.key.is_some() {
-            format!("gpushd may still carry out the request: see {}", question.commands_showing_outcome())
+            format!("gpushd may still carry out the request: check with {}", question.commands_showing_outcome())
         } else {
             let look = "`systemctl status gpushd` and `journalctl -u gpushd`";
             format!("wait longer with --request-timeout, or find the cause with {look}")
@@ -387,7 +390,7 @@ impl Connection {
 
     fn who_listens(&self) -> String {
         format!(
-            "see which program listens there with `ss -xlp src {}`; give gpushd's socket with --socket",
+            "run `ss -xlp src {}` to see which program listens there; use --socket to name gpushd's socket",
             self.socket.path.display()
         )
     }

@@ -99,7 +99,7 @@ impl EventStream {
                 Ok(None) => return Ok(None),
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(cause))) => return Err(self.lost(cause.to_string())),
-                Err(_) => return Err(self.lost(format!("nothing arrived for {}s", SILENCE.as_secs()))),
+                Err(_) => return Err(self.lost(format!("gpushd sent nothing for {}s", SILENCE.as_secs()))),
             };
             if let Ok(data) = frame.into_data() {
                 self.parser.unread.extend_from_slice(&data);
@@ -111,7 +111,7 @@ impl EventStream {
     }
 
     fn lost(&self, cause: String) -> Error {
-        let message = format!("gpushd at {} ended the stream of events", self.socket);
+        let message = format!("lost the stream of events from gpushd at {}", self.socket);
         let error = ApiError::new(Code::Unreachable, message).cause(cause);
         Error::new(
             Kind::Lost,

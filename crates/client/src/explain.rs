@@ -160,16 +160,12 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         // The socket was deleted or created between the two calls. A second attempt will show the
         // current state.
         (PathContent::Nothing, io::ErrorKind::NotFound) => {
-            let own =
-                facts.own.as_ref().map_or_else(String::new, |own| format!(", nor your own socket {}", own.display()));
-            ApiError::new(
-                Code::Unreachable,
-                format!(
-                    "gpushd is not running on this host: there is no socket \
-                {path}{own}"
-                ),
-            )
-            .hint(start(facts))
+            let missing = facts.own.as_ref().map_or_else(
+                || format!("there is no socket {path}"),
+                |own| format!("neither the socket {path} nor your own agent's socket {} exists", own.display()),
+            );
+            ApiError::new(Code::Unreachable, format!("gpushd is not running on this host: {missing}"))
+                .hint(start(facts))
         }
         (PathContent::Nothing | PathContent::Socket(_), _) => {
             ApiError::new(Code::Unreachable, format!("cannot connect to gpushd at {path}"))
@@ -183,12 +179,12 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     let path = facts.socket.path.display();
     let door = match directory {
         Some(directory) => format!("the directory {} is open", directory.display()),
-        None => "it is open".to_owned(),
+        None => "the socket is open".to_owned(),
     };
     let to_group = access.mode & group_bit != 0;
     let allowed = match (to_group, access.group.as_str()) {
         _ if access.mode & other_bit != 0 => {
-            "to everyone, but an access list or a security module denies it".to_owned()
+            "to everyone, but an access list or a security module denies access".to_owned()
         }
         (true, "root") | (false, _) => format!("to {} only", access.owner),
         (true, group) if access.owner == "root" => format!("to root and group {group} only"),
@@ -204,11 +200,14 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     if !is_denied_elsewhere && (!to_group || group == "root") {
         return error.hint(match directory {
             Some(directory) => {
-                format!("run the command as {owner}, or ask an administrator to open {}", directory.display())
+                format!(
+                    "run the command as {owner}, or ask an administrator for access to the directory {}",
+                    directory.display()
+                )
             }
             None => format!(
-                "run the command as {owner}, or open the socket with socket_group and socket_mode under [api] in \
-                gpushd's config"
+                "run the command as {owner}, or set socket_group and socket_mode in [api] of gpushd's config so that \
+                your user may connect"
             ),
         });
     }
@@ -225,12 +224,12 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
         ));
     }
     let user = &facts.user;
-    error.hint(format!("ask an administrator for `usermod -aG {group} {user}`, then log in again"))
+    error.hint(format!("ask an administrator to run `usermod -aG {group} {user}`, then log in again"))
 }
 
 /// Returns how to start a gpushd for this socket.
 fn start(facts: &Facts) -> String {
-    let who = if facts.uid == 0 { "" } else { "ask an administrator for " };
+    let who = if facts.uid == 0 { "run " } else { "ask an administrator to run " };
     let path = facts.socket.path.display();
     let default = Path::new(DEFAULT_SOCKET);
     if facts.socket.path == default || facts.socket.path == default.with_file_name(ADMIN_SOCKET) {
@@ -255,7 +254,7 @@ fn other_path(facts: &Facts) -> &'static str {
     match facts.socket.origin {
         Origin::Option => "give the path of gpushd's socket with --socket",
         Origin::Environment => "the path comes from GPUSH_SOCKET: set it to gpushd's socket, or unset it",
-        Origin::User | Origin::System => "remove it, then run `systemctl restart gpushd`",
+        Origin::User | Origin::System => "remove that file or directory, then run `systemctl restart gpushd`",
     }
 }
 
@@ -294,7 +293,7 @@ mod tests {
         let (code, message, hint) = explained(io::ErrorKind::NotFound, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains(DEFAULT_SOCKET), "{message}");
-        assert!(hint.starts_with("ask an administrator for `systemctl start gpushd`"), "{hint}");
+        assert!(hint.starts_with("ask an administrator to run `systemctl start gpushd`"), "{hint}");
 
         at.own = Some("/run/user/1000/gpush/gpushd.sock".into());
         let (_, message, _) = explained(io::ErrorKind::NotFound, &at);
@@ -302,10 +301,10 @@ mod tests {
         at.own = None;
 
         at.uid = 0;
-        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));
+        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("run `systemctl start gpushd`"));
         // Hooks and administrators use the admin socket.
         at.socket = at.socket.for_hooks(None);
-        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));
+        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("run `systemctl start gpushd`"));
 
         at.unit_installed = false;
         assert!(explained(io::ErrorKind::NotFound, &at).2.contains("not installed as a service"));
@@ -344,7 +343,7 @@ mod tests {
 
         let private = facts(PathContent::Socket(access("root", 0o600)), Origin::System);
         let (_, message, hint) = explained(io::ErrorKind::PermissionDenied, &private);
-        assert!(message.ends_with("it is open to root only"), "{message}");
+        assert!(message.ends_with("the socket is open to root only"), "{message}");
         assert!(!hint.contains("usermod"), "{hint}");
     }
 
