@@ -49,8 +49,8 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
             if version == own {
                 findings.push(Finding::ok(Area::Agent, format!("gpushd {version} answers")));
             } else {
-                let message = format!("gpushd has version {version} and gpushctl {own}");
-                let hint = "run `systemctl restart gpushd`: the programs of users continue";
+                let message = format!("gpushd has version {version}, but gpushctl has version {own}");
+                let hint = "run `systemctl restart gpushd`; the programs of users continue meanwhile";
                 findings.push(Finding::warning(Area::Agent, message, hint));
             }
             findings.extend(troubles.iter().map(|trouble| {

@@ -15,7 +15,7 @@ pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
     let bytes = match fs::read(&file) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let found = Finding::ok(Area::Config, format!("{PATH} does not exist: gpushd manages no GPU"));
+            let found = Finding::ok(Area::Config, format!("{PATH} does not exist, so gpushd manages no GPU"));
             return (Config::default(), vec![found]);
         }
         Err(error) => {
@@ -37,7 +37,7 @@ pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
             if findings.is_empty() {
                 let rules = config.rules.len();
                 let text =
-                    if rules == 0 { "no rule: gpushd manages no GPU".to_owned() } else { format!("{rules} rules") };
+                    if rules == 0 { "no rules, so gpushd manages no GPU".to_owned() } else { format!("{rules} rules") };
                 findings.push(Finding::ok(Area::Config, format!("{PATH}: {text}")));
             }
             (config, findings)

@@ -6,7 +6,7 @@ use crate::{Area, Finding, Host, driver};
 
 pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     if driver::module_version(host).is_none() {
-        return vec![Finding::ok(Area::Devices, "not examined: NVIDIA's kernel module is not loaded")];
+        return vec![Finding::ok(Area::Devices, "device nodes not examined: NVIDIA's kernel module is not loaded")];
     }
     let mut findings = Vec::new();
     let gpus = host.names("proc/driver/nvidia/gpus").len();
@@ -21,11 +21,15 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
         findings.push(Finding::problem(Area::Devices, message, create));
     }
     if !host.has("dev/nvidia-uvm") {
-        let message = "/dev/nvidia-uvm is missing: CUDA programs do not start";
-        findings.push(Finding::warning(Area::Devices, message, "load the module with `nvidia-modprobe -u -c 0`"));
+        let message = "/dev/nvidia-uvm is missing, so CUDA programs cannot start";
+        findings.push(Finding::warning(
+            Area::Devices,
+            message,
+            "load the module nvidia-uvm with `nvidia-modprobe -u -c 0`",
+        ));
     }
     if host.has("proc/driver/nvidia-caps/mig-minors") && !host.has("dev/nvidia-caps") {
-        let message = "/dev/nvidia-caps is missing: programs cannot open MIG devices";
+        let message = "/dev/nvidia-caps is missing, so programs cannot open MIG devices";
         findings.push(Finding::warning(
             Area::Devices,
             message,

@@ -25,9 +25,11 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
             let shown = format!("/{}", library.strip_prefix(host.root()).unwrap_or(library).display());
             match (&module, version) {
                 (Some(module), Some(version)) if *module != version => {
-                    let message = format!("the library has version {version} and the kernel module {module}");
-                    let hint = "reboot; or run `gpushctl maintenance enter`, then `modprobe -r nvidia`, so that \
-                                the new module is loaded";
+                    let message = format!(
+                        "the driver library has version {version}, but the loaded kernel module has version {module}"
+                    );
+                    let hint = "to load the new kernel module, reboot, or run `gpushctl maintenance enter` and then \
+                                `modprobe -r nvidia`";
                     findings.push(Finding::problem(Area::Driver, message, hint).cause(shown));
                 }
                 (_, Some(version)) => findings.push(Finding::ok(Area::Driver, format!("library {version}, {shown}"))),
@@ -43,12 +45,12 @@ fn module_finding(host: &Host, version: Option<&str>) -> Finding {
         return Finding::ok(Area::Driver, format!("kernel module {version}"));
     }
     if host.has("sys/module/nouveau") {
-        let message = "the kernel uses nouveau for NVIDIA GPUs, and not NVIDIA's driver";
+        let message = "the kernel uses nouveau for NVIDIA GPUs instead of NVIDIA's driver";
         let hint = "block nouveau with `echo blacklist nouveau > /etc/modprobe.d/nouveau.conf`, then install NVIDIA's \
                     driver and reboot";
         return Finding::problem(Area::Driver, message, hint);
     }
-    let hint = "load it with `modprobe nvidia`; `dmesg | grep -i nvrm` says why that fails";
+    let hint = "load it with `modprobe nvidia`; if that fails, `dmesg | grep -i nvrm` shows why";
     Finding::problem(Area::Driver, "NVIDIA's kernel module is not loaded", hint)
 }
 

@@ -35,7 +35,7 @@ fn kernel(host: &Host) -> Finding {
 
 fn systemd(host: &Host) -> Finding {
     if !host.has("run/systemd/system") {
-        let message = "systemd does not run, so MPS daemons are child processes of gpushd";
+        let message = "systemd is not running, so MPS daemons are child processes of gpushd";
         let hint = "run gpushd as a systemd service; docs/known-gaps.md lists the limits without systemd";
         return Finding::warning(Area::Floor, message, hint);
     }

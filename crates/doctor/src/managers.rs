@@ -18,20 +18,20 @@ const KNOWN: [Known; 3] = [
     Known {
         name: "nv-hostengine",
         message: "DCGM has the GPUs open, which blocks changes of MIG mode",
-        hint: "add the service of DCGM to `services` in [mode_change]: gpushd then stops it before the change, and \
-            starts it afterwards",
+        hint: "add DCGM's service to `services` in [mode_change] of the config: gpushd then stops the service before \
+            it changes MIG mode, and starts it again afterwards",
     },
     Known {
         name: "nvidia-device-p",
         message: "the device plugin of Kubernetes assigns GPUs of this host",
-        hint: "let only one of the two manage each GPU: set `mode = \"unmanaged\"` in a rule of gpush, or exclude \
-            it from the plugin",
+        hint: "let either gpush or the device plugin manage a GPU: set `mode = \"unmanaged\"` in gpush's rule for the \
+            GPU, or exclude the GPU from the plugin",
     },
     Known {
         name: "nvidia-mig-mana",
         message: "a pod of nvidia-mig-manager changes MIG layouts on this host",
-        hint: "remove the label nvidia.com/mig.config of the node, or remove the rules with mode \"mig\" from the \
-            config of gpushd",
+        hint: "remove the label nvidia.com/mig.config from the Kubernetes node, or remove the rules with mode \"mig\" \
+            from the config of gpushd",
     },
 ];
 
@@ -69,8 +69,9 @@ fn foreign_mps(host: &Host, processes: &[Process]) -> Vec<Finding> {
             return None;
         }
         let directory = directory.unwrap_or_else(|| "/tmp/nvidia-mps".to_owned());
-        let hint = format!("end it with `echo quit | CUDA_MPS_PIPE_DIRECTORY={directory} nvidia-cuda-mps-control`");
-        let message = "an MPS control daemon runs that gpushd did not start";
+        let hint =
+            format!("end this daemon with `echo quit | CUDA_MPS_PIPE_DIRECTORY={directory} nvidia-cuda-mps-control`");
+        let message = "an MPS control daemon is running that gpushd did not start";
         Some(Finding::warning(Area::Managers, message, hint).cause(format!("pid {}, {directory}", daemon.pid)))
     });
     foreign.collect()

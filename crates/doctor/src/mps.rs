@@ -26,8 +26,8 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
     let built = version::of_program(&bytes);
     match (built, driver::module_version(host)) {
         (Some(built), Some(module)) if built != module => {
-            let message = format!("the MPS programs have version {built} and the driver {module}");
-            let hint = "install both from one release of the driver";
+            let message = format!("the MPS programs have version {built}, but the driver has version {module}");
+            let hint = "install the MPS programs and the driver from the same driver release";
             vec![Finding::warning(Area::Mps, message, hint).cause(config.mps.control.clone())]
         }
         (Some(built), _) => vec![Finding::ok(Area::Mps, format!("MPS programs {built}"))],

@@ -120,7 +120,7 @@ fn every_planted_fault_is_found_with_a_command() {
             &|h| h.program("usr/bin/systemctl", "#!/bin/sh\necho 'systemd 239 (239-82.el8)'\n"),
             reached(),
         ),
-        (Area::Floor, Severity::Warning, "systemd does not run", &|h| h.remove("run/systemd"), reached()),
+        (Area::Floor, Severity::Warning, "systemd is not running", &|h| h.remove("run/systemd"), reached()),
         (Area::Driver, Severity::Problem, "kernel module is not loaded", &|h| h.remove("sys/module/nvidia"), reached()),
         (
             Area::Driver,
@@ -135,7 +135,7 @@ fn every_planted_fault_is_found_with_a_command() {
         (
             Area::Driver,
             Severity::Problem,
-            "the library has version 550.163.01 and the kernel module 535.183.01",
+            "the driver library has version 550.163.01, but the loaded kernel module has version 535.183.01",
             &|h| h.write("sys/module/nvidia/version", "535.183.01"),
             reached(),
         ),
@@ -221,7 +221,13 @@ fn every_planted_fault_is_found_with_a_command() {
                 ApiError::new(Code::Unavailable, "gpushd is not there").hint("`systemctl start gpushd`"),
             ),
         ),
-        (Area::Agent, Severity::Warning, "gpushd has version 0.9 and gpushctl 1.0", &none, answered("0.9", Vec::new())),
+        (
+            Area::Agent,
+            Severity::Warning,
+            "gpushd has version 0.9, but gpushctl has version 1.0",
+            &none,
+            answered("0.9", Vec::new()),
+        ),
         (
             Area::Agent,
             Severity::Warning,

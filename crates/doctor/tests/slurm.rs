@@ -386,7 +386,7 @@ fn gres_conf_is_compared_with_the_host() {
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0-1\n");
     host.finds(Severity::Problem, "has a bracket without a partner", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia0\n");
-    host.finds(Severity::Problem, "node n1 has fewer GPUs", "gpushctl slurm gres-conf");
+    host.finds(Severity::Problem, "fewer GPUs for node n1", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0,7]\n");
     host.finds(Severity::Problem, "/dev/nvidia7, which does not exist", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[0-1] Colour=red\n");
@@ -400,7 +400,7 @@ fn order_that_differs_from_cuda_is_found() {
     let host = Planted::healthy();
     host.gpu(0, 1);
     host.gpu(1, 0);
-    host.finds(Severity::Warning, "another order than CUDA", "gpushctl slurm gres-conf");
+    host.finds(Severity::Warning, "a different order than CUDA", "gpushctl slurm gres-conf");
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia[1,0]\n");
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }
@@ -429,10 +429,10 @@ fn detected_devices_without_a_known_order_are_found() {
 fn gpus_of_slurm_that_users_can_lease_are_found() {
     let mut host = Planted::healthy();
     host.rules = vec![rule("jobs", LeaseOwner::Slurm, &[0]), rule("users", LeaseOwner::Users, &[1])];
-    host.finds(Severity::Warning, "can have the same GPU: 1", "gpushctl config reload");
+    host.finds(Severity::Warning, "the same GPU at the same time: GPU 1", "gpushctl config reload");
     for conf in ["Name=gpu Type=h100 File=/dev/nvidia[0-1]", "AutoDetect=nvml"] {
         host.write("etc/slurm/gres.conf", &format!("{conf}\n"));
-        host.finds(Severity::Warning, "can have the same GPU: 1", "owner = \"slurm\"");
+        host.finds(Severity::Warning, "the same GPU at the same time: GPU 1", "owner = \"slurm\"");
     }
     // Users lease a GPU that Slurm does not have.
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia0\n");

@@ -61,9 +61,12 @@ mod tests {
             finding(Severity::Ok, "kernel module 550.163.01", &[], None),
             finding(
                 Severity::Problem,
-                "the library has version 550.163.01 and the kernel module 535.183.01",
+                "the driver library has version 550.163.01, but the loaded kernel module has version 535.183.01",
                 &["/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"],
-                Some("reboot, or unload the module with `modprobe -r nvidia`, so that the new one is loaded"),
+                Some(
+                    "to load the new kernel module, reboot, or run `gpushctl maintenance enter` and then `modprobe -r \
+                    nvidia`",
+                ),
             ),
         ];
         let text = anstream::adapter::strip_str(&findings(&all, &fixtures::look(80, crate::render::Charset::Ascii)))

@@ -7,7 +7,7 @@ use gpush_core::slurm::{AutoDetect, GpuPlugin, GresConf, GresDevice, node_gres, 
 use super::{files::Files, gpus};
 use crate::{Agent, Area, Finding, Host, host::Process};
 
-const PRINT: &str = "compare it with `gpushctl slurm gres-conf`";
+const PRINT: &str = "compare gres.conf with the output of `gpushctl slurm gres-conf`";
 
 pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool) -> Vec<Finding> {
     let Some((node, gres)) = files.node(host) else {
@@ -18,9 +18,11 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     let mut findings = Vec::new();
     let counts = counts(&gres);
     if counts.contains_key("mps") && counts.contains_key("shard") {
-        let message = format!("node {node} has gres/mps and gres/shard: Slurm computes wrong percentages");
-        let hint =
-            format!("remove one of them from Gres= of the node in {}, then restart slurmctld and slurmd", files.path);
+        let message = format!("node {node} has both gres/mps and gres/shard, so Slurm computes wrong percentages");
+        let hint = format!(
+            "remove `mps` or `shard` from Gres= of the node in {}, then restart slurmctld and slurmd",
+            files.path
+        );
         findings.push(Finding::problem(Area::Slurm, message, hint).cause(format!("Gres={gres}")));
     }
     let path = files.sibling("gres.conf");
@@ -35,7 +37,11 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     };
     for unknown in &conf.unknown_keys {
         let message = format!("{path}: {}: key `{}` is not known", unknown.place, unknown.key);
-        findings.push(Finding::warning(Area::Slurm, message, "run `slurmd -G`: it refuses keys that it does not know"));
+        findings.push(Finding::warning(
+            Area::Slurm,
+            message,
+            "check the file with `slurmd -G`, which refuses keys that it does not know",
+        ));
     }
     // If the plugin is not known, for example because slurmd does not run, assume that slurmd can load NVML's library.
     let assumed = (conf.auto_detect == Some(AutoDetect::Nvml)).then_some(GpuPlugin::Nvml);
@@ -46,8 +52,8 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     if uses_lines {
         let message = format!("{path} has AutoDetect=nvml, but the running slurmd has not loaded NVML");
         let cause = format!("slurmd uses the lines of the file instead: the file lists {listed} of {configured} GPUs");
-        let hint = "if the file was changed, restart slurmd; otherwise install Slurm's NVML plugin and the library \
-                    libnvidia-ml.so, or write AutoDetect=off and list all GPUs, then restart slurmd";
+        let hint = "if the file was changed after slurmd started, restart slurmd; otherwise install Slurm's NVML \
+            plugin and the library libnvidia-ml.so, or write AutoDetect=off and list all GPUs, then restart slurmd";
         findings.push(Finding::warning(Area::Slurm, message, hint).cause(cause));
     }
     let numbering = Numbering::of(conf, Some(&gres), plugin);
@@ -60,12 +66,13 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     let Numbering::Listed(conf) = numbering else { return findings };
     // The other finding names the missing GPUs, and slurmd may have read other lines.
     if configured > listed && !uses_lines {
-        let message = format!("node {node} has fewer GPUs than slurm.conf says, so Slurm marks the node as invalid");
-        let cause = format!("slurm.conf has Gres={gres}, {path} has {listed} GPUs for the node");
+        let message =
+            format!("gres.conf lists fewer GPUs for node {node} than slurm.conf, so Slurm marks the node as invalid");
+        let cause = format!("slurm.conf has Gres={gres}, but {path} lists {listed} GPUs for the node");
         findings.push(Finding::problem(Area::Slurm, message, PRINT).cause(cause));
     }
     for file in conf.gpus().iter().flat_map(|gpu| &gpu.files).filter(|file| !host.has(file)) {
-        let message = format!("{path} names {file}, which does not exist: slurmd does not start");
+        let message = format!("{path} names {file}, which does not exist, so slurmd does not start");
         findings.push(Finding::problem(Area::Slurm, message, PRINT));
     }
     findings.extend(order(host, &path, conf.gpus()));
@@ -93,11 +100,12 @@ fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
     }
     let list = |minors: &[u32]| minors.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let message = format!(
-        "{path} lists the GPUs in another order than CUDA, so CUDA_VISIBLE_DEVICES from Slurm names other GPUs"
+        "{path} lists the GPUs in a different order than CUDA, so Slurm sets CUDA_VISIBLE_DEVICES to wrong GPUs"
     );
     let cause =
-        format!("gres.conf has the minor numbers {}, by PCI address they are {}", list(&here), list(&by_address));
-    let hint = "jobs with a lease get UUIDs; for other jobs, write the lines as `gpushctl slurm gres-conf` prints them";
+        format!("order of the minor numbers: {} in gres.conf, {} by PCI address", list(&here), list(&by_address));
+    let hint = "jobs with a lease get UUIDs and need no change; for other jobs, write the lines to gres.conf in the \
+        order of `gpushctl slurm gres-conf`";
     Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
 }
 

@@ -22,13 +22,16 @@ pub(super) fn order(agent: &Agent, path: &str, numbering: &Numbering, has_owner:
                 return None;
             }
             let total: usize = gpus.iter().map(count).sum();
-            let listed = if minors.is_empty() { "" } else { ", and gres.conf lists others" };
-            format!("slurm.conf has {devices} GPUs and MIG devices for the node, the driver has {total}{listed}")
+            let listed = if minors.is_empty() { "" } else { ", and gres.conf lists other GPUs" };
+            format!(
+                "slurm.conf counts {devices} GPUs and MIG devices for the node, and the driver counts {total}{listed}"
+            )
         }
     };
-    let message = "gpush cannot match Slurm's GPU indexes to GPUs: jobs that need gpush on whole GPUs fail";
+    let message = "gpush cannot match Slurm's GPU indexes to GPUs, so jobs that need gpush on whole GPUs fail";
     let hint = format!(
-        "run `gpushctl slurm gres-conf`: write its lines to {path} and its Gres= to slurm.conf (with AutoDetect=off unless it prints MIG devices), then restart slurmctld and slurmd"
+        "write the lines that `gpushctl slurm gres-conf` prints to {path}, and its Gres= to slurm.conf; unless it \
+        prints MIG devices, also set AutoDetect=off in {path}; then restart slurmctld and slurmd"
     );
     let found = if has_owner { Finding::problem } else { Finding::warning };
     Some(found(Area::Slurm, message, hint).cause(cause))
@@ -53,9 +56,9 @@ pub(super) fn leased_by_users(agent: &Agent, path: &str, numbering: &Numbering) 
         return None;
     }
     let list = of_both.join(", ");
-    let message = format!("a job and the lease of a user can have the same GPU: {list}");
-    let cause = format!("{path} gives these GPUs to Slurm, and their rules lack owner = \"slurm\"");
-    let hint = "add owner = \"slurm\" to the rules in /etc/gpush/config.toml and run `gpushctl config reload`; or leave the \
-                GPUs out of gres.conf: `gpushctl slurm gres-conf GPU…` prints the lines of the others";
+    let message = format!("a Slurm job and the lease of a user can have the same GPU at the same time: GPU {list}");
+    let cause = format!("{path} gives these GPUs to Slurm, but their rules in gpush lack owner = \"slurm\"");
+    let hint = "add owner = \"slurm\" to the rules in /etc/gpush/config.toml and run `gpushctl config reload`; or \
+        remove the GPUs from gres.conf: `gpushctl slurm gres-conf GPU…` prints the lines of the GPUs that you name";
     Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
 }

@@ -26,14 +26,14 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
         if texts.iter().any(|(_, text)| runs(text, command)) {
             continue;
         }
-        let message = format!("{key} does not run gpush: {otherwise}");
+        let message = format!("{key} does not run gpush, so {otherwise}");
         let hint = format!(
-            "set {key}=/usr/share/gpush/slurm/{command} in {}, or call that script from yours; then run \
+            "set {key}=/usr/share/gpush/slurm/{command} in {}, or call that script from your own script; then run \
              `scontrol reconfigure`",
             files.path
         );
         let cause = match scripts.as_slice() {
-            [] if patterns.is_empty() => format!("{} has no {key}", files.path),
+            [] if patterns.is_empty() => format!("{} does not set {key}", files.path),
             [] => format!("no file matches {}", patterns.join(", ")),
             scripts => format!("no `gpushctl slurm {command}` in {}", scripts.join(", ")),
         };
@@ -101,8 +101,8 @@ fn runs(text: &str, command: &str) -> bool {
 /// names such a gpushctl, Slurm cannot start the script.
 fn missing_gpushctl(host: &Host, script: &str, text: &str, command: &str) -> Option<Finding> {
     let program = paths(text).find(|path| path.ends_with("/gpushctl") && !host.has(path))?;
-    let message = format!("{script} runs {program}, which does not exist: the hook fails");
-    let hint = format!("write the path of gpushctl into {script}: `#!/usr/bin/gpushctl slurm {command}`");
+    let message = format!("{script} runs {program}, which does not exist, so the hook fails");
+    let hint = format!("correct the path of gpushctl in {script}, such as `#!/usr/bin/gpushctl slurm {command}`");
     Some(Finding::problem(Area::Slurm, message, hint).cause("Slurm drains a node whose Prolog or Epilog fails"))
 }
 
@@ -159,7 +159,7 @@ fn not_executable(host: &Host, key: &str, script: &str) -> Option<Finding> {
         return None;
     }
     let otherwise = if key == "TaskProlog" { "and so does each task" } else { "and Slurm drains the node" };
-    let message = format!("{script} is not executable: {key} fails, {otherwise}");
+    let message = format!("{script} is not executable, so {key} fails, {otherwise}");
     let hint = format!("move it out of the directory, or run `chmod 755 {script}`");
     Some(Finding::problem(Area::Slurm, message, hint))
 }

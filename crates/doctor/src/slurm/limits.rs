@@ -31,13 +31,15 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
     if !has_flag(&ALLOC) {
         warn(
             "Prolog does not run when a job is allocated",
-            "no flag in PrologFlags has that effect, so an allocation without a step runs Epilog but no Prolog".into(),
+            "PrologFlags has neither Alloc nor a flag that implies it, so Slurm runs only Epilog for an allocation \
+             without a job step"
+                .into(),
             format!("set PrologFlags=Alloc in {path}, then restart slurmctld and slurmd"),
         );
     }
     if files.get("ProctrackType").is_some_and(|plugin| plugin != "proctrack/cgroup") {
         warn(
-            "processes that a job leaves cannot be attributed to it",
+            "processes that remain after a job cannot be attributed to the job",
             format!("ProctrackType is {}, not proctrack/cgroup", files.get("ProctrackType").unwrap_or_default()),
             format!("set ProctrackType=proctrack/cgroup in {path}, then restart slurmd on drained nodes"),
         );
@@ -68,7 +70,7 @@ pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bo
     if adopts && !has_flag(&CONTAIN) {
         warn(
             "pam_slurm_adopt cannot put ssh sessions into jobs",
-            "it needs the step that PrologFlags=Contain creates".into(),
+            "pam_slurm_adopt needs the job step `extern`, which PrologFlags=Contain creates".into(),
             format!("set PrologFlags=Contain in {path}, then restart slurmctld and slurmd"),
         );
     } else if has_owner && !adopts && host.has("etc/pam.d/sshd") {
@@ -107,7 +109,7 @@ fn timeout(host: &Host, files: &Files, config: &Config) -> Option<Finding> {
     let needed = deadline.saturating_add(MARGIN_S);
     match set {
         None => {
-            let message = "a hook that hangs keeps its node busy without limit";
+            let message = "a Prolog or Epilog that hangs keeps its node busy without a time limit";
             let hint = format!("set PrologEpilogTimeout={} in {path}, then run `scontrol reconfigure`", needed.max(60));
             Some(Finding::warning(Area::Slurm, message, hint).cause(format!("{path} has no PrologEpilogTimeout")))
         }

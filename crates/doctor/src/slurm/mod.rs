@@ -28,8 +28,8 @@ pub(crate) fn examine(host: &Host, agent: &Agent, config: &Config) -> Vec<Findin
     let has_owner = config.rules.iter().any(|rule| rule.lease.is_some_and(is_slurms));
     let Some(files) = Files::of(host) else {
         return vec![if has_owner {
-            let message = "a rule of the config has owner = \"slurm\", and this host has no slurm.conf";
-            let hint = "install Slurm, or remove the key and run `gpushctl config reload`";
+            let message = "a rule of the config has owner = \"slurm\", but this host has no slurm.conf";
+            let hint = "install Slurm, or remove the key `owner` from the rule and run `gpushctl config reload`";
             Finding::problem(Area::Slurm, message, hint).cause(format!("looked for {}", Files::paths(host).join(", ")))
         } else {
             Finding::ok(Area::Slurm, "Slurm is not used on this host")
@@ -42,12 +42,12 @@ pub(crate) fn examine(host: &Host, agent: &Agent, config: &Config) -> Vec<Findin
         let hint = "write a static layout, such as `layout = [\"1g.10gb*7\"]`, then run `gpushctl config reload` and \
                     `gpushctl apply`";
         let cause =
-            "the rule has owner = \"slurm\" and layout = \"dynamic\", and Slurm knows MIG devices only from gres.conf";
+            "the rule has owner = \"slurm\" and layout = \"dynamic\", but Slurm knows MIG devices only from gres.conf";
         Finding::warning(Area::Slurm, message, hint).cause(cause)
     }));
     findings.extend(devices::examine(host, agent, &files, has_owner));
     if findings.is_empty() {
-        findings.push(Finding::ok(Area::Slurm, format!("{} suits gpush's hooks", files.path)));
+        findings.push(Finding::ok(Area::Slurm, format!("{} has the settings that gpush's hooks need", files.path)));
     }
     findings
 }
