@@ -18,7 +18,7 @@ Examples:
         /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
-        /// Also check the rules and layouts on a preset, or on a file of `gpu list --json`
+        /// Also check rules and layouts on a preset host, or on a host saved with `gpu list --json`
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },
@@ -33,7 +33,7 @@ Examples:
 The whole file takes effect, or none of it. A file that changes an overridden
 rule is refused. A reload does not change GPUs; `gpushctl apply` does.")]
     Reload {
-        /// Clear overrides whose rule the file changes
+        /// Clear the overrides of GPUs whose rule the new file changes
         #[arg(long)]
         clear_overrides: bool,
     },

@@ -19,7 +19,7 @@ pub(crate) enum Operation {
         /// Number of operations
         #[arg(long, short, value_name = "NUMBER", default_value = "50", value_parser = some_number, allow_negative_numbers = true)]
         number: usize,
-        /// Only operations before this one, for the previous page
+        /// Only operations before operation ID, for the previous page
         #[arg(long, value_name = "ID", value_parser = operation)]
         before: Option<String>,
         #[command(flatten)]

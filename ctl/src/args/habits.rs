@@ -61,9 +61,9 @@ const NVIDIA_SMI: [(&str, &str, &str); 15] = [
     ("-dci", "destroy compute instances", "use 'gpushctl mig remove 1g.10gb -g {gpu}'"),
     ("-mig", "set the MIG mode", "use 'gpushctl mig on {gpu}' or 'gpushctl mig off {gpu}'"),
     ("-L", "list GPUs", "use 'gpushctl gpu list'"),
-    ("-pm", "set the persistence mode", "gpush does not change it: use 'nvidia-smi -pm 1'"),
-    ("--persistence-mode", "set the persistence mode", "gpush does not change it: use 'nvidia-smi -pm 1'"),
-    ("-pl", "set the power limit", "gpush does not change it: use 'nvidia-smi -pl WATTS'"),
+    ("-pm", "set the persistence mode", "gpush does not change this mode: use 'nvidia-smi -pm 1'"),
+    ("--persistence-mode", "set the persistence mode", "gpush does not change this mode: use 'nvidia-smi -pm 1'"),
+    ("-pl", "set the power limit", "gpush does not change this limit: use 'nvidia-smi -pl WATTS'"),
     ("--gpu-reset", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
 ];
 
@@ -91,7 +91,7 @@ fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     let (option, what, hint) = find(&NVIDIA_SMI, &all).or_else(|| find(&NVIDIA_SMI_ALONE, &alone))?;
     let after = |two: &&[&str]| two[0] == "-i" || two[0] == "--id";
     let gpu = words.windows(2).find(after).map_or("0", |two| two[1]);
-    let message = format!("`{option}` is an option of nvidia-smi, to {what}");
+    let message = format!("`{option}` is an option of nvidia-smi, which uses it to {what}");
     Some(ApiError::new(Code::BadRequest, message).hint(hint.replace("{gpu}", gpu)))
 }
 
@@ -159,15 +159,15 @@ pub(crate) fn parted_label(name: &str) -> Option<ApiError> {
         let hint = match profile {
             "disabled" => "disable MIG mode with 'gpushctl mig off all'".to_owned(),
             "enabled" => "enable MIG mode with 'gpushctl mig on all'".to_owned(),
-            _ => format!("read the label from its file: --file config.yaml -c {name}"),
+            _ => format!("name the file of the label: `--file config.yaml -c {name}`"),
         };
-        return Some(error.cause("it is a label of mig-parted").hint(hint));
+        return Some(error.cause(format!("`{name}` is a label in the default config of mig-parted")).hint(hint));
     }
     let is_profile = profile.split_once("g.").is_some_and(|(slices, rest)| {
         slices.parse::<u8>().is_ok() && rest.split_once("gb").is_some_and(|(memory, _)| memory.parse::<u16>().is_ok())
     });
     is_profile.then(|| {
-        error.cause("it is a label of mig-parted").hint(format!(
+        error.cause(format!("`{name}` is a label in the default config of mig-parted")).hint(format!(
             "write the entries of the layout, such as '{profile}*7', or use --file config.yaml -c {name}"
         ))
     })
@@ -210,7 +210,7 @@ mod tests {
         for (line, command) in [
             ("gpushctl -q", "use 'gpushctl gpu show 0'"),
             ("gpushctl -q -d MEMORY -i 3", "use 'gpushctl gpu show 3'"),
-            ("gpushctl -pm 1", "gpush does not change it: use 'nvidia-smi -pm 1'"),
+            ("gpushctl -pm 1", "gpush does not change this mode: use 'nvidia-smi -pm 1'"),
             ("gpushctl -r", "use 'gpushctl gpu reset 0'"),
             ("gpushctl -i 2 -r", "use 'gpushctl gpu reset 2'"),
             ("gpushctl --gpu-reset -i 3", "use 'gpushctl gpu reset 3'"),

@@ -154,7 +154,7 @@ Examples:
 /// The holder of a lease, and the process that it is bound to.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LeaseBindingFlags {
-    /// End the lease when process PID exits; it must belong to the holder
+    /// End the lease when process PID exits; the holder must own the process
     #[arg(long, value_name = "PID", value_parser = pid, allow_negative_numbers = true)]
     pub(crate) with: Option<u32>,
     /// Request the lease for USER; for administrators

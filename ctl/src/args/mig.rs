@@ -21,7 +21,7 @@ LAYOUT is the name of a layout in the config, or entries of the form
   1g.10gb:mps shared through MPS
 The layout `none` removes all instances.
 
-In a plan + is created, - is destroyed, = is kept, and ~ is kept with other
+In a plan, + is created, - is destroyed, = is kept, and ~ is kept with other
 compute instances.
 
 Examples:
@@ -69,7 +69,7 @@ Examples:
     Profiles {
         #[command(flatten)]
         which: Gpus,
-        /// Use a preset, a file of `gpu list --json`, or - for stdin, instead of gpushd
+        /// Use a preset host, a file of `gpu list --json`, or - for stdin, instead of gpushd
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },
@@ -259,7 +259,7 @@ pub(crate) struct ApplyArgs {
 /// Planning without gpushd.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Offline {
-    /// Plan for a preset, a file of `gpu list --json`, or - for stdin, instead of gpushd
+    /// Plan for a preset host, a file of `gpu list --json`, or - for stdin, instead of gpushd
     #[arg(long, value_name = "PRESET|FILE")]
     pub(crate) offline: Option<String>,
     /// Config for an offline plan by rule or by layout name [env: GPUSH_CONFIG]

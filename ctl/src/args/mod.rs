@@ -57,19 +57,19 @@ pub(crate) use self::{
 
 /// Help text at the end of `gpushctl --help`: facts that apply to all commands.
 const EXIT_CODES: &str = "\
-GPUs are named by index, range 0-3, UUID or its beginning, PCI address, or
-model. Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
+GPUs are named by index, range 0-3, (start of) UUID, PCI address, or model.
+Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
 
 Exit status:
   0 done                   5 denied
-  1 other                  6 agent not reachable
-  2 usage                  7 unsupported
+  1 other error            6 agent not reachable
+  2 wrong usage            7 unsupported
   3 differs or drift       8 timed out
   4 blocked or busy      130 interrupted
-  125-127 of `run` alone: no lease, not runnable, not found
+  only `run`: 125 no lease, 126 command not runnable, 127 not found
 
 Environment:
-  GPUSH_SOCKET  socket of the agent, as --socket
+  GPUSH_SOCKET  socket of the agent, like --socket
   GPUSH_CONFIG  config file for `config check` and offline plans
   NO_COLOR      no colours";
 
@@ -87,8 +87,8 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Socket of the agent [env: GPUSH_SOCKET] [default: /run/gpush/gpushd.sock, else your own agent's,
-    /// $XDG_RUNTIME_DIR/gpush/gpushd.sock]
+    /// Socket of the agent [env: GPUSH_SOCKET] [default: /run/gpush/gpushd.sock; if it does not exist,
+    /// that of your own agent, $XDG_RUNTIME_DIR/gpush/gpushd.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Output format; name, uuid and csv are for lists [default: table]
@@ -165,11 +165,11 @@ pub(crate) enum Command {
     /// Show every GPU with its slices: which are free, and who uses the others
     #[command(after_help = "\
 Marks: ● in use   ◐ granted by a lease   ○ idle   ! no compute instance
-Memory: in use/total, of the whole GPU in its heading and of each instance.
-What the driver reserves for itself counts as in use, so an idle GPU shows
-some. The numbers below a drawing are placements, as in the layout entry
-2g.20gb@4. GPUs that differ only in index, address and UUIDs are drawn once;
-`-o wide` draws each GPU, with its sensors.
+Memory is shown as in use/total: of the whole GPU in the heading, and of each
+instance. Memory that the driver reserves counts as in use, so the value of an
+idle GPU is not 0. The numbers below a drawing are placements, as in the layout
+entry 2g.20gb@4. GPUs that differ only in index, address and UUIDs are drawn
+once; `-o wide` draws each GPU, with its sensors.
 
 Examples:
   gpushctl status
@@ -180,7 +180,7 @@ Examples:
     /// Bring GPUs to their desired state: the config and its overrides
     #[command(after_help = "\
 Applies the mode and layout that each GPU should have. GPUs without a rule do
-not change. Without GPU, cordoned GPUs do not change either.
+not change. If you name no GPU, cordoned GPUs do not change either.
 Instances in use are never destroyed.
 
 Examples:
@@ -189,16 +189,16 @@ Examples:
     Apply(ApplyArgs),
     /// Run a command on a share of a GPU
     #[command(after_help = "\
-The lease ends with the command. Without a flag that names a share, gpushctl
-requests the only kind of share that the GPUs offer.
+The lease ends with the command. If no flag names a share, and the GPUs offer
+only one kind of share, gpushctl requests that kind.
 
 MIG separates memory, compute and faults in hardware. An MPS percentage and
 memory limit apply only to programs that keep their environment unchanged.
 Time-slicing limits nothing.
 
-Exit status: the command's; 128 and the signal number when a signal ended it;
-125 without a lease, 126 when the command cannot be run, 127 when it is not
-found. Signals reach the command.
+Exit status: that of the command, or 128 + the number of the signal that ended
+it; 125 if no lease was granted, 126 if the command cannot be run, 127 if it is
+not found. Signals reach the command.
 
 Examples:
   gpushctl run --mig 1g.10gb -- python train.py
@@ -233,8 +233,8 @@ Examples:
         alias = "event",
         after_help = "\
 Examples:
-  gpushctl events --since 1h               what gpushd still keeps
-  gpushctl events -f                       from now on
+  gpushctl events --since 1h               events of the last hour
+  gpushctl events -f                       only new events
   gpushctl events -f --since 5m            the last 5 minutes and new ones
   gpushctl events -f --kind xid,driver --json"
     )]
@@ -259,11 +259,11 @@ not know which leases were granted. First check with `gpushctl status` that no
 user relies on the present instances. Afterwards, gpushctl shows differences
 from the config as drift.")]
     Recover(Why),
-    /// Wait until layouts are applied and MPS daemons serve after a start
+    /// After a start, wait until layouts are applied and MPS daemons are ready
     #[command(after_help = "\
-Waits until the layouts of this boot are applied and all MPS daemons serve. It
-does not wait for GPUs that are held, cordoned or in maintenance, or for MPS
-daemons that an administrator has stopped: there, an administrator must act.
+Waits until the layouts are applied after a boot and all MPS daemons are ready.
+It does not wait for GPUs that are held, cordoned or in maintenance, or for MPS
+daemons that an administrator has stopped: these need an administrator.
 It fails at once if a GPU did not get its layout or a daemon failed too often.
 The unit gpush-ready.service runs this command, so that services can start
 after it.
@@ -288,7 +288,8 @@ Examples:
   gpushctl doctor
   gpushctl doctor --only driver,config")]
     Doctor {
-        /// Examine only these areas: floor, driver, devices, mps, managers, agent, config, disk, security
+        /// Examine only these areas: floor, driver, devices, mps, managers, agent, config, disk, security,
+        /// slurm
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
     },

@@ -12,13 +12,13 @@ use super::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mps {
-    /// List targets shared through MPS, one line each
+    /// List GPUs and MIG devices shared through MPS, one line each
     #[command(alias = "ls")]
     List {
         #[command(flatten)]
         which: Gpus,
     },
-    /// Show one target: settings, servers, clients, leases
+    /// Show one MPS target: settings, servers, clients, leases
     Show {
         #[command(flatten)]
         of: Target,
@@ -44,7 +44,7 @@ Examples:
         of: Target,
         #[command(flatten)]
         ceilings: Ceilings,
-        /// Use the rule's limits again, except those given here
+        /// Use the limits of the rule again, except for the limits given here
         #[arg(long)]
         reset: bool,
     },
@@ -99,7 +99,7 @@ Examples:
         /// Stop waiting after DURATION; gpushd continues [default: no limit]
         #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
         timeout: Option<Duration>,
-        /// Do not wait for the end
+        /// Do not wait until the daemon is stopped
         #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
         detach: bool,
         /// Do not show what the command waits for
@@ -163,7 +163,7 @@ pub(crate) struct Ceilings {
 /// `--force`.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Force {
-    /// Proceed although there are clients or leases; the clients end
+    /// Proceed even if there are clients or leases; ends the clients
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -174,7 +174,7 @@ pub(crate) struct Followed {
     /// Stop waiting after DURATION; gpushd continues
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) timeout: Duration,
-    /// Do not wait for the end
+    /// Do not wait until the change is done
     #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
     pub(crate) detach: bool,
     /// Do not show progress

@@ -17,7 +17,7 @@ pub(crate) struct RequestFlags {
     /// MIG: minimum number of compute slices of the device
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     slices: Option<String>,
-    /// A part of a GPU or MIG device through MPS: active thread percentage [default: the rule's]
+    /// A part of a GPU or MIG device through MPS: active thread percentage [default: set in the rule]
     #[arg(long, value_name = "PERCENT", num_args = 0..=1, allow_negative_numbers = true)]
     mps: Option<Option<String>>,
     /// With --mps: priority of kernels, normal or below-normal
@@ -35,7 +35,7 @@ pub(crate) struct RequestFlags {
     /// GPUs that may be used: index, range 0-3, (start of) UUID, PCI address, model; repeatable
     #[arg(long = "gpu", short = 'g', short_alias = 'i', value_name = "GPU", value_delimiter = ',')]
     gpus: Vec<String>,
-    /// This MPS target or MIG device, as in `mps list` and `mig list -o name`
+    /// Only this MPS target or MIG device, named as in `mps list` or `mig list -o name`
     #[arg(long, value_name = "TARGET", conflicts_with_all = ["gpus", "count"])]
     target: Option<String>,
     /// Number of MIG devices or GPUs; all of them are granted, or none [default: 1]

@@ -54,9 +54,9 @@ The script for TaskProlog, one line:
     },
     /// End leases of jobs that Slurm no longer knows
     #[command(after_help = "\
-Epilog may not have run for every job. So run this command after slurmd or
-gpushd starts, and from cron. It asks squeue which jobs are on this node. If
-squeue fails, no lease ends.
+Ends leases that remain because Epilog did not run for a job. Run this command
+after slurmd or gpushd starts, and regularly from cron. It asks squeue which
+jobs are on this node. If squeue fails, no lease ends.
 
 Examples:
   gpushctl slurm reconcile
@@ -108,7 +108,7 @@ pub(crate) struct HookFiles {
     /// Config of gpushd [default: /etc/gpush/config.toml]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Directory of the files of jobs [default: slurm.directory of the config]
+    /// Directory for the job files [default: slurm.directory of the config]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
 }

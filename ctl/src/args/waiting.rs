@@ -16,7 +16,7 @@ pub(crate) struct Waiting {
     /// Stop waiting after DURATION; gpushd continues [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) timeout: Option<Duration>,
-    /// Do not wait for the end; print the operation id
+    /// Do not wait until the operation ends; print its id
     #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
     pub(crate) detach: bool,
 }
