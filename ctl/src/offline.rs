@@ -116,7 +116,7 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
             (Some(indexes), _) if has_layout => error.hint(format!("select GPUs: --gpu {indexes}")),
             (_, Some(selected)) => error.hint(format!("give GPUs and a layout: {selected}")),
             (_, None) => error
-                .cause("none of its GPUs supports MIG")
+                .cause("no GPU of the offline host supports MIG")
                 .hint("name another host; `gpushctl mig plan --help` shows how"),
         });
     }

@@ -158,7 +158,7 @@ impl Output {
             Format::Docker => environment::Format::Docker,
             Format::Name | Format::Uuid | Format::Csv => {
                 let message =
-                    format!("`-o {}` is for lists, and this command prints an environment", self.format.name());
+                    format!("`-o {}` is only for lists, but this command prints an environment", self.format.name());
                 let error = ApiError::new(Code::BadRequest, message);
                 return Err(error.hint("use `-o sh`, `-o json` or `-o docker`"));
             }
@@ -187,7 +187,8 @@ impl Output {
             | (Format::Table | Format::Wide | Format::Json, _)
             | (Format::Name | Format::Uuid | Format::Csv, Prints::List) => None,
             (Format::Name | Format::Uuid | Format::Csv, Prints::Other) => {
-                let message = format!("`-o {}` is for lists, and this command prints none", self.format.name());
+                let message =
+                    format!("`-o {}` is only for lists, but this command does not print a list", self.format.name());
                 Some(ApiError::new(Code::BadRequest, message).hint("use `-o json`"))
             }
             (Format::Sh | Format::Fish | Format::Csh | Format::Docker, Prints::List | Prints::Other) => {
@@ -206,8 +207,9 @@ impl Output {
         self.remark(&format!("{question} [y/N] "));
         let _ = std::io::stderr().flush();
         let mut answer = String::new();
-        let read =
-            std::io::stdin().read_line(&mut answer).map_err(|error| exit::io("cannot read the answer", &error))?;
+        let read = std::io::stdin()
+            .read_line(&mut answer)
+            .map_err(|error| exit::io("cannot read your answer from stdin", &error))?;
         Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
     }
 
@@ -246,7 +248,7 @@ fn json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
 }
 
 fn unwritable(cause: &serde_json::Error) -> ApiError {
-    ApiError::new(gpush_api::Code::Internal, "cannot write the answer as JSON").cause(cause.to_string())
+    ApiError::new(gpush_api::Code::Internal, "cannot write the output as JSON").cause(cause.to_string())
 }
 
 fn written(result: std::io::Result<()>) -> Result<(), Failure> {

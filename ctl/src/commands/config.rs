@@ -153,7 +153,7 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     let mut findings = groups(&config);
     findings.extend(programs(&config));
     findings.extend(config.slurm_rules_with_dynamic_layout().map(|rule| {
-        format!("{rule}: gpushd refuses every Slurm job on these GPUs: owner = \"slurm\" needs a static layout")
+        format!("{rule}: gpushd refuses every Slurm job on these GPUs, because owner = \"slurm\" needs a static layout")
     }));
     findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
     let plans = match &gpus {
@@ -195,7 +195,7 @@ fn groups(config: &Config) -> Vec<String> {
         .chain(admins)
         .filter(|(_, group, _)| matches!(Group::from_name(group), Ok(None)))
         .map(|(key, group, so)| {
-            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` creates it")
+            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` creates the group")
         })
         .collect()
 }
@@ -213,7 +213,10 @@ fn programs(config: &Config) -> Vec<String> {
                 format!("{program} is not an executable file")
             }
             Ok(of) if of.permissions().mode() & 0o022 != 0 => {
-                format!("gpushd does not run {program}, because other users can write it: `chmod go-w {program}`")
+                format!(
+                    "gpushd does not run {program}, because other users can write to it; remove their access with \
+                    `chmod go-w {program}`"
+                )
             }
             Ok(_) => return None,
         };

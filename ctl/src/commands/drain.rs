@@ -234,8 +234,8 @@ fn reason_to_wait(
     match gpu.state {
         GpuState::Lost => return gone(Code::GpuLost, "is lost"),
         GpuState::Maintenance => return gone(Code::Conflict, "is in maintenance"),
-        GpuState::Changing => return Ok(Some("an operation is changing it".to_owned())),
-        GpuState::Unknown => return Ok(Some("it can't be read now".to_owned())),
+        GpuState::Changing => return Ok(Some("an operation is changing the GPU".to_owned())),
+        GpuState::Unknown => return Ok(Some("the GPU can't be read now".to_owned())),
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => {}
     }
     let mut users: Vec<String> = users(gpu, daemons).into_iter().map(refusal::holder).collect();
@@ -244,7 +244,7 @@ fn reason_to_wait(
         return Ok(Some(format!("used by {}", users.join(", "))));
     }
     if !gpu.processes_known {
-        return Ok(Some("the driver does not report who uses it".to_owned()));
+        return Ok(Some("the driver does not report which processes use the GPU".to_owned()));
     }
     Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }

@@ -69,7 +69,7 @@ async fn follow(
     loop {
         tell(&mut stream, past, steps || out.json, gpus, out).await?;
         query.after = stream.last_id().map(str::to_owned);
-        out.remark("gpushd closed the stream; waiting until it is back\n");
+        out.remark("gpushd closed the stream of events; waiting until gpushd is back\n");
         stream = again(client, &query).await?;
         out.remark("gpushd is back\n");
     }

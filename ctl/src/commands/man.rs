@@ -13,7 +13,7 @@ use crate::{
 /// Files for the man page gpushctl(1).
 const FILES: [(&str, &str); 4] = [
     ("/run/gpush/gpushd.sock", "Socket of the host's agent"),
-    ("/run/gpush/admin.sock", "Its second socket, for root and the user that gpushd runs as"),
+    ("/run/gpush/admin.sock", "Second socket of the host's agent, for root and the user that gpushd runs as"),
     ("$XDG_RUNTIME_DIR/gpush/gpushd.sock", "Socket of a user's own agent, used if the host has none"),
     ("/etc/gpush/config.toml", "Config of the agent, which `config check` and offline plans read"),
 ];

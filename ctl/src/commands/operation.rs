@@ -358,7 +358,7 @@ fn unknown_result_error(one: &Operation, cause: String) -> ApiError {
     let which = crate::render::status::gpu_numbers(&changed);
     ApiError::new(
         Code::Unreachable,
-        format!("the result of {} on {which} is not known: gpushd stopped while it ran", one.id),
+        format!("the result of {} on {which} is not known: gpushd stopped while the operation ran", one.id),
     )
     .cause(cause)
     .hint(format!(

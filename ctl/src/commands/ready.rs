@@ -104,8 +104,8 @@ fn unfinished(health: &Health, gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<Unfin
         return Vec::new();
     }
     let is_complete = is_complete(health);
-    let layouts =
-        (!is_complete).then(|| Unfinished::Pending("the layouts of this boot are not applied yet".to_owned()));
+    let layouts = (!is_complete)
+        .then(|| Unfinished::Pending("gpushd has not yet applied all layouts since the host booted".to_owned()));
     let gpus = gpus.iter().filter_map(|gpu| of_gpu(gpu, is_complete));
     layouts.into_iter().chain(gpus).chain(daemons.iter().filter_map(of_daemon)).collect()
 }
@@ -153,7 +153,7 @@ fn of_daemon(daemon: &MpsDaemon) -> Option<Unfinished> {
         | MpsState::BackingOff
         | MpsState::Draining
         | MpsState::Stopping => {
-            Some(Unfinished::Pending(format!("the MPS daemon of {label} is {}", daemon.state.name())))
+            Some(Unfinished::Pending(format!("the MPS daemon of {label} is in state `{}`", daemon.state.name())))
         }
     }
 }
@@ -165,7 +165,7 @@ fn failed(left: &[Unfinished]) -> Option<ApiError> {
         Unfinished::Pending(_) => None,
     });
     let (first, next) = failed.next()?;
-    let mut error = ApiError::new(Code::Internal, "the host is not as the config says").cause(first.clone());
+    let mut error = ApiError::new(Code::Internal, "the host does not match the config").cause(first.clone());
     error.causes.extend(failed.map(|(text, _)| text.clone()));
     Some(error.hint(format!("run `{next}`")))
 }
@@ -213,7 +213,10 @@ mod tests {
         let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
         (gpu.mode, gpu.drift) = (Mode::Mig, vec!["it has no instances".to_owned()]);
         let before = unfinished(&health(false), std::slice::from_ref(&gpu), &[]);
-        assert_eq!(texts(&before), ["the layouts of this boot are not applied yet", "GPU 0: it has no instances"]);
+        assert_eq!(
+            texts(&before),
+            ["gpushd has not yet applied all layouts since the host booted", "GPU 0: it has no instances"]
+        );
         assert_eq!(failed(&before), None);
         let error = failed(&unfinished(&health(true), &[gpu], &[])).expect("it has failed");
         assert_eq!(error.causes, ["GPU 0: it has no instances"]);

@@ -91,7 +91,7 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     if let Err(mut error) = result {
         error.message = format!("{numbers}: {}", error.message);
         if left.is_err() {
-            error = error.hint("gpushd is still in maintenance: end it with 'gpushctl maintenance leave'");
+            error = error.hint("gpushd is still in maintenance: end maintenance with 'gpushctl maintenance leave'");
         }
         return Err(error.into());
     }

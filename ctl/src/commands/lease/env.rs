@@ -40,7 +40,7 @@ fn print(
 ) -> Outcome {
     let format = out.environment_format()?;
     if id.is_some() && (flags.is_given() || held.with.is_some() || held.user.is_some()) {
-        let error = ApiError::new(Code::BadRequest, "LEASE cannot be combined with options of a request");
+        let error = ApiError::new(Code::BadRequest, "LEASE cannot be combined with options that request a new lease");
         return Err(error.hint("leave out LEASE to request a new lease").into());
     }
     let asked = match id {

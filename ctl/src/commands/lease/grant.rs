@@ -121,8 +121,10 @@ fn uid(user: &str) -> Result<u32, ApiError> {
 /// session leader exits. Returns `None` if no leader is suitable, as in many containers.
 fn session() -> Result<Option<u32>, ApiError> {
     let no_end = |cause: String| {
-        let error = ApiError::new(Code::BadRequest, "the lease needs an end").cause(cause);
-        error.hint("add `--for 2h`, or `--with $$` to end it with the shell")
+        let error =
+            ApiError::new(Code::BadRequest, "the lease cannot end with your login session, so it needs another end")
+                .cause(cause);
+        error.hint("add `--for 2h`, or add `--with $$` to end the lease with the shell")
     };
     let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
     // 0 means a process outside of this container. Process 1 never exits, so it is not a valid end.

@@ -73,7 +73,8 @@ pub(super) fn report_error(failure: Failure, status: u8, out: &Output) -> Outcom
 fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, Environment, bool), Failure> {
     let is_request = args.request.is_given();
     if args.lease.is_some() && is_request {
-        let error = ApiError::new(Code::BadRequest, "`--lease` cannot be combined with options of a request");
+        let error =
+            ApiError::new(Code::BadRequest, "`--lease` cannot be combined with options that request a new lease");
         return Err(error.hint("leave out `--lease` to request a new lease").into());
     }
     let mut request = args.request.request().map_err(ApiError::from)?;
@@ -120,8 +121,8 @@ fn nested(around: LeaseId) -> ApiError {
     let error = ApiError::new(Code::BadRequest, format!("this command already runs in lease {around}"));
     let error = error.cause(format!("{LEASE}={around} is set: a request would give the command two leases"));
     error.hint(format!(
-        "to run the command in {around}, leave out the options of the request; to request another lease, first run \
-        `unset {LEASE}`"
+        "to run the command in {around}, leave out the options that request a lease; to request another lease, first \
+        run `unset {LEASE}`"
     ))
 }
 

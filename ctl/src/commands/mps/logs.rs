@@ -42,7 +42,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
             // A restart of gpushd must not end the command, so wait for gpushd.
             Err(error) if super::super::events::may_pass(&error) => {
                 if !away {
-                    out.remark("gpushd does not answer; waiting until it is back\n");
+                    out.remark("gpushd does not answer; waiting until gpushd is back\n");
                 }
                 away = true;
                 continue;

@@ -97,8 +97,8 @@ fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
         PlaceChoice::Several(places) => {
             let places: Vec<String> = places.iter().map(ToString::to_string).collect();
             let places = places.join("; ");
-            let what = "set SLURM_CLUSTER_NAME and SLURMD_NODENAME";
-            Err((job.id, format!("several jobs on this host have this id ({places}): {what}")))
+            let what = "set SLURM_CLUSTER_NAME and SLURMD_NODENAME to choose one";
+            Err((job.id, format!("several jobs on this host have the id {} ({places}): {what}", job.id)))
         }
     }
 }
@@ -140,7 +140,7 @@ fn words(left: &SlurmLeftover) -> String {
         [one] => format!("GPU {one} is"),
         several => format!("GPUs {} are", several.join(", ")),
     };
-    format!("{gpus} not free after the job, lease {}: {}", left.lease, left.waits_for.join(", "))
+    format!("{gpus} not free after the job, because lease {} waits: {}", left.lease, left.waits_for.join(", "))
 }
 
 #[cfg(test)]

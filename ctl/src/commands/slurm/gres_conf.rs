@@ -42,7 +42,8 @@ pub(super) fn check(spec: &str) -> Outcome {
 
 /// Returns the name of this host without its domain. slurmd uses this name as NodeName by default.
 fn host_name() -> Result<String, ApiError> {
-    let unknown = || ApiError::new(Code::NotFound, "this host has no name").hint("name the node: --node NAME");
+    let unknown =
+        || ApiError::new(Code::NotFound, "the name of this host is not known").hint("name the node with --node NAME");
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(|_| unknown())?;
     let name = name.trim().split('.').next().unwrap_or_default();
     if name.is_empty() { Err(unknown()) } else { Ok(name.to_owned()) }

@@ -135,7 +135,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         (Verdict::Lease | Verdict::FailTasks, Some(state)) => state,
         (Verdict::FailTasks, None) => JobState::Refused {
             reasons: vec![error.map(|error| sentence(&error)).unwrap_or_default()],
-            hint: Some("tell the administrator, or submit the job without a request".to_owned()),
+            hint: Some("tell the administrator, or submit the job without a request to gpush".to_owned()),
         },
         (Verdict::Pass, _) if started == Started::NoAnswer && concern != Concern::Nothing => JobState::Passed,
         (Verdict::FailNode, _) => {

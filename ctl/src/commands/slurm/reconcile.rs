@@ -98,7 +98,9 @@ pub(super) fn run(
                     Err(error) => {
                         let error = error.into_error();
                         let (id, job, why) = (lease.id, end.job, sentence(&error));
-                        out.text(&format!("{id}: not ended, job {job} is not on this node any more: {why}\n"))?;
+                        out.text(&format!(
+                            "{id}: cannot end this lease of job {job}, which is no longer on this node: {why}\n"
+                        ))?;
                         first_error.get_or_insert(error);
                     }
                 }
@@ -130,7 +132,7 @@ fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, A
     if clusters.len() > 1 {
         let names = clusters.into_iter().collect::<Vec<_>>().join(", ");
         return Err(ApiError::new(Code::BadRequest, format!("there are leases of several clusters: {names}"))
-            .hint("name one: `gpushctl slurm reconcile --cluster NAME`"));
+            .hint("name one cluster: `gpushctl slurm reconcile --cluster NAME`"));
     }
     Ok(leases)
 }
@@ -156,10 +158,10 @@ async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<
             format!("{} cannot list the jobs, so this command ends no lease", squeue.display()),
         )
         .cause(why.trim().to_owned())
-        .hint("try again when slurmctld answers: `scontrol ping`")
+        .hint("check with `scontrol ping` whether slurmctld answers, then try again")
     };
     let output = tokio::time::timeout(limit, command.output()).await;
-    let output = output.map_err(|_| failed(&format!("it has not ended after {limit:?}")))?.map_err(|error| {
+    let output = output.map_err(|_| failed(&format!("squeue did not end within {limit:?}")))?.map_err(|error| {
         exit::io(format!("cannot run {}", squeue.display()), &error)
             .hint("give the path of the program squeue: `--squeue FILE`")
     })?;

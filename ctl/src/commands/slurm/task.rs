@@ -26,8 +26,10 @@ fn prolog(files: &HookFiles) -> TaskProlog {
         // gpush is not concerned with the job.
         Ok(Found::Nothing) => nothing,
         Ok(Found::Several) => {
-            let why =
-                format!("several clusters or nodes of this host have a job {job}, and the task names none of them");
+            let why = format!(
+                "several clusters or nodes of this host have a job {job}, and the environment of the task does not say \
+                which"
+            );
             fail(&why, Some("do not change SLURM_CLUSTER_NAME and SLURMD_NODENAME"))
         }
         Err(error) => fail(&format!("cannot read the file of job {job}: {error}"), None),

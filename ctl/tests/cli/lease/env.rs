@@ -140,7 +140,11 @@ fn lease_without_another_end_is_bound_to_the_session() {
     // The background process inherited stdout, so stdout ends with that process.
     inherited.read_to_end(&mut Vec::new()).unwrap();
     let text = std::fs::read_to_string(host.path("out")).unwrap();
-    assert!(text.contains("the lease needs an end") && text.contains("--for 2h"), "{text}");
+    assert!(
+        text.contains("the lease cannot end with your login session, so it needs another end")
+            && text.contains("--for 2h"),
+        "{text}"
+    );
     assert!(text.starts_with("false\n") || text.contains("\nfalse\n"), "{text}");
     assert!(text.ends_with("exit 2\n"), "{text}");
     assert_eq!(agent.bodies("/v1/leases").len(), 1, "without an end, gpushd is not asked");

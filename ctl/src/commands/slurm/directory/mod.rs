@@ -98,7 +98,10 @@ impl Directory {
         let meta = fs::metadata(&self.path)?;
         let own = nix::unistd::geteuid().as_raw();
         if !meta.is_dir() || meta.uid() != own && meta.uid() != 0 || meta.mode() & 0o022 != 0 {
-            let why = format!("{} is not a directory of root that only root can write to", self.path.display());
+            let why = format!(
+                "{} must be a directory that belongs to root and that only root can write to",
+                self.path.display()
+            );
             return Err(io::Error::other(why));
         }
         if meta.uid() == own && meta.mode() & 0o777 != 0o755 {
