@@ -250,7 +250,7 @@ fn of_config(change: &ConfigChange) -> (String, (&'static str, Style), String) {
     let text = match &change.error {
         Some(error) => error.message.clone(),
         None if change.pending_restart.is_empty() => String::new(),
-        None => format!("in effect after a restart of gpushd: {}", change.pending_restart.join(", ")),
+        None => format!("settings that take effect after a restart of gpushd: {}", change.pending_restart.join(", ")),
     };
     ("config".to_owned(), word, text)
 }

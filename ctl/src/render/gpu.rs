@@ -356,15 +356,17 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
 fn unexplained(state: GpuState) -> &'static str {
     match state {
         GpuState::Ready => "",
-        GpuState::Cordoned => "the GPU takes no new work until `gpushctl gpu uncordon GPU` (administrator)",
+        GpuState::Cordoned => "the GPU takes no new work until an administrator runs `gpushctl gpu uncordon GPU`",
         GpuState::Held => {
-            "gpushd lost its records of who uses the GPU; `gpushctl recover` (administrator) accepts the loss"
+            "gpushd lost its records of who uses the GPU; an administrator can accept the loss with `gpushctl recover`"
         }
-        GpuState::Maintenance => "gpushd does not open the GPU until `gpushctl maintenance leave` (administrator)",
-        GpuState::Changing => "an operation is changing it: see `gpushctl operation list`",
-        GpuState::Degraded => "a change and its rollback failed",
+        GpuState::Maintenance => {
+            "gpushd does not open the GPU until an administrator runs `gpushctl maintenance leave`"
+        }
+        GpuState::Changing => "an operation is changing the GPU: see `gpushctl operation list`",
+        GpuState::Degraded => "a change of the GPU failed, and its rollback failed too",
         GpuState::Unknown => "the driver has not answered a request about the GPU",
-        GpuState::Lost => "it fell off the bus; reboot the host",
+        GpuState::Lost => "the GPU fell off the bus; reboot the host",
     }
 }
 

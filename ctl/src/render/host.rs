@@ -53,9 +53,10 @@ pub(crate) fn recovered(recovered: &Recovered, gpus: &[Gpu], look: &Appearance) 
     let numbers: Vec<u32> =
         gpus.iter().filter(|gpu| recovered.released.contains(&gpu.uuid)).map(|gpu| gpu.index).collect();
     if !numbers.is_empty() {
-        let (is, stays) = if numbers.len() == 1 { ("is", "stays as it is") } else { ("are", "stay as they are") };
+        let (is, its) = if numbers.len() == 1 { ("is", "its") } else { ("are", "their") };
         let text = format!(
-            "{} {is} no longer held, and {stays}; `gpushctl mig plan` shows the difference from the config.",
+            "{} {is} no longer held, and {its} instances are unchanged; `gpushctl mig plan` shows the difference from \
+            the config.",
             gpu_numbers(&numbers)
         );
         lines.extend(look.wrap("", &text));

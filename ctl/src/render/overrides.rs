@@ -249,8 +249,8 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
             (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),
             // The layout was applied with `--once`.
             (None, None) if drifts(now, &plan.uuid) => format!(
-                "{number}: the layout differs from the config; with `auto_reconcile` gpushd applies the config again \
-                 within about a minute"
+                "{number}: the layout differs from the config; if `auto_reconcile` is set, gpushd applies the config \
+                 again within about a minute"
             ),
             (_, Some(_)) | (None, None) => continue,
         };

@@ -193,7 +193,7 @@ fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     how.map_or_else(|| plan.end_state(), str::to_owned)
 }
 
-const NOTHING_CLAIMED: &str = "Give a layout, and a GPU with --gpu; or add a rule: see `gpushctl config show`.";
+const NOTHING_CLAIMED: &str = "Name a layout, and a GPU with --gpu; or add a rule for the GPU to the config.";
 
 #[derive(PartialEq)]
 struct Heading {

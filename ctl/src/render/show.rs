@@ -64,7 +64,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String
     }
     let read = format!("{} ({})", look.ago(one.observed_at), one.observed_at.strftime("%Y-%m-%d %H:%M:%S UTC"));
     if one.stale {
-        fact("last read", format!("{read}, not known since"));
+        fact("last read", format!("{read}; the values may have changed since"));
     } else {
         fact("read", read);
     }

@@ -63,7 +63,7 @@ pub(crate) fn list(contents: &Contents, path: &Path, look: &Appearance) -> Strin
     let what = if contents.with_names {
         "User names and command lines are kept"
     } else {
-        "User names are uids, and command lines are left out"
+        "User names are replaced by uids, and command lines are left out"
     };
     lines.push(format!("{what}. bundle.json in the archive has this list."));
     lines.join("\n") + "\n"

@@ -15,9 +15,9 @@ pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Appearance) -> 
     let id = lease.id;
     let mut drawn = show::one(lease, gpus, look) + "\n";
     for (command, what) in [
-        (format!("gpushctl run --lease {id} -- COMMAND"), "run a command in it"),
-        (format!("eval \"$(gpushctl lease env {id})\""), "or use it in this shell"),
-        (format!("gpushctl lease release {id}"), "end it"),
+        (format!("gpushctl run --lease {id} -- COMMAND"), "run a command in the lease"),
+        (format!("eval \"$(gpushctl lease env {id})\""), "or use the lease in this shell"),
+        (format!("gpushctl lease release {id}"), "end the lease"),
     ] {
         drawn += &format!("{command:<40}  {}\n", paint(QUIET, what));
     }
@@ -57,7 +57,7 @@ pub(crate) fn ended(lease: &Lease, look: &Appearance) -> String {
     let mut out = match lease.state {
         LeaseState::Ended => lines(lease, why, look),
         LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Releasing => {
-            lines(lease, &format!("{why}; its capacity is free when its processes have ended"), look)
+            lines(lease, &format!("{why}; its capacity becomes free when its processes have ended"), look)
         }
     };
     for what in &lease.waits_for {
@@ -65,7 +65,7 @@ pub(crate) fn ended(lease: &Lease, look: &Appearance) -> String {
         out += &(paint(NOTE, &text) + "\n");
     }
     if let Some(at) = lease.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
-        out += &format!("  processes are ended {}\n", look.ahead(at));
+        out += &format!("  gpushd ends its processes {}\n", look.ahead(at));
     }
     out
 }

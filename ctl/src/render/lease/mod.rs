@@ -176,7 +176,7 @@ pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
     match enforcement {
         Enforcement::Hardware => "hardware: MIG separates memory, compute and faults",
         Enforcement::MpsCeiling => {
-            "ceilings of the MPS daemon, for programs that keep their environment; faults are shared"
+            "limits of the MPS daemon, for programs that do not change their environment; faults are shared"
         }
         Enforcement::Exclusive => "cooperation: gpushd grants no other lease of the GPU, but stops no program",
         Enforcement::None => "nothing: programs take turns; memory and compute time are not limited",

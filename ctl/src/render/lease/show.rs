@@ -77,7 +77,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
             if revocation.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&revocation.reason)) };
         fact("revoked", &format!("by {by} {}{why}", look.ago(revocation.at)));
         if let Some(at) = revocation.processes_end_at {
-            let text = format!("processes are ended {} ({})", look.ahead(at), point_in_time(at));
+            let text = format!("gpushd ends the processes {} ({})", look.ahead(at), point_in_time(at));
             out += &self::fact("", &text, look).replace(&text, &paint(NOTE, &text));
         }
     }

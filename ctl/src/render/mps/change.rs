@@ -14,16 +14,16 @@ use crate::render::{
 pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
-        (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
+        (MpsState::Ready, Some(pid)) => format!(", its daemon has pid {pid}"),
         (MpsState::Stopped, _) if daemon.ends.is_some() => "; the daemon is no longer needed".to_owned(),
         (MpsState::Stopped, _) if in_maintenance => {
             format!(
-                "; after `gpushctl maintenance leave`, `gpushctl mps start {}` starts it again",
+                "; after `gpushctl maintenance leave`, `gpushctl mps start {}` starts the daemon again",
                 displayed_argument(daemon, look)
             )
         }
         (MpsState::Stopped, _) => {
-            format!("; `gpushctl mps start {}` starts it again", displayed_argument(daemon, look))
+            format!("; `gpushctl mps start {}` starts the daemon again", displayed_argument(daemon, look))
         }
         _ => String::new(),
     };
@@ -78,7 +78,7 @@ pub(crate) fn set(set: &MpsSetResponse, look: &Appearance) -> String {
             now.priority
         ),
         None => format!(
-            "{}: takes effect when the daemon answers; the state of the daemon is {}\n",
+            "{}: the limits take effect when the daemon answers; its state is {}\n",
             label(daemon, look),
             state(daemon.state).0
         ),
@@ -111,7 +111,7 @@ fn log(file: &MpsLog, named: bool, look: &Appearance) -> String {
         let lines = trouble::lines("!", error, 0, look);
         out += &(lines.join("\n") + "\n");
     } else if file.lines.is_empty() && file.left_out > 0 {
-        let what = format!("(only gpushd's own requests, {} lines: `--all` shows them)", file.left_out);
+        let what = format!("({} lines, all about gpushd's own requests: `--all` shows them)", file.left_out);
         out += &(paint(QUIET, &what) + "\n");
     } else if file.lines.is_empty() {
         out += &(paint(QUIET, "(empty)") + "\n");

@@ -179,15 +179,15 @@ fn remedy(daemon: &MpsDaemon, look: &Appearance) -> Option<String> {
     let what = match daemon.state {
         MpsState::Fault | MpsState::Hung => {
             format!(
-                "`gpushctl mps logs {target}` shows more; `gpushctl mps restart {target} --force` replaces the \
-                daemon, and ends its clients (administrator)"
+                "an administrator can see more with `gpushctl mps logs {target}`, or replace the daemon and end its \
+                clients with `gpushctl mps restart {target} --force`"
             )
         }
-        MpsState::BackingOff => format!("`gpushctl mps logs {target}` shows more (administrator)"),
+        MpsState::BackingOff => format!("an administrator can see more with `gpushctl mps logs {target}`"),
         MpsState::GivenUp => {
             format!(
-                "`gpushctl mps logs {target}` shows more; `gpushctl mps start {target}` starts the daemon \
-                again (administrator)"
+                "an administrator can see more with `gpushctl mps logs {target}`, and start the daemon again with \
+                `gpushctl mps start {target}`"
             )
         }
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Draining | MpsState::Stopping => {
