@@ -368,7 +368,7 @@ impl Connection {
             format!("gpushd may still carry out the request: check with {}", question.commands_showing_outcome())
         } else {
             let look = "`systemctl status gpushd` and `journalctl -u gpushd`";
-            format!("wait longer with --request-timeout, or find the cause with {look}")
+            format!("set a longer --request-timeout, or find the cause with {look}")
         });
         Error::new(Kind::TimedOut, error.retryable())
     }

@@ -213,7 +213,7 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     }
     if is_denied_elsewhere {
         return error.hint(format!(
-            "the mode allows the connection, so an access list or a security module denies it: check with \
+            "the file mode allows the connection, so an access list or a security module denies it: check with \
             `getfacl {}` and `ausearch -m avc`",
             directory.unwrap_or(&facts.socket.path).display()
         ));

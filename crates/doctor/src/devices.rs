@@ -50,7 +50,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
         )));
     }
     if findings.is_empty() {
-        findings.push(Finding::ok(Area::Devices, format!("{} with device nodes, open to all users", count(gpus))));
+        findings.push(Finding::ok(Area::Devices, format!("all users may open the device nodes of {}", count(gpus))));
     }
     findings
 }

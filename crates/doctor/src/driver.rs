@@ -33,7 +33,9 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
                     findings.push(Finding::problem(Area::Driver, message, hint).cause(shown));
                 }
                 (_, Some(version)) => findings.push(Finding::ok(Area::Driver, format!("library {version}, {shown}"))),
-                (_, None) => findings.push(Finding::ok(Area::Driver, format!("library {shown}, of unknown version"))),
+                (_, None) => {
+                    findings.push(Finding::ok(Area::Driver, format!("library {shown}: its version is unknown")))
+                }
             }
         }
     }

@@ -31,6 +31,9 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
             vec![Finding::warning(Area::Mps, message, hint).cause(config.mps.control.clone())]
         }
         (Some(built), _) => vec![Finding::ok(Area::Mps, format!("MPS programs {built}"))],
-        (None, _) => vec![Finding::ok(Area::Mps, format!("MPS programs of unknown version, {}", config.mps.control))],
+        (None, _) => vec![Finding::ok(
+            Area::Mps,
+            format!("MPS programs are installed, but their version is unknown: {}", config.mps.control),
+        )],
     }
 }

@@ -21,7 +21,7 @@ const OPTIONAL: [(&str, &str); 3] = [("--wait", "--wait"), ("--watch", "--watch"
 /// Refuses `--wait 30` and `-w5`. Without this error, gpushctl would read `30` as a layout or a GPU.
 fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     if let Some(value) = words.iter().filter_map(|word| word.strip_prefix("-w")).find(|value| is_duration(value)) {
-        let message = format!("`-w{value}` is not valid: the duration of --watch follows an equals sign");
+        let message = format!("`-w{value}` is not valid: the duration of --watch must follow an equals sign");
         return Some(ApiError::new(Code::BadRequest, message).hint(format!("write `--watch={value}`")));
     }
     let found = words.windows(2).find_map(|two| {
@@ -29,7 +29,7 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
         is_duration(two[1]).then_some((two[0], *long, two[1]))
     });
     let (option, long, value) = found?;
-    let message = format!("`{option} {value}` is ambiguous: the duration of {long} follows an equals sign");
+    let message = format!("`{option} {value}` is ambiguous: the duration of {long} must follow an equals sign");
     Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{long}={value}`")))
 }
 
@@ -43,8 +43,8 @@ fn detached(words: &[&str]) -> Option<ApiError> {
         () if named("maintenance", "enter") => ("maintenance enter", "waits"),
         () => return None,
     };
-    let message = format!("`{command}` has no `--detach`: gpushctl itself {what}, so gpushd cannot continue alone");
-    let hint = "leave out `--detach`; in a shell, a final & runs the command in the background";
+    let message = format!("`{command}` has no `--detach`: gpushctl itself {what}, so gpushctl must keep running");
+    let hint = "to run the command in the background, leave out `--detach`, and add & at the end";
     Some(ApiError::new(Code::BadRequest, message).hint(hint))
 }
 

@@ -262,7 +262,7 @@ pub(crate) struct Offline {
     /// Plan for a preset host, a file of `gpu list --json`, or - for stdin, instead of gpushd
     #[arg(long, value_name = "PRESET|FILE")]
     pub(crate) offline: Option<String>,
-    /// Config for an offline plan by rule or by layout name [env: GPUSH_CONFIG]
+    /// Config for an offline plan that uses rules or layout names [env: GPUSH_CONFIG]
     #[arg(long, value_name = "FILE", requires = "offline")]
     pub(crate) config: Option<PathBuf>,
 }

@@ -138,7 +138,7 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     }
     let file = named.unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
     if file == Path::new("-") && host == Some("-") {
-        let error = ApiError::new(Code::BadRequest, "stdin can't be both the config and the host");
+        let error = ApiError::new(Code::BadRequest, "the config and the host can't both be read from stdin");
         return Err(error.hint("save one of them in a file").into());
     }
     let bytes = offline::read(&file)?;

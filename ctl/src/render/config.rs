@@ -16,7 +16,7 @@ use super::{
 pub(crate) fn config(view: &ConfigView, look: &Appearance) -> String {
     let mut out = match &view.path {
         Some(path) => format!("{}\n", paint(STRONG, &look.clean(path))),
-        None => paint(NOTE, "no config file: built-in defaults, no rule claims a GPU") + "\n",
+        None => paint(NOTE, "no config file: gpushd uses its defaults, and no rule claims a GPU") + "\n",
     };
     if let Some(trouble) = &view.trouble {
         out += &reload_failed(trouble, look);

@@ -98,7 +98,7 @@ pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
         remark("warning: ", warning);
     }
     if let Some(reason) = granted.binding_reason.as_ref().filter(|_| std::io::stderr().is_terminal()) {
-        remark("note: ", &format!("{} is not bound to a cgroup, because {reason}", granted.lease.id));
+        remark("note: ", &format!("lease {} is not bound to a cgroup, because {reason}", granted.lease.id));
     }
 }
 

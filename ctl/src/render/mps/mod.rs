@@ -40,7 +40,7 @@ pub(crate) fn state(state: MpsState) -> (&'static str, Style) {
 fn unexplained(state: MpsState) -> &'static str {
     match state {
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Stopping => "",
-        MpsState::Fault => "its server had a fatal fault, or ends when it is started",
+        MpsState::Fault => "its server had a fatal fault, or ends right after its start",
         MpsState::Hung => "its control daemon runs but does not answer",
         MpsState::BackingOff => "its control daemon ended, and gpushd starts it again",
         MpsState::GivenUp => "its control daemon ended too often; an administrator must start it",
