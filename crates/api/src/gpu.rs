@@ -350,7 +350,7 @@ pub const LOST_GPU_HINT: &str =
     "find the cause with `dmesg | grep -i xid`, then reboot the host: a GPU that is off the bus cannot be reset";
 
 /// Clause of messages about a GPU whose `processes_known` is false.
-pub const USERS_UNKNOWN: &str = "the processes that use it are not known";
+pub const USERS_UNKNOWN: &str = "the processes that use the GPU are not known";
 
 fn yes() -> bool {
     true

@@ -224,13 +224,13 @@ impl GpuPlan {
     #[must_use]
     pub fn end_state(&self) -> String {
         if self.starts_mps() {
-            "whole, shared through MPS".to_owned()
+            "whole GPU, shared through MPS".to_owned()
         } else if self.sets_timeslice() {
-            "whole, time-sliced".to_owned()
+            "whole GPU, time-sliced".to_owned()
         } else if self.mig_mode() == Some(false) {
-            "whole, MIG mode off".to_owned()
+            "whole GPU, MIG mode off".to_owned()
         } else if !self.changes_mig() && self.stopped_daemons().any(|uuid| uuid == self.uuid) {
-            "whole, not shared through MPS".to_owned()
+            "whole GPU, not shared through MPS".to_owned()
         } else {
             self.layout.join(", ")
         }

@@ -75,10 +75,10 @@ impl FromStr for Percentage {
         // `parse` would accept a sign.
         let digits = |text: &str| !text.is_empty() && text.len() <= 3 && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(whole) || !digits(tenth) {
-            return Err(bad("write a number over 0 and up to 100"));
+            return Err(bad("write a number that is more than 0 and at most 100"));
         }
         let tenths = whole.parse::<u16>().ok().zip(tenth.parse::<u16>().ok()).map(|(whole, tenth)| whole * 10 + tenth);
-        tenths.and_then(Self::of_tenths).ok_or_else(|| bad("it must be over 0 and up to 100"))
+        tenths.and_then(Self::of_tenths).ok_or_else(|| bad("the percentage must be more than 0 and at most 100"))
     }
 }
 
