@@ -87,7 +87,7 @@ fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDae
         GpuState::Ready => None,
         GpuState::Cordoned => Some("the GPU is cordoned"),
         GpuState::Degraded => Some("the GPU is degraded"),
-        GpuState::Changing => Some("an operation changes the GPU"),
+        GpuState::Changing => Some("an operation is changing the GPU"),
         GpuState::Held => Some("the GPU is held"),
         GpuState::Unknown => Some("the state of the GPU is not known"),
         GpuState::Lost => Some("the GPU is lost"),
@@ -100,16 +100,16 @@ fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDae
         return Some("the GPU is cordoned".to_owned());
     }
     if compute.is_none() {
-        return Some("it has no compute instance".to_owned());
+        return Some("the GPU instance has no compute instance".to_owned());
     }
     if !gpu.processes_known {
         return Some(USERS_UNKNOWN.to_owned());
     }
     let daemon = daemon?;
     match daemon.state {
-        MpsState::Ready => daemon.ends.as_ref().map(|_| "its MPS daemon is draining".to_owned()),
-        MpsState::Draining => Some("its MPS daemon is draining".to_owned()),
-        other => Some(format!("its MPS daemon is {}", other.name().replace('_', " "))),
+        MpsState::Ready => daemon.ends.as_ref().map(|_| "the MPS daemon of the device is draining".to_owned()),
+        MpsState::Draining => Some("the MPS daemon of the device is draining".to_owned()),
+        other => Some(format!("the MPS daemon of the device is {}", other.name().replace('_', " "))),
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
         let mut gpus = host();
         let draining = MpsDaemon { state: MpsState::Draining, ..daemon("MIG-7") };
         let devices = list(&gpus, &[draining], &[]);
-        assert_eq!(devices[0].reason.as_deref(), Some("its MPS daemon is draining"));
+        assert_eq!(devices[0].reason.as_deref(), Some("the MPS daemon of the device is draining"));
         assert_eq!((devices[0].usage, devices[1].usage), (DeviceUse::Reserved, DeviceUse::Free));
         gpus[0].cordons.push(gpush_api::Cordon {
             cause: "admin".to_owned(),

@@ -47,11 +47,11 @@ pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
     let utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
     let hint = |at: usize| {
         if utf16 {
-            "it is UTF-16: save it as UTF-8 without a byte order mark"
+            "the file is UTF-16: save it as UTF-8 without a byte order mark"
         } else if bytes[..at].contains(&0) {
-            "it is not a text file: is this the right file?"
+            "the file is not a text file: check that this is the right file"
         } else {
-            "save the file as UTF-8; `iconv -f latin1 -t utf8` converts an old one"
+            "save the file as UTF-8: `iconv -f latin1 -t utf8` converts a file in Latin-1"
         }
     };
     let (at, what) = match std::str::from_utf8(bytes) {
@@ -60,7 +60,7 @@ pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
             Some(at) => {
                 let what = format!("byte {at} of the file is NUL: this is not a text file");
                 let hint =
-                    "is this the right file? UTF-16 without a byte order mark looks like that too: save it as UTF-8";
+                    "check that this is the right file; if it is UTF-16 without a byte order mark, save it as UTF-8";
                 return Err((text.to_owned(), Problem::new(at..at + 1, what, hint)));
             }
         },

@@ -17,7 +17,7 @@ use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp, civil::DateTime};
 pub const LONGEST: Duration = Duration::from_secs(52 * 7 * 86_400);
 
 /// Examples for error messages.
-const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d; a bare number is seconds";
+const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d; a number without a unit means seconds";
 
 /// Why a text is not a duration or point in time.
 #[derive(Debug, Clone, PartialEq, Eq)]

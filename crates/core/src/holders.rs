@@ -66,7 +66,7 @@ fn is_fabric_manager(holder: &Holder) -> bool {
 /// name of the GPU in the message.
 #[must_use]
 pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
-    let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while it is in use"));
+    let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while the GPU is in use"));
     error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
     let services: Vec<&str> = holders.iter().filter_map(|holder| holder.service.as_deref()).collect();
@@ -79,8 +79,8 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     let mut hints: Vec<String> = usage::hint(leases.iter().map(|lease| lease.id)).into_iter().collect();
     if !stops.is_empty() {
         hints.push(format!(
-            "set services = [{}] under [mode_change], so that gpushd stops and starts \
-            them",
+            "set services = [{}] under [mode_change]: gpushd then stops these services for the change and starts them \
+            again",
             stops.join(", ")
         ));
     }

@@ -20,7 +20,7 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
         Mode::Exclusive => "one lease at a time has the GPU; nothing is shared",
         Mode::Mig if shares_devices => {
             "MIG devices have separate memory, bandwidth, compute and faults; clients of one MPS daemon share faults \
-             and bandwidth, and their limits are ceilings"
+            and bandwidth, and their limits are ceilings, not reservations"
         }
         Mode::Mig => "MIG devices have separate memory, bandwidth, compute and faults",
         Mode::Mps => {
@@ -35,9 +35,10 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     let terms = rule.lease.unwrap_or_default();
     let through_mps = terms.requirement_for(true) == LeaseRequirement::Required;
     let access = match terms.requirement_for(rule.mode == Mode::Mps) {
-        LeaseRequirement::Required => "processes without a lease are found, not prevented",
+        LeaseRequirement::Required => "gpushd reports processes without a lease, but does not prevent them",
         LeaseRequirement::Optional if shares_devices && through_mps => {
-            "on devices that are shared through MPS, gpushd reports processes without a lease, but does not prevent them"
+            "on devices that are shared through MPS, gpushd reports processes without a lease, but does not prevent \
+            them"
         }
         LeaseRequirement::Optional => "any user can use the GPU without a lease",
     };

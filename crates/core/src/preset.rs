@@ -167,12 +167,12 @@ pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
         ApiError::new(Code::BadRequest, format!("{source} is not a saved state of a host")).cause(cause).hint(again)
     };
     if bytes.len() > MOST_BYTES {
-        return Err(wrong(format!("it has {} bytes; the limit is {MOST_BYTES}", bytes.len())));
+        return Err(wrong(format!("the file has {} bytes; the limit is {MOST_BYTES}", bytes.len())));
     }
     let text = std::str::from_utf8(bytes)
-        .map_err(|error| wrong(format!("it is not UTF-8: byte {} can't be read", error.valid_up_to())))?;
+        .map_err(|error| wrong(format!("the file is not UTF-8: byte {} can't be read", error.valid_up_to())))?;
     if text.trim().is_empty() {
-        return Err(wrong("it is empty".to_owned()));
+        return Err(wrong("the file is empty".to_owned()));
     }
     let gpus: Vec<Gpu> = if text.trim_start().starts_with('{') {
         vec![serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?]
@@ -180,12 +180,12 @@ pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
         serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?
     };
     if gpus.is_empty() {
-        return Err(wrong("it lists no GPU".to_owned()));
+        return Err(wrong("the file lists no GPU".to_owned()));
     }
     for (at, gpu) in gpus.iter().enumerate() {
         possible(gpu).map_err(|cause| wrong(format!("GPU {} ({}): {cause}", gpu.index, gpu.uuid)))?;
         if let Some(other) = gpus[..at].iter().find(|other| other.index == gpu.index || other.uuid == gpu.uuid) {
-            return Err(wrong(format!("it lists GPU {} ({}) twice", other.index, other.uuid)));
+            return Err(wrong(format!("the file lists GPU {} ({}) twice", other.index, other.uuid)));
         }
     }
     Ok(gpus)
@@ -195,14 +195,14 @@ pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
 fn possible(gpu: &Gpu) -> Result<(), String> {
     let Some(mig) = &gpu.mig else { return Ok(()) };
     if mig.profiles.is_empty() {
-        return Err("its MIG profiles were not saved".to_owned());
+        return Err("the file does not contain the MIG profiles of this GPU".to_owned());
     }
     let within = |what: &str, of: Placement, slices: u8| {
         let end = u32::from(of.start) + u32::from(of.size);
         if of.size > 0 && end <= u32::from(slices) {
             Ok(())
         } else {
-            Err(format!("{what} takes slices {} to {end}, but the GPU has {slices}", of.start))
+            Err(format!("{what} takes slices {} to {end}, but the GPU has only {slices} slices", of.start))
         }
     };
     if !(1..=MOST_SLICES).contains(&mig.memory_slices) || !(1..=MOST_SLICES).contains(&mig.compute_slices) {
@@ -288,7 +288,7 @@ mod tests {
             serde_json::to_vec(&host).unwrap()
         };
         let cases: Vec<(&str, Vec<u8>, &str)> = vec![
-            ("empty", b" \n".to_vec(), "it is empty"),
+            ("empty", b" \n".to_vec(), "the file is empty"),
             ("not JSON", b"GPU 0: A100".to_vec(), "expected"),
             ("another JSON", b"[{\"a\": 1}]".to_vec(), "missing field"),
             ("no GPU", b"[]".to_vec(), "lists no GPU"),

@@ -16,36 +16,45 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         Refusal::UnknownProfile { profile, nearest } => {
             let error = ApiError::new(Code::UnknownProfile, format!("{gpu} has no profile {profile}"));
             match nearest.as_slice() {
-                [] => error.hint(format!("see its profiles with `{profiles}`")),
-                names => error.hint(format!("did you mean {}? See its profiles with `{profiles}`", list(names, "or"))),
+                [] => error.hint(format!("run `{profiles}` to see the profiles of this GPU")),
+                names => error.hint(format!(
+                    "did you mean {}? Run `{profiles}` to see the profiles of this GPU",
+                    list(names, "or")
+                )),
             }
         }
         Refusal::NoSuchPlacement { profile, start, possible } => {
             let starts: Vec<String> = possible.iter().map(u8::to_string).collect();
             ApiError::new(Code::LayoutImpossible, format!("on {gpu} a {profile} can't start at memory slice {start}"))
                 .hint(match starts.as_slice() {
-                    [] => format!("see its profiles with `{profiles}`"),
-                    starts => format!("it can start at {}; see `{profiles}`", list(starts, "or")),
+                    [] => format!("run `{profiles}` to see the profiles of this GPU"),
+                    starts => format!(
+                        "write a start of {}; `{profiles}` shows the placements of each profile",
+                        list(starts, "or")
+                    ),
                 })
         }
         Refusal::PlacementsOverlap { first, second } => {
             ApiError::new(Code::LayoutImpossible, format!("on {gpu} the placements of {first} and {second} overlap"))
                 .hint(format!("leave out one @START, or run `{profiles}` to see where each instance can be placed"))
         }
-        Refusal::TooMany { profile, wanted, most } => ApiError::new(
-            Code::LayoutImpossible,
-            format!("{gpu} has room for at most {most} {profile}; the layout has {wanted}"),
-        )
-        .hint(format!("use at most {most}, or a smaller profile: `{profiles}` lists the profiles")),
-        Refusal::TooManySlices { kind, wanted, have } => {
-            ApiError::new(Code::LayoutImpossible, format!("the layout needs {wanted} {kind} slices, {gpu} has {have}"))
-                .hint(format!("use fewer or smaller instances: `{profiles}` shows the slices of each profile"))
+        Refusal::TooMany { profile, wanted, most } => {
+            let instances = if *most == 1 { "instance" } else { "instances" };
+            let message =
+                format!("{gpu} has room for at most {most} {instances} of {profile}, but the layout has {wanted}");
+            ApiError::new(Code::LayoutImpossible, message)
+                .hint(format!("use at most {most}, or a smaller profile: `{profiles}` lists the profiles"))
         }
+        Refusal::TooManySlices { kind, wanted, have } => ApiError::new(
+            Code::LayoutImpossible,
+            format!("the layout needs {wanted} {kind} slices, but {gpu} has {have}"),
+        )
+        .hint(format!("use fewer or smaller instances: `{profiles}` shows the slices of each profile")),
         Refusal::NoEngine { engine, wanted, have } => ApiError::new(
             Code::LayoutImpossible,
-            format!("the layout needs {wanted} {} engines, {gpu} has {have}", engine_name(engine)),
+            format!("the layout needs {wanted} {} engines, but {gpu} has {have}", engine_name(engine)),
         )
-        .hint(format!("use profiles without that engine: `{profiles}` shows the engines of each")),
+        .hint(format!("use profiles without that engine: `{profiles}` shows the engines of each profile")),
         Refusal::NoArrangement { entries } => ApiError::new(
             Code::LayoutImpossible,
             format!("{} cannot be placed together on {gpu}", list(&counted(entries), "and")),
@@ -128,7 +137,7 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     if let Some(hint) = usage::hint(leases.iter().map(|lease| lease.id)) {
         error.hint(hint)
     } else if stop.is_empty() {
-        error.hint("run `gpushctl status` to see what uses the GPU, wait until that ends, and try again")
+        error.hint("run `gpushctl status` to see what uses the GPU, and try again when the instances are not in use")
     } else {
         error.hint(format!("stop {}, or wait for it to end, and try again", list(&stop, "and")))
     }
@@ -143,7 +152,7 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
             (Some(pid), _) => format!("pid {pid}"),
             // This holder is a lease. The cause of the error names the lease.
             (None, Some(_)) => "the lease".to_owned(),
-            (None, None) => "the other processes that use it".to_owned(),
+            (None, None) => "the other processes that use the GPU".to_owned(),
         };
         if !names.contains(&name) {
             names.push(name);
@@ -161,7 +170,7 @@ fn held_by(blocker: &Blocker, index: u32) -> String {
     holders.extend(named.into_iter().map(holder));
     let leases: Vec<String> = hidden.iter().filter_map(|one| one.command.clone()).collect();
     if hidden.len() > leases.len() || (holders.is_empty() && leases.is_empty()) {
-        let whose = format!("`gpushctl gpu show {index}` names it to its owner and to administrators");
+        let whose = format!("`gpushctl gpu show {index}` shows this process to its owner and to administrators");
         holders.push(format!("a process ({whose})"));
     }
     holders.extend(leases);

@@ -93,7 +93,7 @@ impl FromStr for Selector {
         if lower.starts_with("mig-") {
             return Err(error(
                 format!("{} is a MIG device, not a GPU", Quoted(text)),
-                "`gpushctl status` shows which GPU it is on",
+                "name the GPU of this MIG device: `gpushctl status` shows it",
             ));
         }
         if let Some(rest) = lower.strip_prefix("gpu-") {
@@ -277,7 +277,7 @@ impl Selector {
         if let Some(index) = self.absent(gpus) {
             return match self {
                 Self::Indexes(first, last) if first != last => {
-                    missing(format!("{}, in the range {text}", no_gpu(index)))
+                    missing(format!("{}, which is in the range {text}", no_gpu(index)))
                 }
                 Self::Indexes(..) | Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => {
                     missing(no_gpu(index))

@@ -175,12 +175,12 @@ mod tests {
         assert_eq!(
             gpus[0].drift,
             [
-                "time-slice level is default, but the config says long",
-                "compute mode is DEFAULT, but the config says EXCLUSIVE_PROCESS"
+                "the time-slice level is `default`, but the config says `long`",
+                "the compute mode is `DEFAULT`, but the config says `EXCLUSIVE_PROCESS`"
             ]
         );
         assert!(gpus[1].drift.is_empty());
-        assert_eq!(gpus[2].drift, ["the GPU has no time-slice levels, but the config says long"]);
+        assert_eq!(gpus[2].drift, ["the GPU has no time-slice levels, but the config has level `long`"]);
         assert!(gpus[3].drift.is_empty(), "what is not known does not differ");
         let unread = gpus[3].timeslice.as_ref().unwrap();
         assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 1, TimesliceLevel::Long));

@@ -21,23 +21,26 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     if mode == Some(Mode::Unmanaged) {
         for key in ["lease", "at_end", "owner"] {
             if get(rule, key).is_some() {
-                let problem = format!("`{key}` has no effect in mode `unmanaged`: gpushd grants no leases there");
+                let problem = format!(
+                    "`{key}` has no effect in mode `unmanaged`: gpushd grants no leases on the GPUs of this rule"
+                );
                 reader.report_at(rule, key, problem, format!("write another mode, or leave `{key}` out"));
             }
         }
         return None;
     }
-    let requirement = reader.choice(rule, "lease", "requirement of leases", &REQUIREMENTS);
+    let requirement = reader.choice(rule, "lease", "valid value of `lease`", &REQUIREMENTS);
     if requirement == Some(None) {
         let problem = "`lease = \"enforced\"` is not supported yet: gpushd cannot deny device access to processes \
                        without a lease";
-        let hint = "write lease = \"required\": gpushd then reports, warns or ends such processes, as [processes] says";
+        let hint = "write lease = \"required\"; `unleased` under [processes] says what gpushd does with processes \
+        without a lease";
         reader.report_at(rule, "lease", problem, hint);
     }
     Some(LeaseTerms {
         requirement: requirement.flatten().or_else(|| default_requirement(mode)),
-        at_end: reader.choice(rule, "at_end", "way to treat processes", &AT_END).unwrap_or_default(),
-        owner: reader.choice(rule, "owner", "possible owner", &OWNERS).unwrap_or_default(),
+        at_end: reader.choice(rule, "at_end", "valid value of `at_end`", &AT_END).unwrap_or_default(),
+        owner: reader.choice(rule, "owner", "valid value of `owner`", &OWNERS).unwrap_or_default(),
     })
 }
 

@@ -37,8 +37,8 @@ fn service(reader: &mut Reader<'_>, text: Text) -> Option<String> {
         return None;
     }
     if name == "gpushd" {
-        let hint = "leave gpushd out of the list: it closes its own driver handles before a reset";
-        reader.report(Problem::new(text.span, "gpushd can't stop itself", hint));
+        let hint = "leave gpushd out of `services`: gpushd closes its own driver handles before a reset";
+        reader.report(Problem::new(text.span, "`services` contains gpushd, which can't stop itself", hint));
         return None;
     }
     Some(name)

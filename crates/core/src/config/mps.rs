@@ -116,11 +116,14 @@ fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option
     }
     if directory.contains(':') {
         let problem = format!(
-            "`server` {} is in a directory with a colon in its name, which cannot be in \
-            PATH",
+            "`server` {} contains a colon: PATH cannot contain a directory with a colon in its name",
             Quoted(&text.value)
         );
-        reader.report(Problem::new(text.span, problem, "use a path without a colon, such as a symbolic link"));
+        reader.report(Problem::new(
+            text.span,
+            problem,
+            "write a path without a colon, such as the path of a symbolic link",
+        ));
         return None;
     }
     Some(text.value)
@@ -131,7 +134,7 @@ fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option
 fn longest_pause_s(reader: &mut Reader<'_>, table: &DeTable<'_>, pause_s: u32, default: u32) -> u32 {
     let longest = reader.number(table, "longest_pause_s", 1..=3600, default.max(pause_s));
     if longest < pause_s {
-        let problem = format!("`longest_pause_s` {longest} is shorter than `pause_s`, {pause_s}");
+        let problem = format!("`longest_pause_s` = {longest} is less than `pause_s` = {pause_s}");
         let hint = format!("write a number from {pause_s} to 3600");
         reader.report_at(table, "longest_pause_s", problem, hint);
     }

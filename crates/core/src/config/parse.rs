@@ -26,7 +26,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
         let problem = Problem::new(
             0..0,
             format!("the file has {} bytes", bytes.len()),
-            format!("the limit is {MOST_BYTES} bytes: is this the right file?"),
+            format!("the limit is {MOST_BYTES} bytes: check that this file is the config of gpushd"),
         );
         return Err(ConfigErrors::new(Document::Config, path, "", vec![problem]));
     }
@@ -75,7 +75,7 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     } else if message.contains("unclosed") || message.contains("invalid basic string") {
         "close the string or list: each \" and [ needs a matching end".to_owned()
     } else {
-        "the file is TOML: `key = value` lines under `[table]` headers; https://toml.io has the rules".to_owned()
+        "write TOML: `key = value` lines under `[table]` headers, as https://toml.io describes".to_owned()
     };
     Problem::new(span, format!("this is not TOML: {message}"), hint)
 }
@@ -244,7 +244,7 @@ fn admin_socket(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> 
 }
 
 fn socket_mode(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u32> {
-    let hint = "write it in octal between quotes: \"0666\" for everybody, \"0660\" for a group";
+    let hint = "write the mode in octal between quotes: \"0666\" for all users, \"0660\" for one group";
     let text = match get(table, "socket_mode").map(|value| (value.get_ref(), value.span())) {
         Some((DeValue::Integer(integer), span)) => {
             let message = format!("`socket_mode` takes a string, not the integer {}", integer.as_str());
@@ -301,7 +301,7 @@ fn group(reader: &mut Reader<'_>, text: Text) -> Option<String> {
         reader.report(Problem::new(
             text.span,
             format!("{} is not the name of a group", Quoted(&text.value)),
-            "write one name of /etc/group, such as \"gpuadmin\"",
+            "write the name of one group, such as \"gpuadmin\"",
         ));
         return None;
     }
@@ -311,7 +311,7 @@ fn group(reader: &mut Reader<'_>, text: Text) -> Option<String> {
 fn layout_name(reader: &mut Reader<'_>, name: &str, span: Range<usize>) -> bool {
     let reserved = [layout::NONE, layout::DYNAMIC].into_iter().find(|word| name.eq_ignore_ascii_case(word));
     let problem = if let Some(word) = reserved {
-        Problem::new(span, format!("the layout name `{word}` is reserved"), "give it another name")
+        Problem::new(span, format!("the layout name `{word}` is reserved"), "give the layout another name")
     } else if layout::is_name(name) {
         return true;
     } else {
@@ -331,8 +331,8 @@ fn named_layout(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>) -> Op
     if layout.is_none() {
         reader.report(Problem::new(
             value.span(),
-            format!("layout `{name}` is the same as `none`"),
-            "write layout = \"none\" in the rule",
+            format!("layout `{name}` has no instances, like the reserved layout `none`"),
+            "remove this layout, and write layout = \"none\" in the rule",
         ));
     }
     Some(layout)

@@ -57,9 +57,7 @@ const EXAMPLE: &str = "[{ exe = \"/usr/bin/nvtop\" }, { uid = 1000 }]";
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Processes {
     let default = Processes::default();
     Processes {
-        unleased: reader
-            .choice(table, "unleased", "way to treat unleased processes", &POLICIES)
-            .unwrap_or(default.unleased),
+        unleased: reader.choice(table, "unleased", "valid value of `unleased`", &POLICIES).unwrap_or(default.unleased),
         grace_s: reader.number(table, "grace_s", 0..=3600, default.grace_s),
         allow: allow(reader, table),
     }
@@ -77,7 +75,8 @@ fn allow(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Vec<Allowed> {
         let Some(one) = entry(reader, item) else { continue };
         match allowed.iter().find(|(other, _)| *other == one) {
             Some((_, first)) => {
-                let problem = Problem::new(span, "the same processes are allowed twice", "keep one");
+                let problem =
+                    Problem::new(span, "an earlier entry of `allow` already allows the same processes", "keep one");
                 reader.report(problem.also(first.clone(), "the first is"));
             }
             None => allowed.push((one, span)),

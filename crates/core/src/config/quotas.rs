@@ -100,7 +100,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Vec<QuotaRule>
     for item in items {
         let header = reader.clip(item.span());
         let DeValue::Table(table) = item.get_ref() else {
-            reader.report(Problem::new(header, "a quota is a table", "write [[quota]] above each quota"));
+            reader.report(Problem::new(header, "a quota must be a table", "write [[quota]] above each quota"));
             continue;
         };
         let meant = reader.report_unknown_keys(table, QUOTA, &[]);
@@ -163,7 +163,8 @@ fn subjects(
                 let message = format!("{} has a quota already", whose(subject));
                 Problem::new(span.clone(), message, "only the first quota for a user applies: keep one of the two")
             } else {
-                let message = format!("the quota of {} never applies: an earlier one is for everybody", whose(subject));
+                let message =
+                    format!("the quota of {} never applies: an earlier quota is for everybody", whose(subject));
                 Problem::new(span.clone(), message, "put the quota for everybody last")
             };
             reader.report(problem.also(first.clone(), "the first is"));
@@ -184,8 +185,8 @@ fn whose(subject: &Subject) -> String {
 /// Checks the form of a user or group name, but not whether the host has this user or group.
 fn account(reader: &mut Reader<'_>, text: Text, key: &str) -> Option<String> {
     if text.value.chars().any(|c| c.is_whitespace() || matches!(c, ':' | ',' | '/' | '*')) {
-        let (what, file) = if key == "users" { ("user", "passwd") } else { ("group", "group") };
-        let hint = format!("write one name of /etc/{file} in each string; `everybody = true` is for all users");
+        let what = if key == "users" { "user" } else { "group" };
+        let hint = format!("write the name of one {what} in each string; for all users, write everybody = true");
         reader.report(Problem::new(text.span, format!("{} is not the name of a {what}", Quoted(&text.value)), hint));
         return None;
     }
@@ -215,7 +216,7 @@ fn longest(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u64> {
     match duration::parse_positive(&text.value) {
         Ok(duration) if duration.subsec_nanos() == 0 => Some(duration.as_secs()),
         Ok(_) => {
-            let message = format!("`longest` can't be {}: it is in whole seconds", Quoted(&text.value));
+            let message = format!("`longest` can't be {}: it must be a whole number of seconds", Quoted(&text.value));
             reader.report(Problem::new(text.span, message, "write longest = \"2d\""));
             None
         }

@@ -127,13 +127,13 @@ impl<'t> Reader<'t> {
                 .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
                 .collect();
             let hint = if !within.is_empty() {
-                format!("write it inside the table: {}", within.join(" or "))
+                format!("write `{name}` inside this table: {}", within.join(" or "))
             } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")
             } else if let Some(other) = elsewhere {
                 let place = if other.header.is_empty() { "the top of the file" } else { other.header };
-                format!("`{name}` belongs to {place}")
+                format!("move `{name}` to {place}")
             } else {
                 format!("write one of: {}", known.collect::<Vec<_>>().join(", "))
             };
@@ -152,8 +152,8 @@ impl<'t> Reader<'t> {
         let found = kind(value.get_ref());
         self.report(Problem::new(
             self.clip(value.span()),
-            format!("`{name}` is a table, not {found}"),
-            format!("write {} on a separate line and its keys below", section.header),
+            format!("`{name}` must be a table, not {found}"),
+            format!("write {} on a separate line, and its keys on the lines below", section.header),
         ));
         None
     }
@@ -246,7 +246,7 @@ impl<'t> Reader<'t> {
         if text.value.chars().any(char::is_control) {
             self.report(Problem::new(
                 text.span,
-                format!("`{key}` holds a control character"),
+                format!("`{key}` contains a control character"),
                 format!("write {key} = {example}"),
             ));
             return None;

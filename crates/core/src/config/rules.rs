@@ -140,7 +140,12 @@ pub(super) fn selectors(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str)
     let example = "[\"0-3\"]";
     let texts = reader.words(table, key, example)?;
     if texts.is_empty() {
-        reader.report_at(table, key, format!("`{key}` is empty"), format!("write {key} = {example}, or leave it out"));
+        reader.report_at(
+            table,
+            key,
+            format!("`{key}` is empty"),
+            format!("write {key} = {example}, or leave `{key}` out"),
+        );
         return None;
     }
     parse_selectors(reader, &texts)
@@ -154,7 +159,7 @@ fn parse_selectors(reader: &mut Reader<'_>, texts: &[Text]) -> Option<Vec<Select
             Ok(selector) => selectors.push(selector),
             Err(error) => {
                 let hint = if text.value.contains(',') {
-                    "write each in its own quotes: [\"0\", \"2\"]".to_owned()
+                    "write each GPU selector in its own quotes: [\"0\", \"2\"]".to_owned()
                 } else {
                     error.hint
                 };
@@ -185,7 +190,7 @@ fn mode(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, mea
             reader.report(Problem::new(
                 text.span,
                 format!("mode `{name}` is not supported yet"),
-                format!("use one of: {}; \"unmanaged\" leaves the GPUs as they are", built.join(", ")),
+                format!("use one of: {}; mode \"unmanaged\" leaves the GPUs unchanged", built.join(", ")),
             ));
             None
         }
@@ -209,7 +214,7 @@ fn layout(
             reader.report(Problem::new(
                 header.clone(),
                 "this rule has mode `mig` and no `layout`",
-                "write layout = [\"3g.40gb\", \"1g.10gb*2\"], the name of one of [layouts], or \"none\"",
+                "write layout = [\"3g.40gb\", \"1g.10gb*2\"], the name of a layout under [layouts], or \"none\"",
             ));
         }
         return None;
@@ -219,7 +224,7 @@ fn layout(
         reader.report(Problem::new(
             span,
             format!("`layout` has no effect in mode `{}`", other.name()),
-            "write mode = \"mig\", or leave the layout out",
+            "write mode = \"mig\", or leave `layout` out",
         ));
     }
     let texts = layout_texts(reader, "layout", value)?;
@@ -229,8 +234,14 @@ fn layout(
         None => match texts.as_slice() {
             // The author of a list with one name probably means the layout of that name.
             [only] if is_name(&only.value) && reserved(&only.value).is_none() => {
-                let hint = format!("write layout = \"{}\" without brackets to use a layout of [layouts]", only.value);
-                let what = format!("{} is the name of a layout, but a list takes entries only", Quoted(&only.value));
+                let hint = format!(
+                    "to use the layout of this name under [layouts], write layout = \"{}\" without brackets",
+                    only.value
+                );
+                let what = format!(
+                    "{} is the name of a layout, but a list can contain only entries such as 3g.40gb",
+                    Quoted(&only.value)
+                );
                 reader.report(Problem::new(only.span.clone(), what, hint));
                 None
             }
@@ -292,7 +303,7 @@ fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
             Problem::new(
                 claim.span.clone(),
                 message,
-                "the first match wins: put the more specific rule first, or leave it out",
+                "the first match wins: put the more specific selector first, or leave it out",
             )
         };
         reader.report(problem.also(earlier.span.clone(), format!("claimed by `{}`", earlier.selector)));

@@ -53,7 +53,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     };
     if mode == Mode::Mig && get(table, "compute_mode").is_some() {
         let problem = "`compute_mode` has no effect in mode `mig`";
-        reader.report_at(table, "compute_mode", problem, "leave it out");
+        reader.report_at(table, "compute_mode", problem, "leave `compute_mode` out");
         return None;
     }
     let compute_mode = reader.choice(table, "compute_mode", "compute mode", &MPS_COMPUTE_MODES);
@@ -61,7 +61,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         settings,
         max_clients: reader.number(table, "max_clients", 1..=MOST_CLIENTS, default.max_clients),
         shares_percent: reader.number(table, "shares_percent", 1..=10_000, default.shares_percent),
-        users: reader.choice(table, "users", "way to admit users", &USERS).unwrap_or(default.users),
+        users: reader.choice(table, "users", "valid value of `users`", &USERS).unwrap_or(default.users),
         compute_mode: compute_mode.unwrap_or(default.compute_mode),
     })
 }

@@ -87,11 +87,15 @@ impl Config {
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
     let default = Slurm::default();
     Slurm {
-        agent_down: reader.choice(table, "agent_down", "way to treat jobs", &AGENT_DOWN).unwrap_or(default.agent_down),
+        agent_down: reader
+            .choice(table, "agent_down", "valid value of `agent_down`", &AGENT_DOWN)
+            .unwrap_or(default.agent_down),
         deadline_s: reader.number(table, "deadline_s", 1..=3600, default.deadline_s),
-        leftovers: reader.choice(table, "leftovers", "way to treat processes", &LEFTOVERS).unwrap_or(default.leftovers),
+        leftovers: reader
+            .choice(table, "leftovers", "valid value of `leftovers`", &LEFTOVERS)
+            .unwrap_or(default.leftovers),
         unattributed: reader
-            .choice(table, "unattributed", "way to treat processes outside of jobs", &UNATTRIBUTED)
+            .choice(table, "unattributed", "valid value of `unattributed`", &UNATTRIBUTED)
             .unwrap_or(default.unattributed),
         directory: reader.absolute(table, "directory", DIRECTORY).unwrap_or(default.directory),
     }

@@ -53,7 +53,7 @@ fn refuse_unusable_replicas(reader: &mut Reader<'_>, table: &DeTable<'_>, policy
     let admits_one = matches!(policy.compute_mode, Some(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread));
     if policy.replicas > 1 && admits_one {
         let problem = format!(
-            "`replicas = {}` cannot be used: compute mode `exclusive_process` admits one process",
+            "`replicas = {}` cannot be used: compute mode `exclusive_process` admits only one process",
             policy.replicas
         );
         let hint = "write compute_mode = \"default\", or replicas = 1";

@@ -39,7 +39,7 @@ pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
             },
             (Some(mig), None) if desired_state.dynamic => mode_drift(mig),
             (Some(_), None) if gpu.overridden.is_some() => {
-                vec!["this version of gpushd does not know the layout of its override".to_owned()]
+                vec!["this version of gpushd does not know the layout of the override on this GPU".to_owned()]
             }
             (Some(_), None) => Vec::new(),
             (Some(mig), Some(layout)) => mig_drift(mig, layout),
@@ -66,7 +66,7 @@ fn mode_drift(mig: &Mig) -> Vec<String> {
     match (mig.enabled, mig.pending_mode()) {
         (false, true) => vec!["MIG mode is off until the GPU is reset".to_owned()],
         (false, false) => vec!["MIG mode is off".to_owned()],
-        (true, false) => vec!["the next GPU reset disables MIG mode, but the rule needs it".to_owned()],
+        (true, false) => vec!["the next GPU reset disables MIG mode, but the rule needs MIG mode".to_owned()],
         (true, true) => Vec::new(),
     }
 }
@@ -80,7 +80,9 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
         return drift;
     }
     if mig.profiles.is_empty() {
-        drift.push(format!("cannot compare the GPU with the layout {layout}: its MIG profiles are not known"));
+        drift.push(format!(
+            "cannot compare the GPU with the layout {layout}: the MIG profiles of the GPU are not known"
+        ));
         return drift;
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
@@ -107,21 +109,22 @@ fn instance_drift(have: &[GpuInstance], target: &Target) -> Vec<String> {
     want.retain(|wanted| match take_first(&mut have, |instance| matches_placement(wanted, instance)) {
         Some(instance) => {
             let (missing, extra) = compute_difference(wanted, instance);
-            let place = format!("compute instances of {}@{}", instance.profile, instance.placement.start);
-            sentences.extend(differences(&format!("{place}: "), &missing, &extra));
+            let place = format!("{}@{}: ", instance.profile, instance.placement.start);
+            sentences.extend(differences(&place, " compute instances:", &missing, &extra));
             false
         }
         None => true,
     });
     let has: Vec<String> = have.iter().map(|i| format!("{}@{}", i.profile, i.placement.start)).collect();
     let wants = counted(want.iter().map(ToString::to_string));
-    sentences.extend(differences("", &wants, &has));
+    sentences.extend(differences("", "", &wants, &has));
     sentences
 }
 
-/// Describes missing and extra instances. Each sentence begins with `place`.
-fn differences(place: &str, missing: &[String], extra: &[String]) -> Vec<String> {
-    let one = |word: &str, what: &[String]| (!what.is_empty()).then(|| format!("{place}{word} {}", what.join(", ")));
+/// Describes missing and extra instances. Each sentence begins with `place`, and names `kind`.
+fn differences(place: &str, kind: &str, missing: &[String], extra: &[String]) -> Vec<String> {
+    let one =
+        |word: &str, what: &[String]| (!what.is_empty()).then(|| format!("{place}{word}{kind} {}", what.join(", ")));
     [one("missing", missing), one("extra", extra)].into_iter().flatten().collect()
 }
 

@@ -33,11 +33,13 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
     }
     let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {
         let error = ApiError::new(Code::Conflict, format!("{}: MIG mode is off", label(gpu)));
-        return fail(error.hint(format!("enable it with `gpushctl apply {}` (administrator)", gpu.index)).retryable());
+        return fail(
+            error.hint(format!("to enable MIG mode: `gpushctl apply {}` (administrator)", gpu.index)).retryable(),
+        );
     };
     if mig.profiles.is_empty() {
         let error = ApiError::new(Code::DriverError, format!("the MIG profiles of {} are not known", label(gpu)));
-        return fail(error.hint("list them with `gpushctl mig profiles`").retryable());
+        return fail(error.hint("run `gpushctl mig profiles` to read the profiles from the driver").retryable());
     }
     if let Some(instance) = destroy_obstacle(gpu, &mig.instances, assignment, created) {
         return fail(changed(gpu, &instance));
@@ -76,7 +78,9 @@ fn destroy_obstacle(
         None => Some(format!("GPU instance {id} does not exist any more")),
         Some(instance) if !created.contains(&instance.placement) => {
             let (profile, start) = (&instance.profile, instance.placement.start);
-            Some(format!("another program created {profile}@{start} (GPU instance {id})"))
+            Some(format!(
+                "another program created {profile}@{start} (GPU instance {id}), so gpushd does not destroy it"
+            ))
         }
         Some(_) => None,
     };
@@ -84,10 +88,13 @@ fn destroy_obstacle(
 }
 
 fn changed(gpu: &Gpu, cause: &str) -> ApiError {
-    ApiError::new(Code::Conflict, format!("{} has changed while the lease was placed", label(gpu)))
-        .cause(cause)
-        .hint("request the lease again")
-        .retryable()
+    ApiError::new(
+        Code::Conflict,
+        format!("cannot grant the lease: {} changed while gpushd placed the lease", label(gpu)),
+    )
+    .cause(cause)
+    .hint("request the lease again")
+    .retryable()
 }
 
 /// Returns the placements of the instances that gpushd created on a dynamic GPU, after the steps of

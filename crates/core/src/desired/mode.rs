@@ -92,14 +92,14 @@ fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric:
             continue;
         }
         let label = gpus.iter().find(|gpu| gpu.uuid == plan.uuid).map(label).unwrap_or_default();
-        let mut error = ApiError::new(Code::Blocked, format!("{label} can only be reset together with other GPUs"));
+        let mut error = ApiError::new(Code::Blocked, format!("{label} can be reset only together with other GPUs"));
         error.causes.extend(in_the_way);
         let by_switch = fabric == Fabric::Unmanaged && own.is_some_and(|own| is_switched(&gpus[own]));
         let error = error.hint(match by_switch {
-            false => "free these GPUs, or change the MIG mode of all of them at once",
+            false => "free the other GPUs, or change the MIG mode of all these GPUs in one command",
             true => {
-                "GPUs on NVSwitches are reset together while no fabric manager runs: run `systemctl start \
-                nvidia-fabricmanager`, or free these GPUs, or change the MIG mode of all of them at once"
+                "while no fabric manager runs, all GPUs on NVSwitches are reset together: run `systemctl start \
+                nvidia-fabricmanager`, free the other GPUs, or change the MIG mode of all these GPUs in one command"
             }
         });
         let error = error.retryable();

@@ -75,7 +75,7 @@ fn requested_mode(gpu: &Gpu, one: &GpuLayout) -> Result<RequestedMode, ApiError>
         (false, []) => Ok(RequestedMode::Off),
         (false, _) => {
             let message = format!("{} cannot have MIG instances with MIG mode off", label(gpu));
-            Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or enable MIG mode"))
+            Err(ApiError::new(Code::BadRequest, message).hint("leave the layout of this GPU empty, or enable MIG mode"))
         }
         (true, []) => Ok(RequestedMode::On(Layout::none())),
         (true, entries) => Ok(RequestedMode::On(Layout::parse_list(entries).map_err(ApiError::from)?)),

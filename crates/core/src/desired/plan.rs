@@ -125,13 +125,14 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
     let error = ApiError::new(Code::NotFound, format!("the config has no layout {}", Quoted(name)));
     if known.is_empty() {
         return error.cause("the config defines no layouts").hint(
-            "write the entries instead, such as --layout '3g.40gb,1g.10gb*2', or define a layout under [layouts]",
+            "write layout entries instead of a name, such as --layout '3g.40gb,1g.10gb*2', or define a layout under \
+            [layouts]",
         );
     }
     let error = error.cause(format!("the layouts are: {}", known.join(", ")));
     match nearest(name, known) {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-        None => error.hint("name one of these, or write the entries instead: --layout '3g.40gb,1g.10gb*2'"),
+        None => error.hint("name one of these layouts, or write layout entries: --layout '3g.40gb,1g.10gb*2'"),
     }
 }
 
@@ -161,10 +162,8 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
         return Ok(whole);
     }
     if gpus.is_empty() {
-        return Err(ApiError::new(Code::NotFound, "the driver shows no GPU on this host").hint(
-            "`gpushctl status` \
-            says why",
-        ));
+        return Err(ApiError::new(Code::NotFound, "the driver shows no GPU on this host")
+            .hint("run `gpushctl status` to see why"));
     }
     if let Some(at) = (0..gpus.len()).find(|at| needs_whole(*at) && is_cut(*at)) {
         let index = gpus[at].index;
@@ -172,7 +171,7 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
             "nothing to apply: no rule has mode `mig`. GPU {index} has MIG enabled, but its rule needs the whole GPU"
         );
         return Err(ApiError::new(Code::NotFound, message)
-            .cause("disabling MIG destroys instances, so it is done only on GPUs that you name")
+            .cause("disabling MIG destroys instances, so gpushd disables MIG only on GPUs that you name")
             .hint(format!("`gpushctl mig plan --gpu {index}` shows what would be destroyed")));
     }
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
@@ -211,7 +210,7 @@ pub(super) fn check_mode(gpu: &Gpu, desired_state: &DesiredState, others: Option
         Mode::Mig | Mode::NoRule => return Ok(()),
         other => other.name(),
     };
-    let message = format!("{} is in mode {mode}, as {} of the config says", label(gpu), plan_hints::rule_name(rule));
+    let message = format!("{} is in mode `{mode}`, as {} of the config says", label(gpu), plan_hints::rule_name(rule));
     Err(ApiError::new(Code::Conflict, message).hint(plan_hints::for_other_mode(gpu, rule, others)))
 }
 
@@ -235,14 +234,14 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
             Code::Conflict,
             "is cordoned, so a request for all GPUs does not change it",
             &format!(
-                "add `--gpu {0}` to include it, or end the cordon with `gpushctl gpu uncordon {0}` \
+                "add `--gpu {0}` to include this GPU, or end the cordon with `gpushctl gpu uncordon {0}` \
                 (administrator)",
                 gpu.index
             ),
         ),
         GpuState::Degraded => refuse(
             Code::Conflict,
-            "is degraded: a change failed, and so did its rollback",
+            "is degraded: a change and its rollback failed",
             &format!(
                 "run `gpushctl gpu show {0}` to check the GPU, then `gpushctl apply {0}` (administrator) to recover it",
                 gpu.index
@@ -250,8 +249,8 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         ),
         GpuState::Held => refuse(
             Code::Conflict,
-            "is held: gpushd lost its records of who uses it",
-            "check that no user needs its current instances, then release it with `gpushctl recover` \
+            "is held: gpushd lost its records of the users of this GPU",
+            "check that no user needs the instances on this GPU, then release the GPU with `gpushctl recover` \
             (administrator) or a reboot",
         ),
         GpuState::Maintenance => refuse(
@@ -262,12 +261,12 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         GpuState::Unknown => refuse(
             Code::DriverTimeout,
             "can't be read, so gpushd plans no change on it",
-            "`gpushctl status` says why; choose other GPUs meanwhile",
+            "run `gpushctl status` to see why, or choose other GPUs",
         ),
         GpuState::Lost => refuse(
             Code::GpuLost,
             "is lost: it has fallen off the bus",
-            &format!("{}; choose other GPUs meanwhile", LOST_GPU_HINT),
+            &format!("{}; until then, choose other GPUs", LOST_GPU_HINT),
         ),
     }
 }
@@ -303,7 +302,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     if mig.profiles.is_empty() {
         answer.error = Some(
             ApiError::new(Code::DriverError, format!("the MIG profiles of {} are not known", label(gpu)))
-                .hint("run `gpushctl mig profiles` to ask the driver for them"),
+                .hint("run `gpushctl mig profiles` to read the profiles from the driver"),
         );
         return answer;
     }
@@ -365,7 +364,8 @@ pub(super) fn unknown_users_error(gpu: &Gpu, changes_mode: bool, steps: &[Instan
     let mut error = ApiError::new(Code::DriverError, message);
     error.causes.extend(gpu.processes_error.clone());
     let show = format!(
-        "try again when the driver lists its processes; `nvidia-smi -q -d PIDS -i {}` shows whether it does",
+        "try again when the driver lists the processes of this GPU; `nvidia-smi -q -d PIDS -i {}` shows whether it \
+        does",
         gpu.uuid
     );
     Some(error.hint(show).retryable())

@@ -62,7 +62,7 @@ pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], source
 
 /// Returns the hint for a GPU whose rule has a mode other than `mig`.
 pub(super) fn for_other_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
-    let other = others.map_or_else(String::new, |others| format!("choose from: {others}"));
+    let other = others.map_or_else(String::new, |others| format!("choose other GPUs: {others}"));
     if gpu.mig.is_none() {
         return if other.is_empty() {
             no_mig_hint().to_owned()
@@ -81,7 +81,7 @@ pub(super) fn for_other_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> St
 
 /// Returns the hint for a GPU without MIG.
 pub(super) fn without_mig(desired_state: &DesiredState, others: Option<&str>) -> String {
-    let other = others.map(|others| format!("choose from: {others}"));
+    let other = others.map(|others| format!("choose other GPUs: {others}"));
     match (&desired_state.rule, other) {
         (Some(label), other) if desired_state.mode == Mode::Mig => {
             let or = other.map_or_else(String::new, |other| format!("{other}; or "));
@@ -111,8 +111,8 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
 /// `layout` says whether the request has a layout.
 pub(super) fn without_claim(gpus: &[Gpu], desired_states: &[DesiredState], layout: bool) -> String {
     let Some(others) = alternatives(gpus, desired_states, &LayoutSource::Entries(Vec::new())) else {
-        return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows their modes, and `gpushctl \
-            config show` shows the rules"
+        return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows the modes of the GPUs, and \
+        `gpushctl config show` shows the rules"
             .to_owned();
     };
     if layout {

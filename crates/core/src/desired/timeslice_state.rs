@@ -15,18 +15,18 @@ pub(super) fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
 fn level_drift(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
     match (seen.state, seen.level) {
         (TimesliceState::Known, Some(level)) if level != wanted => {
-            Some(format!("time-slice level is {level}, but the config says {wanted}"))
+            Some(format!("the time-slice level is `{level}`, but the config says `{wanted}`"))
         }
         // Without levels, the driver behaves as it does at the level `default`.
         (TimesliceState::Unsupported, _) if wanted != TimesliceLevel::Default => {
-            Some(format!("the GPU has no time-slice levels, but the config says {wanted}"))
+            Some(format!("the GPU has no time-slice levels, but the config has level `{wanted}`"))
         }
         (TimesliceState::Known | TimesliceState::Unsupported | TimesliceState::Unknown, _) => None,
     }
 }
 
 fn compute_mode_drift(now: ComputeMode, wanted: ComputeMode) -> Option<String> {
-    (now != wanted).then(|| format!("compute mode is {now}, but the config says {wanted}"))
+    (now != wanted).then(|| format!("the compute mode is `{now}`, but the config says `{wanted}`"))
 }
 
 /// Returns the actual and the desired time-slicing state of a GPU.

@@ -96,21 +96,25 @@ pub const TABLE: [Aspect; 5] = [
     Aspect {
         name: "memory",
         cells: [
-            cell("yes", "one lease has all of it", &[4]),
+            cell("yes", "one lease has all memory of the GPU", &[4]),
             cell("yes", "each GPU instance has its own memory; compute instances of one GPU instance share it", &[1]),
             cell(
                 "limit",
                 "separate address spaces; the limit is for each process, and a program can lift it in its environment",
                 &[2],
             ),
-            cell("no", "separate address spaces; each program can allocate all that is free", &[3]),
+            cell("no", "separate address spaces; each program can allocate all free memory", &[3]),
         ],
     },
     Aspect {
         name: "faults",
         cells: [
             cell("yes", "no other lease is on the GPU", &[4]),
-            cell("yes", "a fault ends the programs of its GPU instance only; a lost GPU ends all", &[1]),
+            cell(
+                "yes",
+                "a fault ends only the programs of its GPU instance; the loss of the GPU ends all programs",
+                &[1],
+            ),
             cell("no", "a fatal fault of one client ends all clients of the server", &[2]),
             cell("no", "a fatal fault can end the programs of all users", &[3]),
         ],
@@ -118,16 +122,20 @@ pub const TABLE: [Aspect; 5] = [
     Aspect {
         name: "bandwidth",
         cells: [
-            cell("yes", "of the GPU; PCIe and NVLink are shared with other GPUs", &[4]),
-            cell("yes", "own L2 banks, memory controllers and buses; PCIe is shared", &[1]),
+            cell(
+                "yes",
+                "one lease has the memory bandwidth of the GPU; PCIe and NVLink are shared with other GPUs",
+                &[4],
+            ),
+            cell("yes", "each GPU instance has its own L2 banks, memory controllers and buses; PCIe is shared", &[1]),
             cell("no", "all clients share memory bandwidth and L2", &[2]),
-            cell("no", "all of it, for the program in the current time slice", &[3]),
+            cell("no", "the program in the current time slice has all of the bandwidth", &[3]),
         ],
     },
     Aspect {
         name: "compute",
         cells: [
-            cell("yes", "one lease has all of it", &[4]),
+            cell("yes", "one lease has all multiprocessors of the GPU", &[4]),
             cell("yes", "each compute instance has its own multiprocessors", &[1]),
             cell(
                 "limit",
@@ -135,22 +143,26 @@ pub const TABLE: [Aspect; 5] = [
                 percentage of the daemon",
                 &[2],
             ),
-            cell("no", "programs take turns; each additional program slows all", &[3]),
+            cell("no", "programs take turns; each additional program slows the others", &[3]),
         ],
     },
     Aspect {
         name: "device access",
         cells: [
-            cell("no", "any program that may open the device can use it; gpushd finds those without a lease", &[4]),
             cell(
                 "no",
-                "as for a whole GPU; the device nodes in /dev/nvidia-caps can be given to single users",
+                "any program that may open the device can use it; gpushd reports programs without a lease",
+                &[4],
+            ),
+            cell(
+                "no",
+                "as for a whole GPU; the device nodes in /dev/nvidia-caps can be restricted to single users",
                 &[1, 4],
             ),
             cell(
                 "limit",
-                "only users with a lease can enter the pipe directory; compute mode EXCLUSIVE_PROCESS keeps others off a \
-                 whole GPU",
+                "only users with a lease can enter the pipe directory; compute mode EXCLUSIVE_PROCESS keeps other \
+                programs off a whole GPU",
                 &[2, 4],
             ),
             cell("no", "as for a whole GPU", &[4]),

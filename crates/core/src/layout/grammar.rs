@@ -85,7 +85,8 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
                 ..piece.error(
                     piece.span.clone(),
                     format!("the layout `{DYNAMIC}` is for config rules only"),
-                    "list instances, such as 3g.40gb,1g.10gb*2; a rule with layout = \"dynamic\" creates them on demand",
+                    "list the instances, such as 3g.40gb,1g.10gb*2; only a rule with layout = \"dynamic\" creates \
+                    instances on demand",
                 )
             }),
             _ => match entry(piece) {
@@ -110,7 +111,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
         errors.push(piece.error(
             piece.span.clone(),
             format!("`{NONE}` cannot be combined with other entries: it means no instance"),
-            format!("leave `{NONE}` out, or everything else"),
+            format!("leave out `{NONE}`, or leave out all other entries"),
         ));
     }
     if errors.is_empty() {
@@ -122,7 +123,8 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
 }
 
 /// The hint for a layout that is larger than any GPU.
-const FEWER: &str = "no GPU has room for so many: write the layout of one GPU; each GPU that you name gets it";
+const FEWER: &str = "no GPU has room for so many instances: write the layout of one GPU; each GPU that you name gets \
+this layout";
 
 /// One entry, as a part of a text in the list.
 struct Piece<'a> {
@@ -252,7 +254,7 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
         Some(start) if entry.count > 1 && !is_shared(&entry) => Err(piece.error(
             piece.span.clone(),
             format!("{} instances can't all start at slice {start}", entry.count),
-            format!("give each a different start, or leave it out: {}", Entry { start: None, ..entry }),
+            format!("give each instance a different start, or leave the start out: {}", Entry { start: None, ..entry }),
         )),
         Some(_) | None => Ok(entry),
     }
@@ -293,7 +295,7 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
         Ok(_) | Err(_) => Err(piece.error(
             piece.at(0, compute.len() + 1),
             format!("a compute instance of {name} can't have {} slices", figure(compute)),
-            format!("write 1c to {slices}c, or `{name}` for all of it"),
+            format!("write 1c to {slices}c, or `{name}` for all slices"),
         )),
     }
 }
@@ -383,7 +385,7 @@ fn start(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, Layou
         Ok(_) | Err(_) => Err(piece.error(
             span.clone(),
             format!("{} is not a start: `@` takes the number of a memory slice", Quoted(piece.slice(&span))),
-            "such as 1g.10gb@4; `gpushctl mig profiles` lists where each profile may start",
+            "write a number, as in 1g.10gb@4; `gpushctl mig profiles` lists where each profile may start",
         )),
     }
 }

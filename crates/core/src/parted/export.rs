@@ -105,7 +105,8 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
     let Some(mig) = &gpu.mig else { return Some(ExportedState::Off) };
     if mig.reset_pending {
         let to = if mig.pending_mode() { "on" } else { "off" };
-        remarks.push(format!("{who}: the next reset switches MIG mode {to}; the file does not say that"));
+        remarks
+            .push(format!("{who}: MIG mode will be {to} after the next reset, but the file contains the present mode"));
     }
     if !mig.enabled {
         return Some(ExportedState::Off);
@@ -115,7 +116,8 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
         let name = format!("{}@{} (GPU instance {})", instance.profile, instance.placement.start, instance.id);
         if instance.compute.is_empty() {
             remarks.push(format!(
-                "{who}: {name} is left out: it has no compute instance, and mig-parted counts only compute instances"
+                "{who}: {name} is left out: the GPU instance has no compute instance, and mig-parted counts only \
+                compute instances"
             ));
         }
         for compute in &instance.compute {
@@ -131,8 +133,8 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
         && !is_complete(mig, &counts)
     {
         remarks.push(format!(
-            "{who}: the file contains only counts, so it does not say which GPU instance has which compute instances; \
-            the layout of the GPU differs from the layout in the file"
+            "{who}: the file contains only the number of compute instances of each profile, so the layout in the file \
+            differs from the layout of the GPU"
         ));
     }
     Some(ExportedState::On(counts))

@@ -84,13 +84,14 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     }
     if !without.is_empty() {
         remarks.push(format!(
-            "labels without instances are not imported as layouts: {}; -c LABEL imports such a label as rules, and \
-            `gpushctl mig apply {NONE}` (administrator) removes all instances",
+            "labels without instances are not imported as layouts: {}; to import such a label as rules, add -c LABEL; \
+            to remove all instances, run `gpushctl mig apply {NONE}` (administrator)",
             without.join(", ")
         ));
     }
     if !in_part.is_empty() {
-        remarks.push(format!("in {}, device groups without instances are left out", in_part.join(", ")));
+        let label = if in_part.len() == 1 { "label" } else { "labels" };
+        remarks.push(format!("in {label} {}, device groups without MIG instances are left out", in_part.join(", ")));
     }
 }
 
@@ -140,7 +141,9 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
     let mut claimed = Claimed::default();
     if label.groups.iter().any(|group| group.want == DesiredMode::Off) {
         remarks.push(
-            "a rule with mode `exclusive` does not disable MIG mode; if MIG mode is enabled, `status` shows this as drift".to_owned(),
+            "a rule with mode `exclusive` does not disable MIG mode; if MIG mode is enabled, `status` shows this as \
+             drift"
+                .to_owned(),
         );
     }
     // In the file, the last group that matches a GPU applies. In the config, the first rule that
@@ -185,17 +188,21 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
 /// group, or if other rules already match all its GPUs.
 fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Vec<String>) -> Vec<String> {
     if claimed.all {
-        remarks.push(format!("{place}: a later group selects every GPU"));
+        remarks.push(format!("{place}: a later group selects every GPU, so this group has no effect"));
         return Vec::new();
     }
     match &group.devices {
         Devices::Listed(indexes) => {
             if !group.filter.is_empty() {
-                remarks.push(format!("{place}: the device-filter is left out: a rule matches by index or by product"));
+                remarks.push(format!(
+                    "{place}: the device-filter is left out: a rule selects GPUs by index or by product name"
+                ));
             }
             let fresh: Vec<u32> = indexes.iter().copied().filter(|index| claimed.indexes.insert(*index)).collect();
             if fresh.len() < indexes.len() {
-                remarks.push(format!("{place}: later groups select some of these GPUs too"));
+                remarks.push(format!(
+                    "{place}: later groups select some of these GPUs too, so this group leaves them out"
+                ));
             }
             ranges(&fresh)
         }
@@ -219,8 +226,8 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
                     Some(product) if claimed.products.insert(product.to_lowercase()) => selectors.push(product),
                     Some(product) => remarks.push(format!("{place}: {id}: a rule already selects {product}")),
                     None => remarks.push(format!(
-                        "{place}: {id} is not known to this version: write a rule with its product name, which \
-                        `gpushctl gpu list` shows"
+                        "{place}: this version of gpushctl does not know {id}: write a rule with the product name of \
+                        the GPU, which `gpushctl gpu list` shows"
                     )),
                 }
             }

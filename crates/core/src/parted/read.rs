@@ -30,7 +30,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<InvalidLab
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
     if bytes.len() > MOST_BYTES {
         let what = format!("the file has more than {MOST_BYTES} bytes");
-        return fail("", Problem::new(0..0, what, "is this the right file?"));
+        return fail("", Problem::new(0..0, what, "check that this is the mig-parted file"));
     }
     let text = match diagnostic::text(bytes) {
         // A byte order mark is not part of the YAML text.
@@ -109,7 +109,8 @@ impl PartedReader<'_> {
             }
             let hint = match nearest(name, known.iter().copied()) {
                 _ if matches!(name, "apiVersion" | "kind" | "metadata" | "data") => {
-                    "this is a Kubernetes object: extract the file in it, such as `config.yaml` of its `data`"
+                    "this is a Kubernetes object: extract the mig-parted file from it, such as `config.yaml` under \
+                    `data`"
                         .to_owned()
                 }
                 Some(meant) => {
@@ -140,7 +141,7 @@ impl PartedReader<'_> {
                 self.report(&node.span, what, "write version: v1");
             }
             None if meant.contains(&"version") => {}
-            None => self.report(&root.span, "the file has no `version`", "write version: v1 at its top"),
+            None => self.report(&root.span, "the file has no `version`", "write version: v1 at the top of the file"),
         }
         match get(entries, "mig-configs") {
             Some(node) => self.labels(node),
@@ -150,7 +151,11 @@ impl PartedReader<'_> {
                     && meant.is_empty()
                     && has_all_known(entries)
                 {
-                    self.report(&root.span, "the file has no `mig-configs`", "write mig-configs: and labels below");
+                    self.report(
+                        &root.span,
+                        "the file has no `mig-configs`",
+                        "write mig-configs: and, below it, the labels",
+                    );
                 }
                 Vec::new()
             }
@@ -164,7 +169,11 @@ impl PartedReader<'_> {
                 let what = format!("`mig-configs` takes labels, not {}", node.what());
                 let what =
                     if matches!(node.kind, NodeKind::Map(_)) { "`mig-configs` has no label".to_owned() } else { what };
-                self.report(&node.span, what, "write a name with a colon, and its groups below it");
+                self.report(
+                    &node.span,
+                    what,
+                    "write the name of a label with a colon, and the groups of the label below it",
+                );
                 return Vec::new();
             }
         };
@@ -214,8 +223,8 @@ impl PartedReader<'_> {
             return None;
         }
         let NodeKind::Map(entries) = &node.kind else {
-            let what = format!("a group is a mapping, not {}", node.what());
-            self.report(&node.span, what, format!("its keys are: {}", GROUP.join(", ")));
+            let what = format!("a group must be a mapping, not {}", node.what());
+            self.report(&node.span, what, format!("write the keys of a group: {}", GROUP.join(", ")));
             return None;
         };
         let meant = self.report_unknown_keys(entries, &GROUP, "in a group");
@@ -233,7 +242,7 @@ impl PartedReader<'_> {
         let enabled = match get(entries, "mig-enabled") {
             Some(value) => self.flag(value),
             None => {
-                self.missing(node, "mig-enabled", &meant, "write mig-enabled: true, or false");
+                self.missing(node, "mig-enabled", &meant, "write mig-enabled: true or mig-enabled: false");
                 None
             }
         };
@@ -246,7 +255,11 @@ impl PartedReader<'_> {
             }
             (false, Some((value, _))) => {
                 let hint = "write mig-enabled: true, or leave mig-devices out";
-                self.report(&value.span, "`mig-enabled: false` with instances", hint);
+                self.report(
+                    &value.span,
+                    "this group has `mig-enabled: false`, but `mig-devices` contains instances",
+                    hint,
+                );
                 return None;
             }
             (true, Some((_, layout))) => DesiredMode::On(layout?),

@@ -82,14 +82,14 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
             ApiError::new(Code::NotFound, format!("label {} selects no GPU of this host", Quoted(&label.name)));
         for group in label.groups.iter().take(8) {
             let ids: Vec<String> = group.filter.iter().map(ToString::to_string).collect();
-            error = error.cause(format!("{}: this group is only for {}", place(group), ids.join(", ")));
+            error = error.cause(format!("{}: this group is only for the PCI ids {}", place(group), ids.join(", ")));
         }
         let ids: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.pci_id.as_deref()).collect();
         let mut distinct = ids.clone();
         distinct.dedup();
         return Err(error
             .cause(format!("{} ({})", inventory(gpus), distinct.join(", ")))
-            .hint("choose a label for these GPUs, or add a group with their PCI id"));
+            .hint("choose a label that selects these GPUs, or add a group with their PCI ids"));
     }
     let remark = |at: &usize| {
         format!(
@@ -130,7 +130,10 @@ fn matching_filter(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize
             let message = format!("the PCI ids of GPU {} ({}) are not known", gpu.index, gpu.uuid);
             return Err(ApiError::new(Code::BadRequest, message)
                 .cause(format!("{place}: this device-filter needs the PCI ids"))
-                .hint("save the host again with this version: `gpushctl gpu list --json > FILE`"));
+                .hint(
+                    "write the file with the GPUs of the host again, with this version: `gpushctl gpu list --json > \
+                FILE`",
+                ));
         }
     }
     Ok(through)

@@ -22,7 +22,7 @@ impl PartedReader<'_> {
             NodeKind::Scalar { .. } => vec![node],
             NodeKind::List(items) => items.iter().map(Rc::as_ref).collect(),
             NodeKind::Map(_) => {
-                let hint = "write one id, or a list of them: [\"0x20B210DE\"]";
+                let hint = "write one PCI id, or a list of PCI ids: [\"0x20B210DE\"]";
                 self.report(&node.span, "`device-filter` takes PCI ids, not a mapping", hint);
                 return None;
             }
@@ -39,7 +39,7 @@ impl PartedReader<'_> {
                 }
                 None => {
                     let what = format!("`device-filter` takes PCI ids, not {}", node.what());
-                    self.report(&node.span, what, "write them in one list: [\"0x20B210DE\", \"0x20B510DE\"]");
+                    self.report(&node.span, what, "write the PCI ids in one list: [\"0x20B210DE\", \"0x20B510DE\"]");
                     well = false;
                 }
             }
@@ -105,13 +105,13 @@ impl PartedReader<'_> {
             Some(text) => Quoted(text).to_string(),
             None => node.what().to_owned(),
         };
-        self.report(&node.span, format!("`mig-enabled` takes true or false, not {found}"), "write true, or false");
+        self.report(&node.span, format!("`mig-enabled` takes true or false, not {found}"), "write true or false");
         None
     }
 
     /// Parses profiles with their counts to a layout, in the order of the file.
     pub(super) fn layout(&mut self, node: &Node) -> Option<Layout> {
-        let example = "write a profile and a count on each line: \"1g.10gb\": 7; {} for no instance";
+        let example = "write a profile and a count on each line, as in \"1g.10gb\": 7; for no instance, write {}";
         let NodeKind::Map(entries) = &node.kind else {
             let what = format!("`mig-devices` takes profiles with counts, not {}", node.what());
             self.report(&node.span, what, example);
@@ -138,7 +138,7 @@ impl PartedReader<'_> {
             let sum: usize = layout.entries.iter().map(|entry| usize::from(entry.count)).sum();
             if sum + usize::from(count) > MOST_IN_ALL {
                 let what = format!("with this profile the group has more than {MOST_IN_ALL} instances");
-                self.report(&key.span, what, "counts are for one GPU");
+                self.report(&key.span, what, "write the counts for one GPU");
                 return None;
             }
             layout.entries.push(Entry { count, ..profile });
@@ -148,7 +148,7 @@ impl PartedReader<'_> {
 
     fn profile(&mut self, key: &Node) -> Option<Entry> {
         let text = key.text().unwrap_or_default();
-        let shape = "a profile is such as 1g.10gb, 1g.10gb+me or 1c.3g.40gb";
+        let shape = "write a profile such as 1g.10gb, 1g.10gb+me or 1c.3g.40gb";
         let read = Layout::parse(text).map(|layout| layout.entries);
         match read.as_deref() {
             Ok([entry]) if !text.contains(['@', '*', ':', ',']) => Some(entry.clone()),
@@ -183,7 +183,7 @@ impl PartedReader<'_> {
         let negative = text.strip_prefix('-').is_some_and(digits);
         match text.parse::<u8>() {
             Ok(0) => {
-                self.report(&value.span, format!("a count of 0 requests no {name}"), "leave the line out");
+                self.report(&value.span, format!("a count of 0 requests no instance of {name}"), "leave the line out");
                 None
             }
             Ok(count) if digits(text) && count <= MOST => Some(count),
@@ -191,7 +191,7 @@ impl PartedReader<'_> {
                 let what = if negative {
                     format!("the count of {name} is below 0")
                 } else if digits(text) {
-                    format!("a count of {text:.8} is more {name} than a GPU can hold")
+                    format!("a count of {text:.8} is more instances of {name} than a GPU can hold")
                 } else {
                     format!("the count of {name} is not a number: {}", Quoted(text))
                 };

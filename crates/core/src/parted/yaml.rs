@@ -98,7 +98,7 @@ pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, YamlError> {
             YamlError::at(
                 at..at + 1,
                 format!("this is not YAML: {}", error.info()),
-                "the file is YAML: https://yaml.org",
+                "write YAML, as https://yaml.org describes",
             )
         })?;
         let done = match event {
@@ -111,7 +111,13 @@ pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, YamlError> {
             }
             Event::Alias(anchor) => match builder.anchors.get(&anchor) {
                 Some(node) => builder.put(Rc::clone(node), 0),
-                None => return Err(YamlError::at(place(&span), "this alias is inside its own anchor", "write it out")),
+                None => {
+                    return Err(YamlError::at(
+                        place(&span),
+                        "this alias is inside its own anchor",
+                        "write the value itself instead of this alias",
+                    ));
+                }
             },
             Event::Scalar(text, style, anchor, tag) => {
                 let string = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
@@ -155,7 +161,11 @@ impl Builder {
 
     fn open(&mut self, span: &Span, anchor: usize, map: bool) -> Result<Option<Rc<Node>>, YamlError> {
         if self.stack.len() >= DEEPEST {
-            return Err(YamlError::at(place(span), "this is nested too deep", "a mig-parted file has five levels"));
+            return Err(YamlError::at(
+                place(span),
+                "this value is nested too deep",
+                "a mig-parted file has five levels",
+            ));
         }
         let line = span.start.line();
         self.stack.push(Open { span: place(span), line, anchor, items: Vec::new(), map });
@@ -179,7 +189,7 @@ impl Builder {
             let Some(text) = key.text() else {
                 return Err(YamlError::at(
                     key.span.clone(),
-                    "a key is a single value",
+                    "a key must be a single value",
                     "write a name before the colon",
                 ));
             };
@@ -208,7 +218,11 @@ impl Builder {
                 };
                 self.merged += more.len();
                 if self.merged > MOST_MERGED {
-                    return Err(YamlError::at(merge.span.clone(), "`<<` makes the file too large", "write it out"));
+                    return Err(YamlError::at(
+                        merge.span.clone(),
+                        "`<<` makes the file too large",
+                        "write these keys without `<<`",
+                    ));
                 }
                 for (key, value) in more {
                     if known.insert(key.text().unwrap_or_default().to_owned()) {

@@ -33,7 +33,7 @@ pub fn check_memory_limit(settings: &MpsSettings, memory_mib: u64, label: &str) 
 /// Returns the problem that [`check_memory_limit`] reports, as a clause.
 pub(super) fn memory_problem(target: &SharingTarget) -> Option<String> {
     let memory_mib = target.memory_mib?;
-    excessive_limit(&target.policy.settings, memory_mib).map(|limit| limit_message(limit, "it", memory_mib))
+    excessive_limit(&target.policy.settings, memory_mib).map(|limit| limit_message(limit, "the device", memory_mib))
 }
 
 /// Returns settings of rules that GPUs cannot provide with any layout, one sentence each. With this

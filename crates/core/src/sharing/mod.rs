@@ -214,7 +214,11 @@ fn decide_mig(
         let words = device.display_name();
         let Some(uuid) = &device.compute.uuid else {
             let label = label(gpu.index, Some(&words));
-            sharing.findings.push(Finding { target: None, label, reason: "its UUID is not known".to_owned() });
+            sharing.findings.push(Finding {
+                target: None,
+                label,
+                reason: "the UUID of this MIG device is not known".to_owned(),
+            });
             continue;
         };
         let policy = rule.mps_policy();
@@ -271,7 +275,9 @@ fn daemon_start(gpu: &Gpu) -> DaemonStart {
         }
         GpuState::Held => DaemonStart::ExistingOnly("the GPU is held, so no MPS daemon is started on it"),
         GpuState::Degraded => DaemonStart::ExistingOnly("the GPU is degraded, so no MPS daemon is started on it"),
-        GpuState::Changing => DaemonStart::ExistingOnly("the GPU is being changed; its MPS daemon starts afterwards"),
+        GpuState::Changing => {
+            DaemonStart::ExistingOnly("an operation is changing the GPU; the MPS daemon starts afterwards")
+        }
         GpuState::Ready | GpuState::Cordoned if gpu.stale => {
             DaemonStart::ExistingOnly("the GPU can't be read, so no MPS daemon is started on it")
         }

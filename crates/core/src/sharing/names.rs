@@ -56,16 +56,14 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
 pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     let typed = text.trim();
     if typed.is_empty() {
-        return Err(ApiError::new(Code::BadRequest, "the command names no MPS target").hint(
-            "name one: `gpushctl mps list` \
-                shows them",
-        ));
+        return Err(ApiError::new(Code::BadRequest, "the command names no MPS target")
+            .hint("name an MPS target: `gpushctl mps list` shows all MPS targets"));
     }
     if daemons.is_empty() {
         let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)));
         return Err(error.cause("nothing is shared through MPS on this host").hint(
-            "see the rules with `gpushctl config show`; a rule with mode = \"mps\", or a layout entry such as \
-                2g.20gb:mps, shares a GPU through MPS",
+            "run `gpushctl config show` to see the rules; a rule with mode = \"mps\", or a layout entry such as \
+            2g.20gb:mps, shares a GPU through MPS",
         ));
     }
     let is = |name: &str| name.eq_ignore_ascii_case(typed);
@@ -80,8 +78,8 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
             let error = ApiError::new(Code::BadRequest, format!("{} is the beginning of several UUIDs", Quoted(typed)));
             let named: Vec<String> = several.iter().map(|at| listed(&daemons[*at])).collect();
             Err(error
-                .cause(format!("it may be: {}", named.join(", ")))
-                .hint("write more characters of the UUID, or the short name"))
+                .cause(format!("the matching MPS targets are: {}", named.join(", ")))
+                .hint("write more characters of the UUID, or the short name of the target"))
         }
     }
 }
@@ -117,7 +115,7 @@ fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let near = nearest(typed, names.iter().map(String::as_str)).filter(|_| telling);
     match near {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-        None => error.hint("name one of these; `gpushctl mps list` shows more"),
+        None => error.hint("name one of these targets; `gpushctl mps list` shows more details"),
     }
 }
 

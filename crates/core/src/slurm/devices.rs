@@ -89,7 +89,7 @@ impl fmt::Display for NotMapped {
                 )
             }
             Self::Differ { indexes, visible } => {
-                write!(f, "SLURM_JOB_GPUS has {indexes} devices, and CUDA_VISIBLE_DEVICES has {visible}")
+                write!(f, "SLURM_JOB_GPUS lists {indexes} devices, but CUDA_VISIBLE_DEVICES lists {visible}")
             }
             Self::Order { index, why } => write!(f, "cannot tell which GPU has Slurm's index {index}: {why}"),
         }
@@ -251,7 +251,7 @@ mod tests {
             devices(&job(&[2], &["2"]), &Numbering::of(conf, Some("gpu:4"), Some(GpuPlugin::Other)))
         };
         let error = mapped("AutoDetect=nvml").unwrap_err();
-        assert!(error.is_refusal() && error.to_string().contains("slurmd must be restarted"), "{error}");
+        assert!(error.is_refusal() && error.to_string().contains("restart slurmd"), "{error}");
         assert_eq!(mapped("AutoDetect=off"), Err(NotMapped::NoFile { index: 2 }));
         assert_eq!(mapped("AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]"), Ok(vec![SlurmDevice::Minor(2)]));
     }

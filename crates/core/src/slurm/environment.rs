@@ -51,7 +51,11 @@ pub struct NotAHook {
 
 impl fmt::Display for NotAHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is missing or is not a number: Slurm must start this command", self.variable)
+        write!(
+            f,
+            "the environment variable {} is missing or is not a number: only Slurm can start this command",
+            self.variable
+        )
     }
 }
 

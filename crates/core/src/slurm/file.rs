@@ -87,7 +87,7 @@ impl JobFile {
             },
             // Tasks start only after Prolog has ended. The file still says that Prolog has begun,
             // so Prolog ended without completing.
-            JobState::Begun => fail("Prolog did not end on this node", None),
+            JobState::Begun => fail("Prolog of this job began on this node, but did not complete", None),
         }
     }
 }

@@ -45,7 +45,10 @@ pub fn gres_lines(node: &str, gpus: &[Gpu]) -> GresLines {
         }
         if matches!(gpu.mode, Mode::Mps | Mode::Timeslice) {
             let mode = gpu.mode.name();
-            lines.notes.push(format!("GPU {} is in mode {mode}: its jobs need a request", gpu.index));
+            lines.notes.push(format!(
+                "GPU {} is in mode {mode}: jobs on this GPU need a gpush request, such as --comment=gpush:{mode}",
+                gpu.index
+            ));
         }
     }
     let differ = whole.iter().any(|(_, mode, _)| *mode != whole[0].1);
@@ -61,7 +64,9 @@ pub fn gres_lines(node: &str, gpus: &[Gpu]) -> GresLines {
             lines.devices_of(gpu, instance);
         }
         if lines.records.len() == before {
-            lines.notes.push(format!("GPU {} has MIG enabled and no MIG device: Slurm cannot use it", gpu.index));
+            lines
+                .notes
+                .push(format!("GPU {} has MIG enabled, but no MIG device: Slurm cannot use this GPU", gpu.index));
         }
     }
     lines
@@ -97,8 +102,9 @@ impl GresLines {
         if !gpus.is_empty() {
             let gpus = range(gpus);
             let gpus = gpus.trim_matches(['[', ']']);
-            let note =
-                format!("users can lease GPU {gpus} too: set owner = \"slurm\" in the config, or leave it out here");
+            let note = format!(
+                "users can also lease GPU {gpus}: set owner = \"slurm\" in the config, or remove the GPU from gres.conf"
+            );
             self.notes.push(note);
         }
         self
@@ -217,7 +223,7 @@ mod tests {
         gpus[3].mode = Mode::Mps;
         insta::assert_snapshot!(gres_lines("n1", &gpus), @r"
         # gres.conf of n1, by `gpushctl slurm gres-conf`
-        # GPU 3 is in mode mps: its jobs need a request
+        # GPU 3 is in mode mps: jobs on this GPU need a gpush request, such as --comment=gpush:mps
         NodeName=n1 AutoDetect=off
         NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[2,0,3]  # mode exclusive
         NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia1  # mode mps
@@ -232,7 +238,7 @@ mod tests {
     fn gpus_that_users_can_lease_are_named() {
         let note = |gpus: &[u32]| gres_lines("n1", &host()).leased_by_users(gpus).gres_conf();
         assert!(
-            note(&[0, 2, 3]).contains("# users can lease GPU 0,2-3 too: set owner = \"slurm\""),
+            note(&[0, 2, 3]).contains("# users can also lease GPU 0,2-3: set owner = \"slurm\""),
             "{}",
             note(&[0, 2, 3])
         );

@@ -32,7 +32,7 @@ struct Range {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostListError {
     /// A bracket has no matching bracket.
-    #[error("{} has a bracket without a partner", Quoted(.0))]
+    #[error("{} has an unmatched bracket", Quoted(.0))]
     Bracket(String),
     /// A range is not of the form `3` or `0-3`, or its end is less than its start.
     #[error("{} is not a range such as `0-3`", Quoted(.0))]

@@ -49,14 +49,17 @@ impl fmt::Display for Unnumbered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Nvidia => "gres.conf has AutoDetect=nvidia",
-            Self::NoGres => "slurmd finds GPUs through NVML, and slurm.conf has no Gres= with GPUs for the node",
-            Self::NoPlugin => "gres.conf has AutoDetect=nvml, and the running slurmd does not show whether it uses NVML",
+            Self::NoGres => "slurmd finds GPUs through NVML, but slurm.conf has no Gres= with GPUs for the node",
+            Self::NoPlugin => {
+                "gres.conf has AutoDetect=nvml, but the running slurmd does not show whether it uses NVML"
+            }
             Self::NotRestarted => {
-                "gres.conf has another AutoDetect than the running slurmd uses, so slurmd must be restarted"
+                "the value of AutoDetect in gres.conf differs from the value that the running slurmd uses: restart \
+                slurmd"
             }
             Self::NotListed => {
-                "slurmd uses no AutoDetect, and gres.conf does not list the GPU; if gres.conf was changed, slurmd must be \
-                 restarted"
+                "slurmd uses no AutoDetect, and gres.conf does not list the GPU; if gres.conf was changed, restart \
+                slurmd"
             }
         })
     }

@@ -46,10 +46,10 @@ impl fmt::Display for BadRequest {
         match self {
             Self::Request { channel, error } => write!(f, "the request in {channel} is wrong: {error}"),
             Self::GresPercentage { text } => {
-                write!(f, "gres/mps gives the job {text} %: a thread percentage is over 0, and at most 100")
+                write!(f, "gres/mps gives the job {text} %: a thread percentage must be more than 0 and at most 100")
             }
             Self::OverGres { requested, given } => {
-                write!(f, "the request has {requested} %, and gres/mps gives the job {given} %")
+                write!(f, "the request is for {requested} %, but gres/mps gives the job only {given} %")
             }
         }
     }

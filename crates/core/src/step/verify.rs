@@ -133,7 +133,7 @@ pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<Stri
         Ok(rest) if rest.steps.is_empty() => None,
         Ok(rest) => {
             let steps: Vec<String> = rest.steps.iter().map(describe_instance).collect();
-            Some(format!("still to do: {}", steps.join(", ")))
+            Some(format!("the operation did not complete these steps: {}", steps.join(", ")))
         }
         Err(refused) => Some(refusal::explain(&refused, plan.gpu, label).message),
     }

@@ -326,7 +326,8 @@ fn file_that_is_too_large_is_refused() {
     let errors = Config::from_bytes(&vec![b'#'; MOST_BYTES + 1], "config.toml").unwrap_err();
     assert_eq!(
         errors.to_string(),
-        "config.toml:1:1: the file has 1048577 bytes\n  = the limit is 1048576 bytes: is this the right file?\n"
+        "config.toml:1:1: the file has 1048577 bytes\n  = the limit is 1048576 bytes: check that this file is the config of \
+         gpushd\n"
     );
 }
 

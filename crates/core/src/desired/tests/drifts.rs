@@ -20,10 +20,7 @@ fn drift_is_described_in_sentences() {
             "compute instances differ",
             "1c.3g.40gb*3",
             &[("3g.40gb", 4, &["1c.3g.40gb", "2c.3g.40gb"])],
-            &[
-                "compute instances of 3g.40gb@4: missing 1c.3g.40gb*2",
-                "compute instances of 3g.40gb@4: extra 2c.3g.40gb",
-            ],
+            &["3g.40gb@4: missing compute instances: 1c.3g.40gb*2", "3g.40gb@4: extra compute instances: 2c.3g.40gb"],
         ),
         (
             "the one whose compute instances agree is taken",
@@ -61,7 +58,7 @@ fn drift_is_described_in_sentences() {
         dynamic: false,
         timeslice: None,
     };
-    assert_eq!(drift(&desired_state, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
+    assert_eq!(drift(&desired_state, &gpu), ["3g.40gb@4: missing compute instances: 3g.40gb"]);
 }
 
 #[test]
@@ -79,7 +76,7 @@ fn reading_without_profiles_shows_no_drift() {
     };
     assert_eq!(
         drift(&desired_state, &gpu),
-        ["cannot compare the GPU with the layout 3g.40gb: its MIG profiles are not known"]
+        ["cannot compare the GPU with the layout 3g.40gb: the MIG profiles of the GPU are not known"]
     );
 }
 

@@ -66,7 +66,7 @@ fn override_is_effective_only_under_a_mig_rule() {
     // that override, so nothing changes.
     gpus[0].overridden.as_mut().unwrap().layout = vec!["9x.unheard-of".to_owned()];
     describe_all(&config(), &mut gpus);
-    assert_eq!(gpus[0].drift, ["this version of gpushd does not know the layout of its override"]);
+    assert_eq!(gpus[0].drift, ["this version of gpushd does not know the layout of the override on this GPU"]);
     let error = plan_host(&config(), &gpus, &request(&["0"], LayoutSource::Wanted)).unwrap_err();
     assert!(error.hint.unwrap().contains("config overrides clear 0"));
     assert_eq!(one(&config(), &gpus, &request(&["0"], LayoutSource::Config)).layout, ["3g.40gb*2"]);

@@ -32,10 +32,13 @@ fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
 #[test]
 fn hint_names_other_gpus_in_the_form_of_the_command() {
     let hint = |gpus: &[&str], layout| plan_host(&config(), &host(), &request(gpus, layout)).unwrap_err().hint.unwrap();
-    assert!(hint(&["4"], LayoutSource::Wanted).starts_with("choose from: `gpushctl apply 0-2,5` (administrator); or "));
-    assert!(hint(&["4"], entries("3g.40gb")).starts_with("choose from: --gpu 0-2,5-7; or "));
+    assert!(
+        hint(&["4"], LayoutSource::Wanted)
+            .starts_with("choose other GPUs: `gpushctl apply 0-2,5` (administrator); or ")
+    );
+    assert!(hint(&["4"], entries("3g.40gb")).starts_with("choose other GPUs: --gpu 0-2,5-7; or "));
     let one = gpush_api::GpuLayout { gpu: "4".to_owned(), mig: true, layout: vec!["3g.40gb".to_owned()] };
-    assert!(hint(&[], LayoutSource::PerGpu(vec![one])).starts_with("choose from: GPUs 0-2,5-7; or "));
+    assert!(hint(&[], LayoutSource::PerGpu(vec![one])).starts_with("choose other GPUs: GPUs 0-2,5-7; or "));
 }
 
 #[test]

@@ -38,8 +38,8 @@ pub enum NotAValue {
 impl fmt::Display for NotAValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Uuid => "not the UUID of a GPU or MIG device",
-            Self::PipeDirectory => "not an absolute path of at most 87 plain characters",
+            Self::Uuid => "the value is not the UUID of a GPU or MIG device",
+            Self::PipeDirectory => "the pipe directory is not an absolute path of at most 87 plain characters",
         })
     }
 }

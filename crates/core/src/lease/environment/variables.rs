@@ -19,7 +19,7 @@ pub struct NotAnEnvironment {
 
 impl fmt::Display for NotAnEnvironment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the variable {:?} is missing, unknown or has a wrong value", self.name)
+        write!(f, "the environment variable {:?} is missing, unknown or has a wrong value", self.name)
     }
 }
 

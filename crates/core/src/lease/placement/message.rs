@@ -15,7 +15,7 @@ impl NoAssignment {
         let what = match (wanted.share.kind(), wanted.count) {
             (LeaseKind::Mig, 1) => "a MIG device".to_owned(),
             (LeaseKind::Mig, count) => format!("{count} MIG devices"),
-            (LeaseKind::Mps, _) => "a part of an MPS target".to_owned(),
+            (LeaseKind::Mps, _) => "an MPS share".to_owned(),
             (LeaseKind::Timeslice, _) => "a time-slice replica".to_owned(),
             (LeaseKind::Whole, 1) => "a whole GPU".to_owned(),
             (LeaseKind::Whole, count) => format!("{count} whole GPUs"),
@@ -23,7 +23,7 @@ impl NoAssignment {
         let error = |code, why: String| ApiError::new(code, format!("cannot grant {what}: {why}"));
         match self {
             Self::NotOffered { offered, unoffered, .. } if offered.is_empty() => {
-                let why = "no GPU that the request may use can be leased".to_owned();
+                let why = "none of the GPUs that the request allows can be leased".to_owned();
                 let mut error = error(Code::Unsupported, why);
                 error.causes.extend(unoffered.iter().take(MOST_NAMED).map(|(gpu, why)| unoffered_cause(*gpu, *why)));
                 let differ = |(gpu, why): &(u32, Unoffered)| match why {
@@ -40,10 +40,9 @@ impl NoAssignment {
                 let kinds: Vec<&str> = offered.iter().map(|(kind, _)| kind.name()).collect();
                 let examples: Vec<String> = offered.iter().map(|(_, request)| format!("`{request}`")).collect();
                 let first = offered.first().map_or("", |(_, request)| request);
-                error(Code::Unsupported, format!("the GPUs offer only {}", kinds.join(", "))).hint(format!(
-                    "request {}, as with `gpushctl run --request {first} -- COMMAND`",
-                    examples.join(" or ")
-                ))
+                error(Code::Unsupported, format!("the GPUs offer only leases of kind {}", kinds.join(", "))).hint(
+                    format!("request {}, as with `gpushctl run --request {first} -- COMMAND`", examples.join(" or ")),
+                )
             }
             Self::UnknownProfile { profile, nearest } => {
                 let error = error(Code::UnknownProfile, format!("no GPU has the profile {profile}"));
@@ -60,7 +59,7 @@ impl NoAssignment {
                     .hint("request less; `gpushctl status` shows what the GPUs have")
             }
             Self::TooLarge { most } => {
-                error(Code::BadRequest, format!("the GPUs have room for {most}, even when they are idle"))
+                error(Code::BadRequest, format!("the GPUs have room for only {most}, even when they are idle"))
                     .hint(format!("request {most} or fewer"))
             }
             Self::Busy { obstacles, largest } => {
@@ -82,7 +81,7 @@ impl NoAssignment {
                     Some(LargestFree::Device { gpu, profile }) if wanted.count == 1 => error
                         .cause(format!("the largest free MIG device is {profile}, on GPU {gpu}"))
                         .hint(format!("request {profile}, or add `--wait`")),
-                    Some(LargestFree::Device { .. }) => error.hint("request fewer, or add `--wait`"),
+                    Some(LargestFree::Device { .. }) => error.hint("request fewer MIG devices, or add `--wait`"),
                 }
             }
         }
@@ -112,7 +111,7 @@ fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
     match why {
         Unoffered::NotReady => format!("GPU {gpu} is not ready"),
         Unoffered::Unmanaged => format!("the config does not manage GPU {gpu}"),
-        Unoffered::OtherMode(mode) => format!("GPU {gpu} is not in the mode of its rule, `{}`", mode.name()),
+        Unoffered::OtherMode(mode) => format!("GPU {gpu} is not in mode `{}`, which its rule requires", mode.name()),
     }
 }
 
@@ -123,6 +122,6 @@ fn cause(gpu: u32, obstacle: Obstacle, count: usize) -> String {
         Obstacle::Closed(Closed::NotReady) => format!("GPU {gpu} is not ready"),
         Obstacle::InUse => format!("GPU {gpu} has no room"),
         Obstacle::OtherUser(uid) => format!("the MPS daemon of GPU {gpu} serves another user (uid {uid})"),
-        Obstacle::Partly(room) => format!("GPU {gpu} has room for {room} of {count}"),
+        Obstacle::Partly(room) => format!("GPU {gpu} has room for only {room} of the {count} devices"),
     }
 }

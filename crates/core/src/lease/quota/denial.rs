@@ -81,7 +81,7 @@ impl fmt::Display for Denial {
             Exceeded::Memory { most, wanted } => write!(f, "hold {most}; the request adds {wanted}")?,
             Exceeded::MpsPercentage { most_tenths, wanted_tenths } => {
                 let (most, wanted) = (Percent(*most_tenths), Percent(*wanted_tenths));
-                write!(f, "hold {most} of MPS targets; the request adds {wanted}")?;
+                write!(f, "hold MPS shares of {most} in total; the request adds {wanted}")?;
             }
             Exceeded::Gpus { allowed } if allowed.is_empty() => f.write_str("hold no lease on GPUs of this host")?,
             Exceeded::Gpus { allowed } => write!(f, "hold leases on {} only", gpus(allowed))?,
@@ -164,23 +164,25 @@ impl Denial {
     #[must_use]
     pub fn hint(&self) -> String {
         let release = || match self.held.first() {
-            Some(id) => format!("release one with `gpushctl lease release {id}`"),
+            Some(id) => format!("release a lease: `gpushctl lease release {id}`"),
             None => "request less".to_owned(),
         };
         match &self.exceeded {
-            Exceeded::Kind { allowed, .. } if allowed.is_empty() => "ask an administrator for a quota".to_owned(),
+            Exceeded::Kind { allowed, .. } if allowed.is_empty() => {
+                "ask an administrator to change your quota".to_owned()
+            }
             Exceeded::Kind { allowed, .. } => {
                 let names: Vec<&str> = allowed.iter().map(|kind| kind.name()).collect();
                 format!("request {}", names.join(" or "))
             }
-            Exceeded::Gpus { allowed } if allowed.is_empty() => "ask an administrator for a quota".to_owned(),
+            Exceeded::Gpus { allowed } if allowed.is_empty() => "ask an administrator to change your quota".to_owned(),
             Exceeded::Gpus { allowed } => {
                 let indexes: Vec<String> = allowed.iter().map(u32::to_string).collect();
                 format!("add `-g {}`", indexes.join(","))
             }
             Exceeded::Leases { .. } | Exceeded::Queued { .. } => release(),
             Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => release(),
-            Exceeded::Duration { longest_s, .. } => format!("add `--for {}` or less", span(*longest_s)),
+            Exceeded::Duration { longest_s, .. } => format!("add `--for {}` or a shorter duration", span(*longest_s)),
         }
     }
 }
@@ -200,10 +202,10 @@ impl Denial {
                 "submit the job again when one of your jobs or leases has ended".to_owned()
             }
             Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => {
-                "request less, or ask an administrator for a quota".to_owned()
+                "request less, or ask an administrator to change your quota".to_owned()
             }
             Exceeded::Leases { .. } | Exceeded::Queued { .. } | Exceeded::Duration { .. } | Exceeded::Gpus { .. } => {
-                "ask an administrator for a quota".to_owned()
+                "ask an administrator to change your quota".to_owned()
             }
         }
     }

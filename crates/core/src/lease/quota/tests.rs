@@ -49,7 +49,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let two = [held(21, 0), held(17, 0)];
     let denial = check_request(&of(limits(2)), &two, LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold 2 leases; you hold L17, L21");
-    assert_eq!(denial.hint(), "release one with `gpushctl lease release L17`");
+    assert_eq!(denial.hint(), "release a lease: `gpushctl lease release L17`");
     assert_eq!(denial.hint_for_job(), "submit the job again when one of your jobs or leases has ended");
     let error = gpush_api::ApiError::from(&denial);
     assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
@@ -59,7 +59,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request is for 1d1h");
     let denial = check_request(&of(day), &[], LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request has no end");
-    assert_eq!(denial.hint(), "add `--for 1d` or less");
+    assert_eq!(denial.hint(), "add `--for 1d` or a shorter duration");
 
     let kinds = Some(BTreeSet::from([LeaseKind::Mig, LeaseKind::Mps]));
     let denial = check_request(&of(Limits { kinds, ..Limits::default() }), &[], LeaseKind::Whole, None).unwrap_err();
@@ -80,7 +80,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
 
     let percent = Limits { mps_tenths: Some(500), ..Limits::default() };
     let denial = check_size(&of(percent), &[], Size { members: 1, mps_tenths: 505, ..Size::default() }).unwrap_err();
-    assert_eq!(denial.to_string(), "group students may hold 50 % of MPS targets; the request adds 50.5 %");
+    assert_eq!(denial.to_string(), "group students may hold MPS shares of 50 % in total; the request adds 50.5 %");
 }
 
 #[test]

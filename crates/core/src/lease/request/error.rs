@@ -156,9 +156,9 @@ impl fmt::Display for RequestError {
             Self::BadMemory => f.write_str("the memory must be 1 MiB to 16 TiB"),
             Self::NoSlices => f.write_str("the number of compute slices must be 1 or more"),
             Self::BadCount { count } => {
-                write!(f, "cannot request {count} members: a lease has 1 to {MOST_MEMBERS}")
+                write!(f, "the count {count} is not possible: a lease has 1 to {MOST_MEMBERS} devices")
             }
-            Self::NotCountable { kind } => write!(f, "a lease of kind {kind} has only one member"),
+            Self::NotCountable { kind } => write!(f, "a lease of kind {kind} has only one share, so it takes no count"),
             Self::BadDuration => f.write_str("a duration must be 1 second to 52 weeks"),
             Self::TooManySelectors { count } => write!(f, "the request has {count} GPU selectors; the limit is 256"),
             Self::BadSelector(error) => write!(f, "{error}"),
@@ -179,13 +179,15 @@ impl RequestError {
     pub fn hint(&self) -> String {
         let keys = || Key::of_slurm().map(Key::name).collect::<Vec<_>>().join(", ");
         match self {
-            Self::SeveralInComment => "write one word that begins with `gpush:`".to_owned(),
+            Self::SeveralInComment => "write only one word that begins with `gpush:` in the comment".to_owned(),
             Self::TooLong { .. } | Self::BadCharacter { .. } | Self::EmptyTerm => {
                 "write a request such as mps=25,mem=8G".to_owned()
             }
             Self::UnknownKey { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
             Self::UnknownKey { nearest: None, .. } => format!("the keys are {}", keys()),
-            Self::ChosenBySlurm { key: Key::For | Key::Wait } => "use Slurm's --time; Slurm queues the job".to_owned(),
+            Self::ChosenBySlurm { key: Key::For | Key::Wait } => "use Slurm's --time for a time limit; Slurm queues \
+            the job without an option"
+                .to_owned(),
             Self::ChosenBySlurm { .. } => "use Slurm's --gres; Slurm chooses the GPUs".to_owned(),
             Self::Repeated { key, spelling } => format!("give `{}` once", key.written(*spelling)),
             Self::MissingValue { key, spelling } | Self::BadValue { key, spelling, .. } => {
@@ -198,11 +200,11 @@ impl RequestError {
             Self::Unfit { key, spelling, .. } => format!("leave out `{}`", key.written(*spelling)),
             Self::BadProfile { .. } => "list the profiles with `gpushctl mig profiles`".to_owned(),
             Self::BadMemory => "write whole MiB or GiB, such as 10G".to_owned(),
-            Self::NoSlices => "write 1 or more, or leave it out".to_owned(),
-            Self::BadCount { .. } => format!("request 1 to {MOST_MEMBERS} members"),
+            Self::NoSlices => "write 1 or more slices, or leave the number of slices out".to_owned(),
+            Self::BadCount { .. } => format!("request 1 to {MOST_MEMBERS} devices"),
             Self::NotCountable { .. } => "request one lease for each share".to_owned(),
             Self::BadDuration => "write 90s, 15m, 1h30m or 2d".to_owned(),
-            Self::TooManySelectors { .. } => "use ranges, such as 0-7".to_owned(),
+            Self::TooManySelectors { .. } => "use ranges of GPU indexes, such as 0-7".to_owned(),
             Self::BadSelector(error) => error.hint.clone(),
             Self::NoDefault { offered } if offered.is_empty() => "list the GPUs with `gpushctl status`".to_owned(),
             Self::NoDefault { offered } => {

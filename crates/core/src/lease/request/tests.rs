@@ -56,9 +56,21 @@ fn wrong_spec_names_the_term_and_an_example() {
         ("msp=25", "`msp` is not a key of a request", "did you mean `mps`?"),
         ("foo", "`foo` is not a key of a request", "the keys are mig, mps, timeslice, whole, mem, slices, priority"),
         ("MPS=25", "`MPS` is not a key of a request", "did you mean `mps`?"),
-        ("mps=0", "`mps`: `0` is not valid: it must be over 0 and up to 100", "write for example `mps=25`"),
-        ("mps=101", "`mps`: `101` is not valid: it must be over 0 and up to 100", "write for example `mps=25`"),
-        ("mps=-5", "`mps`: `-5` is not valid: write a number over 0 and up to 100", "write for example `mps=25`"),
+        (
+            "mps=0",
+            "`mps`: `0` is not valid: the percentage must be more than 0 and at most 100",
+            "write for example `mps=25`",
+        ),
+        (
+            "mps=101",
+            "`mps`: `101` is not valid: the percentage must be more than 0 and at most 100",
+            "write for example `mps=25`",
+        ),
+        (
+            "mps=-5",
+            "`mps`: `-5` is not valid: write a number that is more than 0 and at most 100",
+            "write for example `mps=25`",
+        ),
         ("mps=", "`mps` needs a value", "write for example `mps=25`"),
         ("mig", "`mig` needs a value", "write for example `mig=1g.10gb`"),
         ("whole=1", "`whole` takes no value", "write `whole` alone"),
@@ -68,10 +80,18 @@ fn wrong_spec_names_the_term_and_an_example() {
         ("mig=1g.10gb,mem=8G", "`mem` does not apply to `mig`", "leave out `mem`"),
         ("priority=normal", "`priority` needs `mps`", "leave out `priority`"),
         ("mem=8", "`mem`: `8` is not valid: add the unit: 8G or 8192M", "write for example `mem=10G`"),
-        ("slices=0", "the number of compute slices must be 1 or more", "write 1 or more, or leave it out"),
+        (
+            "slices=0",
+            "the number of compute slices must be 1 or more",
+            "write 1 or more slices, or leave the number of slices out",
+        ),
         ("slices=300", "`slices`: `300` is not valid: no GPU has that many slices", "write for example `slices=2`"),
         ("gpu=0", "`gpu` is not allowed in a Slurm request", "use Slurm's --gres; Slurm chooses the GPUs"),
-        ("for=2h", "`for` is not allowed in a Slurm request", "use Slurm's --time; Slurm queues the job"),
+        (
+            "for=2h",
+            "`for` is not allowed in a Slurm request",
+            "use Slurm's --time for a time limit; Slurm queues the job without an option",
+        ),
         (
             "mig=big",
             "`mig`: `big` is not valid: write a profile name, such as 1g.10gb or 1c.3g.40gb",
@@ -90,14 +110,18 @@ type Given<'a> = &'a [(Key, Option<&'a str>)];
 #[test]
 fn wrong_flag_is_named_as_it_is_typed() {
     let cases: [(Given<'_>, &str, &str); 6] = [
-        (&[(Key::Mps, Some("101"))], "`--mps`: `101` is not valid: it must be over 0 and up to 100", "`--mps 25`"),
+        (
+            &[(Key::Mps, Some("101"))],
+            "`--mps`: `101` is not valid: the percentage must be more than 0 and at most 100",
+            "`--mps 25`",
+        ),
         (&[(Key::For, Some("0"))], "`--for`: `0` is not valid: the duration must be longer than 0", "`--for 2h`"),
         (&[(Key::For, Some("-2h"))], "`--for`: `-2h` is not valid", "`--for 2h`"),
         (&[(Key::Wait, Some("99999999999999999999s"))], "`--wait`: ", "`--wait=5m`"),
-        (&[(Key::Count, Some("0")), (Key::Whole, None)], "cannot request 0 members", "request 1 to 64"),
+        (&[(Key::Count, Some("0")), (Key::Whole, None)], "the count 0 is not possible", "request 1 to 64"),
         (
             &[(Key::Count, Some("2")), (Key::Mps, Some("25"))],
-            "a lease of kind mps has only one member",
+            "a lease of kind mps has only one share, so it takes no count",
             "one lease for each",
         ),
     ];

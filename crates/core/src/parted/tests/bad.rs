@@ -118,7 +118,7 @@ fn oversized_file_is_refused_at_once() {
     let errors = File::from_bytes(b"version: v1\n# \xff\n", "parted.yaml").unwrap_err();
     assert!(errors.to_string().starts_with("parted.yaml:2:3: the file is not UTF-8"), "{errors}");
     let errors = File::from_bytes(b"\xff\xfev\0e\0", "parted.yaml").unwrap_err();
-    assert!(errors.to_string().contains("it is UTF-16"), "{errors}");
+    assert!(errors.to_string().contains("the file is UTF-16"), "{errors}");
     let errors = File::from_bytes(b"version: v1\n\0", "parted.yaml").unwrap_err();
     assert!(errors.to_string().starts_with("parted.yaml:2:1: byte 12 of the file is NUL"), "{errors}");
 }

@@ -132,7 +132,7 @@ fn problems_have_their_line_and_cause() {
         ("Name=gpu File", 1, "`File` is not a `Key=Value` pair"),
         ("NodeName=n1 File=/dev/nvidia0", 1, "the line has no Name"),
         ("Name=gpu \\\nFile=/dev/nvidia[3-0]", 1, "File: `3-0` is not a range such as `0-3`"),
-        ("NodeName=n[1 Name=gpu", 1, "NodeName: `n[1` has a bracket without a partner"),
+        ("NodeName=n[1 Name=gpu", 1, "NodeName: `n[1` has an unmatched bracket"),
         ("Name=gpu File=/a MultipleFiles=/b", 1, "File and MultipleFiles exclude each other"),
         ("Name=gpu Count=x", 1, "`x` is not a count such as `4` or `10G`"),
         ("Name=gpu File=/a[0-3] Count=4K", 1, "Count is 4096, but the line has 4 device files"),

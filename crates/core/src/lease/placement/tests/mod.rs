@@ -261,7 +261,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let host = Host { gpus: vec![mps(2, 0, Some(2000)), mps(3, 950, None), cordoned] };
     let request = wanted(some_mps("10"), 1);
     let error = place(&host, &request, PlacementPolicy::Pack).unwrap_err().error(&request);
-    assert_eq!(error.message, "cannot grant a part of an MPS target: the capacity is in use");
+    assert_eq!(error.message, "cannot grant an MPS share: the capacity is in use");
     let causes = [
         "the MPS daemon of GPU 2 serves another user (uid 2000)",
         "GPU 3 has no room",
@@ -279,9 +279,10 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let text = "cannot grant a MIG device: no GPU has the profile 1g.12gb / did you mean 1g.10gb or 1g.20gb or 2g.20gb? \
                 List the profiles with `gpushctl mig profiles`";
     assert!(message(profile("1g.12gb"), 1).starts_with(&text[..90]), "{}", message(profile("1g.12gb"), 1));
-    let text = "cannot grant 3 MIG devices: the GPUs have room for 2, even when they are idle / request 2 or fewer";
+    let text =
+        "cannot grant 3 MIG devices: the GPUs have room for only 2, even when they are idle / request 2 or fewer";
     assert_eq!(message(profile("3g.40gb"), 3), text);
-    let text = "cannot grant a whole GPU: the GPUs offer only mig / request `mig=1g.10gb`, as with \
+    let text = "cannot grant a whole GPU: the GPUs offer only leases of kind mig / request `mig=1g.10gb`, as with \
                 `gpushctl run --request mig=1g.10gb -- COMMAND`";
     assert_eq!(message(RequestedShare::Whole, 1), text);
     let refused = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
@@ -293,7 +294,10 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
         place(&Host { gpus: gpus.to_vec() }, &request, PlacementPolicy::Pack).unwrap_err().error(&request)
     };
     let error = refused(&all);
-    assert_eq!(error.causes, ["GPU 0 is not in the mode of its rule, `mig`", "the config does not manage GPU 1"]);
+    assert_eq!(
+        error.causes,
+        ["GPU 0 is not in mode `mig`, which its rule requires", "the config does not manage GPU 1"]
+    );
     assert_eq!(error.hint.as_deref(), Some("ask an administrator to run `gpushctl apply 0`"));
     assert_eq!(refused(&all[1..]).hint.as_deref(), Some("choose other GPUs: `gpushctl status` shows the modes"));
 }
