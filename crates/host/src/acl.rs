@@ -44,7 +44,8 @@ pub fn grant_access(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
 pub fn users_with_access(dir: &Path) -> io::Result<BTreeSet<u32>> {
     let mut bytes = [0; 4096];
     match rustix::fs::getxattr(dir, ATTRIBUTE, &mut bytes) {
-        Ok(read) => users(&bytes[..read]).ok_or_else(|| io::Error::other("its access list has an unknown format")),
+        Ok(read) => users(&bytes[..read])
+            .ok_or_else(|| io::Error::other("the access list of the directory has an unknown format")),
         // The directory has no access list.
         Err(rustix::io::Errno::NODATA) => Ok(BTreeSet::new()),
         Err(error) => Err(error.into()),

@@ -51,7 +51,7 @@ pub fn send(notification: Notification) {
     match thread.try_send(notification) {
         Ok(()) => {}
         Err(TrySendError::Full(lost)) => {
-            tracing::warn!("the service manager does not read its socket, so {lost:?} was not sent");
+            tracing::warn!("the service manager does not read its notification socket, so {lost:?} was not sent");
         }
         Err(TrySendError::Disconnected(_)) => {}
     }

@@ -59,7 +59,7 @@ impl MigManager {
         ApiError::new(Code::Conflict, format!("{what}: nvidia-mig-manager manages MIG on this host"))
             .cause(format!("{UNIT} {how} ({})", self.found.display()))
             .hint(format!(
-                "use only one of the two: `systemctl disable --now {UNIT}` leaves MIG to gpushd; see \
+                "let only one program manage MIG: `systemctl disable --now {UNIT}` leaves MIG to gpushd; see \
                 docs/migrating-from-mig-parted.md"
             ))
     }

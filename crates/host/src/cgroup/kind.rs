@@ -159,7 +159,9 @@ impl CgroupKind {
         let scope = |otherwise: &'static str| match wish {
             // The process may be in a container that was not recognized. Moving the process out of
             // it would remove the container's limits.
-            BindRequest::NewScope if !is_on_this_host => BindTarget::None("the calling process is in other namespaces"),
+            BindRequest::NewScope if !is_on_this_host => {
+                BindTarget::None("the calling process is in other namespaces than gpushd")
+            }
             BindRequest::NewScope => BindTarget::NewScope,
             BindRequest::Present => BindTarget::None(otherwise),
         };
@@ -168,7 +170,7 @@ impl CgroupKind {
             Self::SlurmJob { cgroup, .. } | Self::Container { cgroup } => BindTarget::Cgroup(cgroup),
             Self::Session { cgroup, uid: of } => match wish {
                 BindRequest::Present if of == uid => BindTarget::Cgroup(cgroup),
-                BindRequest::Present | BindRequest::NewScope => scope("the login session is another user's"),
+                BindRequest::Present | BindRequest::NewScope => scope("the login session belongs to another user"),
             },
             Self::Unit { cgroup } => match owner {
                 UnitOwner::Caller => BindTarget::Cgroup(cgroup),
@@ -179,7 +181,7 @@ impl CgroupKind {
             },
             Self::UserManager { .. } => scope("the user's own service manager started the calling process"),
             Self::Lease { .. } => BindTarget::None("the calling process is in the scope of another lease"),
-            Self::Other => BindTarget::None("the calling process is in no unit of systemd"),
+            Self::Other => BindTarget::None("the calling process is not in a systemd unit"),
         }
     }
 }

@@ -26,16 +26,16 @@ const MOST_LINKS: usize = 40;
 #[derive(Debug, thiserror::Error)]
 pub enum Untrusted {
     /// The path is not absolute.
-    #[error("it is not an absolute path")]
+    #[error("the path is not absolute")]
     Relative,
     /// The file does not exist or cannot be read.
-    #[error("cannot read it: {0}")]
+    #[error("cannot read the file: {0}")]
     Unreadable(#[from] io::Error),
     /// The path does not lead to an executable file.
-    #[error("it is not a program")]
+    #[error("the file is not a program")]
     NotAProgram,
     /// The path leads to a directory or a device.
-    #[error("it is not a regular file")]
+    #[error("this is not a regular file")]
     NotAFile,
     /// The file, or a directory on its path, belongs to an untrusted user.
     #[error("{} belongs to uid {owner}", path.display())]
@@ -46,7 +46,7 @@ pub enum Untrusted {
         owner: u32,
     },
     /// Other users can write to the file, or to a directory on its path.
-    #[error("{} can be written by others", path.display())]
+    #[error("{} can be written by other users", path.display())]
     Writable {
         /// The file or directory.
         path: PathBuf,
@@ -57,7 +57,7 @@ impl Untrusted {
     /// Returns the hint for a program that the config names.
     pub fn hint(&self) -> String {
         match self {
-            Self::Relative => "write its absolute path under [mode_change] in the config".to_owned(),
+            Self::Relative => "write the absolute path of the program under [mode_change] in the config".to_owned(),
             Self::Unreadable(_) | Self::NotAProgram => {
                 "write the path of an existing program under [mode_change] in the config, then run `systemctl reload \
                 gpushd`"

@@ -85,7 +85,7 @@ pub fn owner(pid: impl AnyPid) -> Option<u32> {
 /// the pid of the peer itself.
 pub fn local_pid(peer: Option<u32>, named: u32) -> Result<u32, &'static str> {
     const ELSEWHERE: &str =
-        "it is in another pid namespace (a container); in that namespace, gpushd can identify only the caller itself";
+        "the process is in another pid namespace (a container), where gpushd can identify only the caller itself";
     let peer = peer.ok_or(ELSEWHERE)?;
     let status = Status::of(peer).ok_or("the caller has ended")?;
     match status.pids.as_slice() {
