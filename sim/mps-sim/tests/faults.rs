@@ -125,7 +125,7 @@ async fn foreign_hello_is_answered_through_the_front_end_from_then_on() {
     symlink(env!("CARGO_BIN_EXE_mps-sim"), &program).unwrap();
     let control = Control::of(&daemon.pipe()).with_front(&program);
     control.set_default_percentage("12.5".parse().unwrap(), LONG).await.unwrap();
-    let front_end = Protocol::FrontEnd("it greets with 13 bytes".to_owned());
+    let front_end = Protocol::FrontEnd("the greeting has 13 bytes".to_owned());
     assert_eq!(control.protocol(), front_end);
     assert_eq!(control.servers(LONG).await.unwrap(), [] as [i32; 0]);
     assert_eq!(control.daemon(LONG).await.unwrap().pid, i32::try_from(daemon.child.id()).unwrap());

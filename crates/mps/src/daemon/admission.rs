@@ -65,12 +65,20 @@ impl SupervisorTask {
         if !self.close_and_check_empty().await {
             self.reopen_admission();
             let message = match self.supervisor.clients() {
-                Some(1) => format!("{} still has 1 client of another user", self.target),
-                Some(clients @ 2..) => format!("{} still has {clients} clients of another user", self.target),
-                Some(0) | None => format!("it is not known whether {} still has clients of another user", self.target),
+                Some(1) => format!("the MPS daemon of {} still has 1 client of another user", self.target),
+                Some(clients @ 2..) => {
+                    format!("the MPS daemon of {} still has {clients} clients of another user", self.target)
+                }
+                Some(0) | None => format!(
+                    "it is not known whether the MPS daemon of {} still has clients of another user",
+                    self.target
+                ),
             };
             return Err(ApiError::new(Code::Conflict, message)
-                .hint(format!("`gpushctl mps clients {}` shows them; try again when they have ended", self.target))
+                .hint(format!(
+                    "run `gpushctl mps clients {}` to see the clients; try again when they have ended",
+                    self.target
+                ))
                 .retryable());
         }
         // `start` uses this user for the new directory. Until then, the current directory belongs
@@ -86,7 +94,7 @@ impl SupervisorTask {
         }
         let message = format!("the MPS daemon of {} did not restart in time", self.target);
         Err(ApiError::new(Code::Unavailable, message)
-            .hint(format!("see its state with `gpushctl mps show {}`", self.target))
+            .hint(format!("run `gpushctl mps show {}` to see the state of the daemon", self.target))
             .retryable())
     }
 
@@ -114,7 +122,7 @@ impl SupervisorTask {
                 tracing::info!(
                     mps = self.target,
                     multi_user = self.desires_multi_user(),
-                    "restarting the MPS daemon: the value of `users` in its rule has changed"
+                    "restarting the MPS daemon: the value of `users` in the rule has changed"
                 );
                 self.step(SupervisorEvent::Restart).await;
             }
@@ -126,15 +134,8 @@ impl SupervisorTask {
         let Some(spec) = &mut self.spec else { return Ok(()) };
         spec.user = Some(uid);
         self.dir.write_spec(spec).map_err(|error| {
-            ApiError::new(
-                Code::Internal,
-                format!(
-                    "cannot record the owner of \
-                {}",
-                    self.target
-                ),
-            )
-            .cause(error.to_string())
+            ApiError::new(Code::Internal, format!("cannot record which user owns the MPS daemon of {}", self.target))
+                .cause(error.to_string())
         })
     }
 
@@ -148,7 +149,7 @@ impl SupervisorTask {
             return Ok(());
         }
         self.reopen_admission();
-        let message = format!("{} has clients, or they cannot be listed", self.target);
+        let message = format!("the MPS daemon of {} has clients, or its clients cannot be listed", self.target);
         Err(ApiError::new(Code::Blocked, message).retryable())
     }
 

@@ -15,7 +15,8 @@ use super::target_dir;
 
 /// Another gpushd uses the directory of MPS daemons.
 #[derive(Debug, thiserror::Error)]
-#[error("another gpushd {}uses the directory of MPS daemons {}; stop it{}, or give another directory with --mps-dir",
+#[error("another gpushd {}uses the directory of MPS daemons {}; stop that gpushd{}, or give another directory with \
+         --mps-dir",
         pid(*.holder, "(pid ", ") "), base.display(), pid(*.holder, " (`kill ", "`)"))]
 pub struct BaseHeld {
     base: PathBuf,
@@ -46,7 +47,7 @@ pub fn take(base: &Path) -> Result<Option<PathLock>, BaseHeld> {
 
 fn log(path: &Path, error: &io::Error) {
     let path = path.display();
-    tracing::warn!("cannot lock the directory of MPS daemons, so no daemon can be started: {path}: {error}");
+    tracing::warn!("cannot lock the directory of MPS daemons {path}, so no MPS daemon can be started: {error}");
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use gpush_host::proc;
 use crate::protocol::{control::ControlError, holder, session::SessionError};
 
 /// The message for all callers.
-pub(super) const HELD: &str = "another process is connected to the daemon and keeps it from answering";
+pub(super) const HELD: &str = "another process is connected to the MPS daemon, so the daemon does not answer gpushd";
 
 /// Returns the pids of the processes that hold the control connection of a daemon that did not
 /// answer. Logs the processes that are not in `before`.
@@ -30,7 +30,7 @@ pub(super) async fn holders(
     let holders: BTreeSet<i32> = match found.map_err(std::io::Error::other).and_then(|found| found) {
         Ok(holders) => holders.into_iter().collect(),
         Err(error) => {
-            tracing::debug!(mps = target, "cannot find out which process is connected: {error}");
+            tracing::debug!(mps = target, "cannot find out which process is connected to the MPS daemon: {error}");
             return BTreeSet::new();
         }
     };
@@ -67,7 +67,7 @@ mod tests {
     #[tokio::test]
     async fn absent_daemon_has_no_connection_holders() {
         let none = BTreeSet::new();
-        let absent = SessionError::Foreign("it greets with 3 bytes".to_owned()).into();
+        let absent = SessionError::Foreign("the greeting has 3 bytes".to_owned()).into();
         assert!(!is_possible_cause(&absent));
         assert_eq!(holders(&ControlError::Busy, i32::MAX, Path::new("/nowhere"), "gpu-0", &none).await, none);
     }

@@ -36,7 +36,7 @@ pub fn main(dir: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
         Ok(None) => {
-            eprintln!("a daemon of {}, or a server of a previous daemon, is already running", dir.display());
+            eprintln!("an MPS daemon of {}, or a server of a previous MPS daemon, is already running", dir.display());
             ExitCode::from(TAKEN)
         }
         Err(error) => {

@@ -58,7 +58,8 @@ pub(super) async fn probe(
 ) -> Result<Health, ControlError> {
     let daemon = control.daemon(deadline).await?;
     if (daemon.pid, daemon.uid) != (pid, nix::unistd::geteuid().as_raw()) {
-        let what = format!("process {} of uid {} answers in place of the daemon (pid {pid})", daemon.pid, daemon.uid);
+        let what =
+            format!("process {} of uid {} answers in place of the MPS daemon (pid {pid})", daemon.pid, daemon.uid);
         return Err(SessionError::Foreign(what).into());
     }
     let at_first = proc::child_resource_use(pid);
@@ -187,13 +188,13 @@ impl Health {
         // be the death of the same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
-            "its clients are not known: one of its servers is starting or ending, and the driver does not list its \
-            clients"
+            "the clients of the MPS daemon are not known: one of its servers is starting or ending, and the driver \
+            does not list the clients"
                 .to_owned()
         });
         let others = self.waiting.others.then(|| {
-            "a process that gpushd cannot see, such as one in another namespace, is connected to the daemon; it may \
-            be a client"
+            "a process that gpushd cannot see, such as a process in another namespace, is connected to the MPS \
+            daemon; this process may be a client"
                 .to_owned()
         });
         self.log.mute().into_iter().chain(lost).chain(death).chain(unknown).chain(others).collect()
@@ -227,7 +228,7 @@ impl Health {
         }
         if let Some((_, since, _)) = self.starting.iter().find(|(.., late)| *late) {
             return Some(format!(
-                "a server is not ready after {}s, and the clients that wait for it hang",
+                "an MPS server is not ready after {}s, and the clients that wait for this server hang",
                 since.elapsed().as_secs()
             ));
         }
@@ -239,7 +240,7 @@ impl Health {
 fn describe_lost_server(at: Instant, clients: usize) -> String {
     let had = if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
     let ago = at.elapsed().as_secs();
-    format!("a server ended at least {ago}s ago; {had} ended with it")
+    format!("an MPS server ended at least {ago}s ago; {had} ended with it")
 }
 
 /// Describes why a daemon did not answer.
@@ -248,8 +249,8 @@ pub(super) fn describe_no_reply(error: &ControlError, place: &TargetDir, spec: O
     match (error, pipe) {
         (ControlError::Session(SessionError::Absent { .. }), Some(pipe)) if !pipe.exists() => {
             format!(
-                "the pipe directory {} was deleted: the daemon still serves its clients, but no other program can \
-                reach it",
+                "the pipe directory {} was deleted: the MPS daemon still serves its clients, but no other program can \
+                reach the daemon",
                 pipe.display()
             )
         }

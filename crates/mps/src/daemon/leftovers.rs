@@ -52,7 +52,7 @@ impl SupervisorTask {
         let what = describe(&left);
         let clients = self.health.clients.len();
         if clients == 0 && listed.is_some() {
-            tracing::warn!(mps = self.target, "{what}, has no clients: ended");
+            tracing::warn!(mps = self.target, "{what}: no clients, so gpushd ends these processes");
             if self.kill_leftovers().await {
                 return false;
             }

@@ -285,7 +285,7 @@ impl Daemon {
     /// The refusal, or [`Code::Internal`] if the task has panicked.
     pub async fn send(&self, what: DaemonRequest) -> Result<(), ApiError> {
         let (done, answer) = oneshot::channel();
-        let gone = || ApiError::new(Code::Internal, "the task of this MPS daemon has panicked");
+        let gone = || ApiError::new(Code::Internal, "the task of gpushd that manages this MPS daemon has panicked");
         self.ask.send(QueuedRequest { what, done }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }

@@ -43,7 +43,7 @@ pub(super) async fn find(daemon: i32, pipe: &Path, known: Vec<i32>, named: Optio
     match found.map_err(std::io::Error::other).and_then(|found| found) {
         Ok(unlisted) => pending(unlisted, named_ones.into_iter().filter(|pid| is_elsewhere(*pid))),
         Err(error) => {
-            tracing::debug!(daemon, "cannot find its pending clients: {error}");
+            tracing::debug!(daemon, "cannot find the pending clients of the MPS daemon: {error}");
             Pending { waiting: named_ones, others: named.is_none() }
         }
     }
@@ -77,7 +77,7 @@ pub(super) fn log_blocked(target: &str, before: &Health, now: &Health) {
             pid,
             uid = proc::owner(*pid),
             command = proc::name(*pid),
-            "a client waits because its daemon serves another user"
+            "a client waits because its MPS daemon serves another user"
         );
     }
 }

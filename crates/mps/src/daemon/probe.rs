@@ -147,7 +147,7 @@ impl SupervisorTask {
         self.problems = vec![health::describe_no_reply(error, &self.dir, self.spec.as_ref())];
         self.problems.extend(protocol_in_use::unsupported(pid));
         if proc::is_suspended(pid) {
-            self.problems.push(format!("the daemon is suspended; to resume it: `kill -CONT {pid}`"));
+            self.problems.push(format!("the MPS daemon is suspended; to resume it: `kill -CONT {pid}`"));
         }
         let is_busy = matches!(error, ControlError::Busy);
         if let Some(spec) = &self.spec {
@@ -183,14 +183,15 @@ impl SupervisorTask {
         if was_applied {
             tracing::warn!(
                 mps = self.target,
-                "another program changed the settings of the daemon ({changes}); gpushd restored them"
+                "another program changed the settings of the MPS daemon ({changes}); gpushd restored the settings"
             );
             let at = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
             self.drift = Some(format!(
-                "another program changed the settings of the daemon ({changes}); gpushd restored them at {at}"
+                "another program changed the settings of the MPS daemon ({changes}); gpushd restored the settings at \
+                {at}"
             ));
         } else {
-            tracing::info!(mps = self.target, "the daemon had {changes}: gpushd set the desired values");
+            tracing::info!(mps = self.target, "the MPS daemon had {changes}: gpushd set the desired values");
         }
     }
 }

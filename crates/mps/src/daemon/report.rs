@@ -12,8 +12,8 @@ use tokio::{sync::watch, time::Instant};
 use super::{Report, protocol_in_use, settings, task::SupervisorTask};
 
 /// The warning to users of a shared server.
-const MULTI_USER: &str = "the clients of all users share one server, which runs as root, and its log: a fatal fault \
-                          of one client ends the clients of all users";
+const MULTI_USER: &str = "the clients of all users share one MPS server, which runs as root, and one log: a fatal \
+fault of one client ends the clients of all users";
 
 impl SupervisorTask {
     /// Describes the protocol in use, but only if it has changed since the last description,
@@ -103,7 +103,8 @@ impl SupervisorTask {
         let multi_user = (self.process.is_some() && self.is_multi_user()).then(|| MULTI_USER.to_owned());
         let pending = (self.desired.is_some() && self.is_multi_user() != self.desires_multi_user()).then(|| {
             format!(
-                "the value of `users` in its rule has changed: the new value takes effect when the daemon has no lease and no client, or after `gpushctl mps restart {}` (administrator)",
+                "the value of `users` in the rule has changed: the new value takes effect when the MPS daemon has no \
+                lease and no client, or after an administrator runs `gpushctl mps restart {}`",
                 self.target
             )
         });

@@ -56,14 +56,14 @@ pub(super) async fn apply(
     let mut changes = Vec::new();
     let percentage = control.default_percentage(deadline).await?;
     if percentage != wanted.percentage {
-        changes.push(format!("percentage {percentage}, not {}", wanted.percentage));
+        changes.push(format!("percentage {percentage} instead of {}", wanted.percentage));
         control.set_default_percentage(wanted.percentage, deadline).await?;
     }
     for ServerSettings { server, percentage: has, .. } in
         servers.iter_mut().filter(|has| has.percentage != wanted.percentage)
     {
         if *has != percentage {
-            changes.push(format!("a server has percentage {has}, not {}", wanted.percentage));
+            changes.push(format!("a server has percentage {has} instead of {}", wanted.percentage));
         }
         if was_received(control.set_percentage(*server, wanted.percentage, deadline).await)? {
             *has = wanted.percentage;
@@ -73,7 +73,7 @@ pub(super) async fn apply(
         servers.iter_mut().filter(|has| has.limit != has.first_limit)
     {
         changes.push(format!(
-            "a server has memory limit {}, not {}",
+            "a server has memory limit {} instead of {}",
             describe_limit(*limit),
             describe_limit(*first_limit)
         ));
@@ -90,7 +90,7 @@ pub(super) async fn apply(
     let limit = control.default_memory_limit(deadline).await?;
     if limit != wanted.memory_limit_mib.map(as_reported) {
         changes.push(format!(
-            "memory limit {}, not {}",
+            "memory limit {} instead of {}",
             describe_limit(limit),
             describe_limit(wanted.memory_limit_mib)
         ));
@@ -98,7 +98,7 @@ pub(super) async fn apply(
     }
     let priority = control.default_priority(deadline).await?;
     if priority != wanted.priority {
-        changes.push(format!("priority {priority}, not {}", wanted.priority));
+        changes.push(format!("priority {priority} instead of {}", wanted.priority));
         control.set_default_priority(wanted.priority, deadline).await?;
     }
     Ok(AppliedSettings { effective: wanted.clone(), changes })
@@ -113,7 +113,7 @@ pub(super) fn own_limits<'a>(
     let now = daemon.memory_limit_mib.map(as_reported);
     servers.iter().filter(move |has| has.limit != now).map(|has| {
         let limit = has.limit.map_or_else(|| "no memory limit".to_owned(), |limit| format!("memory limit {limit}"));
-        format!("a server was started with {limit}; the limit cannot change until the server ends")
+        format!("an MPS server was started with {limit}; the limit cannot change until this server ends")
     })
 }
 

@@ -27,8 +27,8 @@ use super::{
 };
 
 /// The message to all callers; the log names the process.
-const FOREIGN: &str = "a process that is not the MPS daemon holds control_lock in its directory: gpushd does not \
-    adopt this process";
+const FOREIGN: &str = "a process that is not the MPS daemon holds `control_lock` in the pipe directory: gpushd does \
+not adopt this process";
 
 impl SupervisorTask {
     /// Adopts the daemon that a previous gpushd left running.
@@ -48,7 +48,9 @@ impl SupervisorTask {
             }
             Ok(LockOwner::Free) => {}
             Ok(LockOwner::Foreign(foreign)) => self.report_foreign(foreign),
-            Err(error) => self.problems = vec![format!("the owner of its directory is not known: {error}")],
+            Err(error) => {
+                self.problems = vec![format!("it is not known which process uses the pipe directory: {error}")]
+            }
         }
     }
 
@@ -85,7 +87,7 @@ impl SupervisorTask {
         };
         match self.launcher.start(&self.dir).await {
             Ok(process) => {
-                tracing::info!(mps = self.target, "started the MPS daemon {}", process.pid);
+                tracing::info!(mps = self.target, "started the MPS daemon (pid {})", process.pid);
                 self.control = Some(self.control_of(&spec, process.pid));
                 (self.process, self.spec, self.next_user) = (Some(process), Some(spec), None);
                 Ok(())
@@ -122,7 +124,7 @@ impl SupervisorTask {
         }
         tracing::warn!(
             mps = self.target,
-            "cannot read spec.json: gpushd wrote it again from the settings of the running daemon {pid}"
+            "cannot read spec.json: gpushd wrote the file again from the settings of the running MPS daemon (pid {pid})"
         );
         if let Err(error) = self.dir.write_spec(spec) {
             tracing::error!(mps = self.target, "cannot write spec.json: {error}");
@@ -140,7 +142,7 @@ impl SupervisorTask {
     }
 
     fn take_over(&mut self, process: DaemonProcess, spec: Spec) {
-        tracing::info!(mps = self.target, "adopted the MPS daemon {}", process.pid);
+        tracing::info!(mps = self.target, "adopted the MPS daemon (pid {})", process.pid);
         self.control = Some(self.control_of(&spec, process.pid));
         (self.process, self.spec) = (Some(process), Some(spec));
     }
@@ -148,7 +150,7 @@ impl SupervisorTask {
     /// Prepares the directory for a start.
     fn prepare_dir(&self) -> Result<Spec, ApiError> {
         let Some(wanted) = &self.desired else {
-            return Err(ApiError::new(Code::Internal, "the desired settings of the daemon are not known"));
+            return Err(ApiError::new(Code::Internal, "the desired settings of the MPS daemon are not known"));
         };
         let internal =
             |what: &str, error: &dyn std::fmt::Display| ApiError::new(Code::Internal, what).cause(error.to_string());
@@ -182,7 +184,7 @@ impl SupervisorTask {
         };
         // `create` removes stale sockets, because a client that finds a stale socket runs without
         // MPS.
-        self.dir.create(&spec).map_err(|error| internal("cannot create the directory of the daemon", &error))?;
+        self.dir.create(&spec).map_err(|error| internal("cannot create the directory of the MPS daemon", &error))?;
         Ok(spec)
     }
 
@@ -194,7 +196,7 @@ impl SupervisorTask {
     fn record_start_error(&mut self, error: StartError) -> SupervisorEvent {
         let (why, event) = match error {
             StartError::Later(why) => (why, SupervisorEvent::Occupied),
-            StartError::Failed(why) => (format!("the daemon can't be started: {why}"), SupervisorEvent::Ended),
+            StartError::Failed(why) => (format!("the MPS daemon can't be started: {why}"), SupervisorEvent::Ended),
         };
         // gpushd retries, but logs each reason only once.
         if self.problems.first() != Some(&why) {

@@ -48,7 +48,7 @@ impl SupervisorTask {
                 match control.quit(Some(INTERRUPT), DEADLINE).await {
                     Ok(_) => pause = REPEAT,
                     Err(error) if !is_logged && pause == RETRY => {
-                        tracing::warn!(mps = target, "cannot ask the daemon to end: {error}");
+                        tracing::warn!(mps = target, "cannot ask the MPS daemon to end: {error}");
                         is_logged = true;
                     }
                     Err(_) => {}
@@ -96,7 +96,7 @@ pub(super) async fn terminate(target: &str, control: &Control, server: i32, clie
     match control.send(&Command::TerminateClient { server, client }, DEADLINE).await {
         Ok(_) => true,
         Err(error) => {
-            tracing::warn!(mps = target, "cannot ask client {client} to end: {error}");
+            tracing::warn!(mps = target, "cannot ask the MPS daemon to end the work of client {client}: {error}");
             !matches!(error, ControlError::Busy | ControlError::Session(_))
         }
     }

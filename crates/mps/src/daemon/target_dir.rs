@@ -136,9 +136,11 @@ impl TargetDir {
         if length <= LONGEST {
             return Ok(());
         }
-        let message = format!("{} is too long a path for an MPS daemon", self.dir.display());
+        let message = format!("the path {} is too long for an MPS daemon", self.dir.display());
         Err(ApiError::new(Code::Unsupported, message)
-            .cause(format!("its pipe directory would have {length} bytes, but NVIDIA's daemon allows only {LONGEST}"))
+            .cause(format!(
+                "the path of the pipe directory would have {length} bytes, but NVIDIA's daemon allows only {LONGEST}"
+            ))
             .hint("start gpushd with a shorter --mps-dir, such as /run/gpush-mps"))
     }
 

@@ -369,7 +369,9 @@ impl SupervisorTask {
         }
         let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
         error.causes.clone_from(&self.problems);
-        Err(error.hint(format!("`gpushctl mps logs {}` shows its log (administrator)", self.target)).retryable())
+        Err(error
+            .hint(format!("run `gpushctl mps logs {}` (administrator) to see the log of the daemon", self.target))
+            .retryable())
     }
 
     /// Returns the time since the task was created, which is the supervisor's clock.
@@ -395,13 +397,13 @@ impl SupervisorTask {
                     SupervisorEffect::ReportGivenUp => {
                         tracing::error!(
                             mps = self.target,
-                            "gpushd gave up: the MPS daemon failed {} times",
+                            "gpushd no longer restarts the MPS daemon: it failed {} times",
                             self.supervisor.failures()
                         );
                     }
                     SupervisorEffect::ReportHung => tracing::error!(
                         mps = self.target,
-                        "the MPS daemon hangs with {}, so gpushd does not restart it",
+                        "the MPS daemon hangs and has {}, so gpushd does not restart it",
                         match self.supervisor.clients() {
                             Some(clients) => format!("{clients} clients"),
                             None => "clients that cannot be listed".to_owned(),

@@ -36,7 +36,7 @@ pub enum ControlError {
     Session(#[from] SessionError),
     /// Another process held the control connection until the deadline: an open front-end, or a
     /// connection that hangs.
-    #[error("another process holds the daemon's control connection")]
+    #[error("another process holds the control connection of the MPS daemon")]
     Busy,
     /// The daemon refused the command.
     #[error("the control daemon refused `{command}`: {said}")]
@@ -53,7 +53,7 @@ pub enum ControlError {
     #[error("the control daemon has no such server")]
     NoServer,
     /// The server is starting or ending, so the daemon did not pass the command to it.
-    #[error("the server is starting or ending, so the control daemon did not ask it")]
+    #[error("the MPS server is starting or ending, so the control daemon did not pass the command to it")]
     ServerBusy,
     /// The daemon reported success, but the value read back differs.
     #[error("the control daemon accepted `{told}` but then reported `{has}`")]
@@ -64,7 +64,7 @@ pub enum ControlError {
         has: String,
     },
     /// A reply that cannot be parsed.
-    #[error("the control daemon answered `{command}` with `{said}`")]
+    #[error("the control daemon answered `{command}` with `{said}`, which gpushd does not understand")]
     Strange {
         /// The command.
         command: String,

@@ -102,7 +102,7 @@ pub(crate) fn check_lock_holder(meant: i32, directory: &Path) -> Result<(), Sess
 
 /// Returns the process that holds the lock of the directory.
 fn holder(directory: &Path) -> io::Result<Daemon> {
-    let no_holder = || io::Error::new(io::ErrorKind::NotFound, "no process holds its lock");
+    let no_holder = || io::Error::new(io::ErrorKind::NotFound, "no process holds the lock of the pipe directory");
     let pid = lock::holder(directory)?.ok_or_else(no_holder)?;
     let uid = proc::owner(pid).ok_or_else(no_holder)?;
     Ok(Daemon { pid, uid })

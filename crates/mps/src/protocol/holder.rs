@@ -145,7 +145,7 @@ impl ControlSockets {
         // A kernel that does not support `sock_diag` for these sockets reports each socket as
         // missing.
         if found == 0 {
-            return Err(io::Error::other("the kernel lists none of its sockets"));
+            return Err(io::Error::other("the kernel lists none of the sockets of the MPS daemon"));
         }
         // Ignore sockets that the daemon has closed in the meantime.
         if !unknown.is_empty() {

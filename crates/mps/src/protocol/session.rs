@@ -78,8 +78,8 @@ pub enum SessionError {
     Closed,
     /// No message arrived before the deadline.
     #[error("the control daemon does not respond: {}", match stage {
-        Stage::Hello => "it does not greet",
-        Stage::Answer => "it does not answer",
+        Stage::Hello => "it sends no greeting",
+        Stage::Answer => "it sends no answer",
     })]
     Silent {
         /// The stage at the deadline.
@@ -94,7 +94,7 @@ pub enum SessionError {
         meant: i32,
     },
     /// A message that is not part of the protocol.
-    #[error("the answer is not that of a known control daemon: {0}")]
+    #[error("the answer does not come from an MPS control daemon that gpushd knows: {0}")]
     Foreign(String),
     /// A text that must not be sent as a command.
     #[error("`{0}` is not a command")]
@@ -129,7 +129,7 @@ pub(crate) async fn ask_only(
         let wire = connect(at)?;
         let (hello, daemon) = receive(&wire).await?;
         if hello != wire::HELLO {
-            return Err(SessionError::Foreign(format!("it greets with {} bytes", hello.len())));
+            return Err(SessionError::Foreign(format!("the greeting has {} bytes", hello.len())));
         }
         let daemon = daemon.ok_or_else(|| {
             SessionError::Foreign("the kernel does not say which process is at the other end of the socket".to_owned())
@@ -148,7 +148,9 @@ pub(crate) async fn ask_only(
             match wire::frame(&receive(&wire).await?.0) {
                 Some(Frame::Text(part)) => text.push(part),
                 Some(Frame::Status(status)) => return Ok(Answer { daemon, text, status }),
-                None => return Err(SessionError::Foreign("its frames have another format".to_owned())),
+                None => {
+                    return Err(SessionError::Foreign("the frames of the answer have an unknown format".to_owned()));
+                }
             }
         }
     };
@@ -201,7 +203,7 @@ async fn receive(wire: &UnixStream) -> Result<(Vec<u8>, Option<Daemon>), Session
     });
     match got.await.map_err(ended_or)? {
         (0, _, _) => Err(SessionError::Closed),
-        (_, true, _) => Err(SessionError::Foreign("a frame is too large".to_owned())),
+        (_, true, _) => Err(SessionError::Foreign("a frame of the answer is too large".to_owned())),
         (length, false, daemon) => {
             buffer.truncate(length);
             Ok((buffer, daemon))

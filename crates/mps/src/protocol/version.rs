@@ -67,8 +67,10 @@ pub enum Unsupported {
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::V3 => write!(f, "it speaks MPS v3, which is not supported yet"),
-            Self::StaticPartitioning => write!(f, "it partitions SMs statically, which is not supported yet"),
+            Self::V3 => write!(f, "the MPS daemon uses MPS v3, which gpushd does not support yet"),
+            Self::StaticPartitioning => {
+                write!(f, "the MPS daemon partitions SMs statically, which gpushd does not support yet")
+            }
         }
     }
 }

@@ -49,7 +49,7 @@ pub(super) enum StartError {
 
 impl StartError {
     fn locked() -> Self {
-        Self::Later("processes of the previous daemon still run".to_owned())
+        Self::Later("processes of the previous MPS daemon are still running".to_owned())
     }
 }
 

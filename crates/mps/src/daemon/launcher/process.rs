@@ -35,7 +35,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
     if let Some(mut trouble) = child.stderr.take() {
         let read = tokio::time::timeout(BECOME, trouble.read_to_string(&mut said)).await;
         if read.is_err() {
-            said = "the process did not become the daemon in time".to_owned();
+            said = "the process did not become the MPS daemon in time".to_owned();
         }
     }
     let process = DaemonProcess::of(pid).map_err(failed)?;

@@ -84,7 +84,7 @@ impl Units {
             !ours && state.active != "deactivating"
         };
         match self.0.wait_until(&unit, CLEANUP, has_ended).await {
-            Err(error) => format!("ended; systemd can't say how: {}", error.in_full()),
+            Err(error) => format!("ended; cannot read the exit status from systemd: {}", error.in_full()),
             Ok(state) => {
                 if state.active == "failed"
                     && let Err(error) = self.0.reset_failed(&unit).await
@@ -116,8 +116,8 @@ impl Units {
         orphans.retain(|unit| !known.iter().any(|target| *unit == of(target)));
         for unit in &orphans {
             tracing::warn!(
-                "{unit} runs, but its directory is missing: gpushd ends the unit when it has no server; to end it \
-                now: `systemctl stop {unit}`"
+                "{unit} runs, but its directory is missing: gpushd ends the unit when no MPS server runs in it; to \
+                end the unit now: `systemctl stop {unit}`"
             );
         }
         loop {

@@ -114,8 +114,8 @@ impl LogParser {
     /// Describes a log that has stopped growing.
     pub(in crate::daemon) fn mute(&self) -> Option<String> {
         self.mute.then(|| {
-            "the daemon can no longer write its log and will hang: the disk is full, or another program wrote into \
-            `log` in its pipe directory"
+            "the MPS daemon can no longer write its log and will hang: the disk is full, or another program wrote \
+            into `log` in the pipe directory"
                 .to_owned()
         })
     }
@@ -124,14 +124,15 @@ impl LogParser {
     pub(in crate::daemon) fn death(&self) -> Option<String> {
         let (at, status) = self.recent.back()?;
         let ago = at.elapsed().as_secs();
-        Some(format!("a server ended with status {status} {ago}s ago, and its clients ended with it"))
+        Some(format!("an MPS server ended {ago}s ago with status {status}, and its clients ended with it"))
     }
 
     /// Describes servers that end as soon as they start.
     pub(in crate::daemon) fn deaths(&self) -> Option<String> {
         let (_, status) = self.recent.back().filter(|_| self.recent.len() >= DEATHS)?;
         Some(format!(
-            "its servers end as soon as they are started: {} servers within {}s, the last one with status {status}",
+            "the MPS servers end as soon as they are started: {} servers ended within {}s, the last one with status \
+            {status}",
             self.recent.len(),
             WITHIN.as_secs()
         ))
@@ -191,14 +192,14 @@ mod tests {
         say("127", 1);
         look(&mut parser);
         assert!(
-            parser.deaths().unwrap().ends_with("3 servers within 60s, the last one with status 127"),
+            parser.deaths().unwrap().ends_with("3 servers ended within 60s, the last one with status 127"),
             "{:?}",
             parser.deaths()
         );
         // After a rotation, all lines are new.
         std::fs::write(&path, format!("{line} 2\n")).unwrap();
         look(&mut parser);
-        assert!(parser.deaths().unwrap().contains("4 servers within"), "{:?}", parser.deaths());
+        assert!(parser.deaths().unwrap().contains("4 servers ended within"), "{:?}", parser.deaths());
     }
 
     #[test]
