@@ -48,8 +48,8 @@ pub fn main() -> ExitCode {
     match take_over_stdin() {
         Ok(socket) => run(socket),
         Err(error) => {
-            eprintln!("driver-worker: standard input is not the agent's socket: {error}");
-            eprintln!("driver-worker: only gpushd starts it");
+            eprintln!("driver-worker: standard input is not a socket of gpushd: {error}");
+            eprintln!("driver-worker: only gpushd can start this command");
             ExitCode::from(2)
         }
     }
@@ -189,7 +189,7 @@ fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
             match driver.gpu_by_index(index).and_then(|gpu| set.register(&gpu)) {
                 Ok(true) => registered += 1,
                 Ok(false) => {}
-                Err(error) => eprintln!("driver-worker: no events of this GPU: {error}"),
+                Err(error) => eprintln!("driver-worker: cannot receive events of a GPU: {error}"),
             }
         }
         Ok(set)
@@ -197,7 +197,7 @@ fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
     match set {
         Ok(set) => Some(set).filter(|_| registered > 0),
         Err(error) => {
-            eprintln!("driver-worker: no events from the driver: {error}");
+            eprintln!("driver-worker: cannot receive events from the driver: {error}");
             None
         }
     }
@@ -209,7 +209,7 @@ fn report_events(set: &EventSet<'_>, replies: &ReplySender) {
             Ok(Some(event)) => replies.send(&ToParent::Event(event)),
             Ok(None) => {}
             Err(error) => {
-                eprintln!("driver-worker: no more events from the driver: {error}");
+                eprintln!("driver-worker: cannot receive more events from the driver: {error}");
                 return;
             }
         }

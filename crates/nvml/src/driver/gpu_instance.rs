@@ -140,7 +140,7 @@ impl<'d> Gpu<'d> {
             return Ok(instance);
         }
         let (placement, profile) = (instance.placement, instance.profile_id);
-        Err(unseen(format!("profile {profile} at {}:{} is there instead", placement.start, placement.size)))
+        Err(unseen(format!("the GPU has profile {profile} at {}:{} instead", placement.start, placement.size)))
     }
 
     /// Destroys a compute instance and verifies that it no longer exists.

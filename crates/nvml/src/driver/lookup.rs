@@ -156,5 +156,6 @@ impl Gpu<'_> {
 }
 
 fn c_string(text: &str, function: &str) -> Result<CString, DriverError> {
-    CString::new(text).map_err(|_| DriverError::new(ErrorKind::InvalidArgument, function).detail("a NUL in a name"))
+    CString::new(text)
+        .map_err(|_| DriverError::new(ErrorKind::InvalidArgument, function).detail("a name contains a NUL byte"))
 }

@@ -246,7 +246,7 @@ impl ErrorKind {
             }
             Self::WorkerDied { may_have_landed: false } => "gpushd's driver worker died during the call",
             Self::WorkerUnavailable => "gpushd's driver worker does not run",
-            Self::Stopped => "driver calls are suspended",
+            Self::Stopped => "gpushd has suspended calls to the driver",
         }
     }
 }

@@ -170,7 +170,7 @@ impl DriverError {
             // The driver also counts open handles, but its process lists do not contain the
             // processes that hold them.
             ErrorKind::InUse => format!(
-                "run `gpushctl gpu show {gpu}` to see which processes use it; if there are none, run `fuser -v \
+                "run `gpushctl gpu show {gpu}` to see which processes use the GPU; if there are none, run `fuser -v \
                 /dev/nvidia*` to see which programs have it open, often a monitor (nv-hostengine, dcgm-exporter, \
                 nvidia-persistenced)"
             ),
@@ -182,8 +182,10 @@ impl DriverError {
                     "check the GPU again with `gpushctl gpu show {gpu}`; its state is `unknown` until the call returns"
                 )
             }
-            ErrorKind::InsufficientResources => format!("see its state with `gpushctl gpu show {gpu}`"),
-            ErrorKind::OperatingSystem => "check the device cgroup of gpushd".to_owned(),
+            ErrorKind::InsufficientResources => format!("run `gpushctl gpu show {gpu}` to see the state of the GPU"),
+            ErrorKind::OperatingSystem => {
+                "check whether the device cgroup of gpushd denies access to the GPU".to_owned()
+            },
             ErrorKind::Uninitialized
             | ErrorKind::InvalidArgument
             | ErrorKind::AlreadyInitialized

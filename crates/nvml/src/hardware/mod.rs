@@ -396,9 +396,9 @@ impl Hardware {
 }
 
 fn ended(what: &str) -> DriverError {
-    DriverError::new(ErrorKind::Stopped, what).detail("the agent is ending")
+    DriverError::new(ErrorKind::Stopped, what).detail("gpushd is stopping")
 }
 
 fn mixed_up(what: &str, answer: &Answer) -> DriverError {
-    DriverError::new(ErrorKind::Garbled, what).detail(format!("the worker answered with {answer:?}"))
+    DriverError::new(ErrorKind::Garbled, what).detail(format!("gpushd's driver worker answered with {answer:?}"))
 }

@@ -30,7 +30,10 @@ impl Hardware {
             other => return other,
         };
         let Some(object) = self.unused(&request).await else { return Err(error) };
-        tracing::warn!(%error, "no process uses it: trying again in a new driver session");
+        tracing::warn!(
+            %error,
+            "no process uses the object that the driver reports as in use: trying again in a new driver session"
+        );
         if let Err(stuck) = self.restart().await {
             tracing::warn!(error = %stuck, "the driver session can't be ended");
             return Err(error);

@@ -99,11 +99,11 @@ fn log_worker_death(pid: Option<u32>, how: &str, calls: &[&Request]) {
     };
     let during: Vec<String> = calls.iter().map(during).collect();
     let (during, next) = match (calls.is_empty(), calls.iter().any(|request| request.is_mutation())) {
-        (true, _) => (String::new(), "gpushd starts a new one for the next call"),
-        (false, false) => (format!(" during {}", during.join(", ")), "gpushd starts a new one and repeats the call"),
+        (true, _) => (String::new(), "gpushd starts a new worker for the next call"),
+        (false, false) => (format!(" during {}", during.join(", ")), "gpushd starts a new worker and repeats the call"),
         (false, true) => (
             format!(" during {}", during.join(", ")),
-            "gpushd starts a new one and reads from the hardware whether the change was made",
+            "gpushd starts a new worker and reads from the hardware whether the change was made",
         ),
     };
     tracing::warn!(pid, "gpushd's driver worker died{during}: {how}; {next}");
@@ -216,7 +216,7 @@ impl Supervisor {
     }
 
     fn answer(&mut self, ticket: Ticket, result: Result<Answered, DriverError>) {
-        let mixed_up = || DriverError::new(ErrorKind::Garbled, "calling the driver worker");
+        let mixed_up = || DriverError::new(ErrorKind::Garbled, "calling gpushd's driver worker");
         match self.waiting.remove(&ticket) {
             Some(Waiting::Driver(to)) => {
                 let result = result.and_then(|answered| match answered {

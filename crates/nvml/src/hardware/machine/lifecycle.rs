@@ -144,10 +144,12 @@ impl Machine {
         }
         let result = match stuck {
             None => Ok(()),
-            Some(abandoned) => Err(DriverError::new(ErrorKind::Unsettled, "ending the driver worker").detail(format!(
-                "it was killed but still exists, stuck in the kernel: {}",
-                abandoned.calls.join(", ")
-            ))),
+            Some(abandoned) => {
+                Err(DriverError::new(ErrorKind::Unsettled, "ending gpushd's driver worker").detail(format!(
+                    "the worker was killed but still exists, because it hangs in the kernel in: {}",
+                    abandoned.calls.join(", ")
+                )))
+            }
         };
         for ticket in self.ending.drain(..) {
             self.effects.push(Effect::Ended { ticket, result: result.clone() });
@@ -161,7 +163,8 @@ impl Machine {
             return;
         }
         if self.abandoned.len() >= MOST_ABANDONED {
-            let detail = format!("{} workers hang in the driver and can't be ended", self.abandoned.len());
+            let detail =
+                format!("{} driver workers of gpushd hang in the driver and can't be ended", self.abandoned.len());
             let error =
                 DriverError::new(ErrorKind::WorkerUnavailable, "starting gpushd's driver worker").detail(detail);
             self.fail(error, now + self.limits.retry);
