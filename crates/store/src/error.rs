@@ -22,7 +22,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Another user owns the state directory or a file in it, or users other than the owner may write to it.
-    #[error("{} {why}, so the records of gpushd there are not safe: {}; or give another directory with \
+    #[error("{} {why}, so the records of gpushd are not safe: {}; or give another directory with \
         --state-dir", path.display(), why.way_out(path))]
     Untrusted {
         /// The directory, or the file in it.
@@ -31,8 +31,9 @@ pub enum OpenError {
         why: Untrusted,
     },
     /// Another gpushd holds the lock of the state directory.
-    #[error("another gpushd {}uses the state directory {}; stop it (`systemctl stop gpushd`{}), or give another \
-             directory with --state-dir", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
+    #[error("another gpushd {}uses the state directory {}; stop that gpushd (`systemctl stop gpushd`{}), or give \
+             another directory with --state-dir", by(*.holder, "(pid ", ") "), path.display(),
+             by(*.holder, " or `kill ", "`"))]
     Held {
         /// The directory.
         path: PathBuf,
@@ -49,15 +50,15 @@ pub enum OpenError {
         kind: &'static str,
     },
     /// There is no space to create or migrate the database.
-    #[error("no space left on the disk of {}; free some space (`df -h {}`), then start gpushd again",
+    #[error("no space left on the disk of {}; free some space (`df -h {}` shows the disk), then start gpushd again",
             path.display(), path.display())]
     Full {
         /// The directory.
         path: PathBuf,
     },
     /// The database cannot be opened or read. Its content is not the cause.
-    #[error("cannot open the database {}: {cause}; check the disk (`dmesg`) and the permissions of the file (`ls -l \
-        {}`)", file.display(), file.display())]
+    #[error("cannot open the database {}: {cause}; check the disk with `dmesg`, and the permissions of the file with \
+    `ls -l {}`", file.display(), file.display())]
     Database {
         /// The file.
         file: PathBuf,
@@ -95,7 +96,7 @@ impl fmt::Display for Untrusted {
             Self::Owner { uid, own } => {
                 write!(
                     f,
-                    "belongs to uid {uid}, and gpushd runs as {}",
+                    "belongs to uid {uid}, but gpushd runs as {}",
                     if *own == 0 { "root" } else { "another user" }
                 )
             }
@@ -114,7 +115,7 @@ impl Untrusted {
         let path = path.display();
         match self {
             Self::Owner { own, .. } => {
-                format!("check its content (`ls -la {path}`), then run `chown {own} {path}` and `chmod go-w {path}`")
+                format!("check its content with `ls -la {path}`, then run `chown {own} {path}` and `chmod go-w {path}`")
             }
             Self::Mode { .. } => format!("run `chmod go-w {path}`"),
             Self::Link | Self::NoFile => format!("run `ls -l {path}` to see who put it there, then `rm {path}`"),
@@ -133,15 +134,15 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
 pub enum StoreError {
     /// The disk is full. The ends of operations and leases can still be recorded.
     #[error("no space left on the disk of {}: gpushd can record only the end of operations and leases, and refuses \
-        new ones; free some space (`df -h {}`)",
+    new ones; free some space (`df -h {}` shows the disk)",
             path.display(), path.display())]
     Full {
         /// The state directory.
         path: PathBuf,
     },
     /// The database was written by a newer gpushd.
-    #[error("the database {} was written by a newer gpushd (schema {found}, this one knows {known}): gpushd only \
-        reads it; install the newer version of gpushd again", file.display())]
+    #[error("the database {} was written by a newer gpushd (it has schema {found}, this gpushd supports {known}): \
+    gpushd only reads the database; install the newer version of gpushd again", file.display())]
     ReadOnly {
         /// The file.
         file: PathBuf,
@@ -151,16 +152,16 @@ pub enum StoreError {
         known: u32,
     },
     /// The database was deleted or replaced while gpushd was running.
-    #[error("{} was deleted or replaced while gpushd ran: its records may be lost; restart gpushd (`systemctl \
-        restart gpushd`), which then reports the loss", file.display())]
+    #[error("{} was deleted or replaced while gpushd was running, so records may be lost; run `systemctl restart \
+    gpushd`: gpushd then reports the loss", file.display())]
     Gone {
         /// The missing file.
         file: PathBuf,
     },
     /// The disk failed during this transaction. Only a restart shows whether the transaction was
     /// recorded.
-    #[error("it is not known whether the change is recorded in {}: {cause}; check the disk (`dmesg`), then restart \
-        gpushd (`systemctl restart gpushd`)", file.display())]
+    #[error("it is not known whether the change is recorded in {}: {cause}; check the disk with `dmesg`, then run \
+    `systemctl restart gpushd`", file.display())]
     Uncertain {
         /// The file.
         file: PathBuf,
@@ -168,8 +169,8 @@ pub enum StoreError {
         cause: String,
     },
     /// The disk failed in an earlier transaction.
-    #[error("the database {} failed: {cause}; check the disk (`dmesg`), then restart gpushd (`systemctl restart \
-        gpushd`)", file.display())]
+    #[error("the database {} failed: {cause}; check the disk with `dmesg`, then run `systemctl restart gpushd`",
+        file.display())]
     Broken {
         /// The file.
         file: PathBuf,
@@ -178,8 +179,8 @@ pub enum StoreError {
     },
     /// A record is damaged.
     #[error(
-        "a record of {table} is damaged: {what}; restart gpushd (`systemctl restart gpushd`): it then renames the \
-        damaged database and creates a new one"
+        "a record of {table} is damaged: {what}; run `systemctl restart gpushd`: gpushd then renames the damaged \
+        database and creates a new one"
     )]
     Corrupt {
         /// Table.
@@ -235,7 +236,7 @@ pub enum StoreError {
     #[error("the database returned an error: {0}")]
     Internal(String),
     /// The queue is full.
-    #[error("{waiting} changes wait to be recorded; try again")]
+    #[error("gpushd cannot record this change now: {waiting} other changes are waiting; try again")]
     Busy {
         /// Number of queued jobs.
         waiting: usize,

@@ -170,20 +170,20 @@ impl fmt::Display for Note {
             }
             Self::Opaque { directory, kind } => write!(
                 f,
-                "the state directory {} is on {kind}: it may not survive a power failure",
+                "the state directory {} is on {kind}: its content may not survive a power failure",
                 directory.display()
             ),
             Self::Migrated { from, to } => write!(f, "the database was upgraded from schema {from} to {to}"),
             Self::NewerSchema { file, found, known } => write!(
                 f,
-                "the database {} was written by a newer gpushd (schema {found}, this one knows {known}): gpushd \
-                only reads it and refuses changes; install the newer version of gpushd again",
+                "the database {} was written by a newer gpushd (it has schema {found}, this gpushd supports {known}): \
+                gpushd only reads the database and refuses changes; install the newer version of gpushd again",
                 file.display()
             ),
             Self::Lost(lost) => {
                 write!(f, "the database was lost: {}", lost.cause)?;
                 if let Some(kept) = &lost.kept {
-                    write!(f, "; it is kept as {}", kept.display())?;
+                    write!(f, "; the old database is kept as {}", kept.display())?;
                 }
                 match lost.holds {
                     true => write!(f, "; managed GPUs are held until `gpushctl recover` (administrator) or a reboot"),
@@ -196,14 +196,14 @@ impl fmt::Display for Note {
             Self::OtherHost { file, kept } => {
                 write!(f, "the database {} belongs to another host (another machine-id)", file.display())?;
                 if let Some(kept) = kept {
-                    write!(f, "; it is kept as {}", kept.display())?;
+                    write!(f, "; the old database is kept as {}", kept.display())?;
                 }
                 write!(f, "; gpushd starts with an empty database")
             }
             Self::NoReserve { directory } => write!(
                 f,
                 "no space left on the disk of {}: gpushd can record only the end of operations and leases, and \
-                refuses new ones; free some space (`df -h {}`)",
+                refuses new ones; free some space (`df -h {}` shows the disk)",
                 directory.display(),
                 directory.display()
             ),

@@ -319,7 +319,7 @@ fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Sto
     }
     let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0)).map_err(sqlite)?;
     if mode != "wal" || connection.is_readonly("main").map_err(sqlite)? {
-        return damaged("its header is not the one that was written");
+        return damaged("its header is not the one that gpushd wrote");
     }
     schema::check_file(&connection, version)?;
     if version > schema::KNOWN {

@@ -116,17 +116,17 @@ impl Evidence {
         }
         match &self.watermark {
             Recorded::Progress(watermark) if names(watermark) == Some(false) => {
-                lost("its watermark was written for another database".to_owned())
+                lost("its watermark file was written for another database".to_owned())
             }
             Recorded::Progress(watermark) if database.sequence < watermark.sequence => behind(watermark),
             Recorded::Progress(_) => Provenance::Current,
             // gpushd was killed during its first start.
             Recorded::Missing | Recorded::Damaged if database.sequence == 0 => Provenance::Current,
             Recorded::Missing => {
-                lost("its watermark is missing, so it is not known whether the database is complete".to_owned())
+                lost("its watermark file is missing, so it is not known whether the database is complete".to_owned())
             }
             Recorded::Damaged => {
-                lost("its watermark is damaged, so it is not known whether the database is complete".to_owned())
+                lost("its watermark file is damaged, so it is not known whether the database is complete".to_owned())
             }
         }
     }

@@ -44,7 +44,7 @@ impl Reserve {
     pub(crate) fn release(&mut self) {
         self.standing = false;
         if let Err(error) = self.file.set_len(0) {
-            tracing::error!(%error, "the reserve of disk space can't be released");
+            tracing::error!(%error, "cannot release the disk space reserve");
         }
     }
 
@@ -53,7 +53,7 @@ impl Reserve {
         let (start, length) = (i64::try_from(self.bytes).unwrap_or(i64::MAX), ROOM);
         let found = posix_fallocate(&self.file, start, length).is_ok();
         if let Err(error) = self.file.set_len(self.bytes) {
-            tracing::warn!(%error, "the reserve of disk space can't be cut to its size");
+            tracing::warn!(%error, "cannot set the size of the disk space reserve");
         }
         found
     }

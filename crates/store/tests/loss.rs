@@ -175,7 +175,7 @@ fn missing_or_damaged_watermark_does_not_hide_lost_commits() {
             }
             if reboots {
                 scene.reboot();
-                scene.expect_loss("watermark is", false);
+                scene.expect_loss("watermark file is", false);
             } else {
                 scene.expect_loss("it ends at change", true);
             }
@@ -188,7 +188,7 @@ fn missing_watermark_without_marker_holds_on_recorded_boot() {
     let scene = Scene::used();
     remove(&scene.file("watermark"));
     remove(&scene.marker());
-    scene.expect_loss("its watermark is missing", true);
+    scene.expect_loss("its watermark file is missing", true);
 }
 
 #[test]
