@@ -147,7 +147,7 @@ pub(crate) fn mixed() -> Vec<Gpu> {
     bare.memory = None;
     let mut drifting = gpu(1, a100, 81_920, Some(mig(8, vec![split, bare])));
     drifting.drift = vec![
-        "compute instances of 2g.20gb@4: missing 2g.20gb".into(),
+        "2g.20gb@4: missing compute instances: 2g.20gb".into(),
         "missing 1g.10gb*2".into(),
         "extra 1g.20gb@6".into(),
     ];

@@ -185,8 +185,8 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     let is_whole = plan.is_empty() && plan.layout.iter().all(|entry| entry == "none");
     let how = gpu.filter(|_| is_whole || needs_no_change(plan)).and_then(|gpu| match gpu.mode {
-        Mode::Mps => Some("whole, shared through MPS"),
-        Mode::Timeslice => Some("whole, time-sliced"),
+        Mode::Mps => Some("whole GPU, shared through MPS"),
+        Mode::Timeslice => Some("whole GPU, time-sliced"),
         Mode::Exclusive => Some("whole"),
         Mode::Mig | Mode::NoRule | Mode::Unmanaged => None,
     });
@@ -368,7 +368,7 @@ mod tests {
         (gpu.mode, gpu.state) = (Mode::Timeslice, GpuState::Ready);
         let mut plan = GpuPlan { layout: vec!["none".to_owned()], ..fixtures::plan_without_steps(0) };
         plan.error = Some(ApiError::new(Code::Blocked, "cannot disable MIG mode"));
-        assert_eq!(wanted(&plan, Some(&gpu)), "whole, time-sliced");
+        assert_eq!(wanted(&plan, Some(&gpu)), "whole GPU, time-sliced");
         plan.layout = vec!["3g.40gb".to_owned()];
         assert_eq!(wanted(&plan, Some(&gpu)), "3g.40gb");
     }

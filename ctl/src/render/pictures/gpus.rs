@@ -108,7 +108,7 @@ fn time_sliced_gpu_shows_the_limits_of_time_slicing() {
                 Some(gpush_api::TimesliceLevel::Default),
                 Some("nvidia-smi cannot set the time-slice level `long`: Unknown Error"),
             ),
-            &["time-slice level is default, but the config says long"],
+            &["the time-slice level is `default`, but the config says `long`"],
         ),
         of(turns(gpush_api::TimesliceState::Unsupported, None, Some("Turing and later have them")), &[]),
         of(turns(gpush_api::TimesliceState::Unknown, None, Some("`nvidia-smi compute-policy` fails")), &[]),

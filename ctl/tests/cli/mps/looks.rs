@@ -27,7 +27,7 @@ fn lists_of_targets_clients_and_processes() {
 #[test]
 fn nothing_shared_and_no_unleased_processes() {
     let host = Host::new();
-    let error = ApiError::new(Code::GpuLost, "GPU 3 (GPU-3): the processes that use it are not known");
+    let error = ApiError::new(Code::GpuLost, "GPU 3 (GPU-3): the processes that use the GPU are not known");
     let lost = UnknownProcesses { gpu: 3, gpu_uuid: "GPU-3".to_owned(), error };
     let asked = AtomicUsize::new(0);
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
