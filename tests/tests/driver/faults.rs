@@ -244,7 +244,7 @@ fn worker_dies_with_parent_and_ignores_other_signals() {
 fn worker_started_from_shell_names_its_starter() {
     let output = Command::new(program("driver_worker")).stdin(std::process::Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("only gpushd starts it"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("only gpushd can start this command"));
 }
 
 #[tokio::test]

@@ -300,7 +300,7 @@ fn programs_writable_by_others_are_not_run() {
     let hook = around.file("before");
     std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o777)).unwrap();
     let error = refused(&agent, "0");
-    assert!(error.message.contains("can be written by others"), "{error:?}");
+    assert!(error.message.contains("can be written by other users"), "{error:?}");
     assert_eq!(error.hint, Some(format!("check its content, then run `chmod go-w {}`", hook.display())));
     assert_eq!(around.take_calls(), Vec::<String>::new());
 }

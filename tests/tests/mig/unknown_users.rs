@@ -35,7 +35,7 @@ fn unknown_users_block_destruction() {
         agent.settle_reads();
         let gpu = agent.gpu(0);
         assert_eq!((gpu.state, gpu.processes_known), (GpuState::Ready, false), "{code}: {gpu:?}");
-        let reason = "the processes that use it are not known";
+        let reason = "the processes that use the GPU are not known";
         assert!(gpu.reasons.iter().any(|r| r.starts_with(reason) && r.contains("RunningProcesses")), "{gpu:?}");
         assert!(status(&agent).contains(reason), "{code}: {}", status(&agent));
 

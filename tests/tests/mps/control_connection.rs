@@ -84,9 +84,12 @@ fn blocking_process_is_named_only_to_permitted_users() {
     let named = format!("sleep 600 (pid {},", peer.0.id());
     let hung = until("the process is named", &agent, |daemon| daemon["reasons"].to_string().contains(&named));
     let reasons = hung["reasons"].to_string();
-    assert!(reasons.contains("another process is connected to the daemon and keeps it from answering"), "{reasons}");
+    assert!(
+        reasons.contains("another process is connected to the MPS daemon, so the daemon does not answer gpushd"),
+        "{reasons}"
+    );
     assert!(reasons.contains("holds the control connection of the MPS daemon"), "{reasons}");
-    agent.wait_for_log("keeps it from answering");
+    agent.wait_for_log("so the daemon does not answer gpushd");
     agent.wait_for_log(&format!("pid={}", peer.0.id()));
     if nix::unistd::geteuid().is_root()
         && let Some(theirs) = reasons_for(NOBODY, &agent)

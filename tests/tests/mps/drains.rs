@@ -184,7 +184,7 @@ fn ended_server_is_reported_to_event_listeners() {
     let server = daemon(&agent, "0").servers[0].pid.expect("a pid");
     assert!(signal(server.cast_signed(), Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
-    let told = "a server ended";
+    let told = "an MPS server ended";
     // A request makes gpushd probe the daemon.
     becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
     let is = |what: &EventPayload| matches!(what, EventPayload::Mps(change) if change.reasons.concat().contains(told));
@@ -202,7 +202,7 @@ fn server_with_an_older_memory_limit_is_reported() {
     becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
     assert!(daemon(&agent, "0").findings.is_empty());
     limit(1024);
-    let told = "a server was started with memory limit 8192M; the limit cannot change";
+    let told = "an MPS server was started with memory limit 8192M; the limit cannot change";
     becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
     client.end();
 }

@@ -68,9 +68,9 @@ fn killed_server_is_reported_with_its_number_of_clients() {
     assert_eq!(client.says(), "lost");
     let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
     let finding = &told.findings[0];
-    assert!(finding.starts_with("a server ended ") && finding.ends_with("1 client ended with it"), "{told:#?}");
+    assert!(finding.starts_with("an MPS server ended ") && finding.ends_with("1 client ended with it"), "{told:#?}");
     assert!(!finding.contains(&server.to_string()), "every user may read it: {finding}");
-    served.agent.wait_for_log("a server ended ");
+    served.agent.wait_for_log("an MPS server ended ");
     // The daemon still serves.
     drop(client);
     served.client().end();
@@ -97,7 +97,7 @@ fn silent_daemon_with_an_unsupported_protocol_is_reported() {
     let served = Served::on(host, Some(&programs));
     fault(&served.host, "silent-hello");
     becomes(&served.agent, "0", "reported with its protocol", |daemon| {
-        daemon.reasons.iter().any(|reason| reason == "it speaks MPS v3, which is not supported yet")
+        daemon.reasons.iter().any(|reason| reason == "the MPS daemon uses MPS v3, which gpushd does not support yet")
     });
 }
 

@@ -264,7 +264,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     let told = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
     let named = format!("(pid {}, root) waits: the daemon serves one user at a time", waits.pid());
     assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
-    agent.wait_for_log("a client waits because its daemon serves another user");
+    agent.wait_for_log("a client waits because its MPS daemon serves another user");
     waits.end();
     becomes(&agent, "0", "without a waiting client", |daemon| daemon.findings.is_empty());
     // The error for another user names the holder.

@@ -84,9 +84,9 @@ fn mode_change_is_one_operation_and_reaches_the_new_mode() {
         let plan = &operation.plans[0];
         assert_eq!((plan.starts_mps(), plan.stopped_daemons().next().is_none()), (daemons == 1, daemons == 1), "{how}");
         let words = match (daemons, mig) {
-            (1, _) => "whole, shared through MPS",
-            (_, false) if how.contains("timeslice") => "whole, time-sliced",
-            (_, false) => "whole, not shared through MPS",
+            (1, _) => "whole GPU, shared through MPS",
+            (_, false) if how.contains("timeslice") => "whole GPU, time-sliced",
+            (_, false) => "whole GPU, not shared through MPS",
             (_, true) => &plan.layout.join(", "),
         };
         assert_eq!(plan.end_state(), words, "{how}");

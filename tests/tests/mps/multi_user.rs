@@ -14,7 +14,7 @@ use serde_json::json;
 
 const GPU: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const RULE: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
-const SHARED_FAULTS: &str = "the clients of all users share one server";
+const SHARED_FAULTS: &str = "the clients of all users share one MPS server";
 const NOBODY: u32 = 65534;
 const OTHER: u32 = 65532;
 
@@ -90,7 +90,7 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
     let first = reaches(&agent, "0", MpsState::Ready);
     let taken = lease(&agent, "0", &json!({})).expect("a lease");
     agent.reload(rule("many"));
-    let waits = "the new value takes effect when the daemon has no lease and no client";
+    let waits = "the new value takes effect when the MPS daemon has no lease and no client";
     let told =
         becomes(&agent, "0", "with a finding", |daemon| daemon.findings.iter().any(|finding| finding.contains(waits)));
     assert_eq!(told.pid, first.pid);

@@ -148,12 +148,12 @@ fn change_of_auto_detect_without_a_restart_of_slurmd_refuses_jobs() {
         })
     };
     let Some(site) = start("off", None) else { return };
-    refused(&site, "AutoDetect=nvml\n", "slurmd must be restarted");
+    refused(&site, "AutoDetect=nvml\n", "restart slurmd");
     drop(site);
     let Some(plugins) = plugins() else { return };
     let Some(site) = start("nvml", Some(&plugins)) else { return };
     let conf = fs::read_to_string(site.cluster.slurm_conf().with_file_name("gres.conf")).expect("gres.conf");
-    refused(&site, &conf.replace("nvml", "off"), "slurmd must be restarted");
+    refused(&site, &conf.replace("nvml", "off"), "restart slurmd");
 }
 
 /// Slurm gets only some GPUs of a node with whole GPUs and MIG devices. The lines that `gpushctl

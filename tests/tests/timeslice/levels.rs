@@ -262,7 +262,7 @@ fn gpu_without_levels_is_reported_and_polled_once() {
     let mut agent = Agent::start(&host, &(around.config(&[], "") + LONG));
     agent.await_that("the level is unsupported", || turns(&agent, 0).state == TimesliceState::Unsupported);
     let gpu = agent.gpu(0);
-    assert_eq!(gpu.drift, ["the GPU has no time-slice levels, but the config says long"]);
+    assert_eq!(gpu.drift, ["the GPU has no time-slice levels, but the config has level `long`"]);
     assert!(gpu.timeslice.unwrap().reason.unwrap().contains("Turing"));
     assert_eq!(around.take_calls().len(), 1);
     assert!(health(&agent).errors.is_empty(), "it is no fault");
@@ -284,7 +284,7 @@ fn nvidia_smi_failures_are_reported_until_fixed() {
     let view = agent.until("why not", || Some(turns(&agent, 0)).filter(|view| view.reason.is_some()));
     assert_eq!((view.state, view.level), (TimesliceState::Known, Some(TimesliceLevel::Default)));
     assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
-    assert_eq!(agent.gpu(0).drift, ["time-slice level is default, but the config says long"]);
+    assert_eq!(agent.gpu(0).drift, ["the time-slice level is `default`, but the config says `long`"]);
     assert!(troubles(&agent).contains("does not have the time-slice level `long`"), "{}", troubles(&agent));
     // nvidia-smi reports success, but the level does not change.
     host.clear_faults();

@@ -17,7 +17,7 @@ use nix::{
     sys::signal::Signal,
 };
 
-const TOLD: &str = "a process that is not the MPS daemon holds control_lock";
+const TOLD: &str = "a process that is not the MPS daemon holds `control_lock`";
 
 /// Environment variable that tells the process of a [`Waiter`] the path of the lock file.
 const FILE: &str = "GPUSH_TEST_CONTROL_LOCK";

@@ -22,8 +22,8 @@ use super::{serves, told_as};
 #[test]
 fn hung_daemon_is_replaced_after_its_last_client_ended() {
     for (kind, words) in [
-        ("silent-hello", "does not greet"),
-        ("hung-daemon", "does not greet"),
+        ("silent-hello", "sends no greeting"),
+        ("hung-daemon", "sends no greeting"),
         // With this fault, the daemon hangs at the first command, and does not greet the next
         // connection.
         ("unread-pipe", "does not respond"),
@@ -71,7 +71,7 @@ fn stopped_daemon_process_is_reported_as_hung() {
         let served = Served::on(host, programs.as_deref());
         let mut client = served.client();
         assert!(signal(served.pid, Signal::SIGSTOP));
-        told_as(&served, MpsState::Hung, "does not greet");
+        told_as(&served, MpsState::Hung, "sends no greeting");
         // A request does not wait for the hung daemon.
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked);
@@ -143,7 +143,7 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
         let served = Served::on(host, programs.as_deref());
         let (mut prompt, typed) = holds_the_control_connection(&front, &served);
         // The daemon has no client, but gpushd still does not end it.
-        let busy = told_as(&served, MpsState::Hung, "another process holds the daemon's control connection");
+        let busy = told_as(&served, MpsState::Hung, "another process holds the control connection of the MPS daemon");
         assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
         assert!(!busy.reasons.concat().contains("client"), "the front-end is not a client: {busy:#?}");
         drop(typed);
@@ -170,9 +170,9 @@ fn settings_changed_by_another_program_are_restored() {
         front.wait().expect("the front-end ends");
     };
     for (line, words) in [
-        ("set_default_active_thread_percentage 5".to_owned(), "percentage 5, not 100".to_owned()),
-        (format!("set_active_thread_percentage {server} 7"), "a server has percentage 7, not 100".to_owned()),
-        ("set_default_device_pinned_mem_limit 0 2G".to_owned(), "memory limit 2048M, not none".to_owned()),
+        ("set_default_active_thread_percentage 5".to_owned(), "percentage 5 instead of 100".to_owned()),
+        (format!("set_active_thread_percentage {server} 7"), "a server has percentage 7 instead of 100".to_owned()),
+        ("set_default_device_pinned_mem_limit 0 2G".to_owned(), "memory limit 2048M instead of none".to_owned()),
         (format!("set_device_pinned_mem_limit {server} 0 3G"), "a server has memory limit 3072M".to_owned()),
     ] {
         say(&line);
@@ -181,5 +181,5 @@ fn settings_changed_by_another_program_are_restored() {
         });
         assert_eq!((told.state, told.in_force), (MpsState::Ready, Some(told.wanted.settings)), "{line}");
     }
-    served.agent.wait_for_log("another program changed the settings of the daemon");
+    served.agent.wait_for_log("another program changed the settings of the MPS daemon");
 }

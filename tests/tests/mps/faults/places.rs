@@ -48,7 +48,7 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
         fs::remove_dir_all(served.pipe()).expect("the directory can be deleted");
         // The daemon continues to serve its current client. New clients cannot connect.
         let reported = becomes(&served.agent, "0", "reported", |daemon| {
-            daemon.reasons.iter().any(|reason| reason.contains("was deleted: the daemon still serves its clients"))
+            daemon.reasons.iter().any(|reason| reason.contains("was deleted: the MPS daemon still serves its clients"))
         });
         assert_eq!((reported.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
         assert!(client.lives() && client.said().is_empty());
@@ -68,7 +68,7 @@ fn too_long_path_is_refused_with_its_length() {
     let long = host.scratch(&"x".repeat(80));
     let agent = Setup::on(&host).config(Served::CONFIG).env("GPUSH_MPS_DIR", long.display().to_string()).start();
     let told = becomes(&agent, "0", "reported", |daemon| {
-        daemon.reasons.iter().any(|reason| reason.contains("too long a path"))
+        daemon.reasons.iter().any(|reason| reason.contains("is too long for an MPS daemon"))
     });
     assert!(told.reasons.iter().any(|reason| reason.contains("bytes")), "{told:#?}");
     assert_eq!(names(&long), ["agent.lock"]);
