@@ -1,7 +1,7 @@
 //! Authorization of administrators: identifies callers, and records refused attempts in the audit trail.
 //!
-//! Any user with access to the socket can cause refused attempts. So each uid gets at most [`MOST`] records per
-//! [`WINDOW`], and the store limits the number of stored records per user.
+//! Any user with access to the socket can cause refused attempts. So gpushd records at most [`MOST`] attempts of each
+//! uid per [`WINDOW`], and the store limits the number of stored records per user.
 
 use std::{
     collections::HashMap,
@@ -15,10 +15,10 @@ use gpush_store::{DENIED, NewAudit, Store};
 
 use crate::{caller::Caller, state::State};
 
-/// Maximum number of refused attempts of one uid that are recorded in each window.
+/// Maximum number of refused attempts of one uid that gpushd records in one [`WINDOW`].
 const MOST: u32 = 10;
 
-/// Length of a window, after which the count of attempts restarts.
+/// Time after which gpushd starts to count the refused attempts of a uid again.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Decides which callers are administrators. A handle, cheap to clone.
@@ -33,8 +33,7 @@ pub(crate) struct Authorization {
 }
 
 impl Authorization {
-    /// Creates a handle that applies the access rules of the config in `state`, and records in
-    /// `store`.
+    /// Creates a handle. It applies the access rules of the config in `state`, and records refused attempts in `store`.
     pub(crate) fn new(state: State, users: Users, store: Store, own_uid: u32) -> Self {
         Self { state, users, store, own_uid, refused: Arc::default() }
     }
@@ -49,11 +48,11 @@ impl Authorization {
         caller.actor(self.users.user(caller.peer.uid).await)
     }
 
-    /// Checks that the caller is an administrator, and returns the caller as it is stored in
-    /// records. `attempt` completes the sentence "… may not …".
+    /// Checks that the caller is an administrator, and returns the caller as it is stored in records. `attempt`
+    /// completes the sentence "USER may not …".
     ///
     /// # Errors
-    /// `denied` for any other caller. The attempt is recorded.
+    /// `denied` if the caller is not an administrator. The attempt is recorded.
     pub(crate) async fn admin(&self, caller: &Caller, attempt: &'static str) -> Result<Actor, ApiError> {
         let actor = self.actor(caller).await;
         if caller.viewer.is_admin() {
@@ -64,8 +63,8 @@ impl Authorization {
         Err(denied)
     }
 
-    /// Records a refused attempt. Does not wait for the store, because the response does not depend
-    /// on the record.
+    /// Records a refused attempt. Does not wait for the store, because the answer to the caller does not depend on the
+    /// record.
     fn record(&self, actor: Actor, attempt: &'static str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if !refused.counts(actor.uid, Instant::now()) {
@@ -82,12 +81,12 @@ impl Authorization {
     }
 }
 
-/// Recent refused attempts, by uid: when the window began, and the number of attempts since.
+/// Recent refused attempts, by uid: when gpushd began to count, and the number of attempts since.
 #[derive(Debug, Default)]
 struct Refused(HashMap<u32, (Instant, u32)>);
 
 impl Refused {
-    /// Counts an attempt. Returns whether it must be recorded.
+    /// Counts a refused attempt. Returns whether gpushd must record it.
     fn counts(&mut self, uid: u32, now: Instant) -> bool {
         self.0.retain(|_, (since, _)| now.duration_since(*since) < WINDOW);
         let (_, count) = self.0.entry(uid).or_insert((now, 0));

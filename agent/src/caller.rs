@@ -5,15 +5,15 @@
 //! | root, the user that gpushd runs as, members of the admin groups | everything | everything |
 //! | any other user with access to the socket | GPUs, instances, plans; full details of their own processes | their own leases |
 //!
-//! The kernel identifies the caller, and the config names the admin groups. A caller in another pid
-//! or user namespace is never an administrator, because root in a container can use any user id and
-//! group id. The [`Viewer`] alone determines what a response shows.
+//! The kernel identifies the caller, and the config names the admin groups. A caller in another pid or user namespace
+//! is never an administrator, because root in a container can use any user id and group id. What a response shows
+//! depends only on the [`Viewer`].
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
 use gpush_host::{identity::Users, peer::Peer};
 
-/// The reader of a response. The viewer determines what the response shows.
+/// The user that a response is for. It determines what the response shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
     /// gpushd itself, for data that every user may read later. Sees no user's processes.
@@ -59,10 +59,10 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Identifies a caller according to the access rules of the config. Looks up groups outside the
-    /// async threads.
+    /// Identifies a caller according to the access rules of the config. Looks up groups on a blocking thread.
     pub(crate) async fn of(peer: Peer, access: &Access, users: &Users, own_uid: u32) -> Self {
-        // Root needs no group, and groups in a container do not count.
+        // Only other users on this host may need an admin group: root needs no group, and groups in a container do not
+        // count.
         let may_need_group = peer.is_on_this_host && peer.uid != 0 && peer.uid != own_uid;
         let is_member = may_need_group && users.is_in_one_of(&peer.groups, &access.admin_groups).await;
         Self::new(peer, own_uid, is_member)
@@ -74,8 +74,7 @@ impl Caller {
         Self { peer, viewer }
     }
 
-    /// Returns the caller as a hook of Slurm. The caller must be an administrator and use the admin
-    /// socket.
+    /// Returns the caller as a hook of Slurm. The caller must be an administrator that uses the admin socket.
     pub(crate) fn into_hook(self) -> Self {
         Self { viewer: Viewer::Hook, ..self }
     }

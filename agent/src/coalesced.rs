@@ -1,5 +1,5 @@
-//! An answer that concurrent callers share. Each caller gets an answer whose computation began
-//! after its call. So the answer includes every change that preceded the call.
+//! An answer that concurrent callers share. No caller gets an answer whose computation began before its call. So the
+//! answer includes every change that preceded the call.
 //!
 //! ```text
 //! caller 1  ├─ computes ─────┤
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-/// The last answer, and when its computation began; no answer if the computation exceeded its limit.
-/// Locked while an answer is computed.
+/// The last answer, and when its computation began. The answer is `None` if the computation exceeded its time limit.
+/// The mutex stays locked while an answer is computed.
 #[derive(Debug)]
 pub(crate) struct Coalesced<T>(Mutex<Option<(Instant, Option<T>)>>);
 
@@ -26,8 +26,8 @@ impl<T> Default for Coalesced<T> {
 }
 
 impl<T: Clone> Coalesced<T> {
-    /// Returns an answer whose computation begins after the call. If the caller that computes is
-    /// dropped, the next waiting caller computes.
+    /// Returns an answer whose computation begins after the call. If the caller that computes the answer is dropped,
+    /// the next waiting caller computes it.
     pub(crate) async fn after_now<F: Future<Output = T>>(&self, compute: impl FnOnce() -> F) -> T {
         let called = Instant::now();
         let mut last = self.0.lock().await;
@@ -41,7 +41,8 @@ impl<T: Clone> Coalesced<T> {
     }
 
     /// Does the same as [`Coalesced::after_now`], but returns `None` if the computation takes longer than `limit`.
-    /// Callers with a limit share this `None` too. Time spent waiting for an earlier computation does not count.
+    /// Callers that share this computation get `None` too. Time spent waiting for an earlier computation does not
+    /// count.
     pub(crate) async fn after_now_within<F: Future<Output = T>>(
         &self,
         limit: Duration,
@@ -75,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Starts callers and counts their computations. Each computation waits for a permit.
+    /// Starts concurrent callers, and counts the computations that they cause. Each computation waits for a permit.
     fn call(
         callers: usize,
         shared: &Arc<Coalesced<usize>>,
@@ -102,7 +103,7 @@ mod tests {
         let first = call(1, &shared, &computed, &permits).remove(0);
         tokio::task::yield_now().await;
         let others = call(31, &shared, &computed, &permits);
-        // The runtime has one thread, so every caller has made its call when the test continues.
+        // The runtime has one thread, so all callers have called when `yield_now` returns.
         tokio::task::yield_now().await;
         permits.add_permits(32);
         assert_eq!(first.await.unwrap(), 1);
@@ -113,7 +114,8 @@ mod tests {
         assert_eq!(call(1, &shared, &computed, &permits).remove(0).await.unwrap(), 3);
     }
 
-    /// Fault: a slow reading for another caller used up the time limit, and the lease did not end.
+    /// Fault: a lease waited for a slow reading that another caller had begun. This wait used up the time limit of the
+    /// lease, and the lease did not end.
     #[tokio::test]
     async fn time_for_which_a_caller_waits_for_another_does_not_count() {
         let (shared, computed, permits) = (Arc::default(), Arc::default(), Arc::new(Semaphore::new(0)));
@@ -123,7 +125,7 @@ mod tests {
             let shared = Arc::clone(&shared);
             async move { shared.after_now_within(Duration::ZERO, || std::future::ready(7)).await }
         });
-        // In this runtime with one thread, the second caller waits when the test continues.
+        // The runtime has one thread, so the second caller already waits when `yield_now` returns.
         tokio::task::yield_now().await;
         assert!(!second.is_finished());
         permits.add_permits(1);

@@ -1,8 +1,8 @@
 //! Cordons that an administrator sets and clears.
 //!
 //! `gpushctl gpu drain` sets a cordon and waits until no process is left on the GPU. A cordon
-//! changes nothing else, so it needs no operation. [`crate::state`] handles the cordons that gpushd
-//! sets itself.
+//! changes nothing in the driver, so gpushd needs no operation for it. [`crate::state`] handles the
+//! cordons that gpushd sets itself.
 
 use gpush_api::{ApiError, Change as Told};
 use gpush_store::{ConditionKind, NewCondition, Scope};
@@ -15,8 +15,8 @@ use crate::{
 /// Cause of a cordon that an administrator has set.
 const ADMIN: &str = "admin";
 
-/// Cordons a GPU. Replaces an earlier cordon of an administrator. If the request has no reason, the
-/// earlier reason stays.
+/// Cordons a GPU. Replaces an earlier cordon of an administrator, but keeps its reason if the
+/// request has none.
 ///
 /// # Errors
 /// If the change cannot be recorded.

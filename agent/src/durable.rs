@@ -1,4 +1,4 @@
-//! Opens the store when gpushd starts, and reads the content and the notes of the store.
+//! Opens the store when gpushd starts, and reads what the previous gpushd recorded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,15 +26,15 @@ pub(crate) struct StoredState {
     pub(crate) store: Store,
     /// Notes that the store made when it was opened.
     pub(crate) notes: Vec<Note>,
-    /// How far the layouts of the last boot were applied.
+    /// How far the previous gpushd applied the layouts on the last boot.
     pub(crate) last_boot: Option<BootRecord>,
-    /// Operations that have not ended, or have undo entries left, oldest first.
+    /// Operations that have not ended, and ended operations whose stopped services must still be started. Oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// Operations without a recorded end, each with a later operation that has begun on one of the
-    /// same GPUs. The earlier operation had ended, but its end was not recorded.
+    /// For each operation without a recorded end, a later operation that has begun on one of its GPUs. The earlier
+    /// operation must have ended, because it released that GPU.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
-    /// Conditions of GPUs. If an operation has set a condition, the condition includes the plan of that operation for
-    /// the GPU.
+    /// Conditions of GPUs, such as degraded. If an operation has set the condition, it includes the operation's plan
+    /// for the GPU.
     pub(crate) conditions: Recorded,
     /// Overrides, including expired ones.
     pub(crate) overrides: Vec<Override>,
@@ -42,18 +42,16 @@ pub(crate) struct StoredState {
     pub(crate) leases: Vec<LeaseRecord>,
     /// Instances that gpushd created on this boot.
     pub(crate) created: CreatedInstances,
-    /// Records of MPS targets.
     pub(crate) mps_targets: Vec<MpsTarget>,
-    /// Settings of GPUs that are shared as a whole.
     pub(crate) shared_gpus: Vec<SharedGpu>,
     /// Generation of the desired state.
     pub(crate) generation: u64,
     /// The last recorded numbers of remapped memory rows, by UUID of the GPU.
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
-    /// A loss of the database on this boot that is not accepted yet.
+    /// The loss of the database, if it was lost on this boot and no administrator has accepted the loss yet.
     pub(crate) lost: Option<Lost>,
-    /// Time after which gpushd has recorded all grants on this boot; `None` unless a loss was
-    /// accepted on this boot.
+    /// Time from which gpushd has recorded every grant on this boot. `None` if no loss of the database was accepted on
+    /// this boot.
     pub(crate) known_since: Option<u64>,
 }
 
@@ -64,21 +62,22 @@ pub(crate) struct Origin<'a> {
     pub(crate) directory: &'a Path,
     /// Id of this boot.
     pub(crate) boot_id: &'a str,
-    /// Marker of the database, a file in a directory that a reboot clears.
+    /// Path of a marker file. It lies in a directory that a reboot clears, and shows that a database existed on this
+    /// boot.
     pub(crate) marker: &'a Path,
     /// Root of the host's file system, with `etc/machine-id`.
     pub(crate) host_root: &'a Path,
 }
 
-/// Returns the machine id. `None` if the host has none, as in an image that was never booted.
+/// Returns the machine id. `None` if the host has none, such as an image that was never booted.
 fn machine_id(host_root: &Path) -> Option<String> {
     let text = fs::read_to_string(host_root.join("etc/machine-id")).ok()?;
     let id = text.trim();
     (!id.is_empty() && id != "uninitialized").then(|| text::plain(id))
 }
 
-/// Opens the store of a state directory and locks it until the last handle is dropped. Blocks, so call it before the
-/// runtime starts.
+/// Opens the store of a state directory. Locks the store until the last handle is dropped. Blocks, so call it before
+/// the runtime starts.
 ///
 /// # Errors
 /// If the store cannot be opened, usually because another gpushd uses it.
@@ -128,7 +127,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         }
         let mut noticed = BTreeMap::new();
         for (uuid, rows) in view.observations()? {
-            // A record in the format of another version is ignored and will be written again.
+            // Ignore a record that another version wrote in another format. gpushd writes it again.
             noticed.extend(serde_json::from_value(rows).ok().map(|rows| (uuid, rows)));
         }
         let unfinished = view.unfinished()?;
@@ -139,8 +138,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, leases);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
-    // Records of a newer gpushd may be unreadable. In that case a note reports the problem, and
-    // gpushd uses none of the records.
+    // A newer gpushd may have written records that this gpushd cannot read. In this case gpushd uses none of the
+    // records, and a note reports the problem.
     let (last_boot, left, conditions, noticed, overrides, generation, shared) =
         remembered.wait().unwrap_or_else(|error| {
             tracing::error!("cannot read what the previous gpushd left unfinished: {error}");
@@ -167,8 +166,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
     })
 }
 
-/// If the database was lost on an earlier boot, accepts the loss, because no grant survives a
-/// reboot. Returns a loss on this boot.
+/// If the database was lost on an earlier boot, accepts the loss, because no grant survives a reboot. Returns the loss
+/// if it happened on this boot.
 fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -> Option<Lost> {
     let lost = notes.iter().find_map(|note| match note {
         Note::Lost(lost) => Some(lost.clone()),
@@ -212,7 +211,7 @@ fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -
     }
 }
 
-/// Records in the new database that the database of another host was set aside.
+/// Records in the new database that gpushd has set aside the database of another host.
 fn record_other_host(store: &Store, notes: &[Note]) {
     let Some(note @ Note::OtherHost { kept, .. }) = notes.iter().find(|note| matches!(note, Note::OtherHost { .. }))
     else {
@@ -230,7 +229,7 @@ fn record_other_host(store: &Store, notes: &[Note]) {
     }
 }
 
-/// Returns why nothing can be changed, if a newer gpushd has written the database.
+/// If a newer gpushd has written the database, returns the error for every change.
 pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     notes.iter().find_map(|note| match note {
         Note::NewerSchema { file, found, known } => {
@@ -247,8 +246,7 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     })
 }
 
-/// Returns the plan for the GPU of a condition, from the operation that set the condition. `None`
-/// if no operation set the condition.
+/// Returns what the operation that set a condition planned for the GPU. `None` if no operation set the condition.
 fn plan_of_condition(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
     let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
         return Ok(None);
@@ -258,10 +256,9 @@ fn plan_of_condition(view: &View<'_>, condition: &Condition) -> Result<Option<Pa
     Ok(gpus.find(|(_, gpu)| gpu.plan.uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
 }
 
-/// Returns the operations that have begun and have no recorded end, although a later operation has
-/// begun on one of their GPUs. An operation releases its GPUs only when it ends, so the earlier
-/// operation had ended. The order of requests does not show which operation began first, because
-/// operations may wait in the queue.
+/// Finds operations without a recorded end that must have ended, because a later operation has begun on one of their
+/// GPUs. An operation keeps its GPUs until it ends. The order of the requests does not show which operation began
+/// first, because operations may wait in the queue.
 fn superseded(
     view: &View<'_>,
     unfinished: &[UnfinishedOperation],
@@ -269,8 +266,8 @@ fn superseded(
     let mut superseded = BTreeMap::new();
     let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
     let first = left.iter().filter_map(|left| left.intent.begun).min();
-    // Skips operations whose records last changed before the first unfinished operation began,
-    // because these operations cannot have begun later.
+    // Skip operations whose records last changed before the first unfinished operation began: they cannot have begun
+    // later.
     for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
         let intent = view.intent(other.id)?.unwrap_or_default();
         let gpus = claimed(&intent);
@@ -301,12 +298,12 @@ fn is_trouble(note: &Note) -> bool {
     }
 }
 
-/// Returns the store's notes as health errors. A loss is reported separately.
+/// Returns health errors for the store's notes, except for a lost database, which is reported separately.
 pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
     notes.iter().filter_map(|note| {
         let code = match note {
             Note::NewerSchema { .. } => Code::Unavailable,
-            // The store itself reports its current state.
+            // The store reports these problems itself, as long as they exist.
             Note::NoReserve { .. }
             | Note::Created
             | Note::Migrated { .. }
@@ -356,17 +353,17 @@ mod tests {
         let StoredState { store, .. } = open();
         let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();
         let end = |id| store.write_ending(move |tx| tx.end(id, OperationState::Done, None)).wait().map(drop).unwrap();
-        // This operation stays queued while another one begins and ends, and begins afterwards.
+        // This operation waits in the queue while another operation begins and ends. Only then does it begin.
         let patient = store.write(|tx| Ok(tx.enqueue(new(&[0]))?.id)).wait().unwrap();
         end(begin(&[0, 1]));
         store.write(move |tx| tx.start(patient, intent(&[0]), Vec::new())).wait().unwrap();
-        // The ends of these operations are not recorded.
+        // The test does not record the end of the next three operations.
         let lost = begin(&[2, 3]);
         let lost_too = begin(&[3, 4]);
         let last = begin(&[3]);
-        // This operation is queued for claimed GPUs.
+        // This operation waits in the queue, because other operations have claimed its GPUs.
         store.write(|tx| tx.enqueue(new(&[0, 2, 3]))).wait().unwrap();
-        // The record of this operation changes last, but the operation began before the others.
+        // The record of the operation `lost` changes last, although the operation began before the others.
         store.write(move |tx| tx.notes(lost, vec!["late".to_owned()])).wait().unwrap();
         drop(store);
         let again = open();

@@ -1,4 +1,4 @@
-//! Checks whether GPUs accept new work. New work means new leases. docs/states.md has the table.
+//! Checks whether a GPU accepts new leases. docs/states.md has the table.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
@@ -7,13 +7,12 @@ use crate::{
     state::{Reason, State, readings::Readings, words},
 };
 
-/// Returns the GPUs as last read, without a driver call. The list is empty if the GPUs were never
-/// read.
+/// Returns the GPUs as last read, without a driver call. Empty if gpushd has never read the GPUs.
 pub(crate) fn known_gpus(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
     readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
 }
 
-/// Returns why a GPU does not accept new work.
+/// Returns why a GPU does not accept new leases.
 pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
     let index = gpu.index;
     let (what, code, hint) = match gpu.state {

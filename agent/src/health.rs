@@ -1,7 +1,7 @@
 //! The health of the host: all problems, each with its cause and a hint.
 //!
-//! gpushd runs as long as it can serve requests, and reports its problems here. Drift does not
-//! degrade health, because gpushd shows drift for each GPU instead.
+//! gpushd runs as long as it can serve requests, and reports its problems here. A GPU whose layout
+//! differs from the config does not degrade health; gpushd shows this drift for each GPU instead.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     state::{Observed, State, no_driver, readings::Readings, redact, unidentified, words},
 };
 
-/// Maximum wait for the driver's version.
+/// Maximum wait for the answer of the driver.
 const WAIT: Duration = Duration::from_millis(500);
 
 /// Returns the problems of one part of gpushd.
@@ -28,13 +28,11 @@ pub(crate) struct Health(Arc<Sources>);
 
 /// The sources of the health report.
 pub(crate) struct Sources {
-    /// Provides whether the host is in maintenance, and whether the database was lost.
     pub(crate) state: State,
-    /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Provides the driver and its abandoned workers.
+    /// Provides the driver, and the driver workers that were killed but have not ended.
     pub(crate) hardware: Hardware,
-    /// Provides the problems of the layouts at start.
+    /// Provides the errors of the layouts that gpushd applied when it started.
     pub(crate) startup: Startup,
     /// Root of the host's file system, where gpushd looks for other managers.
     pub(crate) host_root: PathBuf,
@@ -126,7 +124,8 @@ impl Health {
         nameless.len() + gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count()
     }
 
-    /// Returns an error for each driver worker that was killed but hangs in the kernel.
+    /// Returns an error for each driver worker that gpushd has killed but that still hangs in the
+    /// kernel.
     fn stuck_workers(&self) -> Vec<ApiError> {
         let abandoned = self.0.hardware.status().abandoned;
         let stuck = abandoned.iter().filter(|worker| worker.stuck).map(|worker| {
@@ -145,8 +144,8 @@ impl Health {
 fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
     let index = gpu.index;
     let (code, what, hint) = match gpu.state {
-        // An administrator's cordon does not degrade health. But a cordon degrades health if its
-        // reason is a fault that the driver reported.
+        // A cordon degrades health only if gpushd has set it because of a fault that the driver
+        // reported.
         GpuState::Cordoned | GpuState::Ready | GpuState::Changing => {
             let own = gpu.cordons.iter().any(|cordon| cordon.by.is_none());
             if !own {
@@ -170,7 +169,7 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             format!(
                 "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu \
                 {index}{}` (administrator)",
-                // Without a rule, only the user knows which layout to apply.
+                // If no rule applies to the GPU, only the user knows which layout to apply.
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),
         ),

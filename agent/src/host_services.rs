@@ -7,25 +7,25 @@ use gpush_host::helper::Helpers;
 use gpush_store::OperationId;
 use tokio::sync::{Mutex, RwLock};
 
-/// Host services and the state that belongs to them.
 #[derive(Debug)]
 pub(crate) struct HostServices {
-    /// Runs helper units.
+    /// Runs helper units, such as the units of hooks.
     pub(crate) helpers: Helpers,
     /// The `/proc` of this host or of a simulated host.
     pub(crate) proc: PathBuf,
-    /// Path of `nvidia-smi` from the command line, used if the config has the default.
+    /// Path of `nvidia-smi` from the command line. Used if the config does not name another path.
     pub(crate) nvidia_smi: Option<PathBuf>,
-    /// Locked for writing while the driver worker is stopped for a reset.
+    /// The lock for use of the driver. Locked for writing while the driver worker is stopped for a
+    /// reset.
     pub(crate) driverless: Arc<RwLock<()>>,
-    /// Services that gpushd cannot start again, by the operation that stopped them.
+    /// Services that gpushd cannot start again. The key is the operation that stopped them.
     pub(crate) not_started: std::sync::Mutex<BTreeMap<OperationId, Vec<String>>>,
     /// Locked while services are stopped or started around a reset.
     pub(crate) services: Mutex<()>,
 }
 
 impl HostServices {
-    /// Returns the program that resets GPUs.
+    /// Returns the path of the program that resets GPUs.
     pub(crate) fn nvidia_smi(&self, config: &ModeChange) -> String {
         let named = self.nvidia_smi.as_ref().filter(|_| config.nvidia_smi == ModeChange::default().nvidia_smi);
         named.map_or_else(|| config.nvidia_smi.clone(), |path| path.to_string_lossy().into_owned())

@@ -1,7 +1,7 @@
 //! Turns a request into a recorded operation, and starts its execution.
 //!
-//! The journal has the complete intent before gpushd makes the first driver call. A recorded
-//! operation is executed even if the caller disconnects.
+//! gpushd records the complete plan in the journal before the first driver call. A recorded operation is executed even
+//! if the caller disconnects.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -29,7 +29,6 @@ pub(crate) struct Order {
     pub(crate) kind: String,
     /// The GPUs and their desired layouts.
     pub(crate) request: PlanRequest,
-    /// The caller's reason.
     pub(crate) reason: Option<String>,
     /// How long the operation may wait in the queue. With `None`, the operation is refused unless
     /// it can begin at once.
@@ -37,14 +36,13 @@ pub(crate) struct Order {
     /// Whether the operation leaves overrides unchanged.
     #[serde(default)]
     pub(crate) once: bool,
-    /// When the override expires.
+    /// When the override that the operation sets expires.
     #[serde(default)]
     pub(crate) expires_at: Option<Timestamp>,
     /// The generation of the desired state that the caller has seen. The request is refused if the
     /// generation has changed since.
     #[serde(skip)]
     pub(crate) expected: Option<u64>,
-    /// The idempotency key of the request.
     #[serde(skip)]
     pub(crate) key: Option<Key>,
 }
@@ -103,8 +101,8 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::check_expiry_applies(order.expires_at, &order.override_changes(&config, &gpus, &meant))?;
     let by = caller.actor(engine.users.user(caller.peer.uid).await);
-    // An operation with `wait` queues behind the entries that already wait. Without `wait`, the
-    // operation begins at once or is refused.
+    // An operation with `wait` goes to the end of the queue. Without `wait`, the operation begins at once or is
+    // refused.
     let ahead = order.wait.and_then(|_| engine.lanes.would_wait_for(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
     let free = first.and_then(|()| not_resetting(&engine.host_services));
@@ -158,8 +156,7 @@ pub(super) fn is_temporary(error: &ApiError) -> bool {
     error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
-/// An operation that can begin. The operation has claimed its GPUs, and its plans are based on
-/// readings made after the claim.
+/// An operation that can begin. It has claimed its GPUs, and its plans are based on readings made after the claim.
 pub(super) struct Ready {
     pub(super) parts: Vec<Part>,
     pub(super) claim: Claim,
@@ -187,7 +184,7 @@ impl Ready {
         let gpus = engine.planner.gpus_with(viewer, &readings).await?;
         let config = engine.settings.config();
         let mut plans = engine.planner.planned(&gpus, &order.request).await?;
-        // The claim must include the GPUs that are reset together with the requested GPUs.
+        // If other GPUs are reset together with a requested GPU, the claim must include these GPUs too.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
         if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
@@ -209,8 +206,7 @@ impl Ready {
     }
 }
 
-/// Returns an error if any plan is refused. A single refusal is returned unchanged; several are
-/// summarized.
+/// Returns an error if any plan is refused. One refusal is returned unchanged; several are summarized in one error.
 pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
     let refused: Vec<&GpuPlan> = plans.iter().filter(|plan| plan.error.is_some()).collect();
     let mut errors: Vec<ApiError> = refused.iter().filter_map(|plan| plan.error.clone()).collect();
@@ -230,7 +226,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
     })
 }
 
-/// Returns the part of a reading that a rollback needs.
+/// Returns the MIG state in a reading, without the profiles, processes and memory use, which a rollback does not need.
 pub(super) fn bare(reading: &Reading) -> Option<Mig> {
     let mut mig = reading.mig.clone()?;
     mig.profiles = Arc::default();
@@ -242,8 +238,8 @@ pub(super) fn bare(reading: &Reading) -> Option<Mig> {
     Some(mig)
 }
 
-/// Data that the journal stores in addition to the plans. After a restart, gpushd uses the order to
-/// queue the operation again, or the override changes to recover the operation.
+/// Data that the journal stores in addition to the plans. After a restart, gpushd reads `order` to queue the operation
+/// again, and `lasting` to recover an operation that has begun.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct RecordedRequest {
     #[serde(flatten)]
@@ -253,7 +249,7 @@ pub(super) struct RecordedRequest {
     pub(super) lasting: BTreeMap<String, OverrideChange>,
 }
 
-/// Returns the complete intent, for the journal.
+/// Returns what the journal records about an operation: each GPU's plan and MIG state, and the request.
 pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
     let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
     let lasting = parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?)));
@@ -271,7 +267,8 @@ fn new_operation(order: &Order, by: Actor, parts: &[Part]) -> OperationSpec {
     }
 }
 
-/// Returns what is recorded together with the operation: the audit record, and the response for its idempotency key.
+/// Returns the function that writes, in the transaction that records the operation, the audit record and the response
+/// for the idempotency key.
 fn begin_writes(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
     let (once, expected) = (order.once, order.expected);

@@ -20,24 +20,19 @@ use crate::{
 /// Queues and begins operations. Cheap to clone.
 pub(crate) type Engine = Arc<EngineHandles>;
 
-/// The handles of an [`Engine`].
 #[derive(Debug)]
 pub(crate) struct EngineHandles {
-    /// The active config.
     pub(crate) settings: Settings,
     /// Why the store cannot record anything; `None` if it can. If set, every change is refused.
     pub(crate) read_only: Option<ApiError>,
     /// State of the host.
     pub(crate) state: State,
-    /// Reads the hardware into the state.
     pub(crate) readings: Readings,
-    /// Access to helper units and other processes.
     pub(crate) host_services: Arc<HostServices>,
-    /// Looks up the users of processes.
     pub(crate) users: Users,
     /// Requests with an idempotency key that are in flight.
     pub(crate) idempotency: Idempotency,
-    /// The lanes and the queue of each GPU.
+    /// The lanes and the queue of each GPU, which decide when operations and leases may begin.
     pub(crate) lanes: Lanes,
     /// Operations in progress.
     pub(crate) operations: Operations,
@@ -45,7 +40,6 @@ pub(crate) struct EngineHandles {
     pub(crate) planner: Planner,
     /// Executes operations.
     pub(crate) executor: Executor,
-    /// Operations that wait for their GPUs.
     pub(crate) queue: OperationQueue,
     /// Tasks that must finish before gpushd exits.
     pub(crate) tasks: TaskTracker,

@@ -1,8 +1,8 @@
 //! Executes an operation on all its GPUs. If the operation fails on one GPU, restores all GPUs of
 //! the operation.
 //!
-//! A bracket is an action before the steps, such as stopping a service. gpushd undoes each bracket
-//! after the steps.
+//! Before the steps, an operation may stop services and run a hook. Each such action is called a bracket. gpushd undoes
+//! each bracket after the steps.
 //!
 //! ```text
 //! brackets opened ─► phases on every GPU ──► all done ─────────────────────────────► done
@@ -38,13 +38,10 @@ use crate::{
 /// Executes operations. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Executor {
-    /// Steps of mode `mig`.
     pub(crate) mig: MigMode,
-    /// Steps of mode `mps`.
     pub(crate) mps: Mps,
-    /// Steps of mode `timeslice`.
     pub(crate) timeslice: Timeslice,
-    /// Brackets that are recorded in the journal.
+    /// Stops services and runs hooks around an operation, and notes this in the journal.
     pub(crate) services: Services,
     pub(crate) operations: Operations,
     /// Tasks that gpushd waits for before it exits.
@@ -52,8 +49,8 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// Executes in the background an operation that is recorded as running. gpushd does not exit
-    /// before the operation has ended.
+    /// Executes an operation in the background. The operation is already recorded as running. gpushd does not exit
+    /// before it has ended.
     pub(super) fn spawn(&self, ongoing: Arc<OperationHandle>, parts: Vec<Part>) {
         self.in_background(ongoing, move |executor, ongoing| async move { executor.run(ongoing, &parts).await });
     }
@@ -75,7 +72,7 @@ impl Executor {
                 let message = format!("operation {number} ended with an internal error of gpushd");
                 let error =
                     ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
-                // Failures to undo a bracket are only logged, because the operation no longer accepts notes.
+                // A service that cannot be started again is only logged, because the operation no longer accepts notes.
                 let _failures = executor.close(number, OperationState::Failed).await;
                 executor.operations.abandon(number, error).await;
                 lease_changes::abandon(&executor.mig.state, &executor.services.store, number).await;
@@ -117,8 +114,8 @@ impl Executor {
         why: ApiError,
     ) {
         if let Err(error) = ongoing.begin_rollback(&why).await {
-            // The rollback continues anyway. But if gpushd crashes now, the next gpushd continues the operation
-            // forward.
+            // The rollback continues even if this record fails. But if gpushd crashes now, the next gpushd continues
+            // the operation instead of rolling it back.
             let id = ongoing.id();
             tracing::warn!(operation = id, "cannot record that operation {id} is being rolled back: {error}");
         }
@@ -139,7 +136,8 @@ impl Executor {
         self.end(ongoing, parts, state, error, Vec::new()).await;
     }
 
-    /// Undoes the recorded brackets of an operation that ends in `state`. Returns the failures.
+    /// Undoes the brackets (stopped services, hooks) of an operation that ends in `state`. Returns one sentence for
+    /// each failure.
     pub(super) async fn close(&self, operation: OperationId, state: OperationState) -> Vec<String> {
         let failures = self.services.undo_brackets(operation, state).await;
         self.services.retry_failed_starts(operation, state).await;
@@ -218,8 +216,7 @@ impl Executor {
     }
 }
 
-/// Logs how an operation ended. The log already has all details of the rollback. Every user may read the error of an
-/// operation, so it does not name processes.
+/// Logs how an operation ended. Every user may read the error of an operation, so the error does not name processes.
 fn log_end(ongoing: &OperationHandle, state: OperationState, error: Option<&ApiError>) {
     let operation = ongoing.snapshot();
     match error {

@@ -31,7 +31,7 @@ use crate::{
 /// Kind of the operations that create the MIG devices of a lease.
 const GRANT: &str = "lease.grant";
 
-/// The operation of a dynamic grant, recorded but not executed yet.
+/// The operation that creates the MIG devices of a lease. It is recorded, but not executed yet.
 #[derive(Debug)]
 pub(crate) struct Creation {
     ongoing: Arc<OperationHandle>,
@@ -39,7 +39,8 @@ pub(crate) struct Creation {
 }
 
 impl Creation {
-    /// Plans the instances of an assignment on the GPUs of `claim`, and records the operation together with `also`.
+    /// Plans the MIG instances that the lease needs on the GPUs of `claim`, and records the operation. In the same
+    /// transaction, records `also`.
     ///
     /// # Errors
     /// If an instance cannot be created any more, or the operation cannot be recorded. After an error, the operation

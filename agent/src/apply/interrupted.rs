@@ -34,8 +34,8 @@ pub(super) fn interrupted(message: &str) -> ApiError {
     ApiError::new(Code::Unavailable, message.to_owned())
 }
 
-/// Explains why an interrupted operation does not continue: its end was not recorded, and the later operation `by` has
-/// changed its GPUs.
+/// Creates the error of an interrupted operation that cannot continue, because the later operation `by` has changed its
+/// GPUs.
 pub(super) fn superseded_error(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("the end of operation {id} was not recorded"))
         .cause(format!(
@@ -60,8 +60,8 @@ pub(super) fn reading_error(label: &str, what: &str, error: &DriverError) -> Api
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
-/// Returns an error if another program has created an instance on the GPU since the operation
-/// began. If so, the operation cannot continue.
+/// Returns an error if another program has created an instance on the GPU since the operation began. In this case, the
+/// operation cannot continue.
 pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
     let now = reading.mig.as_ref()?;
     let others = plan::foreign_instances(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));

@@ -17,22 +17,22 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub(super) struct LeaseChanges {
     lease: Option<Granted>,
-    /// The GPUs on which the set of instances created by gpushd has changed: UUID of the GPU, and
-    /// the placements of the instances in the set.
+    /// For each GPU on which an operation created or destroyed instances: its UUID, and the
+    /// placements of all instances that gpushd has created there.
     created: Vec<(String, BTreeSet<Placement>)>,
 }
 
-/// The lease of a dynamic grant.
+/// The lease for which the operation creates MIG devices.
 #[derive(Debug, Clone)]
 struct Granted {
     record: LeaseRecord,
-    /// The members of the active lease; `None` if the lease ends.
+    /// The MIG devices of the active lease; `None` if the lease ends.
     members: Option<Vec<LeaseMember>>,
 }
 
 impl LeaseChanges {
-    /// Determines the changes for an operation that ends in `state`. `plans` are the plans that the
-    /// operation began with.
+    /// Determines which leases change when `operation` ends in `state`. `plans` are the plans that
+    /// the operation began with.
     pub(super) async fn of(mig: &MigMode, operation: OperationId, plans: &[GpuPlan], state: OperationState) -> Self {
         let leases = mig.state.leases();
         let is_done = state == OperationState::Done;
@@ -86,7 +86,7 @@ pub(super) async fn abandon(state: &State, store: &Store, operation: OperationId
             let settled = OperationLeaseEffects { lease: Some(record), created: Vec::new() };
             state.change_leases(|table| table.apply_operation_end(&settled));
         }
-        // The next gpushd ends the lease.
+        // The lease stays open until gpushd restarts. The next gpushd ends it.
         Err(error) => tracing::error!(lease = %id, "cannot record the end of lease {id}: {error}"),
     }
 }
@@ -97,8 +97,8 @@ fn expires_at(record: &LeaseRecord) -> Option<Timestamp> {
     Timestamp::now().checked_add(span).ok()
 }
 
-/// Returns the members of a lease, with the UUIDs of the created devices. Returns `None` if a GPU
-/// cannot be read or a device is missing.
+/// Returns the members of a lease, with the UUIDs of the created MIG devices. Returns `None` if a
+/// GPU cannot be read or a device is missing.
 async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Option<Vec<LeaseMember>> {
     let mut members = record.members.clone();
     for plan in plans {
@@ -139,14 +139,15 @@ fn created_devices(mig: &Mig, plan: &GpuPlan) -> Vec<CreatedDevice> {
     devices.collect()
 }
 
-/// Returns the instances that gpushd has created, for the GPUs on which this set changed.
+/// Returns, for each GPU on which the operation changed instances, which of the instances there
+/// gpushd has created.
 fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec<(String, BTreeSet<Placement>)> {
     let after = |plan: &GpuPlan| {
         let before = leases.created.get(&plan.uuid).cloned().unwrap_or_default();
         let after = match state {
             OperationState::Done => created_after(&before, plan),
-            // The GPU may be between the two layouts, so the set may include instances that do not
-            // exist. The next reading removes them from the set.
+            // After a failed rollback, the GPU may have instances of the old and of the new layout.
+            // So the set includes both. The next reading removes instances that do not exist.
             OperationState::Failed => before.union(&created_after(&BTreeSet::new(), plan)).copied().collect(),
             // The rollback created the destroyed instances again at the same placements.
             OperationState::RolledBack

@@ -69,7 +69,8 @@ pub(crate) fn queue_is_empty(engine: &Engine) -> bool {
     engine.queue.is_empty()
 }
 
-/// Adds to the reasons of a GPU: the progress of the operation that changes it, and the operations that wait for it.
+/// Adds to the reasons of a GPU's state: the progress of the operation that changes the GPU, and the operations that
+/// wait for the GPU.
 pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
     planner::add_progress(&engine.queue, &engine.operations, host, gpu);
 }

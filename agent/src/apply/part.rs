@@ -23,7 +23,6 @@ use crate::{
 pub(crate) struct Part {
     /// Position in the operation's plans.
     pub(crate) position: usize,
-    /// The plan for this GPU.
     pub(crate) plan: GpuPlan,
     /// MIG state when the operation began. A rollback restores this state. `None` if the GPU does
     /// not support MIG.
@@ -31,10 +30,9 @@ pub(crate) struct Part {
     /// MIG state when the plan was made. The steps start from this state. `None` if the GPU does
     /// not support MIG.
     pub(super) found: Option<Mig>,
-    /// The instances after all steps of the operation's plan. The ids of new instances are
-    /// placeholders.
+    /// The GPU instances that the plan leads to. The ids of new instances are placeholders.
     pub(super) outcome: Vec<GpuInstance>,
-    /// The change of the GPU's override if the operation succeeds.
+    /// The change of the GPU's override, applied if the operation succeeds.
     pub(super) lasting: Option<OverrideChange>,
     /// The reset that a change of the MIG mode may need, also during a rollback. `None` if no reset
     /// is needed.
@@ -42,29 +40,29 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Creates the part for a plan that was made from `reading`. `before` is the MIG state when the
-    /// operation began.
+    /// Creates the part for a plan that was made from `reading`. `before` is the GPU's MIG state when the operation
+    /// began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let outcome = plan::outcome(instances(reading.mig.as_ref()), plan.instance_steps());
         let reset = possible_reset(&plan, None, Some(reading));
         Self { position, plan, before, found: reading.mig.clone(), outcome, lasting: None, reset }
     }
 
-    /// Creates the part for a plan that was made without a claim. The part is only for display.
+    /// Creates the part for a plan of an operation that waits in the queue. Such a plan is only displayed.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
-        // Every user can read the operation, but the plan may contain details that only the caller may see.
+        // Every user can read the operation, but the steps may contain details that only the caller may see.
         let steps = plan.steps.into_iter().filter(|step| !matches!(step, Step::Instance(_))).collect();
         let plan = GpuPlan { refusal: None, error: None, steps, keeps: Vec::new(), ..plan };
         Self { position, plan, before: None, found: None, outcome: Vec::new(), lasting: None, reset: None }
     }
 
-    /// Creates the part from the journal, for comparison with a reading.
+    /// Creates the part from the journal. It serves only to compare the GPU's current state with the recorded states.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
         let (plan, before) = (intent.plan.clone(), intent.before.clone());
         Self { position, plan, before, found: None, outcome: outcome(intent), lasting: None, reset: None }
     }
 
-    /// Creates the part of an interrupted operation. `plan` has the remaining steps, planned from `reading`.
+    /// Creates the part of an interrupted operation. `plan` has only the steps that `reading` shows as not done yet.
     pub(super) fn interrupted(
         position: usize,
         intent: &GpuIntent,
@@ -104,8 +102,8 @@ impl Part {
         self.reset.iter().flat_map(|reset| &reset.together).map(|peer| peer.uuid.as_str())
     }
 
-    /// Returns the change that marks the GPU as degraded, because a change and its rollback failed, or because the
-    /// outcome is unknown.
+    /// Marks the GPU as degraded, because an operation and its rollback failed, or because the outcome of the operation
+    /// is unknown.
     pub(super) fn degrade(&self, operation: &str, error: &ApiError) -> Change {
         let new = NewCondition {
             scope: Scope::Gpu(self.plan.uuid.clone()),
@@ -122,8 +120,8 @@ impl Part {
         self.plan.is_empty()
     }
 
-    /// Returns whether the operation has not changed the GPU and has no steps for it. Such a GPU
-    /// needs no rollback.
+    /// Returns whether the operation has not changed the GPU and has no steps for it. A GPU without changes needs no
+    /// rollback.
     pub(super) fn is_untouched(&self) -> bool {
         self.is_empty() && same_layout(self.before.as_ref(), self.found.as_ref())
     }
@@ -139,7 +137,7 @@ impl RecoveryCheck for Part {
     }
 }
 
-/// Returns the instances after the plan in the journal.
+/// Returns the GPU instances that a recorded plan leads to.
 pub(super) fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
     plan::outcome(instances(intent.before.as_ref()), intent.plan.instance_steps())
 }
@@ -149,8 +147,8 @@ pub(super) fn instances(mig: Option<&Mig>) -> &[GpuInstance] {
     mig.map(|mig| mig.instances.as_slice()).unwrap_or_default()
 }
 
-/// Returns the reset that a change of the MIG mode may need: from the journal if recorded there,
-/// else from the plan, else from the GPU's architecture.
+/// Returns the reset that a change of the MIG mode may need: the reset in the journal, else the reset in the plan, else
+/// a reset if the GPU's architecture requires one.
 fn possible_reset(plan: &GpuPlan, recorded: Option<&Reset>, reading: Option<&Reading>) -> Option<Reset> {
     let by_architecture = || {
         let needed = reading.is_some_and(|reading| needs_reset(reading.identity.architecture));

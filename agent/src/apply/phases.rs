@@ -36,7 +36,7 @@ use crate::{
 /// The progress of the steps of one GPU.
 #[derive(Debug)]
 pub(super) enum PartOutcome {
-    /// All steps are done, and the layout was read back as planned.
+    /// All steps succeeded, and a reading then showed the planned layout.
     Done,
     /// Stopped before a step, because another GPU failed or the operation was cancelled.
     Stopped,
@@ -55,11 +55,11 @@ struct Run<'a> {
     executor: &'a Executor,
     ongoing: &'a Arc<OperationHandle>,
     parts: &'a [Part],
-    /// The progress of each GPU, by position.
+    /// How far each GPU has come. The index is the GPU's position in the plans.
     ends: Vec<PartOutcome>,
 }
 
-/// Executes the steps of an operation. Returns how far each GPU has come, by position.
+/// Executes the steps of an operation. Returns how far each GPU has come, in the order of the plans.
 pub(super) async fn execute(executor: &Executor, ongoing: &Arc<OperationHandle>, parts: &[Part]) -> Vec<PartOutcome> {
     let ends = parts.iter().map(|_| PartOutcome::Stopped).collect();
     let mut run = Run { executor, ongoing, parts, ends };
@@ -82,11 +82,11 @@ pub(super) fn running_hook(program: &str) -> String {
 }
 
 impl Run<'_> {
-    /// Opens the brackets around the steps.
+    /// Stops the services that must not run during the steps, and runs the hook before the operation.
     ///
     /// # Errors
-    /// If a bracket cannot be opened. The error includes the position of the GPU that needs the
-    /// bracket.
+    /// If a service cannot be stopped or the hook fails. The error includes the position of the GPU whose plan needs
+    /// this.
     async fn open_brackets(&self) -> Result<(), (usize, ApiError)> {
         let Executor { services, timeslice, mps, mig, .. } = self.executor;
         let plans: Vec<GpuPlan> = self.parts.iter().map(|part| part.plan.clone()).collect();
@@ -118,7 +118,7 @@ impl Run<'_> {
     /// Executes one phase on all GPUs.
     async fn phase(&mut self, phase: Phase) -> NextPhase {
         match phase {
-            // The steps of this phase are brackets.
+            // The only steps of this phase are to stop services and to run the hook, which [`Run::open_brackets`] does.
             Phase::Before => NextPhase::Go,
             Phase::MigOn => self.mig_mode(phase, true).await,
             Phase::Instances => self.instances().await,
@@ -168,7 +168,7 @@ impl Run<'_> {
 
     /// Creates and destroys instances on all GPUs concurrently.
     async fn instances(&mut self) -> NextPhase {
-        // Cancelled when the operation is cancelled, and at the first failure.
+        // `abort` is cancelled when the operation is cancelled, or when a step on any GPU fails.
         let abort = self.ongoing.cancelled().child_token();
         let mut tasks = JoinSet::new();
         for part in self.parts {
@@ -186,8 +186,7 @@ impl Run<'_> {
             self.ends[position] = end;
         }
         for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
-            // If MIG mode was enabled without a reset, the driver detects only now that a process
-            // has the GPU open.
+            // If MIG mode was enabled without a reset, the driver fails only now if a process has the GPU open.
             if let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
                 && error.code == Code::Blocked
             {
@@ -216,7 +215,7 @@ impl Run<'_> {
                         return NextPhase::Stop;
                     }
                 }
-                // These GPUs are collected, because one run of nvidia-smi sets all of them.
+                // Collect the time-sliced GPUs, because one call of nvidia-smi sets all of them.
                 Step::Timeslice(TimesliceStep::Set) => time_sliced.push(part),
                 Step::MigMode(_) | Step::Instance(_) => {}
             }
@@ -233,7 +232,7 @@ impl Run<'_> {
         NextPhase::Go
     }
 
-    /// Executes a step on an MPS daemon of the GPU at `position`.
+    /// Executes one MPS step of the GPU at `position`, such as to start or stop an MPS daemon.
     async fn mps_step(&self, mps: &crate::mps::Mps, position: usize, step: &MpsStep) -> Result<(), ApiError> {
         begin_step(self.ongoing, position, step::describe(&Step::Mps(step.clone())));
         let done = modes::mps::execute(mps, &self.ongoing.id(), &self.parts[position].plan.uuid, step).await;
@@ -242,8 +241,8 @@ impl Run<'_> {
     }
 }
 
-/// Executes the steps on the instances of one GPU and reads the GPU back. Stops at the first
-/// failure or when `abort` is cancelled.
+/// Executes the steps on the instances of one GPU, and then reads the GPU again. Stops at the first failure or when
+/// `abort` is cancelled.
 async fn on_one_gpu(driver: &Driver, ongoing: &OperationHandle, part: &Part, abort: &CancellationToken) -> PartOutcome {
     match instance_steps(driver, ongoing, part, abort).await {
         Ok(end) => end,
@@ -273,11 +272,11 @@ async fn instance_steps(
         tracing::debug!(operation = ongoing.id(), gpu = part.plan.uuid, "{words}");
         begin_step(ongoing, part.position, words);
         mig::instances::execute(driver, &gpu, step, &mut known).await?;
-        // No event is needed here, because the next step is reported at once.
+        // Does not send an event: the next step sends one at once.
         ongoing.progress(part.position, |progress| progress.done += 1);
     }
     if part.plan.mig_mode() == Some(false) {
-        // The GPU is read back after MIG mode is off.
+        // The GPU is read later, after its MIG mode is off.
         return Ok(PartOutcome::Done);
     }
     begin_step(ongoing, part.position, "reading the layout back".to_owned());

@@ -28,7 +28,7 @@ use crate::{
 /// Plans changes. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Planner {
-    /// Readings, and the checks of what blocks resets.
+    /// Reads the GPUs and checks what blocks resets.
     pub(crate) mig: MigMode,
     /// MPS daemons that a plan must stop or start.
     pub(crate) mps: Mps,
@@ -39,22 +39,21 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// Plans a request from fresh readings, as an apply does, but does not execute the request. If
-    /// a GPU cannot be read or is being changed, its plan has an error instead of steps. The other
-    /// GPUs are planned anyway.
+    /// Plans a request from fresh readings, but does not execute it. If a GPU cannot be read or is being changed, its
+    /// plan has an error instead of steps. The other GPUs are planned anyway.
     pub(crate) async fn plan(&self, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
         let gpus = self.gpus(viewer, request).await?;
         let meant = self.planned(&gpus, request).await;
         let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
         if self.mig.state.maintenance().is_some() {
-            // During maintenance no GPU can be read. Each plan already has this error.
+            // During maintenance gpushd cannot read any GPU. Each plan already has this error.
             return Ok(Plans { plans: meant });
         }
         not_resetting(&self.mig.host_services)?;
         let mut fresh = Vec::new();
         let mut unread = BTreeMap::new();
-        // A GPU that is being changed is not read. The reading would wait for a step, and would show an intermediate
-        // layout.
+        // Does not read a GPU that an operation is changing. The reading would have to wait for a step, and would show
+        // an intermediate layout.
         for plan in &meant {
             unread.extend(
                 self.operations.check_not_changing(plan.gpu, &plan.uuid).err().map(|error| (plan.uuid.clone(), error)),
@@ -83,15 +82,14 @@ impl Planner {
         Ok(Plans { plans })
     }
 
-    /// Plans a request from these GPUs. A running fabric manager changes which GPUs on NVSwitches
-    /// are reset together. gpushd looks for a fabric manager only if a plan resets a GPU on an
-    /// NVSwitch.
+    /// Plans a request for these GPUs. A running fabric manager changes which GPUs on NVSwitches are reset together. So
+    /// if a plan resets a GPU on an NVSwitch, gpushd checks whether a fabric manager runs.
     pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
         self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
     }
 
-    /// Plans a request as [`Planner::planned`] does. Also returns the needs of the operation: the lanes, and what the
-    /// plan needs exclusively on each GPU. A plan that is refused because the GPU is in use has needs too.
+    /// Plans a request as [`Planner::planned`] does. Also returns which lanes the operation needs, and what it needs
+    /// exclusively on each GPU. This includes GPUs whose plan is refused because they are in use.
     pub(super) async fn planned_with_needs(
         &self,
         gpus: &[Gpu],
@@ -110,7 +108,7 @@ impl Planner {
         Ok((plans, needs))
     }
 
-    /// Returns the needs of plans. MPS steps are not included yet.
+    /// Returns what an operation with these plans needs on each GPU. Call this before MPS steps are added to the plans.
     fn needs(
         &self,
         config: &Config,
@@ -118,7 +116,7 @@ impl Planner {
         request: &PlanRequest,
         plans: &[GpuPlan],
     ) -> Result<Needs, ApiError> {
-        // While a GPU is reset together with others, no lease may be granted on it.
+        // While a GPU is reset together with others, no lease may be granted on any of them.
         let all = operation::gpus(plans).into_iter();
         let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
         let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
@@ -129,7 +127,7 @@ impl Planner {
         }
         for plan in plans {
             let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-            // A refused plan does not show what it would need exclusively. So the request is also planned as if all
+            // A refused plan does not show what it would need exclusively. So take the plan that was made as if all
             // GPUs were idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
             needs.insert(plan.uuid.clone(), Need::Lane(mps::reserve_of_plan(gpu, plan)));
@@ -143,33 +141,32 @@ impl Planner {
         self.mig.refuse_blocked_resets(viewer, gpus, &self.mps.idle(), plans).await;
     }
 
-    /// Returns all GPUs as a basis for plans, without processes that do no work for a user. The MPS daemons of the
-    /// requested GPUs are polled now; for other GPUs their last answers are used.
+    /// Returns all GPUs for use in plans. Leaves out processes that do no work for a user, such as idle MPS servers.
+    /// gpushd polls the MPS daemons of the requested GPUs now; for other GPUs it uses the last answers.
     pub(super) async fn gpus(&self, viewer: Viewer, request: &PlanRequest) -> Result<Vec<Gpu>, ApiError> {
         let host = self.mig.state.now();
         let names: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
         let named = match names.as_slice() {
             [] => (0..host.gpus.len()).collect(),
-            // A name that matches no GPU is refused later, when the request is planned.
+            // If a name matches no GPU, the planner refuses the request later.
             names => host.positions(names).unwrap_or_default(),
         };
         let asked = named.into_iter().map(|at| host.gpus[at].gpu.uuid.clone()).collect();
         self.gpus_of(viewer, &asked).await
     }
 
-    /// Returns all GPUs as a basis for plans, without processes that do no work for a user. The MPS daemons of the GPUs
-    /// in `asked` are polled now.
+    /// Returns all GPUs for use in plans. Leaves out processes that do no work for a user, such as idle MPS servers.
+    /// gpushd polls the MPS daemons of the GPUs in `asked` now.
     pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await);
-        // The leases are read after the daemons were polled, so that leases that were granted
-        // meanwhile are included.
+        // Read the leases after polling the daemons, to include leases that were granted during the poll.
         self.mig.state.leases().mark_in_use(&mut gpus);
         Ok(gpus)
     }
 
-    /// Returns the same as [`Planner::gpus_of`], with these readings in place of older ones. Does not wait for other
-    /// GPUs.
+    /// Returns the same as [`Planner::gpus_of`], but takes these GPUs from `readings`. Does not wait for readings of
+    /// other GPUs.
     pub(super) async fn gpus_with(&self, viewer: Viewer, readings: &[Arc<Reading>]) -> Result<Vec<Gpu>, ApiError> {
         let host = self.mig.driver.readings.known();
         let is_listed =

@@ -18,11 +18,11 @@
 //! the reservation.
 //!
 //! One task serves the whole queue with one reading of the host, so more operations do not cause more driver calls.
-//! When an operation has claimed its GPUs, a separate task reads them again. So a GPU that does not answer delays only
-//! its own operations.
+//! When an operation has claimed its GPUs, a separate task reads these GPUs again. So a GPU that does not answer delays
+//! only the operations on that GPU.
 //!
-//! Queued operations survive a restart of gpushd. A queued operation has changed nothing yet, so
-//! its cancellation needs no rollback.
+//! Queued operations survive a restart of gpushd. A queued operation has changed nothing yet, so no rollback is needed
+//! if it is cancelled.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,18 +50,17 @@ use crate::{
     operation::{self, OperationHandle},
 };
 
-/// Interval between readings of instances in use. The driver does not report when an instance
-/// becomes idle.
+/// Interval between readings of GPUs whose instances are in use. gpushd must poll, because the driver does not report
+/// when an instance becomes idle.
 const READ: Duration = Duration::from_secs(1);
 
 /// Maximum number of waiting operations.
 const MOST: usize = 256;
 
-/// The waiting operations.
 #[derive(Debug)]
 pub(crate) struct OperationQueue {
     waiting: Mutex<BTreeMap<OperationId, QueuedOperation>>,
-    /// Number of arrivals and cancellations.
+    /// Counts the operations that were added or cancelled. Each change wakes the task that serves the queue.
     changes: watch::Sender<u64>,
 }
 
@@ -77,12 +76,12 @@ struct QueuedOperation {
     order: Order,
     place: Arc<QueuePlace>,
     until: Instant,
-    /// Earliest time of the next attempt. A failed attempt releases its claim, which wakes all
-    /// waiting operations, including this one.
+    /// Earliest time of the next attempt. Without this delay, the operation would wake itself: a failed attempt
+    /// releases its claim, and that wakes all waiting operations.
     again: Instant,
     /// Why the last attempt failed.
     last: Option<ApiError>,
-    /// Whether the operation has claimed its GPUs and a task is reading them.
+    /// Whether a task is reading the GPUs that the operation has claimed.
     is_reading: bool,
 }
 
@@ -125,8 +124,7 @@ impl OperationQueue {
             .retryable())
     }
 
-    /// Adds an operation that is recorded as queued or waiting. The operation was requested at
-    /// `since`.
+    /// Adds an operation that is recorded as queued or waiting. `since` is the time of its request.
     pub(super) fn enqueue(
         &self,
         lanes: &Lanes,
@@ -139,8 +137,8 @@ impl OperationQueue {
         self.insert(ongoing, order, since, Arc::new(place), Instant::now());
     }
 
-    /// Adds an operation that a previous gpushd left queued. Until the operation is planned, it
-    /// reserves all its GPUs.
+    /// Adds an operation that was queued when the previous gpushd ended. Reserves all its GPUs until it is planned
+    /// again.
     pub(crate) fn enqueue_recovered(
         &self,
         lanes: &Lanes,
@@ -176,8 +174,8 @@ impl OperationQueue {
         }
     }
 
-    /// Marks that an operation could not begin after its GPUs were read. The next attempt is at least one interval
-    /// later.
+    /// Marks that an operation could not begin after its GPUs were read. The next attempt follows after at least
+    /// [`READ`].
     fn attempt_failed(&self, id: OperationId) {
         if let Some(waiting) = self.waiting().get_mut(&id) {
             waiting.is_reading = false;
@@ -191,11 +189,12 @@ impl OperationQueue {
     }
 }
 
-/// Serves the queue until gpushd stops. The next gpushd queues the operations that still wait.
+/// Serves the queue until gpushd stops. Operations that still wait then stay recorded, and the next gpushd queues them
+/// again.
 pub(crate) async fn run(engine: Engine) {
     let mut room = engine.lanes.room();
     let mut changes = engine.queue.changes.subscribe();
-    // The queue may already have operations of the previous gpushd.
+    // The queue may already have operations that the previous gpushd left.
     changes.mark_changed();
     loop {
         let pause = async {
@@ -257,7 +256,8 @@ async fn round(engine: &Engine) {
     }
 }
 
-/// Reads the claimed GPUs of an operation in a separate task. Starts the operation if its plan is still possible.
+/// Reads the claimed GPUs of an operation in a separate task. Starts the operation if the readings still permit its
+/// plan.
 fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim) {
     engine.queue.mark_reading(one.ongoing.number());
     let engine = Arc::clone(engine);
@@ -277,20 +277,20 @@ fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim
     });
 }
 
-/// Keeps an operation in the queue if waiting may help. Otherwise ends the operation.
+/// Keeps an operation in the queue if it may be able to begin later. Otherwise ends the operation.
 fn cannot_begin(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     if is_retryable(&error) { keep_waiting(engine, one, &error) } else { end_waiting(engine, one, error) }
 }
 
-/// Returns whether waiting may help, because another operation may end, an instance may become idle, or the driver may
-/// answer.
+/// Returns whether the operation may be able to begin later: after another operation has ended, an instance has become
+/// idle, or the driver answers again.
 fn is_retryable(error: &ApiError) -> bool {
     is_temporary(error)
         || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)
         || matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable
 }
 
-/// Claims the GPUs of an operation if the last readings permit its plan.
+/// Claims the GPUs of an operation if, according to the last readings, its plan is possible.
 async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(Vec<GpuPlan>, Claim), ApiError> {
     not_resetting(&engine.host_services)?;
     let (meant, needs) = engine.planner.planned_with_needs(gpus, &one.order.request).await?;
@@ -298,8 +298,7 @@ async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(
     if let Some(ahead) = one.place.ahead() {
         return Err(behind(engine, &ahead));
     }
-    // The plan is first checked with the last readings, because a claim and new readings are
-    // expensive.
+    // Check the plan with the last readings first, because a claim and new readings are expensive.
     if let Some(error) = refusal(&meant) {
         return Err(error);
     }
@@ -307,7 +306,7 @@ async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(
     Ok((meant, claim))
 }
 
-/// Explains that an operation waits for an earlier entry of the queue.
+/// Creates the error that an operation waits for an entry ahead of it in the queue.
 pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
     let index = engine.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
@@ -325,17 +324,18 @@ fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
         let plans = parts.iter().map(|part| part.plan.clone()).collect();
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
             Ok(()) => {
-                // The operation has its lanes now, so it leaves the queue.
+                // Leave the queue, because the operation has its lanes now.
                 drop(place);
                 return executor.run(ongoing, &parts).await;
             }
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
-            // The only possible conflict is a cancellation that is already recorded.
+            // A conflict means that a cancellation of this operation is already recorded.
             Err(error) if error.code == Code::Conflict => match timeout(READ, ongoing.cancelled().cancelled()).await {
                 Ok(()) => ongoing.why_cancelled(),
                 Err(_) => error,
             },
-            // A temporary error, such as a full disk, does not end an operation that may have waited for hours.
+            // If the error is temporary, such as a full disk, keep the operation in the queue: it may have waited for
+            // hours.
             Err(error) if error.retryable => {
                 tracing::warn!(operation = ongoing.id(), "operation {} cannot begin yet: {error}", ongoing.id());
                 let since = ongoing.snapshot().created_at;
@@ -349,7 +349,6 @@ fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
     });
 }
 
-/// Stores why an operation cannot begin yet.
 fn keep_waiting(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
     let mut waiting = engine.queue.waiting();
     let Some(kept) = waiting.get_mut(&one.ongoing.number()) else { return };

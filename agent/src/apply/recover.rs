@@ -56,17 +56,16 @@ const ATTEMPTS: u32 = 6;
 pub(crate) struct Recovery {
     pub(crate) executor: Executor,
     pub(crate) planner: Planner,
-    /// Cancelled when gpushd is stopping. The next gpushd then continues the recovery.
+    /// Cancelled when gpushd is stopping. The next gpushd continues the recovery.
     pub(crate) stopping: CancellationToken,
 }
 
 impl Recovery {
-    /// Takes over unfinished operations. Queued operations are passed to `enqueue` with the time of
-    /// their request. Other operations are recovered in the background. Returns the UUIDs of the
-    /// GPUs that an operation may have changed on this boot. GPUs of operations that gpushd began
-    /// when it started are not included.
+    /// Takes over unfinished operations. Passes queued operations to `enqueue`, with the time of their request.
+    /// Recovers all other operations in the background. Returns the UUIDs of the GPUs that an operation on this boot
+    /// may have changed, without the operations that gpushd itself begins at its start.
     ///
-    /// Call this before gpushd serves any request: when it returns, the GPUs are claimed.
+    /// Call this before gpushd serves any request. On return, the GPUs of the operations are claimed.
     pub(crate) async fn take_over(
         &self,
         unfinished: Vec<UnfinishedOperation>,
@@ -95,8 +94,8 @@ impl Recovery {
                 continue;
             }
             if same_boot && left.record.kind != operation::START {
-                // Include the GPUs even if the operation fails, because a caller requested it after
-                // the boot.
+                // Include the GPUs even if the operation fails, because a caller has requested a change of them on this
+                // boot.
                 changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
             }
             let lost = match superseded.get(&left.record.id) {
@@ -114,14 +113,14 @@ impl Recovery {
         changed
     }
 
-    /// Undoes the brackets of an operation that has already ended.
+    /// Starts the services that an ended operation stopped, and runs its last hook.
     fn undo_brackets(&self, id: OperationId, stage: OperationState) {
         let recovery = self.clone();
         self.executor.tasks.spawn(async move {
             let Self { executor, stopping, .. } = recovery;
             let helpers = &executor.mig.host_services.helpers;
             helpers.adopt(&id.to_string()).await;
-            // Starting a stopped service may open the GPUs, which must stay closed during maintenance.
+            // During maintenance, do not start services, because a service may open the GPUs.
             while executor.mig.state.maintenance().is_some() {
                 tokio::select! {
                     () = stopping.cancelled() => return,
@@ -133,7 +132,7 @@ impl Recovery {
         });
     }
 
-    /// Queues again an operation that has not begun yet.
+    /// Puts an operation that has not begun yet back into the queue.
     fn queue_again(
         &self,
         ongoing: &Arc<OperationHandle>,
@@ -155,8 +154,8 @@ impl Recovery {
         }
     }
 
-    /// Pauses driver calls while a reset that the previous gpushd started still runs. During a
-    /// reset no process may open a GPU, not even to read it.
+    /// Waits for resets that the previous gpushd started and that still run. Pauses driver calls meanwhile, because no
+    /// process may open a GPU during a reset, not even to read it.
     async fn wait_for_resets(&self, unfinished: &[UnfinishedOperation]) {
         let mig = &self.executor.mig;
         let ids: Vec<String> = unfinished.iter().map(|left| left.record.id.to_string()).collect();
@@ -247,7 +246,7 @@ impl Recovery {
                     let why = ongoing.why_cancelled();
                     executor.roll_back(ongoing, &parts, &ends, why).await;
                 }
-                // Without a working journal, no operation may begin.
+                // While the journal cannot be written, gpushd may not continue an operation.
                 Err(error) => self.fail_unrecoverable(ongoing, &parts, error).await,
             },
             RecoveryAction::RolledBack => {
@@ -272,8 +271,8 @@ impl Recovery {
         }
     }
 
-    /// Ends an operation that cannot continue because the journal cannot be written. The state in
-    /// memory shows the end even if the journal does not.
+    /// Ends an operation that cannot continue because the journal cannot be written. The end is in memory even if it is
+    /// not in the journal.
     async fn fail_unrecoverable(&self, ongoing: Arc<OperationHandle>, parts: &[Part], why: ApiError) {
         let id = ongoing.id();
         let causes = [vec![why.message], why.causes].concat();
@@ -322,7 +321,7 @@ impl Recovery {
         let host = loop {
             match self.planner.gpus_with(Viewer::Agent, readings).await {
                 Ok(host) => break host,
-                // The GPUs were just read, so this error is temporary.
+                // gpushd has just read the GPUs of the operation, so this error is temporary.
                 Err(error) => tracing::info!("cannot read the GPUs of the host yet: {error}"),
             }
             tokio::select! {
@@ -330,7 +329,7 @@ impl Recovery {
                 () = self.stopping.cancelled() => return None,
             }
         };
-        // The operation continues with its original plan, so the current config does not apply.
+        // The operation continues with its recorded plan, so the current config file does not matter.
         let config = Config::default();
         let rest = |gpu: &GpuIntent| {
             let was_on = gpu.before.as_ref().is_some_and(|before| before.enabled);
@@ -362,11 +361,11 @@ impl Recovery {
 /// The data of an interrupted operation.
 struct InterruptedOperation {
     parts: Vec<Part>,
-    /// The progress of each GPU, in the form that a rollback needs.
+    /// How far each GPU has come, as the rollback expects it.
     ends: Vec<PartOutcome>,
-    /// Errors about GPUs that other programs have changed.
+    /// One error for each GPU that another program has changed.
     others: Vec<ApiError>,
-    /// Whether the operation was being rolled back, or is cancelled.
+    /// Whether the operation was being rolled back when gpushd ended, or was cancelled.
     rolling_back: bool,
     /// The error that caused the rollback.
     failed: Option<ApiError>,

@@ -39,7 +39,7 @@ pub(super) enum RecoveryAction {
     Forward,
     /// All GPUs are as before. The operation ends as rolled back.
     RolledBack,
-    /// The host was restarted, so the created instances are gone. The operation ends as failed.
+    /// The host was rebooted, so the created instances are gone. The operation ends as failed.
     Rebooted,
     /// The GPUs are restored as they were before the operation.
     Back,
@@ -48,7 +48,8 @@ pub(super) enum RecoveryAction {
 impl RecoveryFacts {
     /// Returns what recovery does.
     pub(super) fn action(self) -> RecoveryAction {
-        // A failed operation is rolled back even if the GPUs without a failure are as planned.
+        // If gpushd ended during the rollback of a failed operation, the rollback continues, even
+        // if no step remains.
         let failed_before = self.has_failed && self.rolling_back;
         if self.plannable && self.nothing_remains && !failed_before {
             RecoveryAction::Done

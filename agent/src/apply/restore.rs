@@ -45,7 +45,7 @@ const ATTEMPTS: u32 = 3;
 /// Pause after the first attempt; twice as long after the second.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Why an attempt did not restore the layout.
+/// The error of an attempt that did not restore the layout.
 struct RestoreFailure {
     trouble: Trouble,
     /// Id of the GPU instance that the driver refused to destroy.
@@ -67,9 +67,9 @@ enum RestoreScope {
     Mode,
 }
 
-/// Restores the MIG mode of GPUs that can only be reset together. If gpushd restored them one by
-/// one, each GPU would block the reset of the others. Failures are not returned, because [`restore_previous_layout`]
-/// runs for each GPU afterwards.
+/// Restores the MIG mode of GPUs that can only be reset together. gpushd cannot restore them one by one, because each
+/// GPU would block the reset of the others. Returns no errors: [`restore_previous_layout`] runs for each GPU afterwards
+/// and reports them.
 pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part]) {
     let mut changed: Vec<&Part> = Vec::new();
     for &part in parts.iter().filter(|part| part.peers().next().is_some()) {
@@ -92,8 +92,8 @@ pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>,
     }
 }
 
-/// Destroys what the operation created on these GPUs, and disables their MIG mode together. Returns whether that
-/// succeeded.
+/// Destroys the instances that the operation created on these GPUs, and disables MIG mode on all of them together.
+/// Returns whether both succeeded.
 async fn off_together(mig: &MigMode, purpose: &Purpose<'_>, off: &[&Part]) -> bool {
     for part in off {
         if !matches!(once(mig, purpose, part, None, RestoreScope::Instances).await, Ok(None)) {
@@ -112,8 +112,8 @@ async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], 
 /// Restores the GPU as it was before the operation.
 ///
 /// # Errors
-/// If the GPU cannot be restored, or can be restored only in part. After an error, the GPU is
-/// neither as planned nor as before.
+/// If the GPU cannot be restored, or only in part. After an error, the GPU has neither the planned nor the previous
+/// state.
 pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;
@@ -143,11 +143,11 @@ pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>
     }
 }
 
-/// Makes one attempt. Returns what could not be restored, if anything.
+/// Makes one attempt to restore the layout. Returns what could not be restored; `None` if everything was.
 ///
-/// `stays` has the instances that the driver refused to destroy. The attempt leaves these instances
-/// alone, and also instances whose processes the driver does not list. With `None`, an instance of
-/// either kind makes the attempt fail.
+/// `stays` contains the ids of the instances that the driver refused to destroy. The attempt leaves these instances
+/// alone, and also instances whose processes the driver does not list. If `stays` is `None`, the attempt fails instead
+/// when it meets such an instance.
 async fn once(
     mig: &MigMode,
     purpose: &Purpose<'_>,
@@ -189,8 +189,8 @@ async fn once(
     if short.is_none() && (now.enabled, now.pending_mode()) != (before.enabled, before.pending_mode()) {
         restore_mode(mig, purpose, part, before.enabled).await?;
         if before.reset_pending {
-            // Before the operation, a MIG mode was pending: set, but not effective until the GPU is
-            // reset.
+            // Before the operation, a new MIG mode was already set, but pending until the next reset. Set that mode
+            // again.
             mig::mode::set_pending(&mig.driver, &gpu, before.pending_mode()).await?;
         }
     }
@@ -209,8 +209,8 @@ async fn once(
     Err(failed(ApiError::new(Code::DriverError, message)))
 }
 
-/// Plans the steps from a reading to the instances before the operation. If an instance must stay, also returns what
-/// the steps do not restore.
+/// Plans the steps that lead from a reading back to the instances before the operation. If an instance must stay, also
+/// returns what the steps do not restore.
 fn plan_back(
     part: &Part,
     before: &Mig,
@@ -248,7 +248,7 @@ fn plan_back(
     }
 }
 
-/// Explains that the previous layout cannot be restored. The log gets all details; the returned error does not name
+/// Creates the error that the previous layout cannot be restored. The log gets all details; the error does not name
 /// processes.
 fn not_feasible(part: &Part, mut refused: Refusal) -> ApiError {
     let in_full = refusal::explain(&refused, part.plan.gpu, &part.label());
@@ -267,7 +267,7 @@ async fn restore_mode(mig: &MigMode, purpose: &Purpose<'_>, part: &Part, enable:
     troubled.remove(&part.position).map_or(Ok(()), Err)
 }
 
-/// Returns whether the steps destroy an instance that must stay, completely or in part.
+/// Returns whether the steps destroy an instance for which `untouchable` is true, or one of its compute instances.
 fn destroys(steps: &[InstanceStep], instances: &[GpuInstance], untouchable: impl Fn(&GpuInstance) -> bool) -> bool {
     let destroyed: BTreeSet<u32> = steps.iter().filter_map(InstanceStep::destroys).collect();
     instances.iter().any(|instance| destroyed.contains(&instance.id) && untouchable(instance))
@@ -280,8 +280,8 @@ fn users_unknown(part: &Part, reading: &Reading) -> ApiError {
     error
 }
 
-/// Explains that a layout is only partly restored. The log, which only root reads, gets all details. The returned error
-/// does not name processes, because every user may read the operation and the GPU's condition.
+/// Creates the error that a layout is only partly restored. The error does not name processes, because every user may
+/// read it. The log, which only root reads, gets all details.
 fn partly(part: &Part, mut partial: PartialRestore) -> ApiError {
     let explain = |partial: &PartialRestore| {
         let error = refusal::partly_restored(partial, part.plan.gpu, &part.label());

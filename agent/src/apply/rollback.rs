@@ -1,6 +1,6 @@
 //! The rollback of an operation: restores the previous layout on every GPU that the operation may have changed.
 //!
-//! A GPU that is lost or in an unknown state is not rolled back.
+//! If a GPU is lost or in an unknown state, gpushd does not roll it back.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::{
     state::Change,
 };
 
-/// Restores the GPUs of an operation because of the error `why`. Returns the final state of the
-/// operation, its error, and the changes of the conditions of its GPUs.
+/// Restores the GPUs of an operation that failed with the error `why`. Returns how the operation ends: its state, its
+/// error, and the changed conditions of its GPUs.
 pub(super) async fn all(
     mig: &MigMode,
     ongoing: &Arc<OperationHandle>,
@@ -42,8 +42,7 @@ pub(super) async fn all(
                 changes.push(part.degrade(&id, trouble));
                 left.push((part.clone(), "is in an unknown state"));
             }
-            // The operation changed nothing on this GPU, and changes by other programs are not
-            // reverted.
+            // This operation has not changed the GPU, and gpushd does not undo changes by other programs.
             PartOutcome::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
                 left.push((part.clone(), "stays as it is: this operation has not changed it"));
             }

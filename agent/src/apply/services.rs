@@ -55,15 +55,15 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Stops a service for an operation, if the service runs.
+    /// Stops a service for an operation, if the service runs. Notes this in the journal first.
     ///
     /// # Errors
-    /// If the state of the service is unknown, or the service cannot be stopped. A noted bracket is
-    /// undone later.
+    /// If the state of the service is unknown, or the service cannot be stopped. If the stop failed, gpushd starts the
+    /// service again when the operation ends.
     pub(super) async fn stop(&self, operation: OperationId, service: &str) -> Result<(), ApiError> {
         let _lock = self.host_services.services.lock().await;
         let bracket = Bracket::Service { service: service.to_owned() };
-        // A previous gpushd may have noted the bracket and died before it stopped the service.
+        // A previous gpushd may have noted the service in the journal and died before it stopped the service.
         if !self.noted(operation).await?.contains(&bracket) {
             let runs = self.is_active(operation, service).await?;
             if !runs && self.noted_by_others(operation, &bracket).await?.is_empty() {
@@ -79,10 +79,10 @@ impl Services {
             .hint(format!("`systemctl status {service}` and `journalctl -u {service}` show the cause")))
     }
 
-    /// Notes the hook that runs at the end of an operation.
+    /// Notes in the journal the hook that runs at the end of an operation.
     ///
     /// # Errors
-    /// If it cannot be recorded.
+    /// If the journal cannot be written.
     pub(super) async fn note_hook(&self, operation: OperationId, hook: &Bracket) -> Result<(), ApiError> {
         let noted = self.noted(operation).await?;
         if noted.iter().any(|bracket| matches!(bracket, Bracket::HookAfter { .. })) {
@@ -91,7 +91,7 @@ impl Services {
         self.note(operation, hook).await
     }
 
-    /// Runs the hook before an operation, unless it has already succeeded.
+    /// Runs the hook before an operation. Does nothing if the hook has already succeeded for this operation.
     ///
     /// # Errors
     /// If the hook fails.
@@ -114,7 +114,8 @@ impl Services {
         ))
     }
 
-    /// Undoes the brackets of an operation that ends in `state`, in reverse order. Returns a sentence for each failure.
+    /// Undoes, in reverse order, the brackets of an operation that ends in `state`: starts the stopped services, runs
+    /// the hook. Returns one sentence for each failure.
     pub(super) async fn undo_brackets(&self, operation: OperationId, state: OperationState) -> Vec<String> {
         let mut failures = Vec::new();
         let pending = match self.pending(operation).await {
@@ -128,8 +129,8 @@ impl Services {
             }
         };
         for (position, bracket) in pending.into_iter().rev() {
-            // The lock is held until the record is written. Otherwise two operations that stopped
-            // the same service might each rely on the other one to start it.
+            // Hold the lock until the record is written. Otherwise two operations that stopped the same service could
+            // each expect the other one to start it.
             let _lock = match &bracket {
                 Bracket::Service { .. } => Some(self.host_services.services.lock().await),
                 Bracket::HookAfter { .. }
@@ -154,8 +155,8 @@ impl Services {
         failures
     }
 
-    /// Undoes one bracket. For a service, the caller must hold the lock `services`. Returns whether
-    /// no further attempt is needed.
+    /// Undoes one bracket: starts a stopped service, or runs a hook. For a service, the caller must hold the lock
+    /// `services`. Returns `false` if gpushd must try again later.
     async fn undo_bracket(
         &self,
         operation: OperationId,
@@ -189,15 +190,16 @@ impl Services {
         }
     }
 
-    /// Returns whether another unfinished operation has noted the same bracket, and so will undo it.
+    /// Returns whether another unfinished operation has stopped the same service. If so, that operation will start the
+    /// service.
     async fn still_needed_stopped(&self, operation: OperationId, bracket: &Bracket) -> bool {
-        // If the store cannot be read, the service is started. If the service then runs by mistake,
-        // the other operation fails with an error that names the cause.
+        // If the store cannot be read, start the service. If another operation still needs the service stopped, that
+        // operation fails, and its error names the service.
         let others = self.noted_by_others(operation, bracket).await;
         others.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
     }
 
-    /// Returns the stages of the other operations that have noted the same bracket.
+    /// Returns the states of the other operations that have noted the same bracket, such as the same stopped service.
     async fn noted_by_others(
         &self,
         operation: OperationId,
@@ -217,9 +219,8 @@ impl Services {
         Ok(self.store.read(stages).await?)
     }
 
-    /// Starts services that an ended operation could not start. Repeats the attempts until the
-    /// services run or gpushd exits. Meanwhile health reports the services. The next gpushd also
-    /// tries again.
+    /// Starts services that an ended operation could not start. Tries again until the services run or gpushd exits.
+    /// Until then, health reports the services. The next gpushd also tries again.
     pub(super) async fn retry_failed_starts(&self, operation: OperationId, state: OperationState) {
         let left = self.services_to_start(operation).await;
         if left.is_empty() {
@@ -227,7 +228,7 @@ impl Services {
         }
         self.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
         let services = self.clone();
-        // The task is not tracked, so gpushd does not wait for it before exiting.
+        // The task is not in `tasks`, so gpushd does not wait for it before it exits.
         tokio::spawn(async move {
             let mut pause = RETRY_PAUSE.0;
             loop {
@@ -274,13 +275,14 @@ impl Services {
         }
     }
 
-    /// Returns the brackets of an operation that are noted and not undone, in order.
+    /// Returns the brackets (stopped services, hooks) of an operation that are not undone yet, in the order of the
+    /// journal.
     async fn noted(&self, operation: OperationId) -> Result<Vec<Bracket>, ApiError> {
         Ok(self.pending(operation).await?.into_iter().map(|(_, bracket)| bracket).collect())
     }
 
-    /// Returns the brackets that are noted and not undone, with the position of each note in the
-    /// journal.
+    /// Returns the brackets (stopped services, hooks) that are not undone yet. The number is the position of the
+    /// bracket in the journal.
     async fn pending(&self, operation: OperationId) -> Result<Vec<(u64, Bracket)>, ApiError> {
         let noted = self.store.read(move |view| view.undo(operation)).await?;
         let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {
@@ -356,7 +358,7 @@ impl Services {
     }
 }
 
-/// Returns the health errors about services that an operation stopped and gpushd cannot start.
+/// Returns one health error for each service that an operation stopped and gpushd cannot start.
 pub(crate) fn health(host_services: &HostServices) -> Vec<ApiError> {
     let known = host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner);
     let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));

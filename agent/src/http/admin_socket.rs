@@ -1,6 +1,6 @@
 //! Requests through the admin socket.
 
-/// An extension that marks a request from the admin socket. Only root and the user of gpushd can
-/// open that socket.
+/// Marks a request that came through the admin socket. Only root and the user that gpushd runs as
+/// can open that socket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ThroughAdminSocket;

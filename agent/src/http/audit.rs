@@ -72,16 +72,17 @@ pub(super) async fn list(
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// The objects that a request names, as they are stored in records.
+/// The objects that the parameter `object` names, in the form in which audit records store them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Objects {
     names: Vec<String>,
-    /// UUIDs of the GPUs of the MIG devices in `names`. The operations of such a GPU create and destroy the device.
+    /// UUIDs of the GPUs of the requested MIG devices. gpushd includes the operations on these GPUs, because operations
+    /// create and destroy the devices.
     operations_of: Vec<String>,
 }
 
-/// Returns the objects that `text` names. A GPU or MIG device that the driver does not list is found only by its
-/// complete UUID.
+/// Returns the objects that `text` names. If the driver does not list a GPU or MIG device, only its complete UUID finds
+/// it.
 fn objects(host: &HostState, text: &str) -> Result<Objects, ApiError> {
     let mut found = Objects::default();
     for word in text.split(',').map(str::trim) {
@@ -95,9 +96,9 @@ fn objects(host: &HostState, text: &str) -> Result<Objects, ApiError> {
     Ok(found)
 }
 
-/// Returns the UUIDs of the GPUs that `word` names, or the name of another object.
+/// Returns the UUIDs of the GPUs that `word` names. If `word` names another object, returns that name.
 fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
-    // `GPU 4`, as the output of `gpushctl audit` names a GPU.
+    // Accept `GPU 4` too, because `gpushctl audit` prints GPUs like this.
     let word = word.strip_prefix("GPU ").map_or(word, str::trim);
     let selector: Selector = match word.parse() {
         Ok(selector) => selector,
@@ -105,7 +106,7 @@ fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
     };
     match selector {
         Selector::Uuid(uuid) if uuid.len() == WHOLE_UUID => Ok(vec![uuid]),
-        // The word names another object, such as `op-1` or `config`, or is a product name.
+        // Although `word` looks like a product name, it may name another object, such as `op-1` or `config`.
         Selector::Model(name) if !name.contains(['*', '?']) => {
             Ok(host.named(word).unwrap_or_else(|_| vec![word.to_owned()]))
         }

@@ -37,7 +37,7 @@ pub(super) async fn show(
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
     let view = async move {
-        // If the driver is unavailable, the response shows the rules without GPUs.
+        // Show the rules without their GPUs if the driver is unavailable.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
         let mut view = settings.config().view(settings.file().as_deref(), &gpus);
         view.pending_restart = settings.pending_restart();
@@ -58,7 +58,7 @@ pub(super) async fn diff(
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
-    // Only administrators may see a file that is not active yet.
+    // Only administrators may read the config file, because it may differ from the active config.
     authorization.admin(&caller, "read the config file").await?;
     let viewer = caller.viewer;
     let diff = async move { Ok::<ConfigDiff, Failure>(differences.find(viewer).await) };

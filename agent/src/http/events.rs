@@ -6,13 +6,13 @@
 //! data: {"id": …, "kind": …}   a gpush_api::Event
 //! ```
 //!
-//! The stream begins with an `id:` without an event. This id is the position at which the stream
-//! starts. After each silence gpushd sends the current position again, which keeps the connection
-//! alive. So a client that receives few kinds of events can also reconnect at a position that is
-//! still stored. Clients of server-sent events do not treat such an id as an event.
+//! The stream begins with an `id:` without an event: the position at which the stream starts. After each silence gpushd
+//! sends the current position again, which keeps the connection alive. Without it, a client that receives few events
+//! could only reconnect at an old position, whose events gpushd may no longer store. Clients of server-sent events do
+//! not treat such an id as an event.
 //!
-//! A client gets the next chunk only after it has read the last one. So a client that does not read
-//! occupies only its connection, which `listen::connection_timer` closes after a time limit.
+//! gpushd sends the next chunk only after the client has read the last one. A client that does not read occupies only
+//! its connection. `listen::connection_timer` closes that connection after a time limit.
 
 use std::{
     convert::Infallible,
@@ -47,7 +47,7 @@ use crate::{
     },
 };
 
-/// Maximum time without data on a stream, after which gpushd sends the current position.
+/// After this time without data on a stream, gpushd sends the current position.
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// Name of the header with the id of the last event that the client received.
@@ -89,7 +89,7 @@ pub(super) async fn stream(
         kinds: parameters.kinds.as_deref().map(kinds).transpose()?,
         gpus: parameters.gpu.as_deref().map(|text| state.now().named(text)).transpose()?,
     };
-    // A header that is not text is not a valid event id.
+    // If the header is not text, treat it as an unknown event id.
     let last = headers.get(LAST).map(|id| id.to_str().unwrap_or_default());
     if parameters.follow == Some(false) {
         let cursor = last.map_or_else(|| state.events().listen_from_oldest(), |id| state.events().listen(Some(id)));
@@ -98,7 +98,7 @@ pub(super) async fn stream(
         return limiter.answer(&caller, StatusCode::OK, kept).await;
     }
     let cursor = state.events().listen(last);
-    // At most one chunk is in flight. Later events stay in the ring that all listeners share.
+    // The channel holds one chunk. Later events stay in the ring buffer, which all listeners share.
     let (pieces, taken) = mpsc::channel(1);
     let telling = AbortOnDropHandle::new(tokio::spawn(send_events(authorization, caller, cursor, filter, pieces)));
     let mut response = Body::new(EventStream { pieces: taken, _telling: telling }).into_response();
@@ -135,8 +135,7 @@ async fn send_events(
     let mut text = position_line(&cursor);
     let mut silent_since = Instant::now();
     loop {
-        // Takes events only when the channel has room, so that a slow client gets the events that
-        // are current at that time.
+        // Take events only when the channel has room. So a slow client still gets the newest events.
         let Ok(room) = pieces.reserve().await else { return };
         if !text.is_empty() {
             silent_since = Instant::now();
@@ -147,7 +146,7 @@ async fn send_events(
             Next::Events(events) => {
                 for event in events {
                     if let EventPayload::Config(_) = event.what {
-                        // The config contains the admin groups, so the caller's rights may have changed.
+                        // The new config may have other admin groups, so the caller's rights may have changed.
                         caller = authorization.identify(caller.peer.clone()).await;
                     }
                     if filter.wants(&event) {
@@ -177,7 +176,7 @@ fn resync(cursor: &Cursor, resync: Resync) -> Event {
 }
 
 fn frame(text: &mut String, event: &Event) {
-    // Cannot fail: the type can always be serialized. The JSON has no line breaks.
+    // Serialization of this type cannot fail. The JSON has no line breaks.
     let data = serde_json::to_string(event).unwrap_or_default();
     let _ = write!(text, "id: {}\nevent: {}\ndata: {data}\n\n", event.id, event.what.kind().name());
 }

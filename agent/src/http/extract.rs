@@ -21,14 +21,14 @@ use crate::{
     idempotency::{self, Header},
 };
 
-/// Maximum time for a body to arrive.
+/// Maximum time until the whole request body has arrived.
 const BODY_TIME: Duration = Duration::from_secs(5);
 
 /// A JSON body.
 pub(super) struct Body<T>(pub(super) T);
 
-/// A JSON object with named fields. Without this type, serde would also accept an array and assign its values to the
-/// fields in order.
+/// A JSON object with named fields. serde alone would also accept an array, and assign its values to the fields in
+/// order.
 struct Object<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -67,7 +67,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
                     Failure::bad_request(status, format!("{path} takes JSON, but the request has another content type"))
                         .hint("send the header `content-type: application/json`")
                 }
-                // The text has the offending field and its position.
+                // The text of this error names the wrong field and its position.
                 JsonRejection::JsonDataError(error) => unfit(&path, &error.body_text()),
                 JsonRejection::JsonSyntaxError(error) => unfit(&path, &error.body_text()),
                 _ if status == StatusCode::PAYLOAD_TOO_LARGE => {
@@ -79,8 +79,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// Creates the error for a body that is not JSON or does not match the expected type. Removes the library's own
-/// introduction from `text`.
+/// Creates the error for a body that is not JSON or does not match the expected type. Removes from `text` the prefix
+/// that axum adds.
 fn unfit(path: &str, text: &str) -> Failure {
     let detail = text.split_once(": ").map_or(text, |(_, detail)| detail);
     Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not valid for {path}: {detail}"))
@@ -107,7 +107,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
     }
 }
 
-/// The variable part of the path.
+/// The variable part of a request's path, such as the GPU in `/v1/gpus/{gpu}`.
 pub(super) struct PathPart(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for PathPart {
@@ -137,7 +137,7 @@ where
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        // The accept loop adds the peer before any other code sees the request.
+        // The accept loop has added the peer to every request, so a request without a peer is a bug.
         let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
         Ok(Authorization::from_ref(state).identify(peer).await)
     }

@@ -17,7 +17,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Creates an error with an HTTP status that is more specific than the status of the error's
+    /// Creates an error response whose HTTP status is more specific than the status of the error's
     /// code.
     pub(crate) fn new(status: StatusCode, error: ApiError) -> Self {
         Self { status, error: Box::new(error) }
@@ -28,7 +28,7 @@ impl Failure {
         Self::new(status, ApiError::new(Code::BadRequest, message))
     }
 
-    /// Creates the error for too many connections.
+    /// Creates the error that the caller has too many connections.
     pub(crate) fn busy(why: String) -> Self {
         ApiError::new(Code::Unavailable, why)
             .hint("close connections that are not needed, then try again")
@@ -89,7 +89,8 @@ impl Failure {
         serde_json::to_vec(&self.error).unwrap_or_default()
     }
 
-    /// Returns the complete response as bytes, for a connection on which gpushd reads no request.
+    /// Returns the complete HTTP response as bytes, for a connection that gpushd closes without
+    /// handling a request.
     pub(crate) fn as_http(&self) -> Vec<u8> {
         let body = self.body();
         let mut answer = format!(
