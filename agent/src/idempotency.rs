@@ -19,11 +19,11 @@ pub(crate) const HEADER: &str = "idempotency-key";
 /// Maximum length of a key, in bytes.
 const LONGEST: usize = 128;
 
-/// Maximum number of requests with one key that wait for the answer to the first request. Each
-/// waiting request uses memory until that answer, even if its client has disconnected.
+/// Maximum number of requests with the same key that wait for the answer to the first one. Each waiting request uses
+/// memory, even if its client has disconnected.
 const MOST_REPEATS: usize = 8;
 
-/// Time for which an answer is stored.
+/// How long gpushd stores the answer to a request.
 const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
 /// A key and its request.
@@ -35,7 +35,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Records `operation` as the response to the request.
+    /// Records that the request started `operation`. A repeated request then gets this operation.
     ///
     /// # Errors
     /// If the response cannot be recorded.
@@ -43,7 +43,8 @@ impl Key {
         self.record(tx, Some(operation), 202, serde_json::Value::Null)
     }
 
-    /// Records the number of the created object as the response to the request.
+    /// Records that the request created the object with this number, such as a lease. A repeated request then gets this
+    /// object.
     ///
     /// # Errors
     /// If the response cannot be recorded.
@@ -73,8 +74,7 @@ impl Key {
             request: &self.request,
             operation,
             status,
-            // A repeated request gets the current state of the object, so gpushd stores at most the number of the
-            // object.
+            // Store at most the number of the object, because a repeated request gets the current state of the object.
             body,
             expires_at,
         })
@@ -88,18 +88,17 @@ pub(crate) struct Idempotency {
     in_flight: Arc<Mutex<Locks>>,
 }
 
-/// Locks of the keys of requests in flight, by uid and key.
+/// Locks for the keys of requests in flight. The map's key is the uid of the caller and the idempotency key.
 type Locks = HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>;
 
 impl Idempotency {
-    /// Creates the handle for the responses in `store`. No request is in flight.
+    /// Creates the handle. `store` contains the recorded responses.
     pub(crate) fn new(store: Store) -> Self {
         Self { store, in_flight: Arc::default() }
     }
 
-    /// Waits until no other request with this key is in flight. Other requests with the key wait
-    /// until the returned guard is dropped. So a repeated request waits for the answer to the first
-    /// request.
+    /// Waits until no other request with this key is in flight, and returns a guard. Until the guard is dropped, other
+    /// requests with the key wait.
     ///
     /// # Errors
     /// If [`MOST_REPEATS`] requests with this key already wait.
@@ -108,7 +107,7 @@ impl Idempotency {
             let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             let lock = locks.entry((key.uid, key.key.clone())).or_default();
-            // The map has one reference, and the first request has another.
+            // The map has one reference to the lock, and the first request has another.
             let repeats = Arc::strong_count(lock).saturating_sub(2);
             if repeats >= MOST_REPEATS {
                 let message = format!(
@@ -124,7 +123,7 @@ impl Idempotency {
         Ok(lock.lock_owned().await)
     }
 
-    /// Returns the operation that answered the request. The caller must hold the lock of the key.
+    /// Returns the operation that an earlier request with this key started. The caller must hold the lock of the key.
     ///
     /// # Errors
     /// If the key was used for another request.
@@ -132,7 +131,8 @@ impl Idempotency {
         Ok(self.answer(key).await?.and_then(|answer| answer.operation))
     }
 
-    /// Returns the number of the object in the recorded response. The caller must hold the lock of the key.
+    /// Returns the number of the object that an earlier request with this key created. The caller must hold the lock of
+    /// the key.
     ///
     /// # Errors
     /// If the key was used for another request.
@@ -140,7 +140,7 @@ impl Idempotency {
         Ok(self.answer(key).await?.and_then(|answer| answer.body.as_u64()))
     }
 
-    /// Returns whether the request was executed before. The caller must hold the lock of the key.
+    /// Returns whether an earlier request with this key was executed. The caller must hold the lock of the key.
     ///
     /// # Errors
     /// If the key was used for another request.
@@ -161,7 +161,7 @@ impl Idempotency {
     }
 }
 
-/// The value of the header, before the request is parsed.
+/// The unparsed value of the header `Idempotency-Key`.
 #[derive(Debug)]
 pub(crate) struct Header(Option<String>);
 
@@ -209,14 +209,14 @@ mod tests {
             .collect();
         let one_more = loop {
             tokio::task::yield_now().await;
-            // Repeat until all of them wait.
+            // Try again until all of these requests wait for the lock.
             match tokio::time::timeout(std::time::Duration::ZERO, idempotency.lock(&key(1000, "a"))).await {
                 Ok(answered) => break answered.unwrap_err(),
                 Err(_) => continue,
             }
         };
         assert_eq!((one_more.code, one_more.retryable), (Code::Unavailable, true));
-        // Other keys, and the same key of another user, are not affected.
+        // Requests with another key, or with the same key from another user, do not wait.
         idempotency.lock(&key(1000, "b")).await.unwrap();
         idempotency.lock(&key(1001, "a")).await.unwrap();
         drop(first);

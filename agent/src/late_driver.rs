@@ -1,7 +1,7 @@
-//! A driver that was loaded after gpushd started.
+//! Restarts gpushd if the driver was loaded after gpushd started.
 //!
-//! systemd allowed only the devices that existed when it started the unit of gpushd
-//! ([`driver_devices`]). So gpushd stops, and systemd starts it again.
+//! When systemd starts gpushd, it allows only the devices that exist at that time ([`driver_devices`]). So gpushd
+//! stops, and systemd starts it again.
 //!
 //! ```text
 //! the worker changes, or no worker runs for a while
@@ -9,8 +9,8 @@
 //!         └─ yes ─► did gpushd already restart for these major numbers? ─ no ─► record them, stop
 //! ```
 //!
-//! The record in `/run` bounds the restarts: one for each set of major numbers. A host without a
-//! driver has no major numbers, so gpushd does not restart there.
+//! The record in `/run` limits the restarts to one for each set of major numbers. A host without a driver has no major
+//! numbers, so gpushd does not restart there.
 
 use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
@@ -24,14 +24,12 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// What gpushd knew about the driver's devices when it started.
 #[derive(Debug)]
 pub(crate) struct LateDriver {
-    /// The directory `/proc`.
     proc: PathBuf,
-    /// Root of the host's file system.
     host_root: PathBuf,
     /// File with the major numbers for which gpushd has already restarted.
     record: PathBuf,
     at_start: BTreeSet<u32>,
-    /// Whether systemd starts gpushd again after it stopped.
+    /// Whether gpushd is a systemd service, so that systemd starts it again after it stops.
     is_service: bool,
 }
 
@@ -41,7 +39,7 @@ impl LateDriver {
         Self { proc, host_root, record, at_start, is_service }
     }
 
-    /// Returns when gpushd must stop, so that systemd starts it with access to the driver's devices.
+    /// Returns when gpushd must stop, so that systemd starts it again with access to the driver's devices.
     pub(crate) async fn needs_restart(self, mut status: watch::Receiver<Status>) {
         if !self.is_service {
             return std::future::pending().await;
@@ -49,7 +47,7 @@ impl LateDriver {
         loop {
             let has_worker = status.borrow_and_update().worker.is_some();
             if let Some(majors) = self.outdated(has_worker) {
-                // Without the record, gpushd could restart again and again.
+                // Restart only if the record was written. Without it, gpushd could restart again and again.
                 match fs::write(&self.record, text(&majors)) {
                     Ok(()) => return,
                     Err(error) => tracing::warn!("cannot write {}: {error}", self.record.display()),
@@ -64,8 +62,8 @@ impl LateDriver {
         }
     }
 
-    /// Returns the major numbers of the driver if the device rules of this gpushd do not fit them and gpushd has not yet
-    /// restarted for them.
+    /// Returns the driver's major numbers if this gpushd may not open these devices, and if gpushd has not yet
+    /// restarted for these numbers.
     fn outdated(&self, has_worker: bool) -> Option<BTreeSet<u32>> {
         let majors = driver_devices::majors(&self.proc);
         let is_outdated = !majors.is_subset(&self.at_start)
@@ -97,7 +95,7 @@ mod tests {
 
         fs::write(&record, text(&majors)).unwrap();
         assert_eq!(before.outdated(false), None, "gpushd restarts once");
-        // Another driver version has another number.
+        // Simulates another driver version, whose `nvidia-caps` has another major number.
         fs::write(proc.join("devices"), "195 nvidia\n241 nvidia-caps\n").unwrap();
         assert_eq!(before.outdated(true), Some(BTreeSet::from([195, 241])));
     }

@@ -62,8 +62,8 @@ pub(super) async fn list(
         return limiter.answer(&caller, StatusCode::OK, list).await;
     }
     let viewer = observed.viewer(caller.viewer);
-    // The cached answer has neither the progress of operations nor the queue. So gpushd uses the
-    // cached answer only while there are no operations.
+    // The cached answer does not contain the progress of operations or the queue. So use it only if
+    // no operation runs or waits.
     let is_whole = observed.late.is_empty()
         && apply::queue_is_empty(&engine)
         && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
@@ -79,7 +79,7 @@ pub(super) async fn list(
             leave_out_profiles(gpu);
         }
         let json = response_limiter::to_json(&gpus)?;
-        // An operation may have been queued since the first check.
+        // Do not cache the answer if an operation was queued meanwhile.
         if is_whole && apply::queue_is_empty(&engine) {
             observed.host.answers.insert(viewer, json.clone());
         }
@@ -170,7 +170,6 @@ pub(super) async fn uncordon(
         .await
 }
 
-/// Handles for changes of cordons.
 #[derive(Debug)]
 pub(super) struct CordonChange {
     engine: Engine,
@@ -193,7 +192,8 @@ impl FromRef<Handles> for CordonChange {
 }
 
 impl CordonChange {
-    /// Changes a GPU, unless a request with the same key has done so. Returns the GPU.
+    /// Changes a GPU, unless an earlier request with the same idempotency key has already done it.
+    /// Returns the GPU.
     async fn make<C, F>(&self, caller: &Caller, gpu: &str, request: Request, change: C) -> Result<Json<Gpu>, Failure>
     where
         C: FnOnce(String, Request) -> F + Send + 'static,

@@ -29,7 +29,8 @@ pub(super) async fn enter(
     let (control, resets) = (maintenance.clone(), body.gpu_uuids);
     let entered = requests.once(request, |request| async move { control.enter(request, resets).await });
     if entered.await?.is_none() {
-        // A first request with this key recorded maintenance, but may have failed to close the handles.
+        // An earlier request with this key may have recorded maintenance, but failed to close the driver handles. So
+        // close them again.
         let control = maintenance.clone();
         requests.carry_out(async move { control.close_handles().await }).await?;
     }

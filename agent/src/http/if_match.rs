@@ -10,7 +10,7 @@ use gpush_api::{ApiError, Code};
 use super::failure::Failure;
 use crate::state::State;
 
-/// The generation in the header, if the header is present.
+/// The generation in the header `If-Match`; `None` if the request has no such header.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IfMatch(pub(super) Option<u64>);
 
@@ -35,7 +35,8 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 }
 
 impl IfMatch {
-    /// Returns the response for an error. The status is 412 if the header is the reason.
+    /// Returns the response for an error. The status is 412 if the desired state has a newer generation than the
+    /// header.
     pub(super) fn failure(self, state: &State, error: ApiError) -> Failure {
         let other = self.0.is_some_and(|expected| expected != state.now().generation);
         if other && error.code == Code::Conflict {
@@ -45,7 +46,7 @@ impl IfMatch {
     }
 }
 
-/// Adds the generation to the headers of a response, as `ETag`.
+/// Adds the generation of the desired state to a response, as the header `ETag`.
 pub(super) fn tagged(mut answer: Response, generation: u64) -> Response {
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{generation}\"")) {
         answer.headers_mut().insert(header::ETAG, tag);

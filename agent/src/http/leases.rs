@@ -56,7 +56,7 @@ pub(super) async fn request(
     let requested = async move { leases::request(&leases, &caller, request, key).await };
     match requests.carry_out(requested).await? {
         Outcome::Granted(granted) => Ok(Json(granted.into_delivered())),
-        // If the client disconnects, this future is dropped, and the request leaves the queue.
+        // If the client disconnects, hyper drops this future, and the request leaves the queue.
         Outcome::Queued(waiter) => Ok(Json(waiter.granted().await?)),
     }
 }

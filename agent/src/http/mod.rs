@@ -1,8 +1,8 @@
 //! The API over HTTP: routes, and code that all of them share.
 //!
 //! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each
-//! module has the paths of one subject. A response that can be large goes through the
-//! `response_limiter`, so that small responses do not wait for large responses.
+//! module has the paths of one subject. Responses that can be large go through the
+//! `response_limiter`, so that they do not delay small responses.
 
 pub(crate) mod admin_socket;
 mod audit;
@@ -58,7 +58,7 @@ use crate::{
 /// Maximum size of a request body in bytes.
 const BODY: usize = 64 << 10;
 
-/// The handles of the API. Each handler extracts the handles that it needs with axum's `State`.
+/// The handles that the API uses. A handler gets the handles that it needs with axum's `State`.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
     pub(crate) state: State,
@@ -179,7 +179,8 @@ fn without_parameters() -> Router<Handles> {
         .route("/v1/openapi.json", get(openapi::show))
 }
 
-/// Refuses a request with query parameters: a misspelt parameter must not be ignored.
+/// Refuses a request that has query parameters. Otherwise a misspelt parameter would have no
+/// effect.
 async fn takes_no_parameters(request: Request, next: Next) -> Result<Response, Failure> {
     match request.uri().query().filter(|query| !query.is_empty()) {
         None => Ok(next.run(request).await),

@@ -1,11 +1,11 @@
 //! `/v1/openapi.json`: the description of this API.
 //!
-//! `docs/openapi.json` is generated from the code and committed, so that gpushd contains only the text. A unit test
-//! generates it again and compares. `cargo xtask openapi` makes the test write the file instead.
+//! `docs/openapi.json` is generated from the code and committed, so gpushd contains only the finished text. A unit test
+//! compares it with the code. `cargo xtask openapi` makes the test write the file instead.
 
 use axum::{http::header, response::IntoResponse};
 
-/// The committed description.
+/// The committed description of the API.
 const TEXT: &str = include_str!("../../../docs/openapi.json");
 
 /// Returns the description of this API, OpenAPI 3.1.
@@ -60,7 +60,7 @@ mod tests {
     )]
     struct Api;
 
-    /// If set, the test writes the file instead of comparing it.
+    /// If this variable is set, the test writes the file instead of comparing it.
     const WRITE: &str = "GPUSH_WRITE_OPENAPI";
 
     /// Generates the description from the code.
@@ -92,7 +92,7 @@ mod tests {
                         *parameter = ParameterBuilder::from(parameter.clone()).example(Some(example.into())).build();
                     }
                     let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema else { continue };
-                    // All numbers are unsigned.
+                    // All numbers of the API are unsigned.
                     if schema.minimum.is_some() && schema.format.is_some() {
                         schema.format = Some(SchemaFormat::Custom("uint64".to_owned()));
                     }
@@ -138,7 +138,7 @@ mod tests {
         let routes =
             include_str!("mod.rs").lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
         let described: serde_json::Value = serde_json::from_str(&from_code()).unwrap();
-        // A path whose methods differ in their query parameters appears twice.
+        // A path occurs twice if only some of its methods take query parameters. Count it once.
         let routes: std::collections::BTreeSet<&str> = routes.collect();
         let count = routes.len();
         for route in routes {

@@ -21,7 +21,7 @@ use crate::{
     state::redact,
 };
 
-/// Maximum wait of one request.
+/// Maximum time that one request waits for a change of the operation.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Default and maximum number of operations in one response.
@@ -102,7 +102,7 @@ pub(super) async fn one(
     PathPart(id): PathPart,
     Parameters(parameters): Parameters<OneParameters>,
 ) -> Result<Response, Failure> {
-    // The wait is outside of the limiter, because a waiting request needs no permit.
+    // A waiting request needs no permit, so it waits before it uses the limiter.
     let mut operation = match parameters.after {
         Some(after) => {
             let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST);
@@ -133,7 +133,7 @@ pub(super) async fn cancel(
     let by = requests.authorization.admin(&caller, "cancel operations").await?;
     let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
     let idempotency = requests.idempotency.clone();
-    // The cancellation is recorded and applied even if the caller disconnects.
+    // The operation is cancelled even if the caller disconnects.
     let cancelling = requests.carry_out_while_stopping(async move {
         let _lock = match &key {
             Some(key) => Some(idempotency.lock(key).await?),

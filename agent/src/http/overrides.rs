@@ -36,7 +36,7 @@ pub(super) async fn list(
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
     let list = async move {
-        // Overrides are active even if the driver is unavailable.
+        // If the driver is unavailable, show the overrides without information from the GPUs.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
         Ok::<Overrides, Failure>(Overrides { generation, overrides: overrides::all(&state, &gpus, viewer) })
     };
@@ -68,7 +68,7 @@ pub(super) async fn end(
     let gpus = readings.host().await.map(|observed| observed.gpus(caller.viewer));
     let (uuid, index, label) = find_gpu(&state, &gpus, &gpu)?;
     let (known, expected) = (state.clone(), if_match.0);
-    // The end of the override is recorded and applied even if the caller disconnects.
+    // The override is cleared even if the caller disconnects.
     let ending = async move { overrides::clear(&known, &store, uuid, &label, by, expected).await };
     let ended = requests.carry_out(ending).await;
     let (ended, generation) = ended.map_err(|error| if_match.failure(&state, error))?;
@@ -76,7 +76,7 @@ pub(super) async fn end(
     Ok(tagged(Json(answer).into_response(), generation))
 }
 
-/// Finds the GPU that a text names: by any selector, or by its UUID if there is no driver.
+/// Finds the GPU that a text names: by any selector, or only by its UUID if there is no driver.
 fn find_gpu(
     state: &state::State,
     gpus: &Result<Vec<Gpu>, ApiError>,
@@ -97,7 +97,8 @@ fn find_gpu(
                 Err(ApiError::new(Code::BadRequest, message).hint("clear the overrides one GPU at a time"))
             }
         },
-        // A GPU that the driver does not list can still have an override.
+        // A GPU that the driver does not list may still have an override, which can be cleared by
+        // UUID.
         Err(_) if state.override_of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
         Err(error) => Err(error),
     }

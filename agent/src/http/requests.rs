@@ -1,5 +1,4 @@
-//! Admits requests that change a state, and executes them completely even if the caller
-//! disconnects.
+//! Admits requests that change something, and executes them completely even if the caller disconnects.
 
 use gpush_api::{ApiError, Code, ReasonRequest};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -12,14 +11,14 @@ use crate::{
     request::{Request, reason},
 };
 
-/// Admits and executes requests that change a state. A handle, cheap to clone.
+/// Admits and executes requests that change something. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
     /// Decides which callers may make a change.
     pub(crate) authorization: Authorization,
-    /// Finds requests that were executed before.
+    /// Recognizes requests that were already executed.
     pub(crate) idempotency: Idempotency,
-    /// Explains why no request begins while gpushd is stopping.
+    /// Provides the error for new requests while gpushd is stopping.
     pub(crate) operations: Operations,
     /// Tasks that must finish before gpushd exits.
     pub(crate) tasks: TaskTracker,
@@ -30,7 +29,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Admits a request of an administrator to `path`. `attempt` completes the sentence "… may not …".
+    /// Admits a request of an administrator to `path`. `attempt` completes the sentence "USER may not …".
     ///
     /// # Errors
     /// If the caller is not an administrator, the reason is too long, or nothing can be recorded.
@@ -46,8 +45,8 @@ impl Requests {
         self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 
-    /// Admits a request whose body is not a [`ReasonRequest`]. The caller has already computed the
-    /// key of the request.
+    /// Admits a request like [`Requests::admit`], for a body that is not a [`ReasonRequest`]. The caller has already
+    /// computed the idempotency key of the request.
     ///
     /// # Errors
     /// As [`Requests::admit`].
@@ -72,9 +71,8 @@ impl Requests {
         self.read_only.clone().map_or(Ok(()), Err)
     }
 
-    /// Executes a request. Returns `None` if a request with the same key was executed before.
-    /// Requests with the same key run one after the other, so a repeated request waits for the
-    /// first request.
+    /// Executes a request. Returns `None` if an earlier request with the same idempotency key was executed. If the
+    /// earlier request still runs, waits for it.
     ///
     /// # Errors
     /// If the key was used for another request, or if `work` fails.

@@ -1,22 +1,21 @@
 //! Limits concurrent expensive responses, in total and for each uid.
 //!
-//! A plan for 64 GPUs, or a list of all GPUs with their profiles, takes milliseconds to compute and
-//! to write as JSON. On the async workers, a few dozen such responses would delay every other
-//! response. So gpushd makes an expensive response on blocking threads, while the response holds a
-//! permit:
+//! A plan for 64 GPUs, or a list of all GPUs with their profiles, takes milliseconds to compute and to write as JSON. A
+//! few dozen such responses on the async workers would delay all other responses. So gpushd computes an expensive
+//! response on a blocking thread, and only while the response holds a permit:
 //!
 //! ```text
 //! request ─┬─► permit ─► polled once ─► ready ─► response
 //!          └─── woken ◄─── pending ◄────┘
 //! ```
 //!
-//! A response returns its permit while it waits, for example for a reading of the hardware. So a
-//! GPU that hangs does not delay other callers, not even those with the same uid. The limit of
-//! connections also limits the waiting responses of a uid.
+//! While a response waits, for example for a reading of the hardware, it gives its permit back. So a GPU that hangs
+//! does not delay other callers, not even callers with the same uid. The limit of connections per uid also limits how
+//! many responses of the uid wait.
 //!
-//! Permits are granted in the order of the requests, and each uid has a limited share of them. So a caller with one
-//! request waits for at most one response of each other uid. Root and the uid of gpushd have permits that no other uid
-//! can use.
+//! Requests get permits in the order of their arrival, and one uid can hold only some of the permits. So a caller with
+//! one request waits for at most one response of each other uid. Root and the uid of gpushd have permits that no other
+//! uid can use.
 
 use std::{
     collections::HashMap,
@@ -54,18 +53,18 @@ struct Inner {
     own_uid: u32,
 }
 
-/// Permits, and the share of each uid.
+/// A set of permits, and the number of them that each uid may hold.
 #[derive(Debug)]
 struct Pool {
     permits: Arc<Semaphore>,
     /// Number of permits that one uid may hold at once.
     share: usize,
-    /// The shares of uids with unfinished responses.
+    /// For each uid with unfinished responses, the permits that the uid may still take.
     uids: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
-/// A permit to poll one response. Dropping it returns the permit. The fields are dropped in order:
-/// when the pool has its permit again, the uid has its permit too.
+/// A permit to poll one response. It is returned when it is dropped. The field order matters: the permit of the uid is
+/// returned first, then the permit of the pool.
 struct Permit {
     _of_uid: OwnedSemaphorePermit,
     _of_pool: OwnedSemaphorePermit,
@@ -78,20 +77,20 @@ impl Pool {
 
     fn share(&self, uid: u32) -> Arc<Semaphore> {
         let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        // Removes uids without unfinished responses.
+        // Remove the uids that have no unfinished responses.
         uids.retain(|_, share| Arc::strong_count(share) > 1);
         Arc::clone(uids.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // The permit of the uid's share is acquired first. So the queue of the pool never has more
-        // entries of a uid than the share of that uid permits.
+        // Acquire the permit of the uid first. So one uid never has more entries in the queue of the pool than it may
+        // hold permits.
         let share = Arc::clone(share).acquire_owned().await?;
         Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }
 }
 
-/// Wakes the task that requests the next permit.
+/// Wakes the task of a response that waited. The task then requests a permit again.
 struct WakeTask(Notify);
 
 impl Wake for WakeTask {
@@ -101,8 +100,7 @@ impl Wake for WakeTask {
 }
 
 impl ResponseLimiter {
-    /// Creates the limiter. Each of its two pools has half as many permits as there are processors,
-    /// at most [`MOST_PERMITS`].
+    /// Creates the limiter. It has two pools. Each has one permit for every two processors, at most [`MOST_PERMITS`].
     pub(crate) fn new(own_uid: u32) -> Self {
         let permits = (available_parallelism().map_or(1, usize::from) / 2).clamp(1, MOST_PERMITS);
         Self::with_permits(permits, own_uid)
@@ -112,7 +110,7 @@ impl ResponseLimiter {
         Self(Arc::new(Inner { public: Pool::new(permits), privileged: Pool::new(permits), own_uid }))
     }
 
-    /// Runs `work` to its end under permits of the caller's uid.
+    /// Runs `work` to its end. Each time gpushd polls `work`, it holds a permit of the caller's uid.
     ///
     /// # Errors
     /// If `work` panics.
@@ -198,21 +196,21 @@ mod tests {
             let limiter = limiter.clone();
             async move { limiter.run(&caller(1000), rx).await.unwrap().unwrap() }
         });
-        // Any number of responses may wait.
+        // A response that waits holds no permit, so 100 responses may wait at once.
         let mut others = tokio::task::JoinSet::new();
         for _ in 0..100 {
             let limiter = limiter.clone();
             others.spawn(async move { limiter.run(&caller(1000), std::future::pending::<()>()).await.is_ok() });
         }
         tokio::task::yield_now().await;
-        // While the first response waits, the same uid and another uid get a permit.
+        // The waiting responses hold no permit, so both uids get one.
         assert_eq!(limiter.run(&caller(1000), async { 1 }).await.unwrap(), 1);
         assert_eq!(limiter.run(&caller(1001), async { 2 }).await.unwrap(), 2);
         tx.send(7).unwrap();
         assert_eq!(waiting.await.unwrap(), 7);
         others.shutdown().await;
-        // A thread may still poll one of these responses. The thread returns the only permit when
-        // it has finished.
+        // A thread may still poll one of the aborted responses and hold the only permit. Wait until it returns the
+        // permit.
         drop(limiter.0.public.permits.acquire().await.unwrap());
         limiter.run(&caller(1), async {}).await.unwrap();
         assert_eq!(limiter.0.public.uids.lock().unwrap().len(), 1, "uids without responses are forgotten");
@@ -236,13 +234,13 @@ mod tests {
             }));
         }
         start.recv().await.unwrap();
-        // Root does not wait for the only public permit.
+        // Root has its own permits, so it does not wait for the only public permit.
         assert_eq!(limiter.run(&caller(0), async { 1 }).await.unwrap(), 1);
         let other = tokio::spawn({
             let limiter = limiter.clone();
             async move { limiter.run(&caller(1001), async { 2 }).await.unwrap() }
         });
-        // Wait until the other uid waits for the permit.
+        // Wait until the request of uid 1001 is in the queue for the permit.
         while limiter.0.public.uids.lock().unwrap().get(&1001).is_none_or(|share| share.available_permits() > 0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

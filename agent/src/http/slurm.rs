@@ -10,7 +10,7 @@ use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, Slurm
 use super::{admin_socket::ThroughAdminSocket, extract::Body, failure::Failure, requests::Requests};
 use crate::{authorization::Authorization, caller::Caller, slurm::Slurm};
 
-/// A hook of Slurm: an administrator that connects through the admin socket.
+/// A hook of Slurm: an administrator that sent its request through the admin socket.
 pub(super) struct Hook(Caller);
 
 impl<S: Send + Sync> FromRequestParts<S> for Hook

@@ -1,4 +1,4 @@
-//! The lanes of one operation, which are claimed all at once.
+//! The lanes of one operation, which the operation claims all at once.
 
 use std::{collections::BTreeMap, sync::MutexGuard};
 
@@ -7,7 +7,7 @@ use gpush_api::ApiError;
 use super::{LaneStates, Lanes};
 use crate::state::{Holder, words};
 
-/// The lanes of one operation. Dropping it releases them.
+/// The lanes that one operation has claimed. Dropping this value releases them.
 #[derive(Debug)]
 pub(crate) struct Claim {
     lanes: Lanes,
@@ -15,8 +15,8 @@ pub(crate) struct Claim {
 }
 
 impl Lanes {
-    /// Claims GPUs, given as (index, UUID). Reconcilers and grants that are running on these GPUs
-    /// finish first: see [`Claim::wait_until_alone`].
+    /// Claims GPUs, given as (index, UUID). A reconciler or a grant may still run on these GPUs: see
+    /// [`Claim::wait_until_alone`].
     ///
     /// # Errors
     /// If another operation has claimed one of the GPUs, or if the lanes are closed. In the first
@@ -29,7 +29,7 @@ impl Lanes {
         }
     }
 
-    /// Claims GPUs for an operation that a previous gpushd began. Succeeds even while the lanes are closed.
+    /// Claims the GPUs of an operation that a previous gpushd began. Succeeds even while the lanes are closed.
     ///
     /// # Errors
     /// If another operation has claimed one of the GPUs. The error names that operation.
@@ -49,22 +49,22 @@ impl Lanes {
 }
 
 impl Claim {
-    /// Waits until the reconcilers and grants that were running at the time of the claim have
-    /// finished. New reconcilers and grants cannot start meanwhile.
+    /// Waits for the reconcilers and grants that ran on these GPUs at the time of the claim. No new ones can start
+    /// while the claim exists.
     pub(crate) async fn wait_until_alone(&self) {
         let mut finished = self.lanes.0.finished.subscribe();
         let is_alone = |lanes: &Lanes| {
             let known = lanes.states();
             self.uuids.iter().all(|uuid| known.is_idle(uuid))
         };
-        // Cannot fail: the lanes keep the sender alive.
+        // Cannot fail: `self.lanes` keeps the sender alive.
         let _alone = finished.wait_for(|_| is_alone(&self.lanes)).await.is_ok();
     }
 
     /// Marks the GPUs as changing: the operation with this id has begun.
     pub(crate) fn begin(&self, id: &str) {
         self.show(&mut self.lanes.states().claimed, &Holder::Operation(id.to_owned()));
-        // Wakes waiting reconcilers, which return because the operation does their work.
+        // Wakes reconcilers that wait for these GPUs. They return, because the operation does their work.
         self.lanes.make_room();
     }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::Lanes;
 use crate::state::Holder;
 
-/// A guard that exists while a grant is recorded. No operation on the GPU begins until this guard
-/// is dropped.
+/// Shows that gpushd is recording a grant on a GPU. No operation on the GPU begins before this
+/// value is dropped.
 #[derive(Debug)]
 pub(crate) struct Grant {
     lanes: Lanes,
@@ -19,8 +19,8 @@ impl Lanes {
         self.states().claimed.keys().cloned().collect()
     }
 
-    /// Registers a grant on all of these GPUs, or on none. An operation that claims one of them
-    /// begins after the grant.
+    /// Registers a grant on all of these GPUs. An operation that claims one of the GPUs later
+    /// begins only after the grant.
     ///
     /// # Errors
     /// If an operation has claimed one of the GPUs. Returns the UUID of the GPU, and the operation.

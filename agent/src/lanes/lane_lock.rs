@@ -1,9 +1,9 @@
-//! The lane of one GPU for a reconciler.
+//! The lane of a GPU, locked by a reconciler.
 
 use super::Lanes;
 use crate::state::Holder;
 
-/// The lane of one GPU, for a reconciler. Dropping it frees the lane.
+/// The lane of a GPU, locked by a reconciler. Dropping this value frees the lane.
 #[derive(Debug)]
 pub(crate) struct LaneLock {
     lanes: Lanes,
@@ -11,7 +11,7 @@ pub(crate) struct LaneLock {
 }
 
 impl Lanes {
-    /// Takes the lane of a GPU if the lane is free.
+    /// Locks the lane of a GPU for a reconciler if the lane is free.
     pub(crate) fn try_lock(&self, uuid: &str) -> Option<LaneLock> {
         let mut known = self.states();
         let is_free =
@@ -22,20 +22,19 @@ impl Lanes {
         })
     }
 
-    /// Waits for the lane of a GPU. Returns `None` if an operation changes the GPU. That operation does the work of a
-    /// reconciler itself, and wakes the reconcilers when it ends.
+    /// Waits for the lane of a GPU. Returns `None` if an operation is changing the GPU. That operation does the
+    /// reconciler's work itself, and wakes the reconcilers when it ends.
     pub(crate) async fn lock(&self, uuid: &str) -> Option<LaneLock> {
         let (mut room, mut finished) = (self.room(), self.0.finished.subscribe());
         loop {
-            // The changes are marked as seen before the attempt, so that a later change wakes this
-            // task.
+            // Mark changes as seen before the attempt. So a change during the attempt wakes this task.
             room.mark_unchanged();
             finished.mark_unchanged();
             if let Some(turn) = self.try_lock(uuid) {
                 return Some(turn);
             }
-            // An operation that is only being planned will soon begin or give up its claim, so this
-            // task waits for it.
+            // Return only if the operation has begun. An operation that is still being planned begins or releases its
+            // claim soon, so wait for it.
             if self.states().claimed.get(uuid).is_some_and(Holder::has_begun) {
                 return None;
             }

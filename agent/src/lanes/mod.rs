@@ -1,9 +1,8 @@
 //! One lane and one queue per GPU.
 //!
-//! A lane has one owner at a time: a reconciler or an operation. An operation takes all its lanes
-//! at once: the lanes of its own GPUs, and of the GPUs that are reset together with its own GPUs.
-//! The operation executes its MPS and time-slice steps itself. An operation waits only for the
-//! reconcilers and grants that were running before its claim.
+//! A lane belongs to one reconciler or one operation at a time. An operation takes all lanes that it needs at once: for
+//! its own GPUs, and for GPUs that are reset together with them. The operation executes its MPS and time-slice steps
+//! itself. It waits only for the reconcilers and grants that were running before its claim.
 //!
 //! ```text
 //!            lock                        claim (all GPUs of an operation at once)
@@ -23,10 +22,10 @@
 //! | grant | gets it | gets it | gets it | refused | refused |
 //!
 //! Operations that wait and requests for leases share one queue, in the order of their arrival: see [`queue`]. An
-//! operation without `--wait` never queues: it begins at once or is refused.
+//! operation without `--wait` never enters the queue: it begins at once or is refused.
 //!
-//! All state here is in memory. After a restart, the operations that have begun according to the journal claim their
-//! GPUs again before any request is served.
+//! All state of this module is in memory. After a restart of gpushd, the operations that have begun according to the
+//! journal claim their GPUs again before gpushd serves any request.
 //!
 //! | file | subject |
 //! |---|---|
@@ -66,27 +65,28 @@ pub(crate) struct Lanes(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Shows which operation changes a GPU.
+    /// The state of the host. It shows which operation changes a GPU.
     host: state::State,
     known: Mutex<LaneStates>,
-    /// Incremented when an operation ends or begins, or an entry leaves the queue, so that a waiting entry may begin.
+    /// Changes when a waiting operation, lease or reconciler may be able to begin: an operation has begun or ended, or
+    /// an entry has left the queue.
     room: watch::Sender<u64>,
-    /// Incremented when a reconciler or a grant has finished.
+    /// Changes when a reconciler or a grant has finished.
     finished: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
 struct LaneStates {
-    /// The operation that has claimed each GPU, by UUID.
+    /// For each claimed GPU, by UUID, the operation that has claimed it.
     claimed: BTreeMap<String, Holder>,
-    /// Running reconcilers and grants, by UUID of the GPU.
+    /// For each GPU, by UUID, the reconciler and the grants that are running.
     at_work: BTreeMap<String, LaneActivity>,
-    /// Why operations get no lane. `None` while the lanes are open.
+    /// The error for operations that try to claim a lane. `None` while the lanes are open.
     closed: Option<ApiError>,
     queue: Queue,
 }
 
-/// The running reconciler and grants of a GPU.
+/// What is running on a GPU: whether a reconciler, and how many grants.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct LaneActivity {
     reconciler: bool,
@@ -104,7 +104,7 @@ impl Lanes {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Subscribes to changes after which a waiting entry or a reconciler may begin.
+    /// Subscribes to changes after which a waiting entry of the queue or a reconciler may be able to begin.
     pub(crate) fn room(&self) -> watch::Receiver<u64> {
         self.0.room.subscribe()
     }
@@ -114,17 +114,18 @@ impl Lanes {
         self.0.room.send_modify(|times| *times += 1);
     }
 
-    /// Reports that a lease has ended. An operation that waited for the lease may begin.
+    /// Wakes waiting operations after a lease has ended.
     pub(crate) fn lease_ended(&self) {
         self.make_room();
     }
 
-    /// Reports that a reconciler or a grant has finished. The caller must not hold the lock of [`LaneStates`].
+    /// Wakes the tasks that wait until no reconciler or grant runs. The caller must not hold the lock of
+    /// [`LaneStates`].
     fn finish(&self) {
         self.0.finished.send_modify(|times| *times += 1);
     }
 
-    /// Closes the lanes: operations get the error `why` instead of a lane. The queue is unchanged.
+    /// Closes the lanes: an operation that tries to claim a lane gets the error `why`. Entries stay in the queue.
     ///
     /// # Errors
     /// If an operation has claimed a GPU. Returns the UUID of the GPU, and the operation.
@@ -145,13 +146,13 @@ impl Lanes {
         self.make_room();
     }
 
-    /// Returns why operations get no lane. `None` while the lanes are open.
+    /// Returns the error for operations that try to claim a lane. `None` while the lanes are open.
     pub(crate) fn closed(&self) -> Option<ApiError> {
         self.states().closed.clone()
     }
 
-    /// Checks that no operation is changing a GPU. A reading of a GPU that is being changed would
-    /// soon be out of date. A GPU whose operation is only being planned may be read.
+    /// Checks that no operation is changing a GPU, because a reading of it would soon be out of date. A GPU may be read
+    /// while its operation is still being planned.
     ///
     /// # Errors
     /// If an operation is changing the GPU. The error names the operation.
@@ -168,7 +169,7 @@ impl LaneStates {
         self.at_work.get(uuid).is_none_or(|at_work| *at_work == LaneActivity::default())
     }
 
-    /// Changes the record of what is running on a GPU.
+    /// Changes what is recorded as running on a GPU.
     fn update_activity(&mut self, uuid: &str, change: impl FnOnce(&mut LaneActivity)) {
         let at_work = self.at_work.entry(uuid.to_owned()).or_default();
         change(at_work);

@@ -5,7 +5,7 @@ use super::{
     queue::{Ahead, Needs, QueueEntry, Ticket, Waiter},
 };
 
-/// A place in the queue. Dropping it leaves the queue.
+/// A place in the queue. Dropping this value removes the entry from the queue.
 #[derive(Debug)]
 pub(crate) struct QueuePlace {
     pub(super) lanes: Lanes,
@@ -13,7 +13,7 @@ pub(crate) struct QueuePlace {
 }
 
 impl Lanes {
-    /// Takes the last place in the queue.
+    /// Adds an entry at the end of the queue.
     pub(crate) fn queue(&self, waiter: Waiter, needs: Needs) -> QueuePlace {
         let ticket = self.states().queue.push(QueueEntry { waiter, needs });
         QueuePlace { lanes: self.clone(), ticket }
@@ -31,7 +31,7 @@ impl Lanes {
 }
 
 impl QueuePlace {
-    /// Returns the position in the order of arrival.
+    /// Returns the position of the entry in the order of arrival.
     pub(crate) fn ticket(&self) -> Ticket {
         self.ticket
     }

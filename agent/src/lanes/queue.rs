@@ -1,19 +1,18 @@
 //! The order of arrival of all operations and leases that wait for GPUs. This module does no I/O.
 //!
-//! An entry has needs on one or several GPUs: an operation needs their lanes, a lease needs parts of targets. Two
-//! entries conflict if they share a GPU and cannot both get what they need there:
+//! An entry of the queue is an operation or a lease. An operation needs the lanes of one or several GPUs; a lease needs
+//! parts of targets. Two entries conflict if they need the same GPU and cannot both get what they need there:
 //!
 //! | | lane | part of target T |
 //! |---|---|---|
 //! | lane | always | if the operation's last plan takes T away, or changes the mode of the GPU |
 //! | part of target T | as above | if both need a part of T |
 //!
-//! An entry is *first* if it does not conflict with any earlier entry that is first. Only first entries delay other
-//! entries. So an operation that waits for one of its GPUs does not block its other GPUs.
+//! An entry is *first* if it conflicts with no earlier entry that is first. Only first entries delay later entries. So
+//! if an operation waits for one of its GPUs, it does not block its other GPUs.
 //!
-//! A first entry delays the later entries that conflict with it, even while the first entry itself
-//! cannot begin. So none of these entries overtakes it. An entry waits only for earlier entries, so
-//! the set of entries that can delay it only shrinks.
+//! A first entry delays all later entries that conflict with it, even while it cannot begin itself. So no later entry
+//! overtakes it. An entry waits only for earlier entries, so no new entry can delay it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,14 +35,14 @@ pub(crate) enum Reserve {
 /// What an entry needs on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The lane, and exclusive use of what [`Reserve`] names.
+    /// The GPU's lane, and exclusive use of the targets or the GPU in [`Reserve`].
     Lane(Reserve),
     /// Parts of these targets, by UUID.
     Parts(BTreeSet<String>),
 }
 
 impl Need {
-    /// Returns whether the entry reserves this target, or needs a part of it.
+    /// Returns whether the entry reserves this target or needs a part of it.
     pub(crate) fn concerns(&self, target: &str) -> bool {
         match self {
             Self::Lane(Reserve::Gpu) => true,
@@ -71,7 +70,7 @@ pub(crate) type Needs = BTreeMap<String, Need>;
 /// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Waiter {
-    /// The operation with this id. An operation may wait for hours.
+    /// The operation with this id.
     Operation(String),
     /// The lease with this id.
     Lease(String),
@@ -98,7 +97,6 @@ impl fmt::Display for Waiter {
 /// An entry of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QueueEntry {
-    /// Kind of the entry.
     pub(crate) waiter: Waiter,
     pub(crate) needs: Needs,
 }
@@ -116,7 +114,6 @@ impl QueueEntry {
 pub(crate) struct Ahead {
     /// UUID of the GPU on which the two entries conflict.
     pub(crate) gpu: String,
-    /// The kind of the entry ahead.
     pub(crate) waiter: Waiter,
 }
 
@@ -154,13 +151,13 @@ impl Queue {
         self.entries.range(ticket..).any(|(_, later)| removed.conflict(&later.needs).is_some())
     }
 
-    /// Returns the earlier entry that an entry waits for; `None` if it is first.
+    /// Returns the earlier entry that an entry waits for; `None` if the entry is first.
     pub(crate) fn ahead_of(&self, ticket: Ticket) -> Option<Ahead> {
         let entry = self.entries.get(&ticket)?;
         Self::conflict(self.first_before(Some(ticket)).into_iter(), &entry.needs)
     }
 
-    /// Returns the entry that a new entry with these needs would wait for; `None` if it would be first.
+    /// Returns the entry that a new entry with these needs would wait for; `None` if the new entry would be first.
     pub(crate) fn would_wait_for(&self, needs: &Needs) -> Option<Ahead> {
         Self::conflict(self.first_before(None).into_iter(), needs)
     }
@@ -279,9 +276,9 @@ mod tests {
                 let would_wait_for = queue.would_wait_for(needs);
                 tickets.push(queue.push(entry(&at.to_string(), needs.clone())));
                 let now: Vec<_> = tickets.iter().map(|ticket| queue.ahead_of(*ticket)).collect();
-                // A later entry changes nothing for earlier entries, so it does not overtake them.
+                // A later entry must not change what the earlier entries wait for.
                 prop_assert_eq!(&now[..at], &before[..]);
-                // The answer for a new entry stays true after it has joined the queue.
+                // A new entry waits for the entry that `would_wait_for` named before.
                 prop_assert_eq!(&now[at], &would_wait_for);
                 before = now;
             }
@@ -289,13 +286,13 @@ mod tests {
             let first: Vec<usize> = (0..all.len()).filter(|at| before[*at].is_none()).collect();
             for at in 0..all.len() {
                 let held_back_by = first.iter().find(|earlier| **earlier < at && conflict(&all[**earlier], &all[at]));
-                // Each entry waits for the earliest first entry that it conflicts with, and for no other.
+                // Each entry waits only for the earliest of the first entries that it conflicts with.
                 let waiter = held_back_by.map(|earlier| Waiter::Operation(earlier.to_string()));
                 prop_assert_eq!(before[at].as_ref().map(|ahead| ahead.waiter.clone()), waiter);
             }
             let held_back = queue.would_wait_for(&newcomer).is_some();
             prop_assert_eq!(held_back, first.iter().any(|at| conflict(&all[*at], &newcomer)));
-            // Each entry is first once all entries before it have left.
+            // An entry is first when all entries before it have left the queue.
             for ticket in tickets {
                 prop_assert_eq!(queue.ahead_of(ticket), None);
                 queue.remove(ticket);

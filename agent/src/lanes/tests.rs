@@ -21,7 +21,7 @@ fn gpus(uuids: &[&str]) -> BTreeSet<String> {
     uuids.iter().map(ToString::to_string).collect()
 }
 
-/// Returns the needs of an operation that removes a target of GPU 0.
+/// Returns the needs of an operation that removes `target` from GPU 0.
 fn takes_away(target: &str) -> Needs {
     Needs::from([("GPU-0".to_owned(), Need::Lane(Reserve::Targets(BTreeSet::from([target.to_owned()]))))])
 }
@@ -44,7 +44,7 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
     assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`gpushctl operation wait op-1`")), "{error:?}");
     assert_eq!(lanes.check_not_changing(1, "GPU-1"), Err(error));
-    // The refused claim has claimed no GPU.
+    // The refused claim must not have claimed GPU 2 either.
     let _other = lanes.claim(&[gpu(2)]).unwrap();
     drop(first);
     lanes.claim(&[gpu(0), gpu(1)]).unwrap();
@@ -87,8 +87,8 @@ async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
     let claim = lanes.claim(&[gpu(0), gpu(1)]).unwrap();
     let mut alone = Box::pin(claim.wait_until_alone());
     assert!(is_pending(&mut alone).await);
-    // A reconciler that comes after the claim waits while the operation is planned, and returns once the operation has
-    // begun.
+    // A reconciler that arrives after the claim waits while the operation is being planned. When the operation has
+    // begun, the reconciler returns.
     let mut late = Box::pin(lanes.lock("GPU-1"));
     assert!(is_pending(&mut late).await);
     drop(turn);
@@ -110,7 +110,7 @@ fn grant_on_a_claimed_gpu_is_refused() {
     claim.begin("op-1");
     let (uuid, holder) = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap_err();
     assert_eq!((uuid.as_str(), holder), ("GPU-0", Holder::Operation("op-1".to_owned())));
-    // The refused grant is registered on no GPU.
+    // The refused grant must not be registered on any GPU.
     assert!(lanes.states().is_idle("GPU-1"));
     drop(claim);
     let grants = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap();

@@ -8,10 +8,9 @@
 //!            is read back ─► answered
 //! ```
 //!
-//! Only systemd moves processes, and only the process that sent the request. gpushd does not write
-//! to cgroups. The name of a scope contains the epoch of the database and the number of the lease,
-//! so it is never used twice. gpushd records a scope before it creates the scope, so that the next
-//! gpushd finds it.
+//! Only systemd moves processes, and only the process that sent the request. gpushd does not write to cgroups. The name
+//! of a scope contains the epoch of the database and the number of the lease, so no two leases have the same scope.
+//! gpushd records a scope before it creates the scope, so that the next gpushd finds it.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -30,13 +29,12 @@ use crate::caller::Caller;
 /// The slice that contains the scopes of all users.
 const SLICE: &str = "gpulease";
 
-/// Creates scopes, if this gpushd can.
+/// Creates scopes, or has the reason why this gpushd cannot create them.
 #[derive(Debug, Clone)]
 pub(crate) struct Scopes(Result<Arc<Manager>, &'static str>);
 
 impl Scopes {
-    /// Determines whether this gpushd can create scopes. Only the system's own gpushd can create
-    /// scopes and MPS units.
+    /// Determines whether this gpushd can create scopes. Only the gpushd that runs as the system service can.
     pub(crate) fn new(is_systems_own: bool) -> Self {
         Self(if !systemd::is_the_service_manager() {
             Err("systemd is not the service manager here")
@@ -53,7 +51,7 @@ impl Scopes {
 /// The binding of a lease that is being granted.
 #[derive(Debug, Clone)]
 pub(super) struct ResolvedBinding {
-    /// The binding to record. A new scope gets its name when the id of the lease is known.
+    /// The binding to record. A new scope gets its name later, when the id of the lease is known.
     pub(super) binding: LeaseBinding,
     /// The process to move into a new scope.
     mover: Option<Arc<CallingProcess>>,
@@ -62,12 +60,12 @@ pub(super) struct ResolvedBinding {
 }
 
 impl ResolvedBinding {
-    /// Returns the binding of a Slurm job, whose processes stay in the job's cgroup.
+    /// Returns the binding to a Slurm job. The processes of the job stay in the job's cgroup.
     pub(super) fn to_job(binding: LeaseBinding) -> Self {
         Self { binding, mover: None, reason: None }
     }
 
-    /// Adds to a grant why its binding differs from the requested one.
+    /// Adds to a grant the reason why its binding differs from the requested one.
     pub(super) fn explain(&self, granted: &mut LeaseGrant) {
         granted.binding_reason.clone_from(&self.reason);
     }
@@ -82,15 +80,15 @@ struct CallingProcess {
 }
 
 impl CallingProcess {
-    /// Opens the caller by pidfd.
+    /// Opens a pidfd of the caller.
     ///
     /// # Errors
     /// If the caller has ended, or another process has its pid now.
     fn of(caller: &Caller) -> Result<Self, ApiError> {
         let pid = caller.peer.pid.ok_or_else(caller_ended_error)?;
         let process = PidFd::open(pid).ok().flatten().ok_or_else(caller_ended_error)?;
-        // The pidfd is opened before the start times are compared. If the pid was reused by then,
-        // the start times differ.
+        // The pidfd was opened before this comparison. So if another process had got the pid by then, its start time
+        // differs here.
         if caller.peer.start.is_none() || proc::start(pid) != caller.peer.start {
             return Err(caller_ended_error());
         }
@@ -99,11 +97,11 @@ impl CallingProcess {
         Ok(held)
     }
 
-    /// Checks that the process is alive, and still has the user that connected.
+    /// Checks that the process is alive and still runs as the user that connected.
     fn check(&self) -> Result<(), ApiError> {
         let uids = proc::uids(self.pid);
-        // This check comes last: if the process is still alive, the values that were read belong to
-        // it.
+        // Check this last: only if the process is still alive, `uids` belongs to it and not to another process with its
+        // pid.
         if self.process.has_ended() {
             return Err(caller_ended_error());
         }
@@ -120,13 +118,12 @@ fn caller_ended_error() -> ApiError {
         .hint("send the request from the process that will use the lease")
 }
 
-/// Determines the binding of the lease that a request asks for. `named` is the binding if the lease
-/// gets neither a scope nor a cgroup. Such a binding is to a process, to an end time, or to
-/// nothing.
+/// Determines the binding of the requested lease. If the lease gets neither a scope nor a cgroup, its binding is
+/// `named`: a process, an end time, or nothing.
 ///
 /// # Errors
-/// If the caller has ended or changed its user, or if a new scope is needed and systemd cannot be reached. If `named`
-/// is needed, its error; also if a lease that was to end with a cgroup would have no end.
+/// If the caller has ended or changed its user. If a new scope is needed and systemd cannot be reached. If the lease
+/// gets `named`, and `named` is an error or does not end the lease.
 pub(super) async fn resolve(
     leases: &Leases,
     caller: &Caller,
@@ -134,8 +131,8 @@ pub(super) async fn resolve(
     request: &LeaseRequest,
     named: Result<LeaseBinding, ApiError>,
 ) -> Result<ResolvedBinding, ApiError> {
-    // A container cannot name its session leader: gpushd does not know the pids in there. The
-    // cgroup of the caller needs no such name.
+    // gpushd does not know the pids inside a container, so a caller there cannot name its session leader. For a binding
+    // to the caller's cgroup, an error in `named` does not matter.
     let (named, wish) = match request.bind_to {
         BindTo::Process => return Ok(ResolvedBinding { binding: named?, mover: None, reason: None }),
         BindTo::Scope => (Ok(named?), BindRequest::NewScope),
@@ -173,7 +170,7 @@ pub(super) async fn resolve(
     match kind.choose(wish, holder, caller.peer.is_on_this_host, owner) {
         BindTarget::Cgroup(cgroup) => {
             process.check()?;
-            // Without a scope of its own, the lease ends with the command of `run`.
+            // If the lease gets no new scope, it ends with the command of `gpushctl run`.
             let (pid, start) = match (wish, named) {
                 (BindRequest::NewScope, Ok(LeaseBinding::Process { pid, start })) => (pid, start),
                 _ => (None, None),
@@ -183,7 +180,7 @@ pub(super) async fn resolve(
         }
         BindTarget::None(reason) => as_named(reason),
         BindTarget::NewScope => {
-            // gpushd checks systemd before it places or records anything.
+            // Check that systemd answers before gpushd reserves or records anything.
             manager.check().await.map_err(|error| no_scope(&error))?;
             let binding = LeaseBinding::Scope { unit: None, cgroup: None };
             Ok(ResolvedBinding { binding, mover: Some(Arc::new(process)), reason: None })
@@ -268,7 +265,8 @@ pub(super) fn record(
     tx.bind_lease(record.id, binding)
 }
 
-/// Marks a lease whose scope is being created. An empty scope does not end such a lease.
+/// Marks a lease whose scope is being created. While this value exists, the lease does not end because its scope is
+/// empty.
 #[derive(Debug)]
 pub(super) struct ScopeCreation {
     leases: Leases,
@@ -276,7 +274,7 @@ pub(super) struct ScopeCreation {
 }
 
 impl ScopeCreation {
-    /// Marks the lease as moving, if its process gets a scope. Call this before the lease is active.
+    /// Marks the lease if its process gets a new scope. Call this before the lease is active.
     pub(super) fn begin(leases: &Leases, record: &LeaseRecord, bound: &ResolvedBinding) -> Option<Self> {
         bound.mover.as_ref()?;
         leases.scopes_in_creation().insert(record.id);
@@ -311,7 +309,7 @@ pub(super) async fn move_into_scope(
     process.check()?;
     let started = manager.start_scope(&scope, &process.process).await;
     let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
-    // If the process has ended, systemd refuses too, and this is the reason.
+    // If the process has ended, return this error instead of systemd's.
     process.check()?;
     started.map_err(|error| no_scope(&error))?;
     if is_there {
@@ -321,8 +319,8 @@ pub(super) async fn move_into_scope(
         .hint(format!("see `journalctl -u {unit}`")))
 }
 
-/// Returns the scopes of leases that gpushd does not know, such as those of a lost database. gpushd
-/// never ends them.
+/// Returns the scopes of leases that gpushd does not know, for example because the database was lost. gpushd never ends
+/// these scopes.
 pub(super) fn unknown_scopes(leases: &Leases) -> Vec<String> {
     if leases.handles.scopes.0.is_err() {
         return Vec::new();
@@ -343,7 +341,7 @@ pub(super) fn unknown_scopes(leases: &Leases) -> Vec<String> {
 
 /// Returns the problems of lease scopes.
 pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
-    // The scope of a lease that has just ended may still exist briefly.
+    // Ignore empty scopes: the scope of a lease that has just ended may still exist briefly.
     let with_processes = |scope: &String| cgroup::processes(scope).is_some_and(|pids| !pids.is_empty());
     let unknown: Vec<String> = unknown_scopes(leases).into_iter().filter(with_processes).collect();
     let Some(first) = unknown.first() else { return Vec::new() };

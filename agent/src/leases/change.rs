@@ -18,10 +18,10 @@ use crate::{
     state::{OpenLease, leases::to_api},
 };
 
-/// Time until SIGTERM, if a revocation does not set it.
+/// Time from a revocation to SIGTERM, if the request does not set it.
 const NOTICE: Duration = Duration::from_secs(60);
 
-/// Finds an open lease that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
+/// Finds a lease that has not ended and that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
 async fn find(
     leases: &Leases,
     caller: &Caller,
@@ -47,8 +47,8 @@ async fn find(
     }
 }
 
-/// Finds a lease as [`find`] does. A queued lease leaves the queue, and is returned with `true`. If
-/// the lease is just being granted, the function waits for the result of the grant.
+/// Finds a lease like [`find`]. If the lease is queued, removes it from the queue, and returns it with `true`. If
+/// gpushd is just granting the lease, waits for the result.
 async fn find_decided(
     leases: &Leases,
     caller: &Caller,
@@ -70,8 +70,7 @@ async fn find_decided(
     }
 }
 
-/// Returns what to record with a change in the same transaction: the idempotency key of the
-/// request, and an audit record.
+/// Returns the function that records a change of a lease: the idempotency key of the request, and an audit record.
 fn audit_writes(
     caller: &Caller,
     user: Option<String>,
@@ -96,7 +95,7 @@ fn audit_writes(
     }
 }
 
-/// Returns whether a request with this key was executed before.
+/// Returns whether an earlier request with this idempotency key was executed.
 async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiError> {
     match key {
         Some(key) => leases.handles.idempotency.is_done(key).await,
@@ -134,7 +133,7 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
                     });
                     lease_end::begin_end(leases, id, Event::Released).await;
                 }
-                // The lease has expired meanwhile, or its process has ended.
+                // The lease has expired meanwhile, or its process has ended, so the lease is already ending.
                 Err(StoreError::LeaseTransition { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -148,10 +147,10 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
     lease_after_change(leases, caller, &lease).await
 }
 
-/// Returns a lease after a change. Waits briefly for the end of the lease first, so that a lease
-/// without processes is returned as ended.
+/// Returns a lease after a change. First waits briefly for the end of the lease, so that a lease without processes is
+/// shown as ended.
 async fn lease_after_change(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<Lease, ApiError> {
-    /// Maximum time that an answer waits for the end of a lease.
+    /// Maximum time that the answer waits for the end of the lease.
     const SOON: Duration = Duration::from_millis(200);
     let id = lease.id();
     let mut snapshots = leases.handles.state.watch();

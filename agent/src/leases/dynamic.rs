@@ -6,8 +6,8 @@
 //!                             └ refused: nothing is recorded          └ also after a crash: recovery ends the operation
 //! ```
 //!
-//! If the client disconnects, the operation continues. gpushd ends the lease afterwards, as it ends
-//! every lease whose client disconnected before the answer.
+//! If the client disconnects, the operation continues. gpushd ends the lease afterwards, as it does whenever a client
+//! disconnects before the answer.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,14 +30,14 @@ use crate::{
     state::{OpenLease, ReservationId},
 };
 
-/// The MIG devices that a dynamic grant creates, with the claim on the lanes of their GPUs.
+/// The MIG devices that an operation creates for a lease, and the claim of the GPUs.
 #[derive(Debug)]
 pub(super) struct DevicesToCreate {
     pub(super) assignment: Assignment,
     pub(super) claim: Claim,
 }
 
-/// Begins the operation of a dynamic grant. Returns the lease, which is granting.
+/// Records an operation that creates the MIG devices of a lease. Returns the lease, in the state `granting`.
 ///
 /// # Errors
 /// If the instances can no longer be created, or if nothing can be recorded. After an error, no operation exists.
@@ -85,14 +85,14 @@ fn asked_by(leases: &Leases, id: LeaseId) -> Result<Actor, ApiError> {
     table.open.get(&id).map(|lease| lease.record.asked_by.clone()).ok_or_else(|| show::unknown(id))
 }
 
-/// A lease in the state `granting`, and its operation, which is not executed yet.
+/// A lease in the state `granting`, and its operation, which gpushd has not executed yet.
 pub(super) struct GrantingLease {
     pub(super) record: LeaseRecord,
     creation: Creation,
 }
 
 impl GrantingLease {
-    /// Puts the lease into the table, in place of its reservation.
+    /// Replaces the reservation in the table with the lease.
     pub(super) fn insert(&self, leases: &Leases, reservation: ReservationId) {
         leases.handles.state.change_leases(|table| {
             table.reserved.remove(&reservation);
@@ -125,11 +125,11 @@ impl GrantingLease {
     }
 }
 
-/// Waits until the operation of a lease has ended, with or without devices.
+/// Waits until the operation that creates the devices of a lease has ended, whether it succeeded or not.
 pub(super) async fn wait_until_decided(leases: &Leases, id: LeaseId) {
     let mut snapshots = leases.handles.state.watch();
     let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
-    // `wait_for` fails only if the sender no longer exists, and the state keeps the sender.
+    // `wait_for` cannot fail: the state keeps the sender alive.
     let _decided = snapshots.wait_for(|host| !host.leases.get(id).is_some_and(is_granting)).await.is_ok();
 }
 
@@ -150,7 +150,7 @@ pub(super) async fn cancel(leases: &Leases, caller: &Caller, record: &LeaseRecor
     let Some(operation) = record.operation else { return Ok(()) };
     let by = caller.actor(leases.handles.users.user(caller.peer.uid).await);
     match leases.handles.engine.operations.cancel(&operation.to_string(), by, None).await {
-        // The operation has ended meanwhile, so the lease is active or has ended.
+        // The operation has already ended, so the lease is active or has ended.
         Ok(_) => Ok(()),
         Err(error) if error.code == Code::Conflict => Ok(()),
         Err(error) => Err(error),

@@ -13,7 +13,8 @@ use jiff::Timestamp;
 use super::{Leases, lease_end::begin_end};
 use crate::state::HostState;
 
-/// Maximum time until gpushd notices that the clock was set forward.
+/// Interval at which gpushd reads the clock. If the clock is set forward, expired leases end at
+/// most this much later.
 const CLOCK: Duration = Duration::from_secs(30);
 
 /// Ends expired leases until gpushd stops.
@@ -59,7 +60,7 @@ pub(super) async fn end_lost(leases: Leases) {
         }
         match forget_gone(&leases, &host).await {
             Ok(()) => is_logged = false,
-            // gpushd tries again at the next change of the state.
+            // gpushd tries again when the state of the host changes next.
             Err(error) if !is_logged => {
                 tracing::warn!(
                     "cannot record which MIG devices are gone; gpushd tries again until it succeeds: {error}"
@@ -75,8 +76,8 @@ pub(super) async fn end_lost(leases: Leases) {
     }
 }
 
-/// Forgets created instances that are gone, because another program may create an instance in the
-/// same place.
+/// Removes instances that no longer exist from the record of the instances that gpushd created.
+/// Another program may create an instance at the same placement.
 ///
 /// # Errors
 /// If the change cannot be recorded.
@@ -100,7 +101,7 @@ async fn forget_gone(leases: &Leases, host: &HostState) -> Result<(), gpush_stor
     Ok(())
 }
 
-/// Returns whether a GPU is lost, or was read without the MIG device that is leased.
+/// Returns whether the GPU is lost, or a reading of the GPU does not show the leased MIG device.
 fn is_gone(host: &Arc<HostState>, gpu: &str, target: &str) -> bool {
     let Some(snapshot) = host.gpu(gpu) else { return false };
     let one = &snapshot.gpu;

@@ -1,5 +1,5 @@
-//! Explains why a request has no assignment: the obstacles, the leases that hold the capacity, and
-//! whether the obstacles disappear without an action of a user.
+//! Explains why a request for a lease cannot be granted: the obstacles, the leases that hold the capacity, and whether
+//! the obstacles will disappear without an action of a user.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +19,8 @@ use crate::{
 /// Maximum number of leases that an error names.
 const MOST_NAMED: usize = 16;
 
-/// Explains why a request has no assignment: the obstacles, and the leases that hold the capacity.
-/// `before` is the position of the request in the queue, if it is queued.
+/// Explains why a request cannot be granted: the obstacles, and the leases that hold the capacity. `before` is the
+/// position of the request in the queue, if it is queued.
 pub(super) fn explain(
     leases: &Leases,
     why: &NoAssignment,
@@ -41,7 +41,7 @@ pub(super) fn explain(
         return closed;
     }
     let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
-    // The reasons why a GPU is closed, such as the reason of its cordon.
+    // Add why the GPUs are closed, such as the reason of a cordon.
     let is_closed = |gpu: &&Gpu| {
         obstacles.iter().any(|(index, obstacle)| *index == gpu.index && matches!(obstacle, Obstacle::Closed(_)))
     };
@@ -52,11 +52,12 @@ pub(super) fn explain(
         let mut closed = mps::not_serving(&leases.handles.mps, &uuids);
         let is_final = closed.len() == uuids.len() && closed.iter().all(|closed| !closed.retryable);
         if is_final && let Some(first) = closed.pop() {
-            // The capacity is not in use, and waiting does not help.
+            // No MPS daemon of these GPUs serves clients, and waiting does not change that. So the error names the
+            // daemons instead of the leases.
             return closed.into_iter().fold(first, |error, other| error.cause(other.message));
         }
         if closed.len() == uuids.len() {
-            // Waiting does not help if an administrator must start a daemon.
+            // If an administrator must start a daemon, the hint must not suggest to wait.
             error.hint = closed[0].hint.clone().or(error.hint);
         }
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
@@ -83,8 +84,8 @@ pub(super) fn explain(
     error
 }
 
-/// Names the instances that other programs created on GPUs whose layout is `dynamic`. gpushd does not destroy them for
-/// a lease.
+/// Names the instances that other programs created on GPUs with the layout `dynamic`. gpushd does not destroy these
+/// instances to grant a lease.
 fn foreign_instances(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet<u32>) -> Vec<String> {
     let wishes = desired_states(&leases.handles.state.config(), gpus);
     let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
@@ -104,9 +105,9 @@ fn foreign_instances(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes:
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryHint {
     No,
-    /// An operation, or a lease without processes, is about to end, usually within seconds.
+    /// An operation, or a lease without processes, ends soon, usually within seconds.
     Soon,
-    /// An MPS daemon is starting, or gpushd has restarted and has not adopted the daemon yet.
+    /// An MPS daemon is starting, or gpushd has just started and has not checked the running daemon yet.
     Starting,
 }
 

@@ -1,4 +1,4 @@
-//! Grants of leases. gpushd places and reserves a grant under the placement lock, then commits it. Module `dynamic`
+//! Grants leases. gpushd places and reserves a grant under the placement lock, then commits it. Module `dynamic`
 //! handles grants that create MIG devices.
 //!
 //! ```text
@@ -8,9 +8,9 @@
 //!            refused, or queued                              capacity freed         └ not known: stays reserved
 //! ```
 //!
-//! gpushd refuses a request without `wait` if there is no room. But if capacity is about to become
-//! free, gpushd first waits a moment. For example, an operation or a lease without processes is
-//! about to end, or an MPS daemon is starting.
+//! gpushd refuses a request without `wait` if there is no room. But if capacity will become free within seconds, gpushd
+//! first waits for it. For example, an operation or a lease without processes is about to end, or an MPS daemon is
+//! starting.
 
 use std::time::Duration;
 
@@ -47,13 +47,14 @@ use crate::{
     state::{LeaseTable, Observed, Reservation, ReservationId, words},
 };
 
-/// Maximum time that a request without `wait` waits until an operation, or a lease without processes, has ended.
+/// Maximum time that a request without `wait` waits for capacity, for example until an operation or a lease without
+/// processes has ended.
 const OPERATION: Duration = Duration::from_secs(2);
 
 /// Pause between two checks for free capacity.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The result of a request.
+/// The result of a request for a lease.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The lease is granted.
@@ -62,14 +63,13 @@ pub(crate) enum Outcome {
     Queued(PendingGrant),
 }
 
-/// A grant that the client has not received yet. If this value is dropped before the delivery, the
-/// lease ends. If the request has a key, the lease continues, because the client can repeat the
-/// request.
+/// A grant that the client has not received yet. If this value is dropped before the delivery, gpushd ends the lease,
+/// unless the request has an idempotency key: with a key, the client can repeat the request.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     leases: Leases,
     granted: Box<LeaseGrant>,
-    /// Whether the lease continues when this value is dropped.
+    /// Whether the lease continues if this value is dropped.
     stays: bool,
 }
 
@@ -112,7 +112,7 @@ pub(crate) async fn request(
     request_with(leases, caller, request, key, None).await
 }
 
-/// Requests a lease; `job` is what Slurm's hooks add to the request.
+/// Requests a lease. `job` has the additional data of a request from Slurm's hooks.
 ///
 /// # Errors
 /// As [`request`].
@@ -123,7 +123,7 @@ pub(super) async fn request_with(
     key: Option<Key>,
     job: Option<&JobTerms>,
 ) -> Result<Outcome, ApiError> {
-    // The lock makes sure that one key gets only one lease.
+    // Lock the idempotency key, so that two requests with one key get only one lease.
     let mut lock = match &key {
         Some(key) => Some(leases.handles.idempotency.lock(key).await?),
         None => None,
@@ -148,12 +148,11 @@ pub(super) async fn request_with(
     let wait = request.wait;
     let mut room = leases.handles.lanes.room();
     loop {
-        // Changes are marked as seen before the placement, so that the loop misses no change during
-        // the placement.
+        // Mark changes as seen before the placement, so that a change during the placement ends the wait below.
         room.mark_unchanged();
         let seen = match leases.handles.readings.host().await {
             Ok(seen) => seen,
-            // If the driver is still starting, the error says that the client may try again.
+            // If the driver is still starting, return an error that says that the client may try again.
             Err(error) => return Err(mps::gpus_known(&leases.handles.state.now()).err().unwrap_or(error)),
         };
         if restored::is_pending(leases) {
@@ -162,7 +161,7 @@ pub(super) async fn request_with(
         let gpus = seen.gpus(Viewer::Log);
         let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await?;
-        // The lookup of users and groups may have taken seconds. The placement uses a new snapshot.
+        // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let seen = leases.handles.readings.host().await?;
         let gpus = seen.gpus(Viewer::Log);
         let not_placed = match reserve(leases, &seen, &gpus, &resolved) {
@@ -188,8 +187,7 @@ pub(super) async fn request_with(
                 if Instant::now() < until {
                     continue;
                 }
-                // The daemon will soon serve clients, so the error says that the client may repeat
-                // the request.
+                // The MPS daemon will soon serve clients, so mark the error as retryable.
                 let starting = || ApiError { code: Code::Unavailable, ..why.clone() }.retryable();
                 return Err(if prospect == RetryHint::Starting { starting() } else { why });
             }
@@ -204,9 +202,9 @@ pub(super) async fn request_with(
     }
 }
 
-/// Returns the lease that gpushd granted to an earlier request with this key.
+/// Returns the lease that gpushd granted to an earlier request with this idempotency key.
 async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
-    // After a crash, the operation of the lease may still be running.
+    // After a crash of gpushd, the operation that creates the devices of the lease may still run.
     dynamic::wait_until_decided(leases, id).await;
     let granted = show::environment(leases, caller, &id.to_string()).await;
     let granted = granted.map_err(|error| match error.code {
@@ -220,28 +218,28 @@ async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<O
     Ok(Outcome::Granted(Delivery::new(leases, granted, true)))
 }
 
-/// Why no capacity was reserved.
+/// Why gpushd reserved no capacity for a request.
 #[derive(Debug)]
 pub(super) enum NotReserved {
     /// A quota, or a limit of the target, refuses the request.
     Refused(ApiError),
-    /// There is no assignment.
+    /// No GPU has room for the request.
     NoRoom(NoAssignment),
 }
 
-/// Capacity that is reserved until its grant is recorded.
+/// Capacity that is reserved until the grant is recorded.
 #[derive(Debug)]
 pub(super) struct Reserved {
     id: ReservationId,
     members: Vec<LeaseMember>,
-    /// The MIG devices that must be created first.
+    /// The MIG devices that an operation must create first.
     missing: Option<DevicesToCreate>,
-    /// Guards of the GPUs on which no device is created. They delay operations on these GPUs until
-    /// the grant is recorded.
+    /// Guards for the GPUs on which no device is created. No operation on these GPUs begins until the grant is
+    /// recorded.
     _grants: Vec<Grant>,
 }
 
-/// Places a request behind the waiting requests, and reserves its assignment.
+/// Places a request, but leaves the capacity that earlier waiting requests need. Reserves the assignment.
 fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
     let _placing = leases.lock_placement();
     loop {
@@ -253,12 +251,12 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
         if let Some(reserved) = reserve_assignment(leases, gpus, &host, &table, resolved, &assignment)? {
             return Ok(reserved);
         }
-        // An operation claimed one of the GPUs after the snapshot. The next iteration sees the GPU as closed.
+        // An operation has claimed one of the GPUs since the snapshot. Try again: the GPU is closed now.
     }
 }
 
-/// Reserves an assignment. Returns `None` if an operation has claimed one of the GPUs. The caller holds the placement
-/// lock.
+/// Reserves an assignment. Returns `None` if an operation has claimed one of the GPUs. The caller must hold the
+/// placement lock.
 pub(super) fn reserve_assignment(
     leases: &Leases,
     gpus: &[Gpu],
@@ -295,7 +293,7 @@ pub(super) fn reserve_assignment(
     Ok(Some(Reserved { id, members, missing, _grants: grants }))
 }
 
-/// Checks the limits of the holder that do not depend on the assignment.
+/// Checks the holder's limits that do not depend on the assignment.
 pub(super) fn within_quota(table: &LeaseTable, resolved: &Resolved) -> Result<(), ApiError> {
     let held = held(table, resolved.wanted.holder);
     let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
@@ -303,7 +301,7 @@ pub(super) fn within_quota(table: &LeaseTable, resolved: &Resolved) -> Result<()
         .map_err(|denial| denied(&denial, &resolved.new.binding))
 }
 
-/// Returns the leases of a user, as quotas count them.
+/// Returns the leases of a user, in the form in which quotas count them.
 pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
     let of_user = table.open.values().filter(|lease| lease.record.holder.uid == uid);
     let open = of_user.map(|lease| quota::HeldLease {
@@ -312,18 +310,18 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
         size: quota::Size::of(&lease.record.members),
     });
     let reserved = table.reserved.values().filter(|one| one.holder == uid);
-    // A reservation has no lease id yet. The message of a denial uses the next id as an estimate.
+    // A reservation has no lease id yet. Use the probable next id, for the error message.
     let next = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
     let reserved =
         reserved.map(|one| quota::HeldLease { id: LeaseId(next), queued: false, size: quota::Size::of(&one.members) });
     open.chain(reserved).collect()
 }
 
-/// Records a grant of reserved capacity, and admits the holder.
+/// Records the grant of reserved capacity, and admits the holder to the MPS daemons.
 ///
 /// # Errors
 /// If an MPS daemon does not admit the holder, or if the grant cannot be recorded. After an error, the capacity is free
-/// again, unless the outcome of the commit is not known.
+/// again, unless it is unknown whether the grant is on disk.
 pub(super) async fn commit(
     leases: &Leases,
     viewer: Viewer,
@@ -351,8 +349,8 @@ pub(super) async fn commit(
         tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} is being granted: {}", begun.record.id, spec(request));
         return begun.finish(leases, viewer, bound).await;
     }
-    // gpushd prepares the daemons before the commit, because it must not record the grant if
-    // clients of another user are connected.
+    // Prepare the daemons before the commit: if clients of another user are connected, gpushd must not record the
+    // grant.
     if let Err(error) = mps::prepare(&leases.handles.mps, &members).await {
         free().await;
         return Err(error);
@@ -387,8 +385,8 @@ pub(super) async fn commit(
             leases.ends_changed.notify_one();
             answer(leases, record.id, viewer, bound, moving).await
         }
-        // The record may or may not be on disk; gpushd reads it after a restart. Until then the
-        // store refuses all changes.
+        // It is unknown whether the record is on disk. gpushd finds out after a restart; until then, the store refuses
+        // all changes.
         Err(error @ StoreError::Uncertain { .. }) => Err(error.into()),
         Err(error) => {
             free().await;
@@ -397,12 +395,11 @@ pub(super) async fn commit(
     }
 }
 
-/// Moves the caller into the scope of an active lease, if the lease has a new scope, and returns
-/// the answer.
+/// If an active lease has a new scope, moves the caller into it. Returns the answer to the request.
 ///
 /// # Errors
-/// If the caller was not moved, or the MPS daemon has ended meanwhile. In both cases, the lease
-/// ends, because the holder cannot use it without its environment.
+/// If the caller was not moved, or the MPS daemon has ended meanwhile. In both cases gpushd ends the lease, because the
+/// holder cannot use it.
 pub(super) async fn answer(
     leases: &Leases,
     id: LeaseId,
@@ -444,5 +441,5 @@ pub(super) fn expires_at(duration_s: Option<u64>) -> Option<Timestamp> {
     Timestamp::now().checked_add(span).ok()
 }
 
-/// The channel on which a waiting request gets its result.
+/// The channel through which a waiting request gets its result.
 pub(super) type Reply = oneshot::Sender<Result<LeaseGrant, ApiError>>;

@@ -1,9 +1,9 @@
-//! Leases of Slurm jobs, which only Slurm's hooks request.
+//! Leases of Slurm jobs. Only Slurm's hooks request them.
 //!
-//! The key of such a lease is cluster, job and node, without the restart count of the job. The
-//! count only determines whether the end of one run ends the lease of another run. Users can
-//! neither release nor renew such a lease, nor request its environment. The lease of a job ends
-//! with Epilog, a reboot, a revocation, or when its GPU is lost.
+//! The key of such a lease is the cluster, the job id and the node, without the job's restart
+//! count. With the restart count, gpushd avoids that the end of one run ends the lease of a later
+//! run. Users can neither release nor renew such a lease, nor request its environment. It ends with
+//! Epilog, a reboot or a revocation, or when its GPU is lost.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,14 +21,14 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
-/// What Slurm's hooks add to a request.
+/// The additional data of a request from Slurm's hooks.
 #[derive(Debug, Clone)]
 pub(crate) struct JobTerms {
-    /// The job.
+    /// The binding to the Slurm job.
     pub(crate) binding: LeaseBinding,
-    /// UUIDs of the MIG devices that Slurm allocated; `None` if it allocated whole GPUs.
+    /// UUIDs of the MIG devices that Slurm allocated; `None` if Slurm allocated whole GPUs.
     pub(crate) targets: Option<BTreeSet<String>>,
-    /// Whether Slurm allocated the devices, and so limits their number and time.
+    /// Whether Slurm allocated the devices. If so, Slurm also limits their number and time.
     pub(crate) has_gres: bool,
 }
 
@@ -56,9 +56,9 @@ pub(crate) async fn request_for_job(
     }
 }
 
-/// Returns the leases of a job that have not ended, each with the restart count of its run. Each
-/// component of a heterogeneous job has its own hooks and its own lease, so the hooks of the leader
-/// do not end the leases of the other components.
+/// Returns the leases of a job that have not ended, each with the restart count of its run. Leases
+/// of other components of a heterogeneous job are not included: each component has its own hooks,
+/// which end its lease.
 pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(Arc<OpenLease>, u32)> {
     let table = leases.handles.state.leases();
     let restart = |lease: &OpenLease| match &lease.record.binding {
@@ -72,8 +72,8 @@ pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(Arc<OpenLease>, u32)
     table.open.values().filter_map(|lease| Some((Arc::clone(lease), restart(lease)?))).collect()
 }
 
-/// Returns whether a later run of the same job has a lease. If so, the processes in the job's
-/// cgroup belong to that run.
+/// Returns whether a later run of the same job has a lease. In this case, the processes in the
+/// job's cgroup belong to the later run.
 pub(super) fn is_superseded(table: &LeaseTable, lease: &OpenLease) -> bool {
     let run = |lease: &OpenLease| match &lease.record.binding {
         LeaseBinding::Job { cluster, job, node, restart, .. } => Some((cluster.clone(), *job, node.clone(), *restart)),
@@ -94,8 +94,8 @@ pub(crate) fn environment_of_job(leases: &Leases, caller: &Caller, lease: &OpenL
     show::granted(leases, lease, caller.viewer)
 }
 
-/// Releases the lease of a job, and records the release. With `end`, gpushd ends the processes in
-/// the job's cgroup.
+/// Records the release of a job's lease. With `end`, gpushd also ends the processes in the job's
+/// cgroup.
 ///
 /// # Errors
 /// If the release cannot be recorded.
@@ -109,7 +109,7 @@ pub(crate) async fn end_job(
     let is_releasing =
         leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Releasing);
     if is_releasing && end.is_some() {
-        // The end reason stays `released`. Sending this event twice has no further effect.
+        // The end reason stays `released`. A repeated `Expired` event has no further effect.
         lease_end::apply(leases, id, Event::Expired(end));
         lease_end::watch(leases, id);
     }
@@ -125,11 +125,12 @@ impl Leases {
     /// Waits until all of these leases have ended.
     pub(crate) async fn all_ended(&self, ids: &[LeaseId]) {
         let mut snapshots = self.handles.state.watch();
-        // Cannot fail: the sender lives as long as the state.
+        // Cannot fail: the state keeps the sender alive.
         let _ended = snapshots.wait_for(|host| ids.iter().all(|id| !host.leases.open.contains_key(id))).await.is_ok();
     }
 
-    /// Returns what keeps the GPUs of a lease in use; `None` if the lease has ended.
+    /// Returns what still uses the GPUs of a lease, such as processes; `None` if the lease has
+    /// ended.
     pub(crate) fn what_is_left(&self, id: LeaseId) -> Option<SlurmLeftover> {
         let host = self.handles.state.now();
         let lease = host.leases.open.get(&id)?;
@@ -142,7 +143,7 @@ impl Leases {
         })
     }
 
-    /// Returns whether an MPS daemon on one of these GPUs does not serve clients.
+    /// Returns whether one of these GPUs has an MPS daemon that does not serve clients.
     pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
         let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
         !mps::not_serving(&self.handles.mps, &gpus).is_empty()

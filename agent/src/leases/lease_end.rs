@@ -6,10 +6,10 @@
 //!                            └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Each open lease has one task. The task waits until the binding of the lease ends: the process,
-//! or the last process in the cgroup. While the lease is releasing, the task waits for the
-//! processes of the lease instead, by their pidfds. When a process ends, the task asks the driver
-//! and the MPS daemon again. If a process has no pidfd, the task asks at intervals.
+//! Each open lease has one task. The task waits until the binding of the lease ends, for example its process or the
+//! last process in its cgroup. While the lease is releasing, the task waits for the processes of the lease instead, by
+//! their pidfds. Each time a process ends, the task asks the driver and the MPS daemon again. If it cannot open a
+//! pidfd, it asks at intervals.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -35,32 +35,32 @@ use super::{
 };
 use crate::{mps, state::OpenLease};
 
-/// First and longest pause between two probes of a releasing lease. If a process of the lease ends,
-/// gpushd probes at once.
+/// First and longest pause between two probes of a releasing lease. gpushd probes at once if a process of the lease
+/// ends.
 const PROBE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(5));
 
-/// Longest pause between two probes while a source does not answer.
+/// Longest pause between two probes while the driver or an MPS daemon does not answer.
 const UNKNOWN: Duration = Duration::from_secs(1);
 
-/// Pause between two attempts to record an end.
+/// Pause between two attempts to record the end of a lease.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Maximum number of pidfds that a releasing lease waits for at a time.
+/// Maximum number of processes whose pidfds gpushd watches for one releasing lease.
 const MOST_AWAITED: usize = 64;
 
-/// Returns the current time as the state machine counts it.
+/// Returns the current time, in the form that the state machine of leases uses.
 fn now() -> machine::Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
 }
 
-/// Returns the time from SIGTERM to SIGKILL, for revocations that do not set it.
+/// Returns the time from SIGTERM to SIGKILL, for a revocation that does not set it.
 pub(super) fn grace(leases: &Leases) -> Duration {
     Duration::from_secs(leases.handles.state.config().processes.grace_s.into())
 }
 
-/// Runs leases until gpushd stops: takes over the leases of an earlier gpushd, ends expired leases,
-/// and serves the queue.
+/// Runs all tasks of leases until gpushd stops: takes over the leases of an earlier gpushd, ends expired leases, and
+/// serves the queue.
 pub(crate) async fn run(leases: Leases) {
     take_over(&leases).await;
     let (due, gone) = (expiry::expire(leases.clone()), expiry::end_lost(leases.clone()));
@@ -72,7 +72,7 @@ async fn take_over(leases: &Leases) {
     let open: Vec<Arc<OpenLease>> = leases.handles.state.leases().open.values().cloned().collect();
     for lease in open {
         match lease.state.name() {
-            // The module `restored` has already given the lease its place in the queue.
+            // The module `restored` has already put the lease back into the queue.
             LeaseState::Queued => {}
             LeaseState::Active | LeaseState::Releasing => {
                 if let Some(at) = lease.record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
@@ -81,15 +81,14 @@ async fn take_over(leases: &Leases) {
                 }
                 watch(leases, lease.id());
             }
-            // The recovery of the lease's operation decides whether the lease becomes active or
-            // ends.
+            // The recovery of the lease's operation makes the lease active or ends it.
             LeaseState::Granting => watch(leases, lease.id()),
             LeaseState::Ended => {}
         }
     }
 }
 
-/// Applies an event to a lease. Returns the effects; none if the lease is not open.
+/// Applies an event to a lease, and returns what gpushd must do. Returns an empty list if the lease has ended.
 pub(super) fn apply(leases: &Leases, id: LeaseId, event: Event) -> Vec<Effect> {
     leases.handles.state.change_leases(|table| {
         let Some(lease) = table.get_mut(id) else { return Vec::new() };
@@ -102,7 +101,7 @@ pub(super) fn apply(leases: &Leases, id: LeaseId, event: Event) -> Vec<Effect> {
     })
 }
 
-/// Begins to end an active lease. Returns whether the lease was active.
+/// Begins to end a lease. Returns `false` if the lease was not active.
 pub(super) async fn begin_end(leases: &Leases, id: LeaseId, event: Event) -> bool {
     let effects = apply(leases, id, event);
     let begins = effects.contains(&Effect::WatchProcesses);
@@ -120,7 +119,7 @@ pub(super) async fn end_unused(leases: &Leases, id: LeaseId) {
     begin_end(leases, id, Event::Released).await;
 }
 
-/// Starts a task that watches an open lease, or wakes the existing task.
+/// Starts the task that watches a lease. If the task already exists, wakes it.
 pub(super) fn watch(leases: &Leases, id: LeaseId) {
     let mut watched = leases.watchers();
     if let Some(changed) = watched.get(&id) {
@@ -138,7 +137,7 @@ pub(super) fn watch(leases: &Leases, id: LeaseId) {
     });
 }
 
-/// Follows a lease until it ends.
+/// Watches a lease until it ends.
 async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &Notify) {
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
@@ -157,7 +156,7 @@ async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &Notify) {
             LeaseState::Releasing => return wait_for_processes(leases, id, changed).await,
             LeaseState::Granting => {
                 dynamic::wait_until_decided(leases, id).await;
-                // The lease now has an end time, or its capacity is free.
+                // Either the lease now has an end time, or its capacity is free.
                 leases.ends_changed.notify_one();
                 leases.capacity_freed();
             }
@@ -167,11 +166,11 @@ async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &Notify) {
     }
 }
 
-/// Waits until the binding of a lease has ended. Never returns if there is nothing to watch, for
-/// example if the lease only has an end time.
+/// Waits until the binding of a lease has ended. Never returns if the binding cannot end, for example if the lease only
+/// has an end time.
 async fn binding_ends(leases: &Leases, lease: &OpenLease) {
     match &lease.record.binding {
-        // The task is woken when the scope has been created.
+        // The scope is still being created, so it may be empty. When it exists, gpushd wakes this task.
         LeaseBinding::Scope { .. } if leases.scopes_in_creation().contains(&lease.id()) => std::future::pending().await,
         LeaseBinding::Scope { cgroup: Some(cgroup), .. }
         | LeaseBinding::Cgroup { cgroup: Some(cgroup), pid: None, .. } => cgroup::wait_until_empty(cgroup).await,
@@ -189,16 +188,15 @@ async fn binding_ends(leases: &Leases, lease: &OpenLease) {
     }
 }
 
-/// Waits until the process that a lease is bound to has ended.
+/// Waits until the process to which a lease is bound has ended.
 async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     loop {
         match AsyncPidFd::open(pid) {
-            // The pidfd is opened before the start times are compared, so it refers to the process
-            // with this start time.
+            // The pidfd was opened before this comparison, so it refers to the process with this start time.
             Ok(Some(process)) if proc::start(pid) == start => return process.wait_until_ended().await,
             Ok(_) => return,
-            // The process cannot be watched, for example because too many files are open. gpushd
-            // then notices the end of the process later.
+            // gpushd cannot watch the process, for example because too many files are open. Check the process again
+            // later.
             Err(error) => {
                 tracing::warn!(lease = %id, pid, "cannot watch the process that lease {id} is bound to: {error}");
                 tokio::time::sleep(UNKNOWN).await;
@@ -210,8 +208,8 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     }
 }
 
-/// Returns whether the rule of one of the lease's GPUs requires that gpushd ends the processes of
-/// the lease together with the lease.
+/// Returns whether gpushd must end the processes of the lease when the lease ends, according to the rule of one of its
+/// GPUs.
 pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool {
     let host = leases.handles.state.now();
     let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu)?.rule?)?.lease;
@@ -224,7 +222,7 @@ async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &Notify) {
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
         if lease.state.reason() == Some(EndReason::Expired) && rule_ends_processes(leases, &lease.record) {
-            // The holder knew the end time of the lease, so no notice is needed. Sending this event twice has no
+            // Gives no notice, because the holder knew the end time of the lease. A repeated `Expired` event has no
             // further effect.
             apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: grace(leases) })));
         }
@@ -269,13 +267,13 @@ fn recorded_end(effect: &Effect) -> Option<EndReason> {
     }
 }
 
-/// Waits until one of these processes ends. If `pids` is empty, never returns.
+/// Waits until one of these processes ends. Never returns if none of them can be watched.
 async fn one_ends(pids: Vec<u32>) {
     let mut watched = tokio::task::JoinSet::new();
     for pid in pids.into_iter().take(MOST_AWAITED) {
         match AsyncPidFd::open(pid) {
             Ok(Some(process)) => drop(watched.spawn(async move { process.wait_until_ended().await })),
-            // The process has ended, but the driver may still list it briefly.
+            // The process has already ended, but the driver may still list it briefly.
             Ok(None) => {}
             Err(error) => tracing::debug!(pid, "cannot watch a process: {error}"),
         }
@@ -285,8 +283,8 @@ async fn one_ends(pids: Vec<u32>) {
     }
 }
 
-/// Logged failures: changes of a lease that could not be recorded. Each failure is logged once, not
-/// at each attempt.
+/// Which failures to record a change of the lease gpushd has already logged. gpushd logs each failure once, not at each
+/// attempt.
 #[derive(Debug, Default)]
 struct Logged {
     releasing: bool,
@@ -309,7 +307,7 @@ impl Logged {
     }
 }
 
-/// Records that a lease is releasing, and notes what it waits for.
+/// Records that a lease is releasing, and which processes it waits for.
 async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingProcesses, logged: &mut Logged) {
     let id = lease.id();
     let words = left.words();
@@ -327,8 +325,8 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
                     lease.set_record(record);
                 }
             }),
-            // If the state `releasing` cannot be recorded and gpushd restarts, the lease is active
-            // again, and gpushd begins again to end it.
+            // If gpushd restarts before this is recorded, the lease is active again, and the next gpushd begins again
+            // to end it.
             Err(error) => logged.releasing_failed(id, &error),
         }
     }
@@ -343,7 +341,7 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
     }
 }
 
-/// Sends the processes of a lease the signals that are due.
+/// Sends a lease's processes the signal that is due now, if any.
 async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &RemainingProcesses) {
     let signal = apply(leases, id, Event::Tick).into_iter().find_map(|effect| match effect {
         Effect::Terminate => Some(Signal::SIGTERM),
@@ -354,20 +352,20 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
         machine::State::Releasing(releasing) => releasing.ending == machine::ProcessEnding::Killed,
         _ => false,
     });
-    // A process that began after the first SIGKILL is killed as well.
+    // After the first SIGKILL, also kill processes that began later.
     let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
-    // The runs of a requeued job share one cgroup, so the processes may belong to a later run.
+    // All runs of a requeued job have the same cgroup, so the processes may belong to a later run.
     if job::is_superseded(&leases.handles.state.leases(), lease) {
         return;
     }
     for pid in &left.own {
         let Ok(Some(process)) = PidFd::open(*pid) else { continue };
         if signal == Signal::SIGKILL {
-            // If a client is killed while it computes, its MPS server may end too.
+            // Ask MPS to end the client first: if a client is killed while it computes, the MPS server may end too.
             mps::terminate(&leases.handles.mps, *pid).await;
         }
-        // If the pid was reused, this check reads the owner of another process. The signal still
-        // goes only to the process that the pidfd refers to.
+        // If another process has the pid now, this checks the wrong process. But the signal still goes only to the
+        // process of the pidfd.
         if proc::owner(*pid) != Some(lease.record.holder.uid) {
             continue;
         }

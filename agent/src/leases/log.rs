@@ -1,14 +1,14 @@
 //! Log entries about the devices of a lease.
 //!
-//! A journal entry has one value for each field. So a lease with several devices has an entry for
-//! each device: `journalctl GPUSH_MIG=UUID` and `journalctl GPUSH_GPU=UUID` find it.
+//! A journal entry has only one value for each field. So gpushd writes one entry for each device of
+//! a lease. `journalctl GPUSH_MIG=UUID` or `journalctl GPUSH_GPU=UUID` finds it.
 
 use std::{collections::BTreeSet, fmt::Display};
 
 use gpush_api::LeaseMember;
 use gpush_store::LeaseRecord;
 
-/// Logs that a lease was granted or has ended. `what` is the end of the sentence.
+/// Logs that a lease was granted or has ended. `what` completes the sentence "lease L12 …".
 pub(super) fn change(record: &LeaseRecord, what: impl Display) {
     let (lease, uid) = (record.id, record.holder.uid);
     let devices: BTreeSet<(&str, &str)> = record.members.iter().map(device).collect();

@@ -1,4 +1,4 @@
-//! Leases: shares of GPUs for users. [`gpush_core::lease`] decides; this module executes the decisions.
+//! Leases: shares of GPUs for users. [`gpush_core::lease`] makes the decisions; this module executes them.
 //!
 //! ```text
 //! request ─► resolved ─► placed and reserved ─► committed ─► admitted, answered      released, revoked, expired,
@@ -10,10 +10,10 @@
 //!                                          end recorded, capacity free ◄── no process left ┘
 //! ```
 //!
-//! [`crate::state`] holds the open leases. gpushd reserves a grant in this state under the
-//! placement lock, commits it without the lock, and undoes it if the commit fails. If the outcome
-//! of a commit is not known, the capacity stays reserved until gpushd restarts. Capacity becomes
-//! free only after the end of a lease is on disk.
+//! [`crate::state`] holds the open leases. Under the placement lock, gpushd reserves the capacity of a grant in this
+//! state. Then gpushd commits the grant without the lock. If the commit fails, gpushd frees the capacity. If it is
+//! unknown whether the commit succeeded, the capacity stays reserved until gpushd restarts. gpushd frees the capacity
+//! of a lease only after the end of the lease is on disk.
 //!
 //! | file | subject |
 //! |---|---|
@@ -88,25 +88,21 @@ pub(crate) use self::{
 pub(crate) struct Handles {
     /// State of the host, including the open leases.
     pub(crate) state: State,
-    /// Readings of the GPUs.
     pub(crate) readings: Readings,
-    /// The order of arrival, and the GPUs that operations have claimed.
+    /// The queue of waiting operations and leases, and the GPUs that operations have claimed.
     pub(crate) lanes: Lanes,
-    /// Operations that create MIG devices.
+    /// Executes the operations that create MIG devices.
     pub(crate) engine: Engine,
-    /// Admission to MPS targets, and their clients.
+    /// Admits holders to MPS targets, and lists the clients of MPS daemons.
     pub(crate) mps: Mps,
-    /// Records of leases.
+    /// Stores the records of leases.
     pub(crate) store: Store,
-    /// Creates scopes of leases.
     pub(crate) scopes: Scopes,
-    /// Names of users.
     pub(crate) users: Users,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
     /// Tasks that must end before gpushd exits.
     pub(crate) tasks: TaskTracker,
-    /// Cancelled when gpushd stops.
     pub(crate) stopping: CancellationToken,
 }
 
@@ -118,25 +114,26 @@ pub(crate) struct Leases(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
-    /// Processes that name a lease, by user. Concurrent releases share one scan of all processes.
+    /// For each user, a scan for processes whose environment names a lease. Concurrent releases share one scan.
     named: Mutex<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
-    /// Locked from the placement of a request until its capacity is reserved. Never held across an await.
+    /// The placement lock: held from the placement of a request until its capacity is reserved. Never held across an
+    /// await.
     placing: Mutex<()>,
     /// Waiting requests, by their position in the order of arrival.
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
-    /// Number of requests that are being recorded as queued, by the uid of their holder.
+    /// For each uid, the number of requests that gpushd is just recording as queued.
     entering: Mutex<BTreeMap<u32, usize>>,
-    /// Requests of an earlier gpushd whose clients have not reconnected.
+    /// Queued requests of an earlier gpushd whose clients have not reconnected yet.
     restored: Mutex<restored::Restored>,
-    /// Locked while the restored requests are resolved.
+    /// Locked while gpushd resolves the requests of an earlier gpushd.
     resolving: tokio::sync::Mutex<()>,
-    /// Leases with a task that watches for their end.
+    /// The leases that a task watches. The value wakes the task.
     watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
-    /// Leases whose scope is being created.
+    /// Leases whose scope systemd is creating.
     moving: Mutex<BTreeSet<LeaseId>>,
-    /// Wakes the queue after capacity became free or a request arrived.
+    /// Wakes the queue of requests after capacity became free or a request arrived.
     queue_changed: Notify,
-    /// Wakes the task that ends expired leases, after a lease with an end time was granted or renewed.
+    /// Wakes the task that ends expired leases. Sent after a lease with an end time was granted or renewed.
     ends_changed: Notify,
 }
 
@@ -166,7 +163,7 @@ impl Leases {
         }))
     }
 
-    /// Returns the shared scan for processes of a user that name a lease.
+    /// Returns the scan for processes of a user whose environment names a lease. Concurrent callers share the scan.
     fn named_by(&self, uid: u32) -> Arc<Coalesced<processes::ProcessLeases>> {
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|_, shared| shared.strong_count() > 0);
@@ -177,7 +174,7 @@ impl Leases {
         })
     }
 
-    /// Returns the placement policy: which of several possible places a member gets.
+    /// Returns the placement policy: which place a request gets if several are possible.
     fn policy(&self) -> PlacementPolicy {
         self.handles.state.config().leases.placement
     }
@@ -206,10 +203,10 @@ impl Leases {
         self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the queues that wait for free capacity.
+    /// Wakes waiting requests and operations after capacity became free.
     fn capacity_freed(&self) {
         self.queue_changed.notify_one();
-        // An operation may wait for a lease that has ended.
+        // A waiting operation may need a GPU that the ended lease has used.
         self.handles.lanes.lease_ended();
     }
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-/// Names whose types may differ, with the reason.
+/// Names that may have different types, each with the reason.
 const EXCEPTIONS: [&str; 1] = [
-    // The tag of a step, with a different constant in each schema.
+    // `do` is the kind of a step. Each schema of a step has another constant here.
     "do",
 ];
 
@@ -101,7 +101,7 @@ fn faults(description: &Value) -> Vec<String> {
     }
     let mut faults = Vec::new();
     for (name, types) in &found {
-        // In JSON, every enum of strings is a string.
+        // In JSON, the value of every enum without fields is a string.
         let kinds: BTreeSet<&str> =
             types.keys().map(|one| if is_text(one) { "string" } else { one.as_str() }).collect();
         if kinds.len() > 1 && !EXCEPTIONS.contains(&name.as_str()) {
@@ -113,7 +113,8 @@ fn faults(description: &Value) -> Vec<String> {
             }
         }
     }
-    // `uuid` identifies the object itself. If the object concerns a GPU, `gpu` and `gpu_uuid` name that GPU.
+    // `uuid` is the UUID of the described object itself. If the object belongs to a GPU, `gpu` and `gpu_uuid` name that
+    // GPU.
     for (owner, schema) in schemas {
         let has = |name: &str| schema["properties"][name].is_object();
         if has("gpu") && has("uuid") && !has("gi") && !["MpsDaemon", "MpsChange"].contains(&owner.as_str()) {
@@ -152,7 +153,7 @@ fn name_with_two_types_is_found() {
     }
 }
 
-/// Returns the name and the expression of each field in the `json!({ … })` of a source.
+/// Returns the name and the expression of each field in the `json!({ … })` calls of a source file.
 fn fields(source: &str) -> Vec<(String, String)> {
     let objects = source.split("json!({").skip(1).filter_map(|rest| rest.split_once("})").map(|(object, _)| object));
     let parts = objects.flat_map(|object| object.split(", \"").flat_map(|part| part.split(",\n")));
@@ -176,8 +177,8 @@ fn sources(folder: &std::path::Path, found: &mut Vec<String>) {
     }
 }
 
-/// Only audit records are made with `json!` in gpushd. Each of their fields has a known type, and each time has whole
-/// seconds, which the types of the API write by themselves.
+/// In gpushd, only audit records are made with `json!`, so no type checks their fields. This test checks that each
+/// field has a known type, and that each time has whole seconds.
 #[test]
 fn fields_of_audit_records_have_known_types_and_whole_seconds() {
     let mut texts = Vec::new();
