@@ -1,17 +1,16 @@
 //! Logging that never blocks gpushd.
 //!
-//! Writing to the log blocks if journald has stopped or a pipe is full. So events are copied into a bounded queue, and
-//! a separate thread writes them. When the queue is full, events are dropped and counted. The count is logged later.
+//! Writing to the log blocks if journald has stopped or a pipe is full. So gpushd copies events into a queue, and a
+//! separate thread writes them. If the queue is full, gpushd drops and counts events, and logs the count later.
 //!
 //! ```text
 //! tracing event ─► QueueLayer ─► queue (1024) ─► writer thread ─► journald, or standard error
 //!                     └─ full: dropped + 1
 //! ```
 //!
-//! Events go to journald if standard error is the journal, otherwise to standard error as text. In
-//! the journal the fields of [`OBJECTS`] are fields of the entry, with the prefix `GPUSH_`:
-//! `journalctl GPUSH_GPU=GPU-…`. Other fields follow the message as text. `CODE_FILE`, `CODE_LINE`
-//! and `TARGET` have the values of the original event.
+//! If standard error is the journal, events go to journald, otherwise to standard error as text. In the journal, the
+//! fields in [`OBJECTS`] are fields of the entry, with the prefix `GPUSH_`: `journalctl GPUSH_GPU=GPU-…`. Other fields
+//! follow the message as text. `CODE_FILE`, `CODE_LINE` and `TARGET` are those of the original event.
 
 use std::{
     fmt::Write as _,
@@ -37,16 +36,16 @@ use tracing_subscriber::{
     reload,
 };
 
-/// Fields that name the object of an event.
+/// Fields that name the object of an event. In the journal, each becomes a field of the entry.
 const OBJECTS: [&str; 6] = ["gpu", "mig", "lease", "operation", "uid", "mps"];
 
 /// Maximum number of queued events.
 const QUEUE: usize = 1024;
 
-/// Maximum time that gpushd waits for the last lines when it exits.
+/// Maximum time that gpushd waits at exit until the last lines are written.
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// The log. Dropping it flushes the queue.
+/// The log. Dropping this value writes the events that are still queued.
 #[derive(Debug)]
 pub(crate) struct Log {
     tx: SyncSender<Item>,
@@ -61,19 +60,17 @@ enum Item {
 /// A copy of an event.
 #[derive(Debug)]
 struct Line {
-    /// Where the event comes from, and which fields it has.
+    /// The source of the event, and the names of its fields.
     metadata: &'static Metadata<'static>,
-    /// The values of the event's fields, in the order of the metadata; `None` for a field without a
-    /// value.
+    /// The values of the event's fields, in the order of the metadata. `None` if a field has no value.
     values: Vec<Option<LoggedValue>>,
 }
 
-/// A recorded value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum LoggedValue {
-    /// A text, which is shown in quotes.
+    /// A text, which the log shows in quotes.
     Text(String),
-    /// A number, or another value that is shown as it is.
+    /// A number or another value, which the log shows without quotes.
     Plain(String),
 }
 
@@ -95,7 +92,8 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     Ok(Log { tx, filter: handle })
 }
 
-/// Refuses a word that is not a level. The library would treat it as the name of a module and log nothing.
+/// Refuses a word that is not a level. Without this check, the library would treat the word as a module and log
+/// nothing.
 fn levels(filter: &str) -> Result<(), String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
@@ -116,7 +114,7 @@ fn levels(filter: &str) -> Result<(), String> {
 impl Log {
     /// Changes the level.
     pub(crate) fn set_level(&self, level: LogLevel) {
-        // Fails only if the subscriber no longer exists. In that case, there is no log.
+        // This fails only if the subscriber no longer exists, and then there is no log.
         let _ = self.filter.reload(EnvFilter::new(level.name()));
     }
 }
@@ -185,7 +183,7 @@ fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
 }
 
 impl LoggedValue {
-    /// Returns the text as a value without quotes.
+    /// Returns the text in a form that the log shows without quotes.
     fn plain(&self) -> DisplayValue<&str> {
         let (Self::Text(text) | Self::Plain(text)) = self;
         display(text.as_str())
@@ -233,7 +231,7 @@ impl Line {
     }
 }
 
-/// Returns the subscriber that writes the events: to the journal, or as text to standard error.
+/// Returns the subscriber that writes events: to the journal, or as text to standard error.
 fn output(is_journal: bool) -> Dispatch {
     if is_journal && let Ok(journald) = tracing_journald::layer() {
         let journald = journald.with_field_prefix(Some("GPUSH".to_owned())).with_syslog_identifier("gpushd".to_owned());
@@ -260,7 +258,7 @@ mod tests {
 
     use super::{Item, Line, QueueLayer, levels};
 
-    /// Returns the copy of the event that `log` emits.
+    /// Returns the copy of the event that calling `log` emits.
     fn copied(log: impl FnOnce()) -> Line {
         let (tx, rx) = sync_channel(1);
         let forward = QueueLayer { tx, dropped: Arc::new(AtomicU64::new(0)) };

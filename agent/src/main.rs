@@ -52,8 +52,7 @@ mod timeslice;
 mod watchdog;
 
 fn main() -> ExitCode {
-    // The worker is the same program. The worker must not run code that it does not need, so this
-    // check comes first.
+    // Check this first: the driver worker is the same program, and must not run code that it does not need.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == "driver-worker") {
         return gpush_nvml::worker::main();
     }

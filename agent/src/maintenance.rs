@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Maintenance survives a restart: the next gpushd starts without loading the driver. During maintenance, responses
-//! show the last readings, marked stale. Changes of GPUs are refused; the error names the administrator who entered
-//! maintenance. Queued operations wait.
+//! show the last readings, marked as stale. gpushd refuses changes of GPUs; the error names the administrator who
+//! entered maintenance. Queued operations wait.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,42 +27,40 @@ use crate::{
     state::{Change, Commits, Holder, LeaseTable, OpenLease, State, readings::Readings, words},
 };
 
-/// Maximum time for the worker to end. Calls of the worker have deadlines, and a worker that
-/// exceeds a deadline is killed.
+/// Maximum time that gpushd waits for the worker to end. It is longer than all time limits of driver calls, after which
+/// gpushd kills the worker.
 const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Enters and leaves maintenance. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct MaintenanceControl {
-    /// Shows whether the host is in maintenance.
     pub(crate) state: State,
-    /// Records maintenance.
+    /// Records that maintenance begins or ends.
     pub(crate) commits: Commits,
-    /// Reads the GPUs again after maintenance.
     pub(crate) readings: Readings,
     /// Refuses to begin operations during maintenance.
     pub(crate) operations: Operations,
     /// Runs the driver worker, which is stopped during maintenance.
     pub(crate) hardware: Hardware,
-    /// Runs helper units, which may have the driver open.
+    /// Runs helper units, which may also have the driver open.
     pub(crate) host_services: Arc<HostServices>,
-    /// Serializes changes of the host's state.
+    /// Locked while maintenance begins or ends, or a loss of the database is accepted.
     pub(crate) host_lock: Arc<Mutex<()>>,
 }
 
 impl MaintenanceControl {
-    /// Returns the current maintenance of the host.
+    /// Returns the maintenance that the host is in, if any.
     pub(crate) fn current(&self) -> Option<Maintenance> {
         self.state.maintenance()
     }
 
-    /// Enters maintenance. When this function returns, all driver handles of gpushd are closed. `resets` are the UUIDs
-    /// of the GPUs that the caller resets; empty for other work on the host.
+    /// Enters maintenance. On return, all driver handles of gpushd are closed. `resets` are the UUIDs of the GPUs that
+    /// the caller wants to reset; empty for other work.
     ///
     /// # Errors
-    /// If the host is already in maintenance, a lease of one of `resets` exists (any lease if `resets` is empty), an
-    /// operation has claimed a GPU, maintenance cannot be recorded, or the worker does not end. In the last case the
-    /// host is in maintenance anyway.
+    /// If the host is already in maintenance, a lease of a GPU in `resets` exists (any lease if `resets` is empty), an
+    /// operation has claimed a GPU, or maintenance cannot be recorded. Also if the worker does not end; the host is
+    /// then in maintenance anyway.
     pub(crate) async fn enter(&self, request: Request, resets: Vec<String>) -> Result<Maintenance, ApiError> {
         let _lock = self.host_lock.lock().await;
         if let Some(current) = self.state.maintenance() {
@@ -94,8 +92,8 @@ impl MaintenanceControl {
             return Err(error);
         }
         tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
-        // A running helper unit may also have the driver open. That unit ends soon, and no other
-        // helper unit starts.
+        // Wait for a running helper unit too, because it may have the driver open. It ends soon, and no other helper
+        // unit can start.
         let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.host_services.driverless.write()).await;
         self.end_worker().await?;
         tracing::info!("gpushd's driver worker has ended, so gpushd has no driver handle open");
@@ -128,8 +126,8 @@ impl MaintenanceControl {
         let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
         let event = change_event("maintenance.leave", &request, &resets);
         let recorded = request.recorded_with("maintenance.leave", host(), detail(&resets));
-        // The worker may start before maintenance ends, so that callers do not get the errors of a
-        // stopped worker.
+        // Permit a new worker before maintenance ends. Otherwise callers could get the error that the worker is
+        // stopped.
         self.hardware.resume();
         self.readings.restart();
         if let Err(error) = self.commits.change(change, event, recorded).await {
@@ -141,7 +139,8 @@ impl MaintenanceControl {
         Ok(())
     }
 
-    /// Prevents a gpushd that starts in maintenance from loading the driver. Must run before any driver call.
+    /// If the host is in maintenance when gpushd starts, prevents gpushd from loading the driver. Call this before any
+    /// driver call.
     pub(crate) fn resume(&self) {
         let Some(maintenance) = self.state.maintenance() else { return };
         tracing::warn!(
@@ -158,7 +157,7 @@ impl MaintenanceControl {
         self.hardware.suspend();
     }
 
-    /// Describes the attempt, as the beginning of an error.
+    /// Returns the beginning of an error, which says what the caller tried to do.
     fn attempt(&self, resets: &[String]) -> String {
         if resets.is_empty() {
             return "cannot enter maintenance".to_owned();
@@ -198,7 +197,7 @@ fn in_use(attempt: &str, index: Option<u32>, uuid: &str, holder: &Holder) -> Api
     error.retryable()
 }
 
-/// Returns the error for leases that prevent the attempt; `None` without such leases.
+/// Returns the error for leases that block maintenance or the resets; `None` if there are none.
 fn leased(attempt: &str, leases: &LeaseTable, resets: &[String]) -> Option<ApiError> {
     let concerns = |lease: &&OpenLease| {
         resets.is_empty() || lease.record.members.iter().any(|member| resets.contains(&member.gpu))
@@ -220,7 +219,8 @@ fn change_event(action: &str, request: &Request, resets: &[String]) -> Told {
     }
 }
 
-/// Returns the details of the audit record. A search for one of the GPUs finds the record.
+/// Returns the details of the audit record. They contain the UUIDs of the reset GPUs, so a search for a GPU finds the
+/// record.
 fn detail(resets: &[String]) -> serde_json::Map<String, serde_json::Value> {
     let gpus = (!resets.is_empty()).then(|| ("gpu_uuids".to_owned(), resets.to_vec().into()));
     gpus.into_iter().collect()

@@ -1,4 +1,4 @@
-//! Determines what the GPUs offer now, from one snapshot, and the members of an assignment.
+//! Determines from one snapshot what the GPUs offer now, and the members of an assignment.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use crate::{
     state::{HostState, LeaseTable},
 };
 
-/// Returns what the GPUs offer, with the capacity that leases and operations occupy.
+/// Returns what the GPUs offer, and which capacity leases and operations already occupy.
 pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &LeaseTable) -> Host {
     let members: Vec<(u32, &LeaseMember)> = table.members().collect();
     let (daemons, users) = mps::daemons(&leases.handles.mps);
     let mut claimed = leases.handles.lanes.claimed();
-    // A granting lease gets its device when the end of the operation is recorded. The claim may end
-    // earlier, so the GPUs of a granting lease still count as claimed.
+    // The claim of a grant's operation may end before gpushd records the MIG device of the lease.
+    // So until then, count the GPU of a lease in the state `granting` as claimed.
     let granting = table.open.values().filter(|lease| lease.state.name() == LeaseState::Granting);
     claimed.extend(granting.flat_map(|lease| gpus_of(&lease.record.members)));
     let mut offered = Host::of(&Snapshot {
@@ -29,14 +29,14 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         users: &users,
         created: &table.created,
     });
-    // The rule may allow several users on a target, although its daemon serves only one user at a
-    // time.
+    // If the daemon of a target serves one user at a time, use this limit, even if the rule allows
+    // several users.
     for (target, user) in mps::single_users(&leases.handles.mps, table) {
         for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| mps.target == target) {
             mps.user = mps.user.or(Some(user));
         }
     }
-    // A target without a running daemon offers its kind of share, but has no room.
+    // A target without a running daemon has no room now, but still offers its kind of share.
     let serving = mps::serving(&leases.handles.mps);
     for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| !serving.contains(&mps.target)) {
         mps.leases = mps.leases.max(mps.most_leases);
@@ -44,7 +44,7 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     offered
 }
 
-/// Returns the members of an assignment, without members whose GPU no longer exists.
+/// Returns the members of an assignment. Leaves out members whose GPU no longer exists.
 ///
 /// # Errors
 /// If an MPS target cannot give what the request asks for.
@@ -64,7 +64,7 @@ pub(super) fn members(
                 let (profile, memory) = device(gpu, uuid);
                 (uuid.clone(), MemberShare::Mig { profile }, memory)
             }
-            // The UUID and the memory are known after the operation has created the instance.
+            // The UUID and the memory become known when the operation has created the instance.
             Member::Create { profile_id, .. } => {
                 let (profile, memory) = to_create(offered, gpu.index, *profile_id);
                 (String::new(), MemberShare::Mig { profile }, memory)
@@ -94,7 +94,7 @@ pub(super) fn members(
     Ok(members)
 }
 
-/// Returns the profile and the nominal memory of a device that is not created yet.
+/// Returns the profile and the nominal memory of a MIG device that does not exist yet.
 fn to_create(offered: &Host, index: u32, profile_id: u32) -> (String, u64) {
     let mig = offered.gpus.iter().find(|gpu| gpu.index == index).and_then(|gpu| gpu.mig.as_ref());
     let Some(profile) = mig.and_then(|mig| mig.geometry.profile(profile_id)) else { return (String::new(), 0) };

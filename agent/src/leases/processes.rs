@@ -19,11 +19,10 @@
 //! a process there has another user, such as a setuid program, and uses a target of the lease, the
 //! process is unattributed too.
 //!
-//! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the
-//! cgroup contains the job id, and sometimes the node and the user, but never the cluster. gpushd
-//! cannot attribute a process of the holder on the targets if the process is not in the cgroup of a
-//! job, or if that cgroup may belong to jobs of several clusters or nodes. The lease waits for such
-//! a process, and gpushd does not end it.
+//! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the cgroup contains the job
+//! id, and sometimes the node and the user, but never the cluster. gpushd cannot attribute a process of the holder if
+//! it is not in the cgroup of a job, or if jobs of several clusters or nodes may have that cgroup. The lease waits for
+//! such a process, and gpushd does not end it.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -43,13 +42,13 @@ use crate::{
 /// How long the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Maximum number of processes that the list of reasons names.
+/// Maximum number of processes that the reasons of a releasing lease name.
 const MOST_NAMED: usize = 8;
 
 /// The remaining processes of a lease.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct RemainingProcesses {
-    /// Number of processes from each source.
+    /// Number of processes that each source reports: the binding, the driver, the MPS daemons.
     pub(super) remaining: Remaining,
     /// Processes that belong to the lease. gpushd may end them.
     pub(super) own: BTreeSet<u32>,
@@ -65,8 +64,8 @@ impl RemainingProcesses {
         self.own.iter().chain(&self.others).copied()
     }
 
-    /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup,
-    /// or for an MPS daemon that does not answer. A user can cause both conditions.
+    /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup, or for an MPS daemon
+    /// that does not answer. A user can cause both.
     pub(super) fn is_unattributed(&self) -> bool {
         let is_alive = |pid: &u32| proc::is_alive(*pid);
         self.of_job
@@ -75,7 +74,7 @@ impl RemainingProcesses {
             && (self.remaining.daemon.is_none() || self.others.iter().any(is_alive))
     }
 
-    /// Returns what the lease waits for, one sentence each.
+    /// Returns one sentence for each process or daemon that the lease waits for.
     pub(super) fn words(&self) -> Vec<String> {
         let why = |pid: &u32| match self.of_job && self.others.contains(pid) {
             true => "may be outside the job's cgroup, so gpushd cannot attribute it to the job",
@@ -85,7 +84,7 @@ impl RemainingProcesses {
             name if name.is_empty() => format!("process {pid} {}", why(&pid)),
             name => format!("process {pid} ({name}) {}", why(&pid)),
         };
-        // The driver and the daemon list a process for a moment after its end.
+        // Leave out processes that have ended: the driver and the daemon still list them briefly.
         let alive: Vec<u32> = self.pids().filter(|pid| proc::is_alive(*pid)).collect();
         let mut words: Vec<String> = alive.iter().take(MOST_NAMED).map(|pid| sentence(*pid)).collect();
         if let Some(more) = alive.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
@@ -108,8 +107,7 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
         ..RemainingProcesses::default()
     };
     left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    // The scan and the queries run concurrently: the driver and the daemons answer while gpushd
-    // scans the processes.
+    // gpushd scans the processes while the driver and the daemons answer.
     let (own, lists) = tokio::join!(processes_naming_lease(leases, lease), lists(leases, lease));
     left.own = own;
     if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
@@ -117,8 +115,7 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
     }
     left.remaining.bound = u32::try_from(left.own.len()).ok();
     for (member, MemberLists { clients, listed }) in lease.record.members.iter().zip(lists) {
-        // Runs on a blocking thread, because environments may be large, and their pages may be
-        // swapped out.
+        // Use a blocking thread: the environments of processes may be large and swapped out.
         let (reader, lease) = (leases.clone(), lease.clone());
         let (member, mut before) = (member.clone(), left);
         let counted = tokio::task::spawn_blocking(move || {
@@ -154,7 +151,7 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
         });
         left = match counted.await {
             Ok(counted) => counted,
-            // gpushd is stopping.
+            // This fails only if gpushd is stopping.
             Err(_) => return RemainingProcesses::default(),
         };
     }
@@ -163,13 +160,11 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
 
 /// The processes on the target of a member; `None` if they are not known.
 struct MemberLists {
-    /// Clients of the MPS daemon of the target.
     clients: Option<Vec<u32>>,
-    /// Processes that the driver lists on the target.
     listed: Option<Vec<u32>>,
 }
 
-/// Asks the driver and the daemons of all members.
+/// Asks the driver and the MPS daemons which processes are on the targets of a lease.
 async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
     let mut lists = Vec::new();
     for member in &lease.record.members {
@@ -185,15 +180,14 @@ async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
     lists
 }
 
-/// Returns the Slurm job of a process, by its cgroup.
+/// Returns the Slurm job of a process, according to its cgroup.
 fn job_of(pid: u32) -> Option<SlurmJob> {
     cgroup::of(pid)?.slurm_job
 }
 
-/// Returns the processes of the holder whose environment names the lease: the command of
-/// `gpushctl run`, and the processes that this command started. A login shell is not included,
-/// even if the lease is bound to the shell. For a Slurm job, returns the processes in the job's
-/// cgroup.
+/// Returns the processes of the holder that name the lease in their environment, such as the command of `gpushctl run`
+/// and its children. For a Slurm job, returns the processes in the job's cgroup instead. A login shell is never
+/// included, even if the lease is bound to it.
 async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
     let (leases, lease) = (leases.clone(), lease.clone());
     let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
@@ -207,7 +201,7 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> BTreeSet<
     };
     let Some(job) = job else {
         let all = leases.named_by(uid).after_now(|| processes_naming_leases(leases.clone(), uid)).await;
-        // A zombie does not count as alive.
+        // Leave out processes that have ended, including zombies.
         let its = all.iter().filter(|(pid, name)| *name == id && proc::is_alive(*pid));
         return its.map(|(pid, _)| *pid).collect();
     };
@@ -221,10 +215,10 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> BTreeSet<
     own.await.unwrap_or_default()
 }
 
-/// Processes of a user that name a lease. Each entry has the pid and the named lease.
+/// Processes of a user that name a lease in their environment: the pid and the lease.
 pub(super) type ProcessLeases = Arc<[(u32, String)]>;
 
-/// Finds the processes of a user that name a lease of this gpushd.
+/// Finds the processes of a user whose environment names a lease of this gpushd.
 async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
     let found = tokio::task::spawn_blocking(move || {
         let mps = &leases.handles.mps;
@@ -239,8 +233,8 @@ fn pids() -> impl Iterator<Item = u32> {
     proc::pids().filter_map(|pid| u32::try_from(pid).ok())
 }
 
-/// Returns the pids that the driver lists on the target of a member; `None` if they are unknown.
-/// Excludes the MPS servers of gpushd, which run as the user and end with their clients.
+/// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's
+/// MPS servers, which run as the user and end with their clients.
 async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
     let host = leases.handles.state.now();
     if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {
@@ -263,18 +257,18 @@ async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u
             processes.extend(&device.processes);
         }
         if is_here {
-            // The driver may list a process only for the GPU instance, or not yet for its compute
-            // instance.
+            // The driver may list a process only for the GPU instance, because it does not list it for the compute
+            // instance yet.
             processes.extend(&instance.processes);
         }
     }
     let servers = leases.handles.mps.servers();
     let is_server = |process: &Process| process.pid.is_some_and(|pid| servers.of_process(pid, process.kind).is_some());
-    // If the driver does not report a pid, the process is in another pid namespace, and its user is not known.
+    // A process without a pid is in another pid namespace, and its user is not known. Leave it out.
     Some(processes.into_iter().filter(|process| !is_server(process)).filter_map(|process| process.pid).collect())
 }
 
-/// Which lease a process of the holder belongs to.
+/// Whether a process of the holder belongs to this lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LeaseMatch {
     This,
@@ -301,7 +295,7 @@ fn attribute(
         return LeaseMatch::Another;
     }
     let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    // A MIG device or a whole GPU has only one lease.
+    // A MIG device or a whole GPU has only one lease at a time.
     let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
     if is_alone && is_job {
         return LeaseMatch::PerhapsThis;
@@ -316,7 +310,7 @@ fn attribute(
     let found = bound.certain().or_else(named).or_else(|| bound.likely());
     let oldest = bound.oldest().or(here.first().copied());
     match found {
-        // The user can set the environment, so it does not prove that a process belongs to a job.
+        // The environment does not prove that a process belongs to a job, because the user can set it.
         Some(id) if id == lease.id() && is_job => LeaseMatch::PerhapsThis,
         Some(id) if id == lease.id() => LeaseMatch::This,
         Some(_) => LeaseMatch::Another,

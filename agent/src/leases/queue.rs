@@ -1,5 +1,4 @@
-//! Requests that wait for capacity. Waiting requests and waiting operations share one order of
-//! arrival.
+//! Requests that wait for capacity. They share one queue with waiting operations, in the order of arrival.
 //!
 //! ```text
 //! enter ─► recorded as queued ─► each pass: ─┬─ room ─────────────► reserved, committed ─► answered
@@ -9,9 +8,8 @@
 //! client disconnected ─► ended: cancelled
 //! ```
 //!
-//! [`crate::lanes`] keeps the order. Each pass decides about all entries with
-//! [`gpush_core::lease::queue`]. The pass notes in the lanes what each entry reserves, so that a
-//! later operation does not take that capacity.
+//! [`crate::lanes`] keeps the order. In each pass, [`gpush_core::lease::queue`] decides about all entries. The pass
+//! notes in the lanes what each entry reserves, so that a later operation does not take that capacity.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -42,7 +40,7 @@ use crate::{
     lanes::{self, Need, Needs, QueuePlace, Reserve, Ticket},
 };
 
-/// Maximum pause between two passes while a request waits.
+/// Maximum time between two decisions about the waiting requests.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A waiting request.
@@ -51,18 +49,18 @@ pub(super) struct Waiting {
     pub(super) id: LeaseId,
     pub(super) resolved: Resolved,
     pub(super) viewer: Viewer,
-    /// The key to record with the grant.
+    /// The idempotency key that gpushd records with the grant.
     pub(super) key: Option<Key>,
     /// When the request times out.
     pub(super) until: Option<Instant>,
     pub(super) place: QueuePlace,
     pub(super) reply: Reply,
-    /// The lock of the request's key. A repeated request waits for the lock, so that one key gets
-    /// only one lease.
+    /// The lock of the request's idempotency key. A repeated request waits for this lock, so that one key gets only one
+    /// lease.
     pub(super) lock: Option<OwnedMutexGuard<()>>,
 }
 
-/// A request that is being recorded as queued. The request counts for the quota of its holder.
+/// Counts a request for the quota of its holder while gpushd records the request as queued.
 struct UnrecordedRequest<'a> {
     leases: &'a Leases,
     holder: u32,
@@ -94,7 +92,7 @@ impl Drop for UnrecordedRequest<'_> {
     }
 }
 
-/// Records a request as queued.
+/// Records a request as queued, and adds it to the queue.
 ///
 /// # Errors
 /// If a quota denies the request, or if the request cannot be recorded.
@@ -133,8 +131,8 @@ pub(super) async fn enter(
     Ok(PendingGrant::new(leases, ticket, result))
 }
 
-/// Returns the queue in the form that [`gpush_core::lease::queue`] needs: waiting operations and
-/// leases, in order of arrival. The caller must hold the placement lock.
+/// Returns the waiting operations and leases, in order of arrival and in the form that [`gpush_core::lease::queue`]
+/// needs. The caller must hold the placement lock.
 pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
     let waiting = leases.waiting();
     let mut queue = order::Queue::default();
@@ -188,8 +186,8 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // When the waiting requests are dropped, their clients get an answer. The requests stay
-    // recorded as queued, and the next gpushd takes them over.
+    // Dropping the waiting requests answers their clients. The requests stay recorded as queued, and the next gpushd
+    // takes them over.
     leases.waiting().clear();
 }
 
@@ -203,7 +201,7 @@ async fn pass(leases: &Leases) {
         let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
         spawn_end_waiting(leases, waiting, reason, None);
     }
-    // Without a driver gpushd cannot grant anything. The requests continue to wait.
+    // Without a driver gpushd cannot grant anything, so the requests continue to wait.
     let Ok(seen) = leases.handles.readings.host().await else { return };
     if restored::is_pending(leases) {
         restored::resolve_all(leases, &seen).await;
@@ -221,8 +219,8 @@ async fn pass(leases: &Leases) {
     }
 }
 
-/// Reserves capacity for the requests that can be granted, and removes these requests from the
-/// queue. Notes what the other requests wait for.
+/// Reserves capacity for each request that can be granted, and removes it from the queue. Records what the other
+/// requests wait for.
 fn decide(
     leases: &Leases,
     snapshot: &crate::state::HostState,
@@ -231,7 +229,7 @@ fn decide(
     never: &mut Vec<(Waiting, ApiError)>,
 ) {
     let _placing = leases.lock_placement();
-    // A request over a quota reserves nothing: its holder must release a lease first.
+    // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
     loop {
         let table = leases.handles.state.leases();
@@ -251,16 +249,14 @@ fn decide(
                 Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
                         granted.extend(leases.waiting().remove(&ticket).map(|waiting| (waiting, reserved)));
-                        // The grant changes the host. The next pass decides about the other
-                        // requests, with a new snapshot.
+                        // This grant has taken capacity, so decide again about the other requests.
                         again = true;
                     }
                     Some(Err(error)) => {
                         denied.insert(ticket, error.message);
                         again = true;
                     }
-                    // An operation has claimed the GPU meanwhile. The end of the operation wakes
-                    // the queue.
+                    // An operation has claimed the GPU meanwhile. When the operation ends, it wakes the queue.
                     None => {}
                 },
                 Outcome::Never(why) => {
@@ -334,7 +330,7 @@ fn note(
     show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
 }
 
-/// Returns the position among the waiting requests and operations. The first position is 1.
+/// Returns the position of a request among the waiting requests and operations. The first position is 1.
 fn position(leases: &Leases, ticket: Ticket) -> u32 {
     let entries = leases.handles.lanes.entries();
     let before = entries.iter().filter(|(one, _)| *one <= ticket).count();
@@ -353,7 +349,7 @@ fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) 
     }
 }
 
-/// Returns the reserved capacity, which later operations must not take.
+/// Returns the reserved capacity in the form of a queue entry's needs. Later operations must not take it.
 fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     let mut needs = Needs::new();
     let Some(assignment) = reserves else { return needs };
@@ -384,9 +380,9 @@ async fn commit_grant(leases: &Leases, waiting: Waiting, reserved: Reserved) {
         && error.retryable
         && is_queued
     {
-        // The GPU has changed since the placement, or cannot be read at the moment.
+        // The GPU has changed since the placement, or gpushd cannot read it at the moment.
         tracing::info!(lease = %id, "lease {id} is queued again: {error}");
-        // If the client has disconnected, the next pass removes the request.
+        // Add the request to the queue again. If its client has disconnected, the next pass removes it.
         if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
             leases.waiting().insert(waiting.place.ticket(), waiting);
             leases.queue_changed.notify_one();
@@ -398,7 +394,7 @@ async fn commit_grant(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     match granted {
         Ok(granted) => {
             if reply.send(Ok(granted)).is_err() {
-                // The client has disconnected, so the lease has no user.
+                // The client has disconnected, so no process will use the lease.
                 super::lease_end::end_unused(leases, id).await;
             }
         }
@@ -409,7 +405,7 @@ async fn commit_grant(leases: &Leases, waiting: Waiting, reserved: Reserved) {
     }
 }
 
-/// Ends a waiting request in a separate task, because recording may take long.
+/// Ends a waiting request in a separate task, because the record of the end may take long to write.
 fn spawn_end_waiting(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let leases = leases.clone();
     leases.handles.tasks.clone().spawn(async move { end_waiting(&leases, waiting, reason, error).await });
@@ -434,7 +430,8 @@ pub(super) async fn end_waiting(leases: &Leases, waiting: Waiting, reason: EndRe
     leases.capacity_freed();
 }
 
-/// Removes a queued lease on request. Returns whether it was waiting.
+/// Removes a queued lease because a user releases it or an administrator revokes it. Returns `false` if the lease was
+/// not waiting.
 pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
     let removed = {
         let mut waiting = leases.waiting();

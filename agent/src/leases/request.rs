@@ -1,5 +1,4 @@
-//! Resolves a request on this host: who holds the lease, which share, on which GPUs, and its
-//! binding.
+//! Resolves a request: determines the holder, the share, the GPUs and the binding of the lease.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -29,21 +28,19 @@ use crate::{
     state::{GpuSnapshot, HostState, OpenLease},
 };
 
-/// A request that was checked and resolved on this host.
+/// A request that gpushd has checked and resolved.
 #[derive(Debug, Clone)]
 pub(super) struct Resolved {
-    /// The lease to record.
     pub(super) new: NewLease,
-    /// The share to place.
+    /// The share and the GPUs that the placement must find.
     pub(super) wanted: PlacementRequest,
     /// The effective quota of the holder.
     pub(super) quota: Effective,
-    /// The binding of the lease.
     pub(super) bound: ResolvedBinding,
 }
 
-/// Checks a request and resolves it on this host. `offered` is what the host offers when nothing is
-/// occupied. `job` is what Slurm's hooks add to the request.
+/// Checks a request and resolves it. `offered` is what the host would offer if nothing were occupied. `job` has the
+/// additional data of a request from Slurm's hooks.
 ///
 /// # Errors
 /// If the request is not valid, or the caller may not make it.
@@ -69,7 +66,7 @@ pub(super) async fn resolve(
             let kinds: Vec<LeaseKind> =
                 offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
             let share = request::default_share(&kinds)?;
-            // The kind is known only now, and the valid counts depend on the kind.
+            // Check again: the valid counts depend on the kind, and the kind is known only now.
             request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
             RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
         }
@@ -98,8 +95,8 @@ pub(super) async fn resolve(
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
     let mut quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
     if job.is_some_and(|job| job.has_gres) {
-        // Slurm limits the time of a job. If the config has no quota for the user, gpushd does not
-        // limit the number of devices either, because Slurm limits it.
+        // Slurm limits the time and the number of devices of a job. So gpushd limits the time never, and the number
+        // only if the config has a quota for the user.
         quota.limits.longest_s = None;
         if quota.subject.is_none() {
             quota.limits = quota::Limits::default();
@@ -120,14 +117,14 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
             let message = format!("uid {own} may not request a lease for uid {uid}");
             Err(ApiError::new(Code::Denied, message).cause("only administrators may request leases for other users"))
         }
-        // The kernel uses this value for "no user".
+        // The kernel uses this uid for "no user".
         Some(u32::MAX) => Err(ApiError::new(Code::BadRequest, "4294967295 is not a user id")),
         Some(uid) => Ok(uid),
         None => Ok(own),
     }
 }
 
-/// Returns the indexes of the GPUs that the selectors name; `None` for all.
+/// Returns the indexes of the GPUs that the request selects; `None` if it selects no GPUs.
 fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<u32>>, ApiError> {
     if request.gpus.is_empty() {
         return Ok(None);
@@ -137,11 +134,10 @@ fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<
     Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
 }
 
-/// Excludes the GPUs that only Slurm's hooks may lease. Returns the GPUs that may be used, and the
-/// excluded GPUs.
+/// Excludes the GPUs that only Slurm's hooks may lease. Returns the other GPUs, and the excluded GPUs.
 ///
 /// # Errors
-/// If no other GPU is left.
+/// If all selected GPUs are excluded.
 fn for_caller(
     caller: &Caller,
     host: &HostState,
@@ -152,8 +148,8 @@ fn for_caller(
         terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
     };
     let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
-    // Slurm's hooks select the GPUs that Slurm allocated. If Slurm allocated no GPU to a job, the
-    // job gets none of these GPUs.
+    // A hook that selects GPUs may lease them, because Slurm allocated them. If Slurm allocated no GPU to a job, the
+    // hook selects none, and the job gets none of these GPUs.
     if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {
         return Ok((selected, BTreeSet::new()));
     }
@@ -167,10 +163,10 @@ fn for_caller(
     Ok((Some(left), slurms))
 }
 
-/// Excludes the GPUs with a dynamic layout, because gpushd does not create MIG devices in Prolog.
+/// Excludes the GPUs with the layout `dynamic`, because gpushd does not create MIG devices in Prolog.
 ///
 /// # Errors
-/// If no other GPU is left.
+/// If all selected GPUs are excluded.
 fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<BTreeSet<u32>, ApiError> {
     let is_dynamic = |gpu: &&Arc<GpuSnapshot>| {
         let rule = gpu.rule.and_then(|rule| host.config.rules.get(rule));
@@ -188,8 +184,8 @@ fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<
     Ok(left)
 }
 
-/// Returns the error for GPUs that only Slurm can allocate. `is_job`: the request is of a Slurm job
-/// without a GPU.
+/// Returns the error for GPUs that only Slurm can allocate. `is_job` is true if the request is for a Slurm job to which
+/// Slurm allocated no GPU.
 fn slurm_only_error(is_job: bool) -> ApiError {
     if is_job {
         return ApiError::new(Code::Denied, "Slurm allocated no GPU to the job")
@@ -246,8 +242,8 @@ fn named_binding(caller: &Caller, holder: u32, request: &LeaseRequest) -> Result
     }
 }
 
-/// Finds the process that a lease is bound to. For a caller, a process of another user looks like a
-/// process that does not exist.
+/// Returns the binding to a process that the request names. If another user runs the process, the caller gets the same
+/// error as for a process that does not exist.
 fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, ApiError> {
     let bad = |why: &str| {
         Err(ApiError::new(Code::BadRequest, format!("a lease cannot be bound to process {named}: {why}"))
@@ -257,7 +253,7 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
         Ok(pid) => pid,
         Err(why) => return bad(why),
     };
-    // The owner is read before the start time. If the pid is reused in between, the start time differs.
+    // Read the owner before the start time: if another process gets the pid in between, the start time differs.
     match (proc::owner(pid), proc::start(pid)) {
         (Some(uid), Some(start)) if caller.viewer.is_admin() || uid == caller.peer.uid && uid == holder => {
             Ok(LeaseBinding::Process { pid: Some(pid), start: Some(start) })
@@ -276,7 +272,7 @@ async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>
     let has_groups = quotas.iter().any(|quota| matches!(quota.subject, quota::Subject::Group(_)));
     let gids = match holder == caller.peer.uid {
         true => caller.peer.groups.clone(),
-        // The name service lists the groups of a user who is not the caller.
+        // The caller is not the holder, so look up the holder's groups in the name service.
         false if has_groups => leases.handles.users.groups_of(holder).await.unwrap_or_default(),
         false => Vec::new(),
     };
@@ -287,7 +283,7 @@ async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>
             groups.push(group.clone());
         }
     }
-    // Root inside a container is not an administrator, so the limits of ordinary users apply.
+    // Only root on the host is exempt from limits: root in a container is not an administrator.
     let is_root = holder == 0 && caller.viewer.is_admin();
     let uid = if is_root { 0 } else { holder.max(1) };
     quota::effective(&quotas, quota::User { uid, name, groups: &groups }, gpus)
@@ -306,7 +302,7 @@ pub(super) async fn check_duration(
     let holder = &lease.record.holder;
     let gpus = leases.handles.state.now().gpus.len();
     let quota = quota(leases, caller, holder.uid, holder.user.as_deref(), gpus).await;
-    // The lease already exists, so only its whole duration is checked: from the grant to the new end.
+    // Check the whole duration of the existing lease, from the grant to the new end.
     let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
     let all = duration_s.saturating_add(u64::try_from(since).unwrap_or(0));
     quota::check_request(&quota, &[], lease.record.kind, Some(all)).map_err(|denial| ApiError::from(&denial))

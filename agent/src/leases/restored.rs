@@ -1,5 +1,5 @@
-//! Queued requests of an earlier gpushd. The requests keep their places, and the clients reconnect
-//! with the keys of the requests.
+//! Requests that were queued when an earlier gpushd ended. They keep their places in the queue. Their clients reconnect
+//! with the idempotency keys of the requests.
 //!
 //! ```text
 //! recorded as queued ─► a place in the order of arrival, before any request is served
@@ -9,10 +9,9 @@
 //!                             └─ not within `RECONNECT_TIME`, or the request has no key ─► cancelled
 //! ```
 //!
-//! Until the client reconnects, its request is resolved with the rights of an ordinary user. gpushd
-//! cannot yet resolve a request of root that exceeds the limits of users, or a request whose
-//! process gets a scope. Such a request keeps its place without a reservation until the client
-//! reconnects.
+//! Until the client reconnects, gpushd resolves its request with the rights of an ordinary user. In two cases gpushd
+//! must wait for the client: a request of root exceeds the limits of users, or the process of the request gets a scope.
+//! Meanwhile the request keeps its place, but reserves nothing.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -43,18 +42,18 @@ use crate::{
 /// Time within which clients must reconnect after the start of gpushd.
 const RECONNECT_TIME: Duration = Duration::from_secs(30);
 
-/// Requests whose clients have not reconnected.
+/// Requests of an earlier gpushd whose clients have not reconnected yet.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
-    /// Places in the queue of the requests that are not resolved yet.
+    /// Requests that gpushd cannot resolve yet, with their places in the queue.
     places: BTreeMap<LeaseId, QueuePlace>,
-    /// Resolved requests, which wait in the queue or were granted meanwhile.
+    /// Resolved requests. They wait in the queue, or gpushd has granted them since.
     away: BTreeMap<LeaseId, PendingGrant>,
 }
 
-/// Restores the places of queued requests that arrived before the time `before`. With `None`,
-/// restores the places of all queued requests. Before any request is served, the caller also queues
-/// the operations, so that leases and operations share one order of arrival.
+/// Puts the queued requests that arrived before `before` back into the queue; all of them if `before` is `None`. The
+/// caller queues the operations in between, so that leases and operations keep one order of arrival. Call this before
+/// gpushd serves any request.
 pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
@@ -67,15 +66,14 @@ pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     }
 }
 
-/// Returns whether a restored request is not resolved yet.
+/// Returns whether gpushd has not resolved all restored requests yet.
 pub(super) fn is_pending(leases: &Leases) -> bool {
     !leases.restored_requests().places.is_empty()
 }
 
-/// Resolves the restored requests that are not resolved yet, as far as possible. Call this before
-/// any placement.
+/// Resolves as many restored requests as possible. Call this before any placement.
 pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
-    // A request and the task that serves the queue may call this concurrently.
+    // A new request and the task that serves the queue may both call this function, so allow only one at a time.
     let _resolving = leases.resolving.lock().await;
     let ids: Vec<LeaseId> = leases.restored_requests().places.keys().copied().collect();
     for id in ids {
@@ -95,8 +93,8 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
     }
 }
 
-/// Returns whether a request can be resolved without the process that sent it. A new scope needs
-/// that process, and only Slurm's hooks send the parameters of a job.
+/// Returns whether gpushd can resolve a request without its client. A new scope needs the client's process, and only
+/// Slurm's hooks know the data of a job.
 fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
     match record.binding {
         LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => true,
@@ -104,7 +102,7 @@ fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
     }
 }
 
-/// Returns the caller of a recorded request, with the rights of an ordinary user.
+/// Returns the caller of a recorded request. The caller gets the rights of an ordinary user.
 async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
     let uid = record.asked_by.uid;
     let groups = leases.handles.users.groups_of(uid).await.unwrap_or_default();
@@ -142,14 +140,15 @@ fn add_waiting(
         LeaseWait::No | LeaseWait::Unlimited => None,
     };
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
-    // The key is already recorded.
+    // `key` is `None` because the key is already recorded.
     let waiting = Waiting { id: record.id, resolved, viewer, key: None, until, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.notify_one();
     PendingGrant::new(leases, ticket, result)
 }
 
-/// Reconnects a client with its queued request. Returns `None` if no such request waits for its client.
+/// Reconnects a client to its queued request. Returns `None` if the lease is not queued, or not a request of an earlier
+/// gpushd.
 ///
 /// # Errors
 /// If the request cannot be met any more, or the GPUs are not known yet.
@@ -177,7 +176,8 @@ pub(super) async fn rejoin(
         leases.queue_changed.notify_one();
         return Ok(Some(waiter));
     }
-    // The request may be resolvable now, because the client and its rights are known.
+    // The client and its rights are known now, so gpushd may be able to resolve the request. Only a temporary error
+    // keeps the request in the queue.
     if let Err(error) = &resolved
         && error.retryable
     {
@@ -194,7 +194,7 @@ pub(super) async fn rejoin(
     }
 }
 
-/// Cancels requests whose clients cannot reconnect. After [`RECONNECT_TIME`], also cancels requests whose
+/// Cancels requests whose clients can no longer reconnect. After [`RECONNECT_TIME`], also cancels requests whose
 /// clients have not reconnected.
 pub(super) async fn expire(leases: Leases) {
     let ids: Vec<LeaseId> = leases.restored_requests().places.keys().copied().collect();
@@ -226,12 +226,12 @@ pub(super) async fn expire(leases: Leases) {
 
 async fn cancel(leases: &Leases, id: LeaseId) {
     let waiter = leases.restored_requests().away.remove(&id);
-    // Dropping the `PendingGrant` ends its request, or its grant.
+    // Dropping the `PendingGrant` cancels the request, or ends the lease if it is already granted.
     drop(waiter);
     cancel_place(leases, id, EndReason::Cancelled).await;
 }
 
-/// Ends a restored request that is not resolved yet. Returns whether there was such a request.
+/// Ends a restored request that gpushd has not resolved yet. Returns `false` if there is no such request.
 pub(super) async fn cancel_place(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
     let place = leases.restored_requests().places.remove(&id);
     let had_place = place.is_some();
@@ -255,26 +255,26 @@ fn has_ended(record: &LeaseRecord) -> bool {
     }
 }
 
-/// Returns whether the client has a key with which it can reconnect. Returns `true` if the keys cannot be read.
+/// Returns whether the request has an idempotency key, with which its client can reconnect. Returns `true` if the keys
+/// cannot be read.
 async fn has_key(leases: &Leases, record: &LeaseRecord) -> bool {
     let (uid, number) = (record.asked_by.uid, record.id.0);
     leases.handles.store.read(move |view| view.has_answer_with(uid, number)).await.unwrap_or(true)
 }
 
-/// Returns the error for a repeated request whose lease is still queued, but no longer waits for
-/// its client. The lease is about to end.
+/// Returns the error for a repeated request whose lease is still queued but already about to end.
 pub(super) fn ending_error(id: LeaseId) -> ApiError {
     ApiError::new(Code::Unavailable, format!("lease {id} of this request is about to end"))
         .hint("send the request again")
         .retryable()
 }
 
-/// Returns whether a repeated request is executed again, because its lease left the queue without a grant.
+/// Returns whether a repeated request is executed again, because its lease ended in the queue without a grant.
 pub(super) fn may_be_repeated(record: &LeaseRecord) -> bool {
     record.state == LeaseState::Ended && record.granted_at.is_none() && record.operation.is_none()
 }
 
-/// Records the lease of a queued request under its key, so that the client can reconnect to it.
+/// Records the id of a queued lease under the idempotency key of its request, so that the client can reconnect.
 pub(super) fn record_key(
     key: Option<&Key>,
     tx: &mut gpush_store::Tx<'_>,

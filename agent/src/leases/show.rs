@@ -45,13 +45,13 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
         };
         let history = LeaseHistory { uid, before: None, limit: ended.min(MOST_ENDED) };
         let ended = leases.handles.store.read(move |view| view.ended_leases(history)).await?;
-        // A lease that ended between the two reads is listed once.
+        // Skip a lease that ended between the two reads, because it is already in the list.
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(|one| to_api(one, viewer)));
     }
     Ok(all)
 }
 
-/// Returns one lease. An ended lease is available as long as the history contains it.
+/// Returns one lease. An ended lease is available as long as the store keeps it.
 ///
 /// # Errors
 /// If there is no lease with this id, or if the store cannot be read.
@@ -64,7 +64,7 @@ pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<L
     record.map(|record| to_api(&record, viewer)).ok_or_else(|| unknown(id))
 }
 
-/// Returns the error for an id without a lease.
+/// Returns the error for an id that no lease has.
 pub(super) fn unknown(id: LeaseId) -> ApiError {
     ApiError::new(Code::NotFound, format!("there is no lease {id}")).hint("list the leases with `gpushctl lease list`")
 }
@@ -94,7 +94,7 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
     granted(leases, lease, caller.viewer)
 }
 
-/// Returns the error for a request for the environment of an ended lease.
+/// Returns the error for a caller that requests the environment of an ended lease.
 fn ended(lease: &Lease) -> ApiError {
     let reason = lease.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));
     ApiError::new(Code::Conflict, format!("lease {} has ended{reason}", lease.id))
@@ -126,10 +126,10 @@ pub(super) fn job_denied(record: &LeaseRecord, caller: &Caller, what: &str) -> O
     Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end this lease").hint(hint))
 }
 
-/// Returns an active lease with its environment, in the form of the answer to a grant.
+/// Returns an active lease and its environment, as the answer to a grant.
 ///
 /// # Errors
-/// If the MPS daemon of the lease has no pipe directory.
+/// If the lease has an MPS daemon without a pipe directory.
 pub(super) fn granted(leases: &Leases, lease: &OpenLease, viewer: Viewer) -> Result<LeaseGrant, ApiError> {
     let record = &lease.record;
     let environment = variables(leases, record)?;
@@ -162,7 +162,7 @@ fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiEr
     Ok(Environment { lease: record.id, devices, mps })
 }
 
-/// Returns warnings to the holder about what the share does not limit.
+/// Returns warnings for the holder about resources that the share does not limit.
 fn warnings(record: &LeaseRecord) -> Vec<String> {
     let mut warnings = Vec::new();
     match record.kind {

@@ -40,53 +40,47 @@ use crate::{
     timeslice::Timeslice,
 };
 
-/// What gpushd knows about its host at start.
+/// What gpushd knows about the host before it creates the handles.
 pub(super) struct HostEnvironment {
-    /// The boot id, or why it is not known.
+    /// The boot id; an error if it cannot be read.
     pub(super) boot: Result<String, ApiError>,
     /// Root of the host's file system.
     pub(super) host_root: PathBuf,
     /// Access to helper units and other processes of the host.
     pub(super) host_services: Arc<HostServices>,
-    /// Directory of MPS daemons.
+    /// Directory that contains one subdirectory for each MPS daemon.
     pub(super) mps_dir: PathBuf,
-    /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
+    /// Directory of NVIDIA's MPS programs. Used if the config does not set their paths.
     pub(super) mps_programs: Option<PathBuf>,
 }
 
-/// The parts that `life` runs.
+/// The handles and tasks that `life` runs.
 pub(super) struct Parts {
-    /// Queues and begins operations.
     pub(super) engine: Engine,
-    /// Access to the driver, through its worker process.
+    /// Calls the driver, through a worker process.
     pub(super) hardware: Hardware,
-    /// Time-sliced GPUs.
     pub(super) timeslice: Timeslice,
-    /// Settings of whole GPUs while they are shared.
+    /// Settings that gpushd applies to whole GPUs while they are shared, such as the compute mode.
     pub(super) shared_gpus: SharedGpus,
-    /// Takes over operations that a previous gpushd left unfinished.
     pub(super) recovery: Recovery,
-    /// Handles for requests.
     pub(super) handles: http::Handles,
-    /// Handles for the layouts at start.
     pub(super) startup: startup::Handles,
-    /// Reloads the config.
     pub(super) reload: Reload,
-    /// Receives requests for reloads.
+    /// Receives requests to reload the config.
     pub(super) inbox: ReloadReceiver,
     /// Operations that a previous gpushd left unfinished, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
-    /// Operations without a recorded end, each with a later operation that has begun on one of the
-    /// same GPUs. So the earlier operation must have ended.
+    /// For each operation without a recorded end, a later operation that has begun on one of its
+    /// GPUs. The earlier operation must have ended.
     pub(super) superseded: BTreeMap<OperationId, OperationId>,
-    /// The boot id, or a placeholder.
+    /// The boot id, or a placeholder if it cannot be read.
     pub(super) boot_id: String,
-    /// The work at start that is due on this boot.
+    /// What gpushd must do at this start, such as to apply layouts.
     pub(super) due: StartupWork,
 }
 
-/// Creates all handles. After this call, only the supervisor of the driver and the thread for user
-/// lookups run.
+/// Creates all handles. Starts only two threads: the supervisor of the driver, and the thread that
+/// looks up users.
 ///
 /// # Errors
 /// If a thread cannot be started.

@@ -74,25 +74,25 @@ use crate::{
     timeslice, watchdog,
 };
 
-/// Boot id if the real one cannot be read.
+/// Used instead of the boot id if it cannot be read.
 const UNKNOWN_BOOT: &str = "unknown";
 
 /// The task of an accept loop.
 type Serving = JoinHandle<std::io::Result<()>>;
 
-/// Maximum time for the driver worker to end.
+/// Maximum time that gpushd waits for the driver worker to end.
 const WORKER_END: Duration = Duration::from_millis(500);
 
-/// How long gpushd continues to serve clients after the last operation has ended. Clients poll the
-/// operation, and must not find the socket closed between two polls.
+/// How long gpushd still serves clients after the last operation has ended. Clients poll the operation, and must be
+/// able to read its result.
 const LAST_POLLS: Duration = Duration::from_millis(250);
 
-/// Maximum time for the last tasks of the runtime to end.
+/// Maximum time that gpushd waits for the last tasks of the runtime to end.
 const RUNTIME_END: Duration = Duration::from_millis(200);
 
 /// Runs gpushd until it receives SIGTERM.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    // `take_passed` runs before any thread starts, because it changes the environment.
+    // Call this before any thread starts, because it changes the environment variables.
     let handed_over = Listening::take_passed()?;
     let early = signals::register().context("cannot install the signal handlers")?;
     let paths = Paths::resolve(arguments, &ProcessEnvironment::of_this_process())?;
@@ -101,8 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
     let boot = boot::id(&paths.boot_id_file);
-    // The store is opened before the socket, because a gpushd that cannot use the state directory
-    // must not receive requests.
+    // Open the store before the socket: a gpushd that cannot use its state directory must not receive requests.
     let remembered = durable::open(&durable::Origin {
         directory: &paths.state_dir,
         boot_id: boot.as_deref().unwrap_or(UNKNOWN_BOOT),
@@ -110,11 +109,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         host_root: &arguments.host_root,
     })?;
     settings.keep_copy();
-    // Dropping the last handle of the store waits for pending writes. So this handle is dropped
-    // last, outside of the runtime.
+    // Keep one handle of the store outside the runtime, and drop it last: this waits until all writes are on disk.
     let store = remembered.store.clone();
     let sockets = sockets(handed_over, &paths, &config)?;
-    // The lock is taken before anything in the directory is read.
+    // Lock the MPS directory before anything in it is read.
     let _mps_lock = mps::lock_base(&paths.mps_dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -133,7 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let record = paths.socket.with_file_name("driver-majors");
     let late_driver = LateDriver::new(arguments.proc.clone(), arguments.host_root.clone(), record);
-    // A log filter from the command line overrides the config.
+    // If the command line sets a log filter, a reload must not change the level.
     let level = arguments.log.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
     let host_root = arguments.host_root.clone();
@@ -144,8 +142,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     result
 }
 
-/// Reads the config. If a user starts gpushd by hand, a config with errors ends gpushd. As a service, gpushd keeps
-/// serving the users of the GPUs.
+/// Reads the config. If the config has errors, a gpushd that a user started manually ends. As a service, gpushd
+/// continues, because users need their GPUs.
 fn settings(paths: &Paths) -> Result<Settings, ConfigLoadError> {
     let Paths { config, config_named, trust, state_dir, .. } = paths;
     if !notify::is_service() {
@@ -155,21 +153,21 @@ fn settings(paths: &Paths) -> Result<Settings, ConfigLoadError> {
     Settings::load_as_service(config, *config_named, *trust, &copy, has_history)
 }
 
-/// What gpushd knows about its host at start, before the runtime.
+/// What gpushd knows about the host before it starts the runtime.
 struct StartupContext {
-    /// The boot id, or why it is not known.
+    /// The boot id; an error if it cannot be read.
     boot: Result<String, ApiError>,
     /// Root of the host's file system.
     host_root: PathBuf,
     /// Access to helper units and other processes of the host.
     host_services: HostServices,
-    /// Signals that arrived before the runtime started.
+    /// Records signals that arrive before the runtime starts.
     early: signals::EarlyStop,
-    /// Directory of MPS daemons.
+    /// Directory that contains one subdirectory for each MPS daemon.
     mps_dir: PathBuf,
-    /// Directory of NVIDIA's MPS programs, used if the config keeps the default paths.
+    /// Directory of NVIDIA's MPS programs. Used if the config does not set their paths.
     mps_programs: Option<PathBuf>,
-    /// Detects a driver that was loaded after gpushd started.
+    /// Restarts gpushd if the driver was loaded after gpushd started.
     late_driver: LateDriver,
 }
 
@@ -183,8 +181,8 @@ struct Sockets {
 fn sockets(handed_over: Option<PassedSockets>, paths: &Paths, config: &Config) -> Result<Sockets, SocketError> {
     let named = paths.admin_socket.clone().or_else(|| config.api.admin_socket.as_ref().map(PathBuf::from));
     let (public, admin, default_admin) = match handed_over {
-        // If systemd passed the first socket, gpushd creates the second socket only if its path is
-        // configured. The sandbox may prevent gpushd from creating the second socket.
+        // If systemd passed the first socket, create the second socket only if its path is configured, because the
+        // sandbox may forbid it.
         Some(PassedSockets { public, admin }) => (public, admin, None),
         None => {
             let default_admin = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
@@ -203,10 +201,10 @@ fn access(config: &Config) -> SocketAccess {
     SocketAccess { mode: config.api.socket_mode, group: config.api.socket_group.clone() }
 }
 
-/// Returns the options of the driver worker. A library on the command line overrides the config.
+/// Returns the options of the driver worker. The library on the command line has priority over the config.
 fn driver(arguments: &Arguments, config: &Config) -> Options {
-    // The worker is not started by the path of the program: after an upgrade, that path has another
-    // version, and the worker of that version uses another protocol.
+    // Start the worker from the running program file. After an upgrade, the program's path has another version, whose
+    // protocol may differ.
     let mut options = Options::new("/proc/self/exe");
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
@@ -228,7 +226,7 @@ fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
     let library = library.filter(|library| library.components().count() > 1);
     for (what, path) in [("config file", Some(paths.config.as_path())), ("driver library", library)] {
         let Some(why) = path.and_then(|path| trust::check_file(path, own).err()) else { continue };
-        // The loader reports a missing library, and health shows it.
+        // If the file is missing, the loader reports it, and health shows the error.
         if matches!(why, Untrusted::Unreadable(_)) {
             continue;
         }
@@ -276,11 +274,11 @@ async fn serve(
     } = compose::compose(settings, origin, remembered, options)?;
     let Handles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
-    // This runs before any request can call the driver, and before a queued operation can begin.
+    // Call this before any request or queued operation can begin, because they call the driver.
     handles.maintenance.resume();
-    // Running daemons must be known before requests are served.
+    // Adopt running daemons before gpushd serves requests, because requests find only adopted daemons.
     mps::adopt_daemons(&mps);
-    // Leases and operations that wait share one order of arrival.
+    // Put leases that arrived before this operation into the queue first, so that both keep their order of arrival.
     let enqueue = |ongoing: &Arc<OperationHandle>, order, since| {
         leases::restore_places(&leases, Some(since));
         engine.queue.enqueue_recovered(&engine.lanes, ongoing, order, since);
@@ -289,7 +287,7 @@ async fn serve(
     leases::restore_places(&leases, None);
     startup.startup.mark_changed(changed.into_iter());
     let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
-    // The monitor subscribes before a worker exists, so that it misses no event.
+    // Subscribe to events before a worker exists, so that the monitor misses none.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     let monitoring = tokio::spawn(monitor.run(hardware.events(), stopping.clone()));
     let name = sockets.public.name.clone();
@@ -303,8 +301,8 @@ async fn serve(
         let (ping, pings) = mpsc::channel(1);
         let router = http::router(handles.clone());
         let serving = accept::serve(listener, socket_kind, accounts.clone(), router, closing.clone(), pings);
-        // A separate thread accepts connections, so that other tasks cannot delay the accept loop
-        // until the backlog is full.
+        // Accept connections on a separate thread. Otherwise other tasks could delay the loop until the backlog is
+        // full.
         let runtime = tokio::runtime::Handle::current();
         (tokio::task::spawn_blocking(move || runtime.block_on(serving)), ping)
     };
@@ -345,7 +343,7 @@ async fn serve(
                 SignalRequest::Stop => break None,
             },
             (wish, reply) = inbox.next() => {
-                // Fails if the caller has disconnected.
+                // The send fails only if the caller has disconnected.
                 let _ = reply.send(reloading.carry_out(wish).await);
             }
             () = &mut needs_restart => {
@@ -358,8 +356,8 @@ async fn serve(
     notify::send(Notification::Stopping);
     stopping.cancel();
     drop(inbox);
-    // The queue does not begin more operations. `tasks` includes the operations that the queue has begun, and the
-    // requests that are beginning one.
+    // From here on, the queue begins no operations. `tasks` contains the operations and requests that have already
+    // begun.
     let ended_tasks = async {
         let _ = queue.await;
         tasks.close();
@@ -372,7 +370,7 @@ async fn serve(
     first_reading.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());
-    // Event streams still send the ends of the operations, and then end.
+    // Event streams still send the ends of the operations, and then close.
     state.events().close();
     monitoring.abort();
     closing.cancel();
@@ -380,7 +378,7 @@ async fn serve(
         Some(ended) => ended,
         None => server.await,
     };
-    // The files are removed before the locks are released, so the next gpushd never finds a stale file.
+    // Remove the socket files before their locks are released, so that the next gpushd never finds a stale file.
     drop((socket_file, admin_file));
     let _ = tokio::time::timeout(WORKER_END, hardware.stop()).await;
     tracing::info!("stopped");
@@ -401,7 +399,7 @@ async fn finish_operations(ended_tasks: impl Future<Output = ()>, operations: &O
     true
 }
 
-/// Waits until all sockets are closed, or one of them fails.
+/// Waits until all accept loops have ended, or until one of them fails.
 async fn serve_all(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     let ended = async |serving: Serving| {
         serving.await.context("gpushd unexpectedly stopped accepting connections")?.context("cannot serve the socket")
@@ -415,7 +413,7 @@ async fn serve_all(public: Serving, admin: Option<Serving>) -> anyhow::Result<()
     tokio::try_join!(ended(public), admin).map(|_| ())
 }
 
-/// Reads the hardware for the first time, and logs the result.
+/// Reads the GPUs for the first time, and logs the result.
 async fn read_first(readings: Readings, hardware: Hardware, state: State) {
     match readings.recent().await {
         Ok(observed) => {

@@ -1,4 +1,4 @@
-//! A reload of the config, including the socket and the log.
+//! Reloads the config, and applies it to the socket and the log.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ use crate::{
     state::words,
 };
 
-/// What a reload changes in addition to the state: the access of the socket, and the level of the log.
+/// The access of the socket and the level of the log, which a reload changes in addition to the state.
 pub(super) struct Reloading<'a> {
     pub(super) reload: &'a Reload,
     pub(super) socket_file: &'a SocketFile,
@@ -23,7 +23,7 @@ pub(super) struct Reloading<'a> {
 }
 
 impl Reloading<'_> {
-    /// Reads the config again, and reports the result in the log, as an event and to systemd.
+    /// Reads the config again. Reports the result in the log, as an event, and to systemd.
     ///
     /// # Errors
     /// As [`Reload::carry_out`].

@@ -49,28 +49,28 @@ use crate::{
     watchdog::Ping,
 };
 
-/// Maximum time for connections to end when gpushd stops.
+/// Maximum time that gpushd waits for open connections when it stops.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
-/// Time limit of a refusal, and maximum number of concurrent refusals.
+/// Time limit for the answer to a connection that gpushd refuses, and maximum number of such answers at a time.
 const REFUSAL: Duration = Duration::from_millis(500);
 const REFUSALS: usize = 32;
 
-/// Maximum number of connections waiting to be accepted.
+/// Maximum number of connections that the kernel queues until gpushd accepts them.
 const BACKLOG: i32 = 4096;
 
-/// Maximum number of connections accepted before other tasks may run.
+/// Maximum number of connections that gpushd accepts before other tasks may run.
 const BATCH: usize = 256;
 
-/// How long a connection without a request stays open when gpushd stops. A client that has connected but not sent its
-/// request yet would otherwise get a connection reset.
+/// How long a connection stays open without a request when gpushd stops. Without this time, a client that has just
+/// connected would get a connection reset.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
 
-/// Pause before the next accept after file descriptors have run out.
+/// Pause before the next accept if no file descriptor is free.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
-/// The socket that a loop serves. Each socket has a separate loop, backlog and caps, so load on one
-/// socket does not affect the other socket.
+/// The socket that an accept loop serves. Each socket has its own loop, backlog and limits, so load on one socket does
+/// not affect the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SocketKind {
     /// The first socket, for all users.
@@ -79,7 +79,8 @@ pub(crate) enum SocketKind {
     Admin,
 }
 
-/// Accepts and serves connections until `closing`. Returns when all connections have ended, or after [`DRAIN`].
+/// Accepts and serves connections until `closing` is cancelled. Returns when all connections have ended, or after
+/// [`DRAIN`].
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
     socket_kind: SocketKind,
@@ -88,8 +89,8 @@ pub(crate) async fn serve(
     closing: CancellationToken,
     mut pings: mpsc::Receiver<Ping>,
 ) -> io::Result<()> {
-    // While the backlog is full, the kernel refuses connections of all users. This number equals the kernel's default
-    // for net.core.somaxconn, which can lower the limit.
+    // If the backlog is full, the kernel refuses connections of all users. So use the largest backlog that the kernel
+    // permits by default (net.core.somaxconn).
     nix::sys::socket::listen(&listener, Backlog::new(BACKLOG)?)?;
     let listener = UnixListener::from_std(listener)?;
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
@@ -111,7 +112,7 @@ pub(crate) async fn serve(
             }
             accepted = listener.accept() => accepted.and_then(|(stream, _)| stream.into_std()),
         };
-        // Accepts the queued connections without tokio, because most of them may already be closed.
+        // Accept further queued connections without tokio, which is faster: most of them may already be closed.
         let more = std::iter::repeat_with(|| accept_with(&listener, SocketFlags::CLOEXEC).map(StdStream::from));
         for accepted in std::iter::once(accepted).chain(more.map(|one| one.map_err(io::Error::from))).take(BATCH) {
             match accepted {
@@ -119,8 +120,7 @@ pub(crate) async fn serve(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // File descriptors or memory have run out. The loop pauses, so that other
-                    // connections can end.
+                    // File descriptors or memory have run out. Pause, so that other connections can end.
                     tracing::warn!("cannot accept a connection: {error}");
                     tokio::time::sleep(EXHAUSTED).await;
                     break;
@@ -148,13 +148,14 @@ struct Limits {
 }
 
 impl Limits {
-    /// Returns whether the uid is root or the uid of gpushd. The caller must also check that the peer is on this host.
+    /// Returns whether the uid is root or the uid of gpushd. The peer may still be in a container, so the caller must
+    /// also check that it is on this host.
     fn is_privileged(&self, peer: &Peer) -> bool {
         peer.uid == 0 || peer.uid == self.own
     }
 
-    /// Takes a slot for the connection of a client. Looks up the details of the peer only if they
-    /// affect the result.
+    /// Takes a slot for the connection of a client. Identifies the process of the client only if this can affect the
+    /// result.
     fn take_slot(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
@@ -177,15 +178,14 @@ impl Limits {
         entered.map_err(|(SlotRefusal::Account(why) | SlotRefusal::Total(why))| why)
     }
 
-    /// Returns whether an identified peer may use the slots that are reserved for admin groups.
-    /// Groups in a container do not count.
+    /// Returns whether a peer may use the slots that are reserved for admin groups. The groups of a peer in a container
+    /// do not count.
     fn has_admin_reserve(&self, peer: &Peer) -> bool {
         peer.is_on_this_host && self.accounts.is_admin(&peer.groups)
     }
 }
 
-/// The peer of a connection. gpushd identifies the peer only once, because its process may exit or
-/// change its user.
+/// The peer of a connection. gpushd identifies its process only once, because the process may exit or change its user.
 struct Client {
     peer: Peer,
     is_identified: bool,
@@ -204,8 +204,8 @@ impl Client {
     }
 }
 
-/// Returns whether the peer has closed the connection. Most connections of a flooding client are already closed, and
-/// cost no more than this check.
+/// Returns whether the peer has closed the connection. If a client opens many connections, most of them are already
+/// closed, and need no further work.
 fn is_closed(stream: &StdStream) -> bool {
     let mut byte = [0];
     matches!(recv(stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT), Ok(0))
@@ -223,12 +223,12 @@ fn admit(
     if is_closed(&stream) {
         return;
     }
-    // Fails if the peer has already disconnected.
+    // This fails if the peer has already disconnected.
     let Ok(peer) = Peer::of(&stream) else { return };
     let mut client = Client::new(peer);
     let entered = limits.take_slot(&mut client, &stream);
-    // Without a delay, the peer is identified at once. With a delay, it is identified afterwards,
-    // when most connections of a flooding client are closed.
+    // Identify the peer now if the connection is not delayed. Otherwise identify it after the delay: if a client opens
+    // many connections, it has closed most of them by then.
     if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
         client.identify(&stream);
     }
@@ -251,7 +251,7 @@ fn admit(
         Err(why) => {
             tracing::debug!(uid = client.peer.uid, "{why}");
             let refusal = Failure::busy(why).as_http();
-            // Beyond the limit, connections are closed without a response.
+            // If gpushd is already sending the maximum number of refusals, it closes the connection without an answer.
             if let Ok(turn) = Arc::clone(refusals).try_acquire_owned()
                 && let Ok(stream) = stream()
             {
@@ -264,8 +264,8 @@ fn admit(
     }
 }
 
-/// Sends a refusal without parsing the request. Then reads and discards input until the peer closes
-/// the connection. If gpushd closed the connection first, the kernel would drop the response.
+/// Sends a refusal without reading the request. Then reads and discards input until the peer closes the connection. If
+/// gpushd closed it first, the kernel could drop the answer.
 async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let said = async {
         let _ = stream.write_all(&answer).await;
@@ -301,8 +301,8 @@ async fn connection(
             request.extensions_mut().insert(ThroughAdminSocket);
         }
         let mut router = router.clone();
-        // Runs in a separate task, so that a panic becomes an error response and not a broken connection. The task is
-        // aborted with the connection.
+        // Handle the request in a separate task, so that a panic becomes an error response. The task is aborted with
+        // the connection.
         let handler = AbortOnDropHandle::new(tokio::spawn(async move { router.call(request).await }));
         let pace = pace.clone();
         async move {
@@ -324,7 +324,8 @@ async fn connection(
         .max_buf_size(MOST_BYTES)
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
-    // hyper closes a connection at once if the shutdown comes before the first request.
+    // Before the first request, a shutdown makes hyper close the connection at once. So wait a moment for the first
+    // request.
     let mut ending = std::pin::pin!(async {
         closing.cancelled().await;
         let _ = tokio::time::timeout(FIRST_REQUEST, begun.cancelled()).await;

@@ -1,11 +1,10 @@
-//! Accounts: the users and services that connections are counted for.
+//! Accounts: the users and services for which gpushd counts connections.
 //!
-//! A user with a range of subordinate uids (`/etc/subuid`) can connect as any of these uids,
-//! through user namespaces. All these connections are counted for that user. Members of the admin
-//! groups have reserved connections.
+//! A user with a range of subordinate uids (`/etc/subuid`) can connect with any of these uids, through user namespaces.
+//! gpushd counts all these connections for that user. Members of the admin groups have reserved connections.
 //!
-//! For both rules, gpushd must look up users and groups, which may take seconds with a directory
-//! service. So lookups run in the background, and the accept loop uses the last result.
+//! To apply both rules, gpushd must look up users and groups. With a directory service, this may take seconds. So the
+//! lookups run in the background, and the accept loop uses the last result.
 
 use std::{
     fs,
@@ -19,19 +18,19 @@ use tokio_util::sync::CancellationToken;
 /// Ranges of subordinate uids, see subuid(5).
 const SUBUID: &str = "/etc/subuid";
 
-/// Interval of lookups.
+/// Interval at which gpushd looks up the users and groups again.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Maximum number of lines read from the file. A uid in a range on a later line counts as a
-/// separate user.
+/// Maximum number of lines that gpushd reads from `/etc/subuid`. A uid in a range on a later line counts as a separate
+/// user.
 const MOST: usize = 100_000;
 
-/// The user or service that a connection is counted for.
+/// The user or the range of uids for which a connection is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Account {
     /// The user with this uid, including subordinate uids.
     User(u32),
-    /// A range of subordinate uids, by its first uid. The owner of the range is unknown or root.
+    /// A range of subordinate uids whose owner is unknown or root. The number is the first uid of the range.
     Range(u32),
 }
 
@@ -43,27 +42,26 @@ struct Range {
     owner: Option<u32>,
 }
 
-/// The result of the last lookup.
 #[derive(Debug, Default)]
 struct AccountLookup {
     /// Sorted by first uid.
     ranges: Vec<Range>,
-    /// Groups whose members are administrators.
+    /// Ids of the groups whose members are administrators.
     admin_groups: Vec<u32>,
 }
 
-/// The accounts of connections, as of the last lookup.
+/// The result of the last lookup of users and groups.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Accounts(Arc<RwLock<AccountLookup>>);
 
 impl Accounts {
-    /// Returns the account of a uid.
+    /// Returns the account for which connections of this uid are counted.
     pub(crate) fn of(&self, uid: u32) -> Account {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let after = found.ranges.partition_point(|range| range.first <= uid);
         let range = after.checked_sub(1).and_then(|at| found.ranges.get(at));
         match range.filter(|range| uid - range.first < range.count) {
-            // Containers started by root use these uids. Such a uid must not share root's account.
+            // Containers that root starts also use subordinate uids. These uids must not count for root.
             Some(Range { owner: Some(owner), .. }) if *owner != 0 => Account::User(*owner),
             Some(range) => Account::Range(range.first),
             None => Account::User(uid),
@@ -81,7 +79,8 @@ impl Accounts {
     }
 }
 
-/// Updates `accounts` periodically until `stopping`. `admin_groups` returns the groups from the active config.
+/// Looks up users and groups periodically, until `stopping` is cancelled. `admin_groups` returns the groups in the
+/// active config.
 pub(crate) async fn refresh_periodically(
     accounts: Accounts,
     admin_groups: impl Fn() -> Vec<String>,
@@ -109,7 +108,7 @@ pub(crate) async fn refresh_periodically(
     }
 }
 
-/// Parses the ranges in `/etc/subuid`: lines of `owner:first:count`, where the owner is a name or a uid.
+/// Parses `/etc/subuid`: lines in the form `owner:first:count`, where `owner` is a name or a uid.
 fn ranges(text: &str, uid_of: impl Fn(&str) -> Option<u32>) -> Vec<Range> {
     let mut ranges: Vec<Range> = text
         .lines()
@@ -128,7 +127,7 @@ fn ranges(text: &str, uid_of: impl Fn(&str) -> Option<u32>) -> Vec<Range> {
 
 #[cfg(test)]
 impl Accounts {
-    /// Returns accounts without subordinate uids, with these admin groups.
+    /// Returns the result of a lookup without subordinate uids, and with these admin groups.
     pub(super) fn with_admin_groups(admin_groups: Vec<u32>) -> Self {
         let accounts = Self::default();
         accounts.set(AccountLookup { ranges: Vec::new(), admin_groups });

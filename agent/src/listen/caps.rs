@@ -1,8 +1,7 @@
 //! Limits of open connections, and of new connections per second, per account and in total.
 //!
-//! A caller that opens connections continuously must neither exhaust gpushd's file descriptors nor
-//! lock out other callers. Connections are counted for each [`Account`]: a user with all
-//! subordinate uids.
+//! A caller that keeps opening connections must not use up gpushd's file descriptors or lock out other callers. So
+//! connections are counted for each [`Account`]: a user with all subordinate uids.
 //!
 //! | connections of the first socket | for |
 //! |---|---|
@@ -10,9 +9,9 @@
 //! | [`ADMINS`] more | members of the admin groups |
 //! | [`RESERVED`] more | root and the user that gpushd runs as |
 //!
-//! A connection beyond the rate of its account is delayed, not refused. A delayed connection counts
-//! as open during the delay, so the number of delayed connections of an account is limited.
-//! Meanwhile the accept loop serves other connections. The second socket has separate limits.
+//! If an account opens connections too fast, gpushd delays them, but does not refuse them. Meanwhile the accept loop
+//! serves other connections. A delayed connection counts as open, so the limit of open connections also limits the
+//! delayed ones. The second socket has separate limits.
 
 use std::{
     collections::HashMap,
@@ -37,15 +36,14 @@ const IN_ALL: usize = 512;
 /// Maximum total of connections to the second socket.
 const ADMIN_SOCKET: usize = 128;
 
-/// Rate of new connections of one account: one per interval, after a burst.
+/// An account may open a burst of connections at once, and then one connection per interval without delay.
 const INTERVAL: Duration = Duration::from_millis(10);
 const BURST: u32 = 100;
 
-/// Maximum number of accounts that are stored. Above this number, accounts without open connections
-/// are removed.
+/// Maximum number of accounts in memory. Above this number, gpushd removes accounts without open connections.
 const MOST_ACCOUNTS: usize = 1024;
 
-/// The rank of a caller determines its limits.
+/// The rank of a caller, which determines how many connections it may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rank {
     /// Any user.
@@ -59,45 +57,43 @@ pub(crate) enum Rank {
 /// Why a connection is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SlotRefusal {
-    /// The account has reached its limit.
+    /// The account has reached its maximum number of connections.
     Account(String),
-    /// The total has reached its limit. A higher rank may still connect.
+    /// The socket has reached its maximum number of connections for this rank. A higher rank may still connect.
     Total(String),
 }
 
-/// Connections of one account.
+/// The connections of one account.
 #[derive(Debug, Clone, Copy)]
 struct Count {
     open: usize,
-    /// Time from which the next connection is not delayed.
+    /// When the account may open its next connection without delay.
     next: Instant,
 }
 
-/// The counts of open connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Caps {
     accounts: Arc<Mutex<HashMap<Account, Count>>>,
     in_all: usize,
 }
 
-/// A slot for one connection. Dropping it frees the slot.
+/// A slot for one connection. Dropping this value frees the slot.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
     caps: Caps,
     account: Account,
-    /// Delay before the connection is served.
+    /// How long gpushd waits before it serves the connection.
     pub(crate) delay: Duration,
 }
 
 impl Caps {
-    /// Creates the caps of the first socket. `descriptors` is the number of files that the process may
-    /// open. The first socket gets at most five eighths of that number; the rest is for the second
-    /// socket and other uses.
+    /// Creates the limits of the first socket. `descriptors` is the maximum number of open files of this process. The
+    /// first socket uses at most five eighths of them; the rest is for the second socket and other files.
     pub(crate) fn public(descriptors: u64) -> Self {
         Self::new(eighths(descriptors, 5).clamp(RESERVED / 2, IN_ALL))
     }
 
-    /// Creates the caps of the second socket.
+    /// Creates the limits of the second socket.
     pub(crate) fn admin(descriptors: u64) -> Self {
         Self::new(eighths(descriptors, 1).clamp(8, ADMIN_SOCKET))
     }
@@ -106,9 +102,9 @@ impl Caps {
         Self { accounts: Arc::default(), in_all }
     }
 
-    /// Returns the maximum total for connections of this rank.
+    /// Returns the maximum number of open connections at which a caller of this rank may still connect.
     fn most(&self, rank: Rank) -> usize {
-        // If the total is small, the reserves are at most half of the total.
+        // If the total is small, the two reserves must not use up more than about half of it.
         let reserved = RESERVED.min(self.in_all / 3);
         let admins = ADMINS.min(self.in_all / 6);
         match rank {
@@ -118,10 +114,10 @@ impl Caps {
         }
     }
 
-    /// Takes a slot for a connection at `now`.
+    /// Takes a slot for a connection that is opened at `now`.
     ///
     /// # Errors
-    /// If the account or the total has reached its limit.
+    /// If the account or the socket has reached its maximum number of connections.
     pub(crate) fn take_slot(&self, account: Account, rank: Rank, now: Instant) -> Result<ConnectionSlot, SlotRefusal> {
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let all: usize = accounts.values().map(|count| count.open).sum();
@@ -218,19 +214,19 @@ mod tests {
     fn frequent_reconnects_are_delayed_for_their_account_only() {
         let caps = Caps::public(1 << 20);
         let mut now = Instant::now();
-        // Connects and closes a thousand times in 10 ms.
+        // Opens and closes a thousand connections within 10 ms.
         let mut delays = Vec::new();
         for _ in 0..1000 {
             now += Duration::from_micros(10);
             delays.push(caps.take_slot(ALICE, Rank::User, now).unwrap().delay);
         }
         assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
-        // In practice, each delayed connection keeps its slot, so the number of connections delayed
-        // at once is much smaller.
+        // In this test, the delayed connections do not keep their slots. In practice they do, so much fewer connections
+        // are delayed at once.
         assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
         assert_eq!(caps.take_slot(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
         assert_eq!(caps.take_slot(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);
-        // After a pause, the account has a burst again.
+        // After a pause, the account may again open a burst of connections without delay.
         now += INTERVAL * 2000;
         assert_eq!(caps.take_slot(ALICE, Rank::User, now).unwrap().delay, Duration::ZERO);
     }

@@ -1,4 +1,4 @@
-//! Time limits of one connection: for the head of its next request, and for idle time.
+//! Time limits of one connection: until the head of a request is complete, and between requests.
 //!
 //! ```text
 //! accepted ──► head ──(request read)──► busy ──(answered)──► idle ──(first byte)──► head
@@ -8,9 +8,9 @@
 //!                                                                  60 s without a byte taken
 //! ```
 //!
-//! hyper's own header deadline includes the time between two requests. So hyper's deadline cannot
-//! distinguish a slow sender from a persistent connection. A connection whose peer does not read
-//! its response counts as idle. Handlers that read a body apply a separate deadline.
+//! hyper's own time limit for a head includes the time between two requests. So it cannot distinguish a slow sender
+//! from a connection that the client keeps open. If a peer does not read its response, the connection counts as idle.
+//! Handlers that read a body have a separate time limit.
 
 use std::{
     io,
@@ -31,8 +31,8 @@ use axum::http::StatusCode;
 
 use crate::http::failure::Failure;
 
-/// Maximum time for the head of a request, from its first byte. For the first request, the time
-/// starts when the connection is accepted.
+/// Maximum time until the head of a request is complete. It starts with the first byte, or for the first request with
+/// the connection.
 const HEAD: Duration = Duration::from_secs(1);
 
 /// Maximum time between a response and the first byte of the next request.
@@ -43,14 +43,14 @@ enum ConnectionPhase {
     Head(Instant),
     Busy,
     Idle(Instant),
-    /// An endless response is being written. Contains the time when the peer last read bytes.
+    /// gpushd is writing an endless response. The time is when the peer last read something.
     Streaming(Instant),
 }
 
-/// Resolution of the time when the peer last read bytes.
+/// Precision with which gpushd notes when the peer last read something.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The phase of a connection, shared by its stream, its service and its task.
+/// The phase of a connection. Its stream, its service and its task share this value.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionTimer(Arc<watch::Sender<ConnectionPhase>>);
 
@@ -60,17 +60,17 @@ impl ConnectionTimer {
         Self(Arc::new(watch::Sender::new(ConnectionPhase::Head(Instant::now()))))
     }
 
-    /// Marks that the head of a request is complete.
+    /// Marks that the head of a request is complete, so gpushd handles the request now.
     pub(crate) fn busy(&self) {
         self.0.send_replace(ConnectionPhase::Busy);
     }
 
-    /// Marks that the response is ready to be written.
+    /// Marks that gpushd has handled the request and writes the response.
     pub(crate) fn answered(&self) {
         self.0.send_replace(ConnectionPhase::Idle(Instant::now()));
     }
 
-    /// Marks that the response is endless.
+    /// Marks that the response is an endless stream.
     pub(crate) fn streaming(&self) {
         self.0.send_replace(ConnectionPhase::Streaming(Instant::now()));
     }
@@ -111,7 +111,7 @@ impl ConnectionTimer {
                 Some(due) => tokio::time::timeout_at(due, phase.changed()).await,
                 None => Ok(phase.changed().await),
             };
-            // Cannot fail: this value keeps the sender alive.
+            // Cannot fail: `self` keeps the sender alive.
             if changed.is_err() {
                 return;
             }
@@ -119,17 +119,17 @@ impl ConnectionTimer {
     }
 }
 
-/// A stream that reports received and sent bytes to its timer. The stream also replaces hyper's own
-/// error responses, which have no body.
+/// A stream that reports received and sent bytes to the timer of its connection. It also replaces hyper's own error
+/// responses, because they have no body.
 #[derive(Debug)]
 pub(crate) struct TimedStream {
     stream: UnixStream,
     pace: ConnectionTimer,
-    /// A response that is being written in place of hyper's own response.
+    /// The response that this stream writes instead of hyper's response.
     replaced: Option<Replacement>,
 }
 
-/// A response that is written in place of hyper's own response.
+/// A response that a stream writes instead of hyper's response.
 #[derive(Debug)]
 struct Replacement {
     bytes: Vec<u8>,
@@ -138,8 +138,8 @@ struct Replacement {
     original: usize,
 }
 
-/// Detects hyper's own response to an invalid head by its status line and its empty body. Error responses of the API
-/// always have a body.
+/// Recognizes hyper's own response to an invalid head: its status is an error and its body is empty. Error responses of
+/// the API always have a body.
 fn refused_head(written: &[u8]) -> Option<StatusCode> {
     let head = written.strip_prefix(b"HTTP/1.1 ")?;
     let status = StatusCode::from_bytes(head.get(..3)?).ok().filter(StatusCode::is_client_error)?;
@@ -160,8 +160,8 @@ impl TimedStream {
         written
     }
 
-    /// Writes the replacement, and then returns the length of hyper's response. Returns `None` if
-    /// there is no replacement.
+    /// Writes the replacement. When it is complete, returns the length of hyper's response. Returns `None` if there is
+    /// nothing to replace.
     fn poll_replaced(&mut self, cx: &mut Context<'_>) -> Option<Poll<io::Result<usize>>> {
         let replaced = self.replaced.as_mut()?;
         while replaced.written < replaced.bytes.len() {
@@ -260,7 +260,7 @@ mod tests {
         });
         for _ in 0..100 {
             tokio::time::sleep(IDLE / 2).await;
-            // Input from the peer does not extend the time limit.
+            // The timer must ignore input: it checks whether the peer reads the stream.
             pace.bytes_received();
             pace.bytes_sent();
         }

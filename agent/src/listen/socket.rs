@@ -1,11 +1,11 @@
 //! The listening sockets: passed by systemd, or created by gpushd.
 //!
-//! gpushd binds a new socket under a temporary name, sets its group and mode, and then renames it.
-//! So no client can connect before the permissions are right. gpushd replaces a socket file that no
-//! process listens on. gpushd never replaces a socket in use, or a file that is not a socket.
+//! gpushd binds a new socket under a temporary name, sets its group and mode, and then renames it. So no client can
+//! connect before the permissions are right. gpushd replaces a socket file only if no process listens on it. It never
+//! replaces a file that is not a socket.
 //!
-//! gpushd takes the lock of the path before it creates the socket, and holds it as long as the
-//! socket exists: see [`gpush_host::path_lock`].
+//! Before gpushd creates the socket, it locks the path. It holds the lock as long as the socket exists: see
+//! [`gpush_host::path_lock`].
 
 use std::{
     ffi::OsString,
@@ -32,7 +32,7 @@ pub(crate) struct SocketAccess {
 }
 
 impl SocketAccess {
-    /// Returns access for root and the user that gpushd runs as.
+    /// Returns permissions for root and the user that gpushd runs as.
     pub(crate) fn own() -> Self {
         Self { mode: 0o600, group: None }
     }
@@ -47,7 +47,7 @@ pub(crate) struct PassedSockets {
     pub(crate) admin: Option<Listening>,
 }
 
-/// Name of the second socket in systemd: `FileDescriptorName=` of its unit.
+/// Name of the second socket in systemd, set by `FileDescriptorName=` in its unit.
 const ADMIN: &str = "admin";
 
 /// Why a socket cannot be used.
@@ -56,31 +56,26 @@ pub(crate) enum SocketError {
     /// The directory of the socket cannot be created.
     #[error("cannot create the directory of the socket {}; give another path with {option}", path.display())]
     Directory {
-        /// The socket.
         path: PathBuf,
-        /// Why.
         source: io::Error,
         /// The option that sets another path.
         option: &'static str,
     },
-    /// Another gpushd holds the lock of the path.
+    /// Another gpushd has locked the path.
     #[error("another gpushd {}has the socket {}; stop it with `systemctl stop gpushd`{}, or give another path with \
              {option}", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
     Held {
-        /// The socket.
         path: PathBuf,
-        /// The pid of the other gpushd, if the pid could be read.
+        /// The pid of the other gpushd; `None` if it could not be read.
         holder: Option<u32>,
         /// The option that sets another path.
         option: &'static str,
     },
-    /// The lock of the path cannot be taken.
+    /// gpushd cannot lock the path.
     #[error("cannot use the lock file {} of the socket; remove it, or give another path with \
         {option}", path.display())]
     Lock {
-        /// The lock's file.
         path: PathBuf,
-        /// Why.
         source: io::Error,
         /// The option that sets another path.
         option: &'static str,
@@ -88,7 +83,6 @@ pub(crate) enum SocketError {
     /// Another program listens on the path.
     #[error("another program listens on {}; stop it, or give another path with {option}", path.display())]
     Live {
-        /// The socket.
         path: PathBuf,
         /// The option that sets another path.
         option: &'static str,
@@ -96,7 +90,6 @@ pub(crate) enum SocketError {
     /// The path is not a socket.
     #[error("{} exists and is not a socket; remove it, or give another path with {option}", path.display())]
     NotASocket {
-        /// The path.
         path: PathBuf,
         /// The option that sets another path.
         option: &'static str,
@@ -104,40 +97,33 @@ pub(crate) enum SocketError {
     /// The path is longer than the kernel permits.
     #[error("the socket path {} has more than 100 bytes; give a shorter one with {option}", path.display())]
     TooLong {
-        /// The path.
         path: PathBuf,
         /// The option that sets another path.
         option: &'static str,
     },
-    /// The group in the config does not exist.
+    /// The group that the config names does not exist.
     #[error(
         "the socket's group {group:?} does not exist; create it (`groupadd --system {group}`), or change \
         `socket_group` under [api] in the config"
     )]
     NoGroup {
-        /// The group.
         group: String,
     },
     /// The permissions of the socket cannot be changed.
     #[error("cannot change the permissions of the socket {}", path.display())]
     Access {
-        /// The path.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// Another failure.
+    /// Another error.
     #[error("cannot create the socket {}", path.display())]
     Bind {
-        /// The path.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// A socket that systemd passed cannot be used.
     #[error("cannot use the socket that systemd passed to gpushd; check gpushd.socket and gpushd-admin.socket")]
     HandedOver {
-        /// Why.
         source: io::Error,
     },
 }
@@ -153,12 +139,12 @@ pub(crate) struct Listening {
     pub(crate) listener: UnixListener,
     /// Name of the socket in logs.
     pub(crate) name: String,
-    /// The file to remove when gpushd stops; `None` if systemd owns it.
+    /// The socket file. gpushd removes it when it stops. `None` if systemd owns the file.
     ours: Option<OwnedFile>,
 }
 
-/// A socket file of gpushd. Dropping this value removes the file, unless another process has
-/// replaced the file, and then releases the lock.
+/// A socket file of gpushd and the lock of its path. Dropping this value removes the file, unless another process has
+/// replaced it. Then it releases the lock.
 #[derive(Debug)]
 struct OwnedFile {
     path: PathBuf,
@@ -167,8 +153,8 @@ struct OwnedFile {
 }
 
 impl Listening {
-    /// Takes the sockets that systemd passed, if any. Must run before any thread starts, because it removes environment
-    /// variables.
+    /// Returns the sockets that systemd passed, if any. Call this before any thread starts, because it removes
+    /// environment variables.
     pub(crate) fn take_passed() -> Result<Option<PassedSockets>, SocketError> {
         let broken = |source| SocketError::HandedOver { source };
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
@@ -194,7 +180,7 @@ impl Listening {
         }
     }
 
-    /// Creates the socket at `path`. `option` is the command-line option for this path.
+    /// Creates the socket at `path`. `option` is the command-line option that sets this path; errors name it.
     pub(crate) fn bind(path: &Path, access: &SocketAccess, option: &'static str) -> Result<Self, SocketError> {
         let here = || path.to_owned();
         let failed = |source| SocketError::Bind { path: here(), source };
@@ -221,7 +207,7 @@ impl Listening {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        // The permissions are set before the rename, while no other process uses the file.
+        // The permissions of the socket are set under the temporary name, before any client can connect.
         let listener = UnixListener::bind(&draft).map_err(failed)?;
         let finish = || -> io::Result<u64> {
             if let Some(gid) = gid {
@@ -245,8 +231,7 @@ impl Listening {
         }
     }
 
-    /// Splits the socket into its listener and its file. Dropping the [`SocketFile`] removes the
-    /// file.
+    /// Splits the socket into its listener and its file. Dropping the [`SocketFile`] removes the file.
     pub(crate) fn split(self) -> (UnixListener, SocketFile) {
         (self.listener, SocketFile(self.ours))
     }
@@ -257,7 +242,7 @@ impl Listening {
 pub(crate) struct SocketFile(Option<OwnedFile>);
 
 impl SocketFile {
-    /// Changes the permissions of the file, unless systemd owns it. Existing connections stay open.
+    /// Sets the permissions of the socket file, unless systemd owns it. Existing connections stay open.
     pub(crate) fn set_access(&self, access: &SocketAccess) -> Result<(), SocketError> {
         let Some(OwnedFile { path, inode, .. }) = &self.0 else { return Ok(()) };
         let gid = group(access)?.unwrap_or_else(nix::unistd::getegid);
@@ -266,8 +251,8 @@ impl SocketFile {
             if before.ino() != *inode {
                 return Err(io::Error::new(ErrorKind::NotFound, "another program has replaced it"));
             }
-            // Groups have no access during the change. Otherwise, the old group could briefly have
-            // the new mode, or the new group the old mode.
+            // Take all permissions from the group while the group and the mode change. Otherwise, the old group could
+            // briefly have the new mode, or the new group the old mode.
             fs::set_permissions(path, fs::Permissions::from_mode(0o600 & access.mode))?;
             let given = std::os::unix::fs::lchown(path, None, Some(gid.as_raw()));
             let mode = if given.is_ok() { access.mode } else { before.mode() & 0o777 };
@@ -297,11 +282,11 @@ fn refuse_unless_free(path: &Path, option: &'static str) -> Result<(), SocketErr
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
-        // The file is stale: no process listens.
+        // The file is stale: no process listens on it, so gpushd may replace it.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(failed(error)),
-        // A process listens, or is too busy to answer.
+        // A process listens on the socket, even if it is too busy to answer.
         Ok(_) | Err(_) => Err(SocketError::Live { path: path.to_owned(), option }),
     }
 }
@@ -332,11 +317,11 @@ mod tests {
         let pid = std::process::id();
         assert!(error.starts_with(&format!("another gpushd (pid {pid}) has the socket")), "{error}");
         drop(first);
-        // The other process does not use gpushd's lock.
+        // The other process listens without taking gpushd's lock.
         fs::remove_file(&path).unwrap_or_default();
         let other = UnixListener::bind(&path).unwrap();
         assert!(matches!(Listening::bind(&path, &access(), "--socket"), Err(SocketError::Live { .. })));
-        // The process was killed: the file remains, but no process listens.
+        // Simulates that the process was killed: the file remains, but no process listens on it.
         drop(other);
         assert!(path.exists());
         let second = Listening::bind(&path, &access(), "--socket").unwrap();

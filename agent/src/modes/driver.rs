@@ -1,4 +1,4 @@
-//! Determines the outcome of the driver calls of steps, and reads the GPU afterwards.
+//! Determines whether the driver calls of a step took effect, and reads the GPU afterwards.
 //!
 //! ```text
 //! call ──► ok ───────────────────────────────────────────────► done
@@ -10,8 +10,8 @@
 //!                                        └─ not settled in time: Unknown
 //! ```
 //!
-//! A call without an answer may still take effect. gpushd waits until the call can no longer change
-//! the GPU, and then reads the outcome from the hardware.
+//! A call without an answer may still take effect. gpushd waits until the call can no longer change the GPU, and then
+//! reads the GPU to see the outcome.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,11 +21,11 @@ use gpush_nvml::{DriverError, ErrorKind, Hardware, Reading};
 use super::{GpuName, Trouble};
 use crate::state::readings::Readings;
 
-/// How long a step waits until a late call has ended and its effect is known. The driver layer
-/// kills the worker much earlier, so a call that still runs after this time hangs in the kernel.
+/// How long a step waits until a late driver call has ended. gpushd kills the worker much earlier, so a call that still
+/// runs after this time hangs in the kernel.
 const SETTLE: Duration = Duration::from_secs(45);
 
-/// The driver for steps: `hardware` changes GPUs, `readings` reads them into the state.
+/// The driver for the steps of operations: `hardware` changes GPUs, `readings` reads them.
 #[derive(Debug, Clone)]
 pub(crate) struct Driver {
     pub(crate) hardware: Hardware,
@@ -33,10 +33,10 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Reads a GPU when no earlier call can change it any more.
+    /// Reads a GPU. First waits until no earlier driver call can still change it.
     ///
     /// # Errors
-    /// If the GPU is lost or cannot be read, or an earlier call is not settled.
+    /// If the GPU is lost or cannot be read, or an earlier call may still change it.
     pub(crate) async fn read(&self, gpu: &GpuName) -> Result<Arc<Reading>, Trouble> {
         let what = format!("{}: cannot read the state of the GPU", gpu.label);
         match self.readings.read_now(&gpu.uuid).await {
@@ -44,14 +44,14 @@ impl Driver {
             Err(error) if error.kind == ErrorKind::GpuIsLost => Err(Trouble::Lost(explain(&what, &error))),
             Err(error) => {
                 self.wait_until_settled(gpu, &what, &error).await?;
-                // A new worker may succeed although the previous worker failed.
+                // Try again: a new worker may succeed.
                 self.read_again(gpu, &what).await
             }
         }
     }
 
-    /// Reads the GPU after a failed call that may have had an effect, so that the caller can verify the effect. `what`
-    /// names the failed call in the error.
+    /// Reads the GPU after a failed driver call, so that the caller can see whether the call took effect. `what` names
+    /// the call in errors.
     ///
     /// # Errors
     /// If the call certainly had no effect, the GPU is lost, or the call may still take effect.
@@ -67,7 +67,7 @@ impl Driver {
         if error.may_land() || error.kind == ErrorKind::Unsettled {
             self.wait_until_settled(gpu, what, error).await?;
         } else if !matches!(error.kind, ErrorKind::WorkerDied { may_have_landed: true }) {
-            // The driver refused the call, or was not called.
+            // The driver has refused the call or never got it, so it had no effect.
             return Err(Trouble::Failed(explain(what, error)));
         }
         self.read_again(gpu, what).await
@@ -80,7 +80,7 @@ impl Driver {
         })
     }
 
-    /// Waits until no earlier call on the GPU can take effect any more.
+    /// Waits until no earlier driver call can still change the GPU.
     async fn wait_until_settled(&self, gpu: &GpuName, what: &str, error: &DriverError) -> Result<(), Trouble> {
         let settled = tokio::time::timeout(SETTLE, self.hardware.settle(&gpu.uuid)).await;
         settled.map(|_| ()).map_err(|_| {
@@ -94,14 +94,13 @@ impl Driver {
 /// Converts a driver error to the error of a step.
 pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
-    // `retryable` is kept, because the caller may retry after the operation has ended.
+    // If the driver error is retryable, so is the error of the step: the caller may try again after the operation.
     ApiError { message: what.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
-/// Returns the error of a call that has settled without effect.
+/// Returns the error of a driver call that has ended without effect.
 pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
-    // When gpushd stopped waiting, the call might still have taken effect. Now the call cannot take
-    // effect any more.
+    // The deadline error says that the call may still take effect. Now the call has ended, so this is no longer true.
     let kind = if matches!(error.kind, ErrorKind::Deadline { .. }) {
         ErrorKind::Deadline { may_land: false }
     } else {

@@ -35,9 +35,9 @@ pub(crate) struct GpuName {
 /// Why a step failed.
 #[derive(Debug, Clone)]
 pub(crate) enum Trouble {
-    /// The step had no effect, and cannot have one any more.
+    /// The step had no effect, and cannot take effect any more.
     Failed(ApiError),
-    /// The driver has lost the GPU, and the GPU's instances with it.
+    /// The driver has lost the GPU. Its instances are gone too.
     Lost(ApiError),
     /// The step may still take effect.
     Unknown(ApiError),

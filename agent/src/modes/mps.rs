@@ -1,16 +1,16 @@
 //! Steps of mode `mps`: MPS daemons that an operation stops and starts.
 //!
-//! A daemon that a step stopped stays stopped until the operation ends ([`Mps::forget_operation`]). After that, the config
-//! decides whether the daemon runs.
+//! A daemon that a step stopped stays stopped until the operation ends ([`Mps::forget_operation`]). Then the config
+//! decides again whether the daemon runs.
 
 use gpush_api::{ApiError, MpsStep};
 
 use crate::mps::{self, Mps};
 
-/// Executes a step on GPU `uuid` for `operation`, and waits until it has taken effect.
+/// Executes an MPS step of `operation` on the GPU `uuid`, and waits until it has taken effect.
 ///
 /// # Errors
-/// If a daemon to stop is in use or does not exit, or if a daemon to start does not serve.
+/// If a daemon to stop is in use or does not exit, or if a daemon to start does not serve clients.
 pub(crate) async fn execute(mps: &Mps, operation: &str, uuid: &str, step: &MpsStep) -> Result<(), ApiError> {
     match step {
         MpsStep::StopDaemon { uuid: target, label } => {

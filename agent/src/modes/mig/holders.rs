@@ -12,10 +12,10 @@ use crate::host_services::HostServices;
 /// Maximum duration of a search of all processes.
 const SEARCH: Duration = Duration::from_secs(10);
 
-/// Finds the processes that have one of the GPUs with these minor numbers open, except gpushd's own processes.
+/// Finds the processes that have a GPU with one of these minor numbers open. Leaves out gpushd's own processes.
 ///
 /// # Errors
-/// If the processes of the host cannot be searched in time.
+/// If gpushd cannot search the processes of the host in time.
 pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, ApiError> {
     let status = mig.driver.hardware.status();
     let own = [Some(std::process::id()), status.worker];
@@ -41,8 +41,8 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
     Ok(found)
 }
 
-/// Returns whether a trusted user runs a fabric manager. If the search fails, returns `false`, so
-/// that a reset requires more GPUs to be free, not fewer.
+/// Returns whether a trusted user runs a fabric manager. Returns `false` if the search fails. gpushd then assumes that
+/// a reset affects more GPUs, so more GPUs must be free.
 pub(super) async fn fabric_manager_runs(host_services: &HostServices) -> bool {
     let proc = host_services.proc.clone();
     let search = tokio::task::spawn_blocking(move || device_files::fabric_manager_runs(&proc));
@@ -56,7 +56,7 @@ fn unknown(why: &str) -> ApiError {
         .retryable()
 }
 
-/// Removes the identity of a holder. Only administrators may see the identity.
+/// Removes the pid, user and command of a process. Only administrators may see them.
 pub(super) fn blank(holder: Holder) -> Holder {
     Holder { pid: None, uid: None, user: None, command: None, ..holder }
 }

@@ -9,7 +9,7 @@ use crate::modes::{
     driver::{Driver, without_effect},
 };
 
-/// Executes a step and waits until its outcome is known. Updates `instances` to the state after the step.
+/// Executes a step and waits until its outcome is known. Updates `instances` accordingly.
 ///
 /// # Errors
 /// If the step had no effect, the GPU is lost, or the step may still take effect.
@@ -20,7 +20,7 @@ pub(crate) async fn execute(
     instances: &mut Instances,
 ) -> Result<(), Trouble> {
     let called = call(&driver.hardware, &gpu.uuid, step, instances).await;
-    // Even a failed call may have changed the GPU.
+    // Read the GPU again in any case: even a failed call may have changed it.
     driver.readings.invalidate(&gpu.uuid);
     let Err(error) = called else { return Ok(()) };
     let what = format!("{}: {} failed", gpu.label, step::describe_instance(step));
@@ -52,8 +52,7 @@ async fn call(
         InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
             let made = hardware.create_gpu_instance(uuid, *profile_id, *placement).await?;
             if made.placement != *placement || made.profile_id != *profile_id {
-                // A later plan would not recognize this instance as created by gpushd, so gpushd
-                // destroys it.
+                // Destroy the instance, because a later plan would not recognize it as created by gpushd.
                 if let Err(error) = hardware.destroy_gpu_instance(uuid, made.id).await {
                     tracing::warn!(
                         gpu = uuid,

@@ -38,12 +38,11 @@ use gpush_host::identity::Users;
 use super::driver::Driver;
 use crate::{host_services::HostServices, state::State};
 
-/// Text that says where the output of a helper unit is. The output may name processes of any user.
-/// So it goes to the log, which only root reads, and not into the operation, which every user may
-/// read.
+/// Says where the output of a helper unit is. Every user may read an operation, but the output may
+/// name processes of any user. So it is only in the log, which only root reads.
 pub(crate) const LOGGED: &str = "its output is in the log of gpushd: `journalctl -u gpushd`";
 
-/// Handles for changes of MIG mode and resets.
+/// Changes MIG mode, resets GPUs, and reads them.
 #[derive(Debug, Clone)]
 pub(crate) struct MigMode {
     pub(crate) driver: Driver,

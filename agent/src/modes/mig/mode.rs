@@ -1,5 +1,5 @@
-//! Steps that change MIG mode. All GPUs of an operation change together, because a GPU may need a
-//! reset together with other GPUs.
+//! Steps that change MIG mode. gpushd changes all GPUs of an operation together, because some can only be reset
+//! together.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) struct ModeChange {
     /// Position of the GPU in the plans of the operation.
     pub(crate) position: usize,
     pub(crate) gpu: GpuName,
-    /// Whether the GPU may be reset to make the mode effective.
+    /// Whether gpushd may reset the GPU to make the mode effective.
     pub(crate) may_reset: bool,
     /// UUIDs of the GPUs that are reset together with this GPU.
     pub(crate) peers: Vec<String>,
@@ -32,12 +32,13 @@ pub(crate) struct ModeChange {
 enum SetModeResult {
     /// The mode is effective.
     InForce,
-    /// The mode becomes effective with a reset. If no reset follows, the error applies.
+    /// The mode becomes effective with the next reset. If gpushd does not reset the GPU, the step fails with this
+    /// error.
     Pending(ApiError),
 }
 
-/// Sets MIG mode on several GPUs, with resets where needed. Returns the failures by position. If the mode cannot be set
-/// on one of the GPUs, none of them is reset.
+/// Sets MIG mode on several GPUs. Resets the GPUs that need it, but only if all GPUs accepted the mode. Returns the
+/// failures; the key is the position of the GPU.
 pub(crate) async fn execute(
     mig: &MigMode,
     purpose: &Purpose<'_>,
@@ -70,7 +71,7 @@ pub(crate) async fn execute(
     troubled
 }
 
-/// Verifies that a mode is effective, after a reset or an attempt at one.
+/// Checks that a mode is effective, after gpushd has reset the GPU or tried to.
 async fn verify_effective(
     mig: &MigMode,
     change: &ModeChange,
@@ -97,7 +98,7 @@ async fn verify_effective(
     }
 }
 
-/// Sets the MIG mode of a GPU without a reset, so the mode may stay pending.
+/// Sets the MIG mode of a GPU without a reset. So the mode may stay pending until the next reset.
 ///
 /// # Errors
 /// If the driver refuses the mode, the GPU is lost, or the call may still take effect.

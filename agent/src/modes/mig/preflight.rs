@@ -1,5 +1,5 @@
-//! Checks before the first step whether a reset is blocked. A process blocks a reset if it has the
-//! GPU open and gpushd may not stop it. On a virtual machine, every reset is blocked.
+//! Checks before the first step whether a reset is blocked. A process with the GPU open blocks a reset if gpushd may
+//! not stop the process. On a virtual machine, every reset is blocked.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use super::{MigMode, holders};
 use crate::{caller::Viewer, state::readings::Readings};
 
 impl MigMode {
-    /// Refuses the plans whose reset is blocked now. `gpus` are all GPUs of the host. Processes in `idle` do not block,
-    /// because the plan ends them.
+    /// Refuses the plans whose reset is blocked now. `gpus` are all GPUs of the host. Processes in `idle` do not block
+    /// a reset, because the operation ends them.
     pub(crate) async fn refuse_blocked_resets(
         &self,
         viewer: Viewer,
@@ -83,7 +83,7 @@ impl MigMode {
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     }
 
-    /// Describes the processes that have a GPU open, after the driver has refused a change because the GPU is busy.
+    /// After the driver has refused a change because the GPU is busy, describes the processes that have the GPU open.
     ///
     /// Every user may read the returned sentences, so they do not name processes. The log names them.
     pub(crate) async fn suspects(&self, uuid: &str) -> Vec<String> {
@@ -96,11 +96,11 @@ impl MigMode {
     }
 }
 
-/// Checks that a reset would not disturb the peers, which are reset as well. A pending MIG mode is
-/// permitted on the GPUs in `changes`, because the operation itself changes their mode.
+/// Checks that the GPUs that are reset together with others are free. A GPU in `changes` may have a pending MIG mode,
+/// because the operation itself changes its mode.
 ///
 /// # Errors
-/// If a peer is in use, has instances or an unrelated pending MIG mode, or cannot be read.
+/// If such a GPU is in use, has instances, has a pending MIG mode that the operation did not set, or cannot be read.
 pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes: &[String]) -> Result<(), ApiError> {
     for (uuid, reading) in readings.now(uuids).await {
         let why = match reading {
@@ -133,7 +133,7 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
 /// Returns the minor numbers of GPUs.
 ///
 /// # Errors
-/// If a GPU is not known.
+/// If gpushd does not know one of the GPUs.
 pub(super) fn minors(readings: &Readings, uuids: &[String]) -> Result<Vec<u32>, ApiError> {
     let host = readings.known()?;
     let minor = |uuid: &String| {

@@ -1,4 +1,4 @@
-//! Resets that make the MIG mode of GPUs effective. During a reset gpushd has no GPU open, so it
+//! Resets GPUs to make their MIG mode effective. During a reset gpushd has no GPU open, so it
 //! cannot read any GPU.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -10,23 +10,24 @@ use tokio_util::sync::CancellationToken;
 use super::{LOGGED, MigMode, holders, mode::ModeChange, preflight};
 use crate::host_services::HostServices;
 
-/// Name of the helper step that resets GPUs.
+/// Name of the helper unit's step that resets GPUs.
 pub(crate) const RESET: &str = "reset";
 
-/// The purpose of a reset.
+/// Why and for which operation gpushd resets GPUs.
 pub(crate) struct Purpose<'a> {
     /// Id of the operation.
     pub(crate) operation: &'a str,
     /// UUIDs of all GPUs whose MIG mode the operation changes.
     pub(crate) changes: &'a [String],
-    /// Cancellation of the operation; `None` during a rollback.
+    /// How to find out whether the operation was cancelled; `None` during a rollback, which cannot
+    /// be cancelled.
     pub(crate) cancel: Option<Cancel<'a>>,
 }
 
 /// The cancellation of an operation.
 pub(crate) struct Cancel<'a> {
     pub(crate) cancelled: &'a CancellationToken,
-    /// Returns the error of the cancellation. Must be called only after the cancellation.
+    /// Returns the error of the cancelled operation. Call this only after the cancellation.
     pub(crate) why: &'a (dyn Fn() -> ApiError + Send + Sync),
 }
 
@@ -45,7 +46,7 @@ impl From<ApiError> for NotReset {
     }
 }
 
-/// A pause of driver calls. Dropping it ends the pause.
+/// A pause of driver calls. Dropping this value ends the pause.
 struct PauseGuard<'a>(&'a MigMode);
 
 impl Drop for PauseGuard<'_> {
@@ -54,10 +55,10 @@ impl Drop for PauseGuard<'_> {
     }
 }
 
-/// Refuses a request that must read GPUs while a GPU is being reset.
+/// Refuses a request that must read GPUs if a GPU is being reset.
 ///
 /// # Errors
-/// [`Code::Resetting`] during a reset. The condition is temporary.
+/// [`Code::Resetting`] during a reset. The request may be repeated.
 pub(crate) fn not_resetting(host_services: &HostServices) -> Result<(), ApiError> {
     if host_services.driverless.try_read().is_ok() {
         return Ok(());
@@ -68,8 +69,8 @@ pub(crate) fn not_resetting(host_services: &HostServices) -> Result<(), ApiError
 }
 
 impl MigMode {
-    /// Resets GPUs together with their peers. During the reset gpushd has no driver handle open.
-    /// The reset does not start if the operation is cancelled first.
+    /// Resets GPUs, together with the GPUs that can only be reset with them. Closes all driver
+    /// handles of gpushd during the reset. Does not start if the operation is cancelled.
     pub(super) async fn reset(&self, purpose: &Purpose<'_>, due: &[&ModeChange]) -> Result<(), NotReset> {
         let mut uuids: Vec<String> = due.iter().map(|change| change.gpu.uuid.clone()).collect();
         uuids.extend(due.iter().flat_map(|change| change.peers.iter().cloned()));
