@@ -7,9 +7,8 @@
 //! timer, no worker, maintenance left ──► all GPUs are read
 //! ```
 //!
-//! The worker receives the driver's events. Without a worker, events are lost. So if there is no
-//! worker, the monitor reads the GPUs, which starts another worker. The monitor also reads the GPUs
-//! at the configured interval.
+//! The worker receives the driver's events. While no worker runs, gpushd misses events. So the monitor then reads the
+//! GPUs, which starts another worker. The monitor also reads the GPUs at the configured interval.
 
 use std::time::Duration;
 
@@ -23,8 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::state::{State, readings::Readings, words};
 
-/// First and longest interval of readings while there is no worker. The interval doubles after each
-/// reading.
+/// First and longest interval of readings while no worker runs. The interval doubles after each reading.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The handles of the monitor.
@@ -32,14 +30,13 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 pub(crate) struct Monitor {
     /// Receives the detected changes.
     pub(crate) state: State,
-    /// Reads the GPUs.
     pub(crate) readings: Readings,
     /// Provides the driver's events.
     pub(crate) hardware: Hardware,
 }
 
 impl Monitor {
-    /// Runs until gpushd stops. `events` was subscribed before the worker started.
+    /// Runs until gpushd stops. The caller must subscribe `events` before the worker starts.
     pub(crate) async fn run(self, mut events: Receiver<Event>, stopping: CancellationToken) {
         let mut status = self.hardware.watch();
         let mut snapshots = self.state.watch();
@@ -71,12 +68,12 @@ impl Monitor {
                     let now = status.borrow_and_update().clone();
                     self.state.set_unsettled(&now.unsettled);
                     if started > 0 && now.started > started {
-                        // Readings of the previous worker may be older than a reset.
+                        // Readings of the previous worker may be from before a reset.
                         self.readings.invalidate_all();
                     }
                     started = now.started;
                     if now.worker.is_some() && misses > 0 {
-                        // The reading of another caller has started a worker.
+                        // A worker runs again: another caller's reading has started it.
                         misses = 0;
                         again = self.next(misses);
                     } else if now.worker.is_none() && misses == 0 {
@@ -107,7 +104,7 @@ impl Monitor {
         }
     }
 
-    /// Returns the time of the next reading, after `misses` readings without a worker.
+    /// Returns when to read the GPUs next, after `misses` readings without a worker.
     fn next(&self, misses: u32) -> Option<Instant> {
         let seconds = self.state.config().health.poll_s;
         let poll = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
@@ -121,7 +118,7 @@ impl Monitor {
         }
     }
 
-    /// Publishes an event of the driver. An Xid may also cordon its GPU.
+    /// Publishes an event of the driver. If the event is an Xid, may also cordon its GPU.
     fn report(&self, event: &Event) {
         let EventKind::Xid(xid) = event.kind else { return };
         let at = match (event.gi, event.ci) {
@@ -158,7 +155,7 @@ fn log(change: &DriverChange) {
     }
 }
 
-/// The last published state of the driver.
+/// The state of the driver that was published last.
 #[derive(Debug, Default)]
 struct DriverSeen {
     /// Version of the last working driver.
@@ -175,7 +172,7 @@ impl DriverSeen {
             let before = self.version.clone();
             return vanished.then(|| DriverChange { driver: None, before, error: Some(error.to_api()) });
         }
-        // A worker that is still starting has no driver to report.
+        // A worker that is still starting does not know the driver yet.
         let driver = status.driver.as_ref().filter(|_| status.worker.is_some() && status.failure.is_none())?;
         let before = self.version.replace(driver.version.clone());
         let is_new = self.serves.replace(true) != Some(true) || before.as_ref() != Some(&driver.version);
@@ -211,7 +208,7 @@ mod tests {
             Status::default(),
             serving("1"),
             serving("1"),
-            // The worker has ended and is being restarted.
+            // In this case, the worker has ended and is being started again.
             Status { worker: None, ..serving("1") },
             serving("1"),
             gone.clone(),

@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-/// Notes in the help text. Lines have at most 78 columns.
+/// Notes at the end of the help text. Lines have at most 78 columns.
 const NOTES: &str = "\
 Socket:
   If systemd passes a socket (gpushd.socket), gpushd uses it and ignores
@@ -44,7 +44,7 @@ const FILES: [(&str, &str); 11] = [
 /// Directory of MPS daemons of the system service.
 pub(crate) const MPS_DIRECTORY: &str = gpush_mps::SYSTEM_DIRECTORY;
 
-/// Version of gpushd, and of the newest database schema that it reads.
+/// The version of gpushd, and the newest version of the database that gpushd can read.
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("{} (database schema {})", env!("CARGO_PKG_VERSION"), gpush_store::SCHEMA));
 

@@ -1,9 +1,8 @@
-//! Actions on a daemon: start, stop, restart, drain, and change the settings of its clients.
+//! Actions on an MPS daemon: start, stop, restart, drain, and change the settings of its clients.
 //!
-//! gpushd stops or restarts a daemon in use only with `force`. Otherwise the error names the
-//! clients and the leases. A lease counts as use even before the program of its holder connects.
-//! The program may take seconds until it calls `cuInit`, and would silently run without MPS if
-//! there were no daemon.
+//! gpushd stops or restarts a daemon that is in use only with `force`. Otherwise the error names the clients and the
+//! leases. A lease counts as use even before the holder's program connects. The program may take seconds until it calls
+//! `cuInit`. Without a daemon, it would run without MPS, and no error would say so.
 //!
 //! A stopped daemon stays stopped when gpushd restarts, until an administrator starts it.
 
@@ -19,25 +18,24 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Entry, Mps, clients, reconcile, records, targets::DesiredTargets, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
-/// Maximum time that clients may get to finish, in seconds.
+/// Maximum time that a request may give the clients to finish, in seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
 
 /// An action on a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MpsAction {
-    /// Starts the daemon, even if an administrator stopped it or gpushd no longer tries to start
-    /// it.
+    /// Starts the daemon, even if an administrator stopped it, or gpushd has given up starting it.
     Start,
     /// Stops the daemon.
     Stop,
     /// Stops the daemon and starts it again.
     Restart,
-    /// Stops the daemon once its clients and the leases on its target have ended.
+    /// Stops the daemon when its clients and the leases on its target have ended.
     Drain,
 }
 
 impl MpsAction {
-    /// Returns the name in the request path.
+    /// Returns the name of the action in the path of a request.
     pub(crate) fn verb(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -47,7 +45,7 @@ impl MpsAction {
         }
     }
 
-    /// Returns the name in the audit trail.
+    /// Returns the name of the action in the audit trail.
     fn name(self) -> &'static str {
         match self {
             Self::Start => "mps.start",
@@ -58,7 +56,7 @@ impl MpsAction {
     }
 }
 
-/// Performs an action. Returns the state of the daemon afterwards.
+/// Performs an action. Returns the daemon afterwards.
 ///
 /// # Errors
 /// If the daemon is in use and `force` is not set, or the action cannot be recorded.
@@ -80,17 +78,18 @@ pub(crate) async fn act(
         }
         None => None,
     };
-    // Grants and operations use this lock too, so no grant or operation can begin between the check
-    // and the stop of the daemon.
+    // Grants and operations use this lock too, so none of them can begin between the checks below and the stop of the
+    // daemon.
     let turn = entry.turn.lock().await;
     if matches!(act, MpsAction::Start | MpsAction::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
     }
-    // If the daemon is not desired, for example after a stop, reconciliation must set its policy and start it.
+    // A daemon that is not desired, for example after a stop, has no policy. So [`start`] must set its policy and start
+    // it.
     let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.last_report().wanted;
     let unless_used = !how.force;
     if unless_used && ends_use(act, &entry.daemon.last_report()) && mps.is_leased(&uuid) {
-        // Polls the daemon, so that the refusal names new clients too.
+        // Poll the daemon, so that the error also names new clients.
         entry.daemon.fresh(Duration::ZERO).await;
         return Err(in_use(mps, caller, act, &uuid, &entry).await);
     }
@@ -110,13 +109,13 @@ pub(crate) async fn act(
     let record = records::change(mps, &uuid, change, recorded);
     match end {
         None => record.await?,
-        // With `force`, clients are killed only after the action is recorded.
+        // With `force`, record the action first and then kill the clients.
         Some(end) if how.force => {
             record.await?;
             entry.daemon.send(end).await?;
         }
-        // A refused action is not recorded. If a successful action cannot be recorded, the
-        // reconciler or the next gpushd starts the daemon again.
+        // Without `force`, record the action only if the daemon accepts it. If the record then fails, the reconciler or
+        // the next gpushd starts the daemon again.
         Some(end) => {
             if let Err(error) = entry.daemon.send(end).await {
                 return Err(match error.code {
@@ -138,8 +137,8 @@ pub(crate) async fn act(
     view::one(mps, caller, &entry.short).await
 }
 
-/// Returns whether an action takes a daemon away from the leases on its target. A restart takes the
-/// daemon away only if the daemon runs.
+/// Returns whether an action takes the daemon away from the leases on its target. A restart does so only if the daemon
+/// runs.
 fn ends_use(act: MpsAction, seen: &Report) -> bool {
     match act {
         MpsAction::Start | MpsAction::Drain => false,
@@ -148,12 +147,12 @@ fn ends_use(act: MpsAction, seen: &Report) -> bool {
     }
 }
 
-/// Starts a daemon that is no longer recorded as stopped.
+/// Starts a daemon. The caller has already recorded that the daemon is not stopped.
 async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
     let _is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
-    // Meanwhile an administrator may have stopped the daemon, or an operation may have begun.
+    // Do nothing if an administrator has stopped the daemon meanwhile.
     if mps.record(uuid).stopped.is_some() {
         return Ok(());
     }
@@ -165,7 +164,7 @@ fn time_after(span: Duration) -> Option<Timestamp> {
     Timestamp::now().checked_add(SignedDuration::try_from(span).ok()?).ok()
 }
 
-/// Refuses to start a daemon that is not desired, or that is blocked by maintenance or an operation.
+/// Returns an error if the daemon is not desired, or if maintenance or an operation blocks its start.
 fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
     if let Some(maintenance) = mps.handles.state.maintenance() {
         return Err(words::refusal(&maintenance));
@@ -179,8 +178,7 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
             .hint("see the state of its GPU with `gpushctl status`, then try again")
             .retryable());
     };
-    // An operation may keep the daemon stopped. The daemon must not start before that operation
-    // ends.
+    // If an operation is changing the GPU, it may keep the daemon stopped until it ends.
     eligibility::not_changing(&mps.handles.state, target.gpu, &target.gpu_uuid)
 }
 
@@ -235,7 +233,7 @@ pub(crate) async fn set(
 ) -> Result<MpsSetResponse, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
     let label = view::label(&entry, &uuid);
-    // The settings are read under the lock, so that no concurrent change is lost.
+    // Lock before reading the settings, so that no concurrent change is lost.
     let turn = entry.turn.lock().await;
     if let Some(why) = DesiredTargets::of(mps, caller.viewer).why_removed(&uuid, &entry) {
         return Err(view::removed_target_error(&label, &entry, why));
@@ -273,8 +271,8 @@ pub(crate) async fn set(
     Ok(MpsSetResponse { daemon, reaches })
 }
 
-/// Returns the UUIDs of a target and of its GPU. A search of the audit trail finds the record by either UUID, even if
-/// the MIG device no longer exists.
+/// Returns the UUIDs of a target and of its GPU, for the audit record. A search for either UUID finds the record, even
+/// if the MIG device no longer exists.
 fn identity(uuid: &str, entry: &Entry) -> serde_json::Map<String, serde_json::Value> {
     [("uuid", uuid), ("gpu_uuid", entry.gpu_uuid.as_str())]
         .into_iter()
@@ -282,7 +280,7 @@ fn identity(uuid: &str, entry: &Entry) -> serde_json::Map<String, serde_json::Va
         .collect()
 }
 
-/// Returns the settings that the request names, with their new values.
+/// Returns the settings that the request changes, with their new values.
 fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<String, serde_json::Value> {
     let named = [
         ("percentage", change.percentage.is_some()),
@@ -298,7 +296,7 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
     asked
 }
 
-/// Describes which clients a change affects, according to NVIDIA's documentation.
+/// Describes which clients a change of settings affects, according to NVIDIA's documentation.
 fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Report) -> Vec<String> {
     if before == now {
         return vec!["no change: the daemon already had these settings".to_owned()];

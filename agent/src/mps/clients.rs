@@ -1,8 +1,8 @@
 //! The clients of a daemon: their processes, users and leases.
 //!
-//! A client names its lease in an environment variable, which the client can set to any value.
-//! gpushd accepts the name only if the client's user holds that lease. The name is for display and
-//! for the checks of unleased processes; the name grants no access.
+//! A client names its lease in an environment variable, which it can set to any value. gpushd accepts the name only if
+//! the client's user holds that lease. The name is only shown and used in the checks for unleased processes. It gives
+//! no access.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,14 +12,14 @@ use gpush_mps::daemon::{DaemonRequest, DriverClients, Report};
 use super::Mps;
 use crate::{caller::Caller, state::OpenLease};
 
-/// Maximum time for a daemon to end a client's work.
+/// Maximum time that an MPS daemon may take to end a client's work.
 const TERMINATE: Duration = Duration::from_secs(5);
 
-/// Maximum time for the driver to list the processes on a GPU.
+/// Maximum time that the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Returns a function that gets the MPS clients of a target from the driver. The function is called
-/// if the daemon does not report its clients.
+/// Returns a function that asks the driver for the MPS clients of a target. gpushd calls it if the daemon does not
+/// report its clients.
 pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverClients {
     let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {
@@ -38,11 +38,11 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
     })
 }
 
-/// A target that is shared through MPS, with the data that decides which processes may run there.
+/// A target that is shared through MPS. Contains what decides whether a process may run there.
 #[derive(Debug)]
 pub(crate) struct SharedTarget {
-    /// Whether the daemon is desired. `false` if the daemon is stopped or about to be removed; in
-    /// both cases, no lease is granted on the target.
+    /// Whether a daemon is desired. If the daemon is stopped or about to be removed, this is `false`, and no lease is
+    /// granted on the target.
     pub(crate) is_given: bool,
     leases: Vec<OpenLease>,
 }
@@ -59,13 +59,13 @@ fn is_lease_of(leases: &[OpenLease], name: &str, uid: Option<u32>) -> bool {
     leases.iter().any(|lease| Some(lease.record.holder.uid) == uid && lease.id().to_string() == name)
 }
 
-/// Returns the shared target of a GPU or MIG device; `None` if it is not shared.
+/// Returns the target of a GPU or MIG device that is shared through MPS. `None` if it is not shared.
 pub(crate) fn sharing(mps: &Mps, uuid: &str) -> Option<SharedTarget> {
     let entry = mps.entries().get(uuid).cloned()?;
     Some(SharedTarget { is_given: entry.daemon.last_report().wanted, leases: mps.leases_on(uuid) })
 }
 
-/// Requests that the daemon of a client ends the client's work on the GPU.
+/// Asks the MPS daemon of a client to end the client's work on the GPU.
 pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
     let entries: Vec<_> = mps.entries().values().cloned().collect();
@@ -88,8 +88,7 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
 pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
-    // Runs on a blocking thread, because environments may be large, and their pages may be swapped
-    // out.
+    // Use a blocking thread: the environments of processes may be large and swapped out.
     let reader = mps.clone();
     let named = tokio::task::spawn_blocking(move || {
         pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_lease)(pid)?))).collect()
@@ -113,7 +112,7 @@ pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<Mp
     clients
 }
 
-/// Returns conditions that the daemon does not prevent, one sentence each.
+/// Returns a sentence for each problem on the target that the daemon does not prevent.
 pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
     let mut findings = seen.findings.clone();
     let without = clients.iter().filter(|client| client.lease.is_none()).count();
@@ -139,8 +138,8 @@ pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease
     findings
 }
 
-/// Returns a sentence for each client that waits for the clients of another user. A sentence names only clients that
-/// the caller may see.
+/// Returns a sentence for each client that must wait because the daemon serves another user. Leaves out clients that
+/// the caller may not see.
 pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Report) -> Vec<String> {
     let stuck = seen.blocked();
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();

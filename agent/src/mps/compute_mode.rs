@@ -1,9 +1,9 @@
 //! The compute mode of GPUs that are shared through MPS. gpushd sets EXCLUSIVE_PROCESS, so that
 //! programs cannot bypass the daemon, and later restores the previous mode.
 //!
-//! The GPU needs EXCLUSIVE_PROCESS from just before an operation starts the daemon until all
-//! processes of the daemon have exited. If the daemon never started, the GPU does not need the
-//! mode, although gpushd continues its attempts to start the daemon.
+//! The GPU needs EXCLUSIVE_PROCESS from just before an operation starts the daemon until all processes of the daemon
+//! have exited. If the daemon has never started, the GPU does not need the mode, even while gpushd still tries to start
+//! the daemon.
 
 use std::{
     collections::BTreeMap,
@@ -21,14 +21,14 @@ impl Mps {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a daemon needs the compute mode of a whole GPU to be EXCLUSIVE_PROCESS.
+    /// Returns whether a whole GPU needs the compute mode EXCLUSIVE_PROCESS for a daemon.
     pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
         self.is_active(uuid)
             || self.all_operation_daemons().starting.contains(uuid)
             || self.has_daemon_or_leftovers(uuid)
     }
 
-    /// Returns whether a daemon of the GPU, or a process that such a daemon left, exists.
+    /// Returns whether the GPU has a daemon, or a process that a daemon left.
     fn has_daemon_or_leftovers(&self, uuid: &str) -> bool {
         let Some(entry) = self.entries().get(uuid).cloned() else { return false };
         let seen = entry.daemon.last_report();
@@ -36,8 +36,8 @@ impl Mps {
     }
 }
 
-/// Sets the compute mode of a GPU that is shared or will soon be shared. If the mode cannot be set,
-/// health and the findings of the daemon report the reason until an attempt succeeds.
+/// Sets the compute mode of a GPU that is shared through MPS or will soon be. If this fails, health and the daemon's
+/// findings report the reason until an attempt succeeds.
 pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: MpsComputeMode) {
     let gpu = &target.gpu_uuid;
     match wanted {
@@ -55,8 +55,8 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
                 tracing::info!(gpu, "GPU {gpu}: its compute mode changed from {before} to {mode}");
             }
         }
-        // Without driver handles, gpushd can neither read nor set the mode. The state `maintenance` already explains
-        // the missing mode.
+        // During maintenance gpushd cannot access the driver. The state `maintenance` already explains why the mode is
+        // not set.
         Err(_) if mps.handles.state.maintenance().is_some() => {}
         Err(why) => {
             if mps.bypass_reasons().insert(gpu.clone(), why.clone()).as_ref() != Some(&why) {
@@ -66,7 +66,7 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
     }
 }
 
-/// Returns the error for a GPU where programs can bypass MPS because the compute mode could not be set.
+/// Returns an error if the compute mode of the GPU could not be set, so that programs can bypass MPS.
 pub(super) fn bypass_error(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
     let why = mps.bypass_reasons().get(gpu_uuid).cloned()?;
     let message = format!("programs can bypass MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
@@ -89,13 +89,12 @@ pub(super) async fn restore_compute_mode(mps: &Mps, uuid: &str) {
     mps.handles.shared_gpus.wake_leftover_check();
 }
 
-/// Restores the compute mode after an operation that could not start the daemon.
+/// Restores the compute mode if an operation could not start the daemon.
 pub(super) async fn restore_after_failed_start(mps: &Mps, operation: &str, uuid: &str) {
     if let Some(moves) = mps.operation_daemons().get_mut(operation) {
         moves.starting.remove(uuid);
     }
-    // A daemon that runs but has not answered in time still needs the mode. Otherwise programs
-    // could bypass the daemon.
+    // If the daemon runs but has not answered in time, keep the mode, so that programs cannot bypass the daemon.
     if !mps.needs_compute_mode(uuid) {
         restore_compute_mode(mps, uuid).await;
     }

@@ -1,4 +1,4 @@
-//! Names the processes that prevent a daemon from answering, to callers who may see them.
+//! Finds the processes that prevent a daemon from answering, and names them to callers who may see them.
 
 use gpush_host::identity::ProcessIdentity;
 use gpush_mps::daemon::Report;
@@ -6,7 +6,8 @@ use gpush_mps::daemon::Report;
 use super::Mps;
 use crate::caller::Caller;
 
-/// Returns a sentence for each process that holds a daemon's control connection and that the caller may see.
+/// Returns a sentence for each process that keeps a daemon's control connection open. Leaves out processes that the
+/// caller may not see.
 pub(super) async fn holders(mps: &Mps, caller: &Caller, report: &Report) -> Vec<String> {
     let pids: Vec<u32> = report.ear.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let identities = mps.handles.users.processes(pids.clone()).await;

@@ -1,8 +1,7 @@
-//! Functions of MPS targets for leases: names, offers, admission of lease holders, and clients.
+//! What leases need from MPS targets: names, offers, admission of lease holders, and clients.
 //!
-//! Only the holders of active leases, and of grants that are being recorded, have access to the pipe directory of a
-//! target. A new holder is admitted before the grant is recorded. If clients of another user are connected, admission
-//! fails and nothing is recorded.
+//! Only holders of leases have access to the pipe directory of a target. They get access before the grant is recorded.
+//! If clients of another user are connected, admission fails, and no grant is recorded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +24,7 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
-/// Environment variable of a client that contains its pipe directory.
+/// Environment variable of an MPS client. It contains the client's pipe directory.
 const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// Finds the UUID of the target that a text names.
@@ -36,7 +35,8 @@ pub(crate) fn target(mps: &Mps, text: &str) -> Result<String, ApiError> {
     view::find(mps, text).map(|(uuid, _)| uuid)
 }
 
-/// Returns the UUIDs of all targets with a daemon, and for each target in use the user of its clients.
+/// Returns the UUIDs of all targets with a daemon. Also returns, for each target in use, the user whose clients are
+/// connected.
 pub(crate) fn daemons(mps: &Mps) -> (BTreeSet<String>, BTreeMap<String, u32>) {
     let entries = mps.entries();
     let user = |(uuid, entry): (&String, &Entry)| {
@@ -47,7 +47,7 @@ pub(crate) fn daemons(mps: &Mps) -> (BTreeSet<String>, BTreeMap<String, u32>) {
     (entries.keys().cloned().collect(), entries.iter().filter_map(user).collect())
 }
 
-/// Returns the targets whose daemons admit clients now.
+/// Returns the targets whose daemons admit new clients now.
 pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
     let outlook = DesiredTargets::of(mps, Viewer::Agent);
     let entries = mps.entries().clone();
@@ -57,7 +57,7 @@ pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
     entries.into_iter().filter(serves).map(|(uuid, _)| uuid).collect()
 }
 
-/// Returns whether a daemon is starting, was found but does not admit clients yet, or is about to be started.
+/// Returns whether any daemon is starting, will soon be started, or runs but does not admit clients yet.
 pub(crate) fn is_starting(mps: &Mps) -> bool {
     let starts = |entry: &Entry| {
         let seen = entry.daemon.last_report();
@@ -66,10 +66,10 @@ pub(crate) fn is_starting(mps: &Mps) -> bool {
     mps.entries().values().any(starts) || DesiredTargets::of(mps, Viewer::Agent).has_pending(mps)
 }
 
-/// Checks that a target is shared and its daemon admits clients.
+/// Checks that a target has a daemon that admits clients.
 ///
 /// # Errors
-/// If the target does not serve. The error says why.
+/// If no client can be admitted. The error says why.
 pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(target).cloned() else {
         return Err(ApiError::new(Code::Conflict, format!("{target} is no longer shared through MPS"))
@@ -86,7 +86,7 @@ pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
     Err(view::not_granting_error(&label, &entry, &seen, mps.record(target).stopped.is_some()))
 }
 
-/// Returns the settings for the clients of a lease: the requested values, within the limits of the daemon.
+/// Returns the settings for the clients of a lease: the requested values, limited by the settings of the daemon.
 ///
 /// # Errors
 /// If a value exceeds a limit of the daemon or the memory of the target.
@@ -125,8 +125,8 @@ pub(crate) fn client_settings(
     Ok(settings)
 }
 
-/// Admits the holders of the members of a grant. The members are reserved in the state. A daemon
-/// that still belongs to a previous user is replaced.
+/// Admits lease holders to the MPS targets of a grant that is about to be recorded. If a daemon still belongs to a
+/// previous user, replaces it.
 ///
 /// # Errors
 /// If a daemon does not serve, or clients of another user are connected.
@@ -134,17 +134,17 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), Ap
     for target in targets(members) {
         let entry = mps.entries().get(target).cloned();
         let Some(entry) = entry else { return serves(mps, target) };
-        // Operations and stops of the daemon use this lock too, so from now on they see the reservation.
+        // Operations and stops of the daemon use this lock too. So from now on they see the reserved capacity.
         let _turn = entry.turn.lock().await;
         serves(mps, target)?;
         entry.daemon.send(DaemonRequest::Users(mps.admitted(target))).await?;
-        // The daemon may have exited since the first check.
+        // Check again, because the daemon may have exited meanwhile.
         serves(mps, target)?;
     }
     Ok(())
 }
 
-/// Grants access to the pipe directories of these members to the lease holders, and revokes it from all other users.
+/// Gives the lease holders on these targets access to the pipe directories, and takes the access from all other users.
 pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
     for target in targets(members) {
         let Some(entry) = mps.entries().get(target).cloned() else { continue };
@@ -157,7 +157,7 @@ pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
             );
         }
         drop(turn);
-        // If no rule requires the daemon, it may now exit.
+        // If no rule requires the daemon any more, the reconciler may stop it now.
         mps.wakes.wake(&entry.gpu_uuid);
     }
 }
@@ -173,7 +173,7 @@ pub(crate) fn pipe_directory(mps: &Mps, target: &str) -> Option<String> {
     seen.pipe.map(|path| path.display().to_string())
 }
 
-/// Polls a target's daemon and returns the pids of its clients; `None` if they are not known.
+/// Polls a target's daemon and returns the pids of its clients. `None` if the daemon does not report them.
 pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
     let Some(entry) = mps.entries().get(target).cloned() else { return Some(Vec::new()) };
     let seen = entry.daemon.fresh(Duration::ZERO).await;
@@ -184,14 +184,14 @@ pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
     Some(clients.filter_map(|pid| u32::try_from(pid).ok()).collect())
 }
 
-/// Returns the lease that a process names in its environment. The call blocks while it reads the environment.
+/// Returns the lease that a process names in its environment. Blocks while it reads the environment.
 pub(crate) fn named(mps: &Mps, pid: u32) -> Option<String> {
     (mps.handles.named_lease)(pid)
 }
 
-/// Returns whether a process is a client of another gpushd: its environment names a pipe directory
-/// that this gpushd does not manage. If so, the lease that the process names also belongs to the
-/// other gpushd, because lease numbers are unique only within one gpushd.
+/// Returns whether a process is a client of another gpushd, because its environment has a pipe directory that this
+/// gpushd does not manage. The lease that such a process names also belongs to the other gpushd, because each gpushd
+/// numbers its leases separately.
 pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
     match proc::environment(pid, PIPE_DIRECTORY) {
         Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),
@@ -199,7 +199,7 @@ pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
     }
 }
 
-/// Returns the percentage of a lease on a target, in tenths of a percent.
+/// Returns which part of a target a lease may use, in tenths of a percent.
 pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
     let here = lease.record.members.iter().filter(|member| member.target == target);
     here.map(|member| match &member.share {
@@ -209,15 +209,15 @@ pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
     .sum()
 }
 
-/// Returns why targets on these GPUs do not serve, one error each.
+/// Returns an error for each target on these GPUs that does not serve clients.
 pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<ApiError> {
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| gpus.contains(&entry.gpu_uuid.as_str()));
     here.filter_map(|(uuid, _)| serves(mps, &uuid).err()).collect()
 }
 
-/// Returns the current user of each target whose daemon serves one user at a time. The current user
-/// is the holder of a lease on the target, or else the user whose clients are connected.
+/// For each target whose daemon serves one user at a time, returns that user: the holder of a lease on the target, or
+/// else the user whose clients are connected.
 pub(crate) fn single_users(mps: &Mps, table: &LeaseTable) -> Vec<(String, u32)> {
     let (_, connected) = daemons(mps);
     let entries = mps.entries().clone();

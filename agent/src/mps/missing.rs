@@ -18,11 +18,10 @@ use crate::{
     state::{HostState, no_driver, words},
 };
 
-/// Checks that the GPUs are known. Until the GPUs are known, gpushd cannot say that a target does
-/// not exist.
+/// Checks that gpushd knows the GPUs of the host. Before that, it cannot say that a target does not exist.
 ///
 /// # Errors
-/// If the GPUs are not known. The error says why.
+/// If gpushd does not know the GPUs. The error says why.
 pub(crate) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
     match (&host.driver, &host.maintenance) {
         (_, Some(maintenance)) if !host.was_listed => Err(words::not_read_error(maintenance)),
@@ -39,13 +38,14 @@ fn starting(error: &DriverError) -> ApiError {
         .retryable()
 }
 
-/// Returns the error for `text`, which matches no target. Returns `not_found` if nothing explains the mismatch.
+/// Returns the error for `text`, which matches no target. Returns the argument `not_found` if there is no better
+/// reason.
 pub(super) fn explain(mps: &Mps, outlook: &DesiredTargets, text: &str, not_found: ApiError) -> ApiError {
     let host = mps.handles.state.now();
     if let Err(error) = gpus_known(&host) {
         return error;
     }
-    // For example, `0:2g.20gb@2` is a device of GPU 0.
+    // A text such as `0:2g.20gb@2` names a MIG device, in this example on GPU 0.
     let gpu = text.split(':').next().unwrap_or(text).trim();
     match host.position(gpu) {
         Ok(at) => {

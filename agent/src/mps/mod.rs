@@ -7,8 +7,8 @@
 //!                                                              nvidia-cuda-mps-control ◄┘ one per target
 //! ```
 //!
-//! Daemons survive gpushd. The next gpushd finds them by their directories and adopts them before
-//! it reads any GPU. The new gpushd decides later whether each daemon is still desired.
+//! Daemons continue to run when gpushd ends. The next gpushd finds them by their directories and adopts them before it
+//! reads any GPU. Later it decides whether each daemon is still desired.
 //!
 //! | file | subject |
 //! |---|---|
@@ -82,7 +82,7 @@ use crate::{
 
 use self::{operation_steps::OperationDaemons, wakes::Wakes};
 
-/// Pause before the next check of a daemon that is about to exit.
+/// Pause before gpushd checks again whether a daemon has exited.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The MPS daemons of the host, with the handles that supervise them. A handle, cheap to clone.
@@ -97,7 +97,6 @@ impl Deref for Mps {
     }
 }
 
-/// Handles that the supervision of daemons uses.
 pub(crate) struct Handles {
     pub(crate) state: State,
     pub(crate) readings: Readings,
@@ -107,14 +106,13 @@ pub(crate) struct Handles {
     pub(crate) users: Users,
     pub(crate) shared_gpus: SharedGpus,
     pub(crate) timeslice: Timeslice,
-    /// Reads the lease that a process names in its environment.
     pub(crate) named_lease: NamedLease,
     pub(crate) stopping: CancellationToken,
     /// The uid that gpushd runs as.
     pub(crate) own_uid: u32,
 }
 
-/// Reads the lease that a process names in its environment, by pid.
+/// A function that reads which lease a process names in its environment. Its parameter is the pid.
 pub(crate) type NamedLease = Arc<dyn Fn(u32) -> Option<String> + Send + Sync>;
 
 impl fmt::Debug for Handles {
@@ -123,29 +121,28 @@ impl fmt::Debug for Handles {
     }
 }
 
-/// The state behind an [`Mps`].
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
-    /// Directory that contains one directory per target.
+    /// Directory that contains one subdirectory for each target.
     base: PathBuf,
     launcher: Launcher,
-    /// Directory of NVIDIA's programs, used if the config keeps the default paths.
+    /// Directory of NVIDIA's MPS programs. Used if the config does not set their paths.
     programs: Option<PathBuf>,
     /// Targets by UUID.
     entries: Mutex<BTreeMap<String, Entry>>,
     /// Records of targets, by UUID.
     records: Mutex<BTreeMap<String, MpsTarget>>,
-    /// Why desired targets cannot exist, one sentence each, by UUID of the GPU.
+    /// For each GPU, by UUID, why its desired targets cannot exist.
     findings: Mutex<BTreeMap<String, Vec<Finding>>>,
-    /// Why GPUs do not have the compute mode that prevents programs from bypassing MPS, by UUID.
+    /// For each GPU, by UUID, why gpushd could not set the compute mode that prevents programs from bypassing MPS.
     open: Mutex<BTreeMap<String, String>>,
-    /// What running operations have done with daemons, by id of the operation.
+    /// For each running operation, by id, which daemons it keeps stopped and which it starts.
     moves: Mutex<BTreeMap<String, OperationDaemons>>,
-    /// Whether the control program supports several users. gpushd probes the program when a rule
-    /// requests several users.
+    /// Whether the MPS control program supports several users. gpushd finds this out when a rule requests several
+    /// users.
     many: Mutex<Option<multi_user_support::ProgramSupport>>,
-    /// Serializes runs of the control program for `many`.
+    /// Locked while the control program runs to find out `many`.
     asking_many: tokio::sync::Mutex<()>,
     wakes: Wakes,
 }
@@ -157,16 +154,16 @@ struct Entry {
     short: String,
     /// UUID of the target's GPU. The target is the whole GPU or a MIG device on the GPU.
     gpu_uuid: String,
-    /// The target according to the config; `None` if only a daemon is left.
+    /// The target according to the config; `None` if the config no longer has the target, but its daemon still exists.
     target: Option<SharingTarget>,
     daemon: Daemon,
-    /// Serializes changes of the target's users and of its daemon.
+    /// Locked while the target's users or its daemon change.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Mps {
-    /// Creates the handle for daemons below `base`. `programs` is the directory of NVIDIA's programs, used if the
-    /// config keeps the default paths.
+    /// Creates the handle. `base` contains the directories of the daemons. `programs` is the directory of NVIDIA's
+    /// programs, used if the config does not set their paths.
     pub(crate) fn new(base: PathBuf, programs: Option<PathBuf>, records: Vec<MpsTarget>, handles: Handles) -> Self {
         let records = records.into_iter().map(|record| (record.target.clone(), record)).collect();
         Self(Arc::new(Inner {
@@ -199,13 +196,13 @@ impl Mps {
         });
     }
 
-    /// Returns whether the host uses MPS.
+    /// Returns whether this host has MPS targets.
     pub(crate) fn is_used(&self) -> bool {
         !self.entries().is_empty()
     }
 
-    /// Returns the log directory from the config. If the config has the default and `base` is not the system's
-    /// directory, the logs are below `base`.
+    /// Returns the log directory from the config. If the config has the default, and `base` is not the directory of the
+    /// system service, returns a directory below `base`.
     fn log_directory(&self, configured: &str, usual: &str) -> PathBuf {
         if configured == usual && self.base != std::path::Path::new(MPS_DIRECTORY) {
             return self.base.join("logs");
@@ -213,7 +210,7 @@ impl Mps {
         PathBuf::from(configured)
     }
 
-    /// Returns why desired targets cannot exist, one sentence each.
+    /// Returns one sentence for each reason why a desired target cannot exist.
     pub(crate) fn findings(&self) -> Vec<String> {
         let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
         let mut of_gpus: Vec<(&String, &Vec<Finding>)> = findings.iter().collect();
@@ -221,7 +218,7 @@ impl Mps {
         of_gpus.into_iter().flat_map(|(_, findings)| findings).map(Finding::to_string).collect()
     }
 
-    /// Returns why one target cannot exist as desired, one sentence each.
+    /// Returns one sentence for each reason why this target cannot exist as desired.
     fn findings_of(&self, gpu: &str, target: &str) -> Vec<String> {
         let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
         let its = findings.get(gpu).into_iter().flatten().filter(|finding| finding.target.as_deref() == Some(target));
@@ -243,7 +240,7 @@ impl Mps {
         }
     }
 
-    /// Returns whether a whole GPU is still a target, even if the target is about to be removed.
+    /// Returns whether a whole GPU is an MPS target, even one that is about to be removed.
     pub(crate) fn has(&self, uuid: &str) -> bool {
         self.is_active(uuid) || self.entries().contains_key(uuid)
     }
@@ -260,7 +257,7 @@ impl Mps {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Collects the data that identifies the current MPS servers.
+    /// Returns the data by which gpushd recognizes its current MPS servers.
     pub(crate) fn servers(&self) -> Servers {
         let entries = self.entries().clone();
         let label = |target: &str| {
@@ -275,12 +272,12 @@ impl Mps {
         self.handles.state.leases().admitted(uuid)
     }
 
-    /// Returns the leases that occupy a target, in order of arrival.
+    /// Returns the leases on a target, in order of arrival.
     fn leases_on(&self, uuid: &str) -> Vec<OpenLease> {
         self.handles.state.leases().on_target(uuid).cloned().collect()
     }
 
-    /// Returns whether a lease, or a grant that is being recorded, occupies a target.
+    /// Returns whether a target has a lease, or a grant that is being recorded.
     fn is_leased(&self, uuid: &str) -> bool {
         self.handles.state.leases().is_occupied(uuid)
     }

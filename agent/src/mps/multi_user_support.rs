@@ -1,6 +1,5 @@
-//! Support for clients of several users at a time, which a rule requests with `users = "many"`. If
-//! the control program does not support several users, the target serves one user at a time, and a
-//! finding says so.
+//! Finds out whether an MPS daemon can serve several users at a time, which a rule requests with `users = "many"`. If
+//! it cannot, the target serves one user at a time, and a finding says so.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,7 +9,7 @@ use std::{
 use gpush_api::{MpsPolicy, MpsUsers};
 use gpush_mps::daemon::multi_user::{self, Support};
 
-/// Whether a control daemon supports several users, and the modification time of the program that was probed.
+/// Whether the MPS control program supports several users, and the modification time of the program file.
 #[derive(Debug, Clone)]
 pub(super) struct ProgramSupport {
     program: PathBuf,
@@ -18,7 +17,7 @@ pub(super) struct ProgramSupport {
     support: Support,
 }
 
-/// Determines what a program supports, unless `before` is a known result for the same file.
+/// Finds out what the control program supports. Returns `before` if it is a result for the same file.
 pub(super) async fn probe(program: &Path, before: Option<ProgramSupport>) -> ProgramSupport {
     let written = std::fs::metadata(program).and_then(|meta| meta.modified()).ok();
     let is_same = |before: &ProgramSupport| before.program == program && before.written == written;
@@ -34,7 +33,7 @@ pub(super) async fn probe(program: &Path, before: Option<ProgramSupport>) -> Pro
     asked
 }
 
-/// Returns why a target serves one user at a time although its rule requests several.
+/// If a rule requests several users but the target serves only one at a time, returns the reason.
 pub(super) fn reason_single_user(asked: &ProgramSupport) -> Option<String> {
     let program = asked.program.display();
     let why = match asked.support {
@@ -48,7 +47,7 @@ pub(super) fn reason_single_user(asked: &ProgramSupport) -> Option<String> {
     Some(format!("the rule has users = \"many\", but this target serves one user at a time: {why}"))
 }
 
-/// Returns the effective policy: one user at a time unless several are supported.
+/// Returns the effective policy: several users only if the control program supports them.
 pub(super) fn effective_policy(policy: MpsPolicy, asked: Option<&ProgramSupport>) -> MpsPolicy {
     match asked {
         Some(ProgramSupport { support: Support::Supported, .. }) => policy,

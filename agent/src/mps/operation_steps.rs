@@ -1,7 +1,7 @@
 //! MPS daemons that an operation stops or starts.
 //!
-//! Only an operation changes how a GPU is shared, never a reload alone. The daemon of a whole GPU
-//! is *in force* if an operation started it on this boot.
+//! Only an operation changes how a GPU is shared; a reload alone does not. The daemon of a whole GPU is *in force* if
+//! an operation has started it on this boot.
 //!
 //! ```text
 //! plan ─► daemons on what it takes away ─┬─ a lease or a client is there ─► blocked, with their names
@@ -11,8 +11,8 @@
 //!      └► rolled back: as before, according to the record
 //! ```
 //!
-//! An idle MPS server that gpushd started does not count as a use of its GPU. MIG mode allows only the default compute
-//! mode. So the compute mode is restored when the daemon exits, before MIG mode is enabled.
+//! An MPS server of gpushd without clients does not count as a use of its GPU. MIG mode allows only the default compute
+//! mode. So gpushd restores the compute mode when the daemon exits, before MIG mode is enabled.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,23 +27,23 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{Entry, Mps, compute_mode, reconcile, view};
 use crate::lanes::Reserve;
 
-/// Time added to the limits for the stop and the start of a daemon.
+/// Extra time that gpushd waits after the time limit for the stop or start of a daemon.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Interval of checks whether an exited daemon has left processes in its directory.
+/// Interval at which gpushd checks whether all processes of an exited daemon have ended.
 const CHECK: Duration = Duration::from_millis(5);
 
-/// What an operation has done with daemons. The data is removed when the operation ends.
+/// The daemons that an operation keeps stopped or starts. Removed when the operation ends.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OperationDaemons {
-    /// Targets whose daemons the operation keeps stopped.
+    /// UUIDs of the targets whose daemons the operation keeps stopped.
     pub(super) aside: BTreeSet<String>,
-    /// Targets whose daemons the operation starts although they are not in force yet.
+    /// UUIDs of the targets whose daemons the operation starts.
     pub(super) starting: BTreeSet<String>,
 }
 
 impl Mps {
-    /// Returns what all running operations have done with daemons.
+    /// Returns the daemons that any running operation keeps stopped or starts.
     pub(super) fn all_operation_daemons(&self) -> OperationDaemons {
         let mut all = OperationDaemons::default();
         for moves in self.operation_daemons().values() {
@@ -53,16 +53,16 @@ impl Mps {
         all
     }
 
-    /// Removes the data about what an operation has done with daemons. From then on, only the
-    /// records determine which daemons gpushd starts or keeps stopped.
+    /// Forgets which daemons an operation keeps stopped or starts. Then only the records determine which daemons gpushd
+    /// starts or keeps stopped.
     pub(crate) fn forget_operation(&self, operation: &str) {
         if self.operation_daemons().remove(operation).is_some() {
             self.wake_all();
         }
     }
 
-    /// Returns the pids of processes that do no work for a user: gpushd's daemons and servers without clients, on
-    /// targets without leases.
+    /// Returns the pids of processes that do no work for a user: the MPS daemons and servers on targets without clients
+    /// and leases.
     pub(crate) fn idle(&self) -> BTreeSet<u32> {
         let entries = self.entries().clone();
         let idle = entries.iter().filter(|(uuid, entry)| users(self, uuid, entry).is_empty());
@@ -74,7 +74,7 @@ impl Mps {
     }
 }
 
-/// Returns why a target is in use, one sentence each; empty if it is not in use.
+/// Returns one sentence for each use of a target; empty if it is not in use.
 fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     let (seen, label) = (entry.daemon.last_report(), view::label(entry, uuid));
     if !seen.clients_known {
@@ -93,9 +93,8 @@ fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     users
 }
 
-/// Returns the pids of processes that do no work for a user, like [`Mps::idle`]. First polls the
-/// daemons of the GPUs in `asked`, so that clients that have exited do not block a plan. For other
-/// GPUs the last poll is used, because their daemons may hang.
+/// Returns the pids of processes that do no work for a user, like [`Mps::idle`]. First polls the daemons of the GPUs in
+/// `asked`, so that clients that have exited do not block a plan. Does not poll other daemons, because they may hang.
 pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     let entries: Vec<Entry> = mps.entries().values().filter(|entry| asked.contains(&entry.gpu_uuid)).cloned().collect();
     let polls = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
@@ -105,9 +104,8 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     mps.idle()
 }
 
-/// Returns what a plan needs exclusively on its GPU: certain targets, or the whole GPU. A waiting
-/// operation reserves these targets or the GPU, even if leases use them. A refused plan needs
-/// nothing.
+/// Returns what a plan needs exclusively on its GPU: certain targets, or the whole GPU. While the operation waits, it
+/// reserves them, even if leases still use them. A refused plan reserves nothing.
 pub(crate) fn reserve_of_plan(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());
@@ -117,7 +115,7 @@ pub(crate) fn reserve_of_plan(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     }
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let devices = instances.flat_map(|instance| &instance.compute).filter_map(|compute| compute.uuid.as_ref());
-    // While MIG is on, no lease holds the GPU as a whole.
+    // If MIG is on, no lease can use the whole GPU.
     let is_whole = gpu.mig.as_ref().is_none_or(Mig::is_off);
     let targets = devices.chain(is_whole.then_some(&gpu.uuid));
     Reserve::Targets(targets.filter(|uuid| is_removed(gpu, plan, uuid)).cloned().collect())
@@ -131,13 +129,14 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         let ended: BTreeMap<&String, &Entry> = entries
             .iter()
             .filter(|(uuid, entry)| {
-                // Includes a daemon that an administrator stopped, because its record must be
-                // removed and the compute mode restored.
+                // Include a daemon that an administrator stopped: its record must be removed, and the compute mode
+                // restored.
                 let stands = is_present(entry) || mps.is_active(uuid);
                 entry.gpu_uuid == gpu.uuid && stands && is_removed(gpu, plan, uuid)
             })
             .collect();
-        // An earlier refusal may name only the MPS server. The refusal below names the clients and leases.
+        // Replace an earlier refusal, because it may name only the MPS server. The new refusal names the clients and
+        // leases.
         let held = matches!(plan.refusal, Some(Refusal::Held { .. } | Refusal::Blocked { .. }));
         if plan.error.is_some() && !held {
             continue;
@@ -184,10 +183,10 @@ fn is_present(entry: &Entry) -> bool {
     seen.wanted || seen.state != SupervisorState::Stopped
 }
 
-/// Returns whether a plan removes the target of a daemon.
+/// Returns whether a plan removes the target `uuid` of a daemon.
 fn is_removed(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
     if plan.error.is_some() {
-        // A refused plan no longer lists its steps, so assume that it removes the target.
+        // A refused plan has no steps, so assume that it removes the target.
         return true;
     }
     if uuid == gpu.uuid {
@@ -204,8 +203,8 @@ fn is_removed(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
     plan.mig_mode() == Some(false) || plan.reset().is_some() || plan.instance_steps().any(gone)
 }
 
-/// Stops the daemon of target `uuid` on GPU `gpu`, and keeps it stopped until the operation ends. `label` names the
-/// target in errors.
+/// Stops the daemon of target `uuid` on GPU `gpu`, and keeps it stopped until the operation ends. `label` is the
+/// target's name in errors.
 ///
 /// # Errors
 /// If the daemon does not exit, or a lease or a client has appeared since the plan was made.
@@ -216,9 +215,9 @@ pub(crate) async fn stop_for_operation(
     uuid: &str,
     label: &str,
 ) -> Result<(), ApiError> {
-    // A daemon that exited after the plan was made needs no step.
+    // If the daemon no longer exists, there is nothing to stop.
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
-    // From now on, new leases and new clients are refused.
+    // While this lock is held, no lease can be granted. Closing admission refuses new clients.
     let turn = entry.turn.lock().await;
     let shut = entry.daemon.send(DaemonRequest::CloseAdmission).await;
     let used = users(mps, uuid, &entry);
@@ -249,7 +248,7 @@ async fn wait_until_exited(mps: &Mps, entry: &Entry, patience: Duration) -> Resu
             if stopped && !place.is_locked() {
                 return;
             }
-            // No event reports that the last process has released its lock.
+            // Check again after a pause, because no event reports that the last process has released its lock.
             tokio::time::sleep(CHECK).await;
         }
     };
@@ -261,14 +260,13 @@ async fn wait_until_exited(mps: &Mps, entry: &Entry, patience: Duration) -> Resu
         .hint(format!("see its state with `gpushctl mps show {}`", view::name(entry))))
 }
 
-/// Starts the daemon of a whole GPU, and waits until it serves.
+/// Starts the daemon of a whole GPU, and waits until it serves clients.
 ///
 /// # Errors
 /// If the daemon does not serve in time.
 pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
     mps.operation_daemons().entry(operation.to_owned()).or_default().starting.insert(uuid.to_owned());
-    // The GPU is read again, because the last reading may be older than the previous steps of the
-    // operation.
+    // Read the GPU, because the last reading may be from before the earlier steps of the operation.
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
         tracing::warn!(gpu = uuid, "cannot read GPU {uuid} before its MPS daemon is started: {error}");
     }
@@ -291,7 +289,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     let mut follow = entry.daemon.follow();
     let decided = follow.wait_for(|seen| match seen.state {
         SupervisorState::Ready { .. } | SupervisorState::GivenUp => true,
-        // After the first failure the daemon is restarted without a pause, so wait for that attempt.
+        // After the first failure, gpushd starts the daemon again at once. Wait for this second attempt.
         SupervisorState::BackingOff { .. } => seen.failures != 1,
         SupervisorState::Stopped => is_stopped(),
         SupervisorState::Starting { .. }
@@ -305,8 +303,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     let seen = entry.daemon.last_report();
     match seen.state {
         SupervisorState::Ready { .. } => return Ok(()),
-        // An administrator stopped the daemon. The daemon stays stopped until an administrator
-        // starts it.
+        // An administrator has stopped the daemon, so the operation does not start it.
         SupervisorState::Stopped if is_stopped() => return Ok(()),
         _ => {}
     }
@@ -314,7 +311,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     let label = view::label(&entry, uuid);
     let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not start"));
     error.causes = seen.trouble;
-    // A daemon that never ran has no logs.
+    // A daemon that has never run has no logs.
     let logs = seen.logs.filter(|logs| logs.exists());
     Err(match logs {
         Some(logs) => error.hint(format!("see its log in {}", logs.display())),
@@ -322,8 +319,8 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     })
 }
 
-/// Waits until the daemons of shared MIG devices serve. Returns a sentence for each daemon that
-/// does not serve in time. Such a daemon does not make the operation fail.
+/// Waits until the daemons of shared MIG devices serve clients. Returns a sentence for each daemon that does not serve
+/// in time. The operation does not fail because of such a daemon.
 pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
     let shares = |plan: &&GpuPlan| plan.layout.iter().any(|entry| entry.to_ascii_lowercase().ends_with(":mps"));
     let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
@@ -331,7 +328,7 @@ pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &
         return Vec::new();
     }
     mps.operation_daemons().entry(operation.to_owned()).or_default().starting.extend(on.iter().cloned());
-    // The operation has the lanes of all these GPUs.
+    // The operation already has the lanes of these GPUs, so reconcile without locking them.
     let reconciled = on.iter().map(|uuid| {
         let (mps, uuid) = (mps.clone(), uuid.clone());
         async move { reconcile::reconcile_owned(&mps, &uuid).await }
@@ -339,8 +336,7 @@ pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &
     reconciled.collect::<JoinSet<()>>().join_all().await;
     let entries = mps.entries().clone();
     let here = entries.into_iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
-    // gpushd does not wait for daemons that an operation keeps stopped, such as the daemon of the
-    // whole GPU.
+    // Do not wait for daemons that an operation keeps stopped, such as the daemon of the whole GPU.
     let aside = mps.all_operation_daemons().aside;
     let awaited: Vec<(String, Entry)> =
         here.filter(|(uuid, _)| !aside.contains(uuid) && mps.record(uuid).stopped.is_none()).collect();
@@ -348,7 +344,7 @@ pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &
     let decided = awaited.iter().map(|(uuid, entry)| {
         let (mps, uuid, mut seen) = (mps.clone(), uuid.clone(), entry.daemon.follow());
         async move {
-            // If an administrator stops a daemon meanwhile, the operation no longer waits for it.
+            // Stop waiting for a daemon if an administrator stops it.
             let is_decided = |seen: &Report| !is_late(&seen.state) || mps.record(&uuid).stopped.is_some();
             let _gone = seen.wait_for(is_decided).await.is_err();
         }
@@ -357,14 +353,14 @@ pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &
     awaited.iter().filter(|(uuid, _)| mps.record(uuid).stopped.is_none()).filter_map(sentence_on).collect()
 }
 
-/// Returns whether a daemon is still starting or about to start.
+/// Returns whether a daemon may still start, so that waiting makes sense.
 fn is_late(state: &SupervisorState) -> bool {
     match state {
         SupervisorState::Stopped
         | SupervisorState::Starting { .. }
         | SupervisorState::Found { .. }
         | SupervisorState::Stopping { .. } => true,
-        // The state of the daemon reports these conditions, so the operation does not wait for their end.
+        // Do not wait: the daemon serves clients, or its state shows the problem.
         SupervisorState::Ready { .. }
         | SupervisorState::Hung { .. }
         | SupervisorState::Fault { .. }
@@ -373,7 +369,7 @@ fn is_late(state: &SupervisorState) -> bool {
     }
 }
 
-/// Returns what an operation reports about a daemon that does not serve.
+/// Returns the sentence that an operation reports if a daemon does not serve.
 fn sentence_on((uuid, entry): &(String, Entry)) -> Option<String> {
     let (seen, label) = (entry.daemon.last_report(), view::label(entry, uuid));
     match seen.state {

@@ -1,4 +1,4 @@
-//! Reconciles daemons with their desired state, in one task per GPU and under the lane of the GPU.
+//! Starts and stops daemons as desired. Each GPU has one task, which holds the lane of the GPU meanwhile.
 //!
 //! ```text
 //! a daemon was found, or its target is desired ──► an entry, with a supervisor task
@@ -8,8 +8,8 @@
 //! stopped, and not desired ─────────────────────► no entry, no directory
 //! ```
 //!
-//! An operation has the lanes of its GPUs and reconciles their daemons itself, with
-//! [`reconcile_owned`]. A GPU whose reading hangs delays only its own task.
+//! An operation holds the lanes of its GPUs, so it reconciles their daemons itself, with [`reconcile_owned`]. If the
+//! reading of a GPU hangs, only the task of this GPU waits.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,10 +37,10 @@ use crate::{
     state::{GpuSnapshot, HostState},
 };
 
-/// Interval of reconciliation if no change is reported.
+/// Interval at which gpushd checks the daemons even if nothing has changed.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Reconciles the daemons until gpushd stops. The daemons keep running.
+/// Reconciles the daemons until gpushd stops. After that, the daemons keep running.
 pub(crate) async fn run(mps: Mps) {
     let mut snapshots = mps.handles.state.watch();
     let mut reconcilers = JoinSet::new();
@@ -63,8 +63,8 @@ pub(crate) async fn run(mps: Mps) {
     reconcilers.join_all().await;
 }
 
-/// Reconciles the daemons of a GPU until gpushd stops: at once, after each change of the GPU or the
-/// config, and when woken.
+/// Reconciles the daemons of a GPU until gpushd stops: at once, when the GPU or the config changes, and when another
+/// task wakes it.
 async fn reconcile_periodically(mps: Mps, gpu_uuid: String) {
     let mut snapshots = mps.handles.state.watch();
     let mut wakeups = mps.wakes.follow(&gpu_uuid);
@@ -88,7 +88,7 @@ async fn reconcile_periodically(mps: Mps, gpu_uuid: String) {
     }
 }
 
-/// Returns whether a GPU or the config differs between two snapshots.
+/// Returns whether the GPU or the config has changed between two snapshots.
 fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
     let differs = match (before.gpu(gpu_uuid), now.gpu(gpu_uuid)) {
         (Some(before), Some(now)) => before.differs_from(now),
@@ -98,8 +98,8 @@ fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
     differs || !Arc::ptr_eq(&before.config, &now.config)
 }
 
-/// Reconciles the daemons of a GPU with their desired state. If an operation has the lane of the
-/// GPU, that operation reconciles the daemons instead, and this function returns true.
+/// Reconciles the daemons of a GPU with their desired state. Returns `true` if an operation is changing the GPU: that
+/// operation reconciles the daemons itself.
 pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     if !concerns(mps, gpu_uuid) {
         return false;
@@ -109,8 +109,8 @@ pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     false
 }
 
-/// Returns whether a GPU has a daemon, or its rule or override requests one. For other GPUs, reconciliation causes no
-/// driver call.
+/// Returns whether a GPU has a daemon, or its rule or override requests one. If not, the reconciler need not read the
+/// GPU.
 fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     if mps.entries().values().any(|entry| entry.gpu_uuid == gpu_uuid) {
         return true;
@@ -131,18 +131,19 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     is_wanted
 }
 
-/// Reconciles the daemons of a GPU. The caller has the lane of the GPU.
+/// Reconciles the daemons of a GPU. The caller must hold the lane of the GPU.
 pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let Ok(observed) = mps.handles.readings.gpu(gpu_uuid).await else { return };
     if observed.host.gpu(gpu_uuid).is_some_and(GpuSnapshot::is_unread) {
-        // Daemons are already adopted, and keep their settings. The first reading wakes this reconciler again.
+        // Running daemons keep their settings until gpushd has read the GPU. The first reading wakes this reconciler
+        // again.
         return;
     }
     let config = Arc::clone(&observed.host.config);
     let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
     let moving = mps.all_operation_daemons();
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
-    // The GPU is changing because an operation starts its daemon now, as the last step.
+    // The state is `Changing` only because an operation starts the daemon as its last step.
     if let Some(gpu) = &mut seen
         && gpu.state == GpuState::Changing
         && moving.starting.contains(gpu_uuid)
@@ -157,7 +158,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| gets_daemon(mps, &moving, target)) {
         add_or_update(mps, target);
-        // Settings that override the rule are removed when the rule changes.
+        // Remove the settings that override the rule if the rule has changed.
         records::drop_overridden_settings(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
@@ -168,15 +169,16 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let entries = mps.entries().clone();
     let mut reconciled = JoinSet::new();
     for (uuid, entry) in entries.into_iter().filter(|(_, entry)| entry.gpu_uuid == gpu_uuid) {
-        // If an operation was rolled back, the daemon that it started is not desired.
+        // A daemon of a whole GPU is desired only if an operation has started it or is starting it. After a rollback,
+        // it is not desired.
         let target = targets.get(&uuid).filter(|target| gets_daemon(mps, &moving, target));
         let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
-        // Only an operation stops a daemon that an operation started. The daemon of a MIG device continues while the
-        // GPU differs from its layout.
+        // If an operation started the daemon, only an operation may stop it. The daemon of a MIG device continues as
+        // long as the layout of the GPU differs from the config.
         let stands = mps.is_active(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode.is_managed())
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
-        // A daemon that is not desired after a reload continues until its leases have ended.
+        // After a reload, a daemon that is no longer desired continues until its leases have ended.
         if target.is_none() && !aside && (unseen || stands || mps.is_leased(&uuid)) {
             continue;
         }
@@ -187,7 +189,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     reconciled.join_all().await;
 }
 
-/// Determines whether the control program can serve several users, unless the answer is known.
+/// Finds out whether the control program can serve several users, unless this is already known.
 async fn probe_multi_user(mps: &Mps, config: &Config) {
     let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
     let _asking = mps.asking_many.lock().await;
@@ -201,10 +203,11 @@ async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<B
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
-        // The mode is set before the daemon starts, so that no program can bypass the daemon.
+        // Set the mode before the daemon starts, so that no program can bypass the daemon.
         compute_mode::set_compute_mode(mps, target, wanted.policy.compute_mode).await;
     }
-    // Stops, operations and grants use this lock too. So a daemon that was stopped meanwhile is not started here.
+    // Actions of administrators, operations and grants use this lock too. So this function does not start a daemon that
+    // one of them has just stopped.
     let turn = entry.turn.lock().await;
     let aside = mps.all_operation_daemons().aside.contains(uuid);
     let stopped = mps.record(uuid).stopped;
@@ -212,7 +215,7 @@ async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<B
     if let Err(error) = entry.daemon.send(DaemonRequest::SetDesired(want)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
-    // Sets the recorded deadline of a drain again after a restart of gpushd.
+    // After a restart of gpushd, set the recorded deadline of the drain again.
     if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)
         && is_drained_for_ever(&entry.daemon.last_report())
     {
@@ -230,13 +233,13 @@ async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<B
     }
     let place = TargetDir::of(&mps.base, &entry.short);
     if place.is_locked() {
-        // The processes of the daemon are exiting, or still serve clients.
+        // The processes of the daemon still exit or serve clients. Check again soon, but only for the first 5 seconds.
         if entry.daemon.last_report().since > Timestamp::now() - SignedDuration::from_secs(5) {
             mps.wake_soon(&entry.gpu_uuid);
         }
         return;
     }
-    // The daemon has exited and is no longer desired.
+    // The daemon has exited and is not desired any more, so remove it.
     compute_mode::restore_compute_mode(mps, uuid).await;
     place.remove();
     mps.entries().remove(uuid);
@@ -244,7 +247,7 @@ async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<B
     mps.handles.timeslice.wake();
 }
 
-/// Returns whether a daemon drains without a deadline.
+/// Returns whether a daemon waits for its clients without a deadline.
 fn is_drained_for_ever(seen: &Report) -> bool {
     seen.until.is_none() && (seen.behind || matches!(seen.state, SupervisorState::Draining { .. }))
 }

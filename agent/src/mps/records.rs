@@ -1,8 +1,8 @@
 //! Records of targets: whether a whole GPU must have a daemon, who stopped a daemon, and which settings override a
 //! rule.
 //!
-//! A change is visible in memory only after its commit. The effect of an operation is recorded in the transaction that
-//! ends the operation.
+//! A change takes effect in memory only after it is on disk. The changes by an operation are recorded in the
+//! transaction that ends the operation.
 
 use gpush_api::{Gpu, GpuPlan, Mode, MpsComputeMode};
 use gpush_core::{desired, sharing};
@@ -17,14 +17,14 @@ impl Mps {
         record.unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() })
     }
 
-    /// Returns whether a daemon of a whole GPU is in force, which means that an operation started it on this boot.
+    /// Returns whether a daemon is in force: an operation has started it for the whole GPU on this boot.
     pub(crate) fn is_active(&self, uuid: &str) -> bool {
         self.records().get(uuid).is_some_and(|record| record.in_force.is_some())
     }
 }
 
-/// Changes the record of a target, together with the writes of `also`. Concurrent changes of the
-/// record are not lost.
+/// Changes the record of a target. Writes `also` in the same transaction. Computes the new record from the latest one,
+/// so no concurrent change is lost.
 ///
 /// # Errors
 /// If the commit fails. After an error, the record is unchanged.
@@ -50,11 +50,11 @@ fn apply_in_memory(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsT
     let record = change(known);
     let in_force = record.in_force.is_some();
     records.insert(uuid.to_owned(), record);
-    // The state is updated under the lock, so that changes of a target reach the state in order.
+    // Update the state while the records are locked, so that changes reach the state in their order.
     mps.handles.state.set_shared(uuid, in_force);
 }
 
-/// Removes settings that override a rule if that rule has changed since.
+/// Removes the settings that override a rule if the rule has changed since they were set.
 pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::SharingTarget) {
     let now = target.policy.settings.clone();
     if mps.record(&target.uuid).set.is_none_or(|set| set.rule == now) {
@@ -74,7 +74,7 @@ pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::Sharin
     }
 }
 
-/// Removes the record of a target that no rule requests any more and whose daemon has exited.
+/// Removes the record of a target. Call this when no rule requests the target and its daemon has exited.
 pub(super) async fn remove_record(mps: &Mps, uuid: &str) {
     let known = mps.record(uuid);
     if known == without_daemon(known.clone()) {
@@ -95,10 +95,9 @@ fn with_started_daemon(record: MpsTarget) -> MpsTarget {
     MpsTarget { in_force: Some(String::new()), ..record }
 }
 
-/// A function that computes the next record.
 type RecordChange = fn(MpsTarget) -> MpsTarget;
 
-/// The changes that an operation makes to the records of whole GPUs, by UUID.
+/// For each whole GPU, by UUID, how an operation changes its record.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RecordedSettings(Vec<(String, RecordChange)>);
 
@@ -115,9 +114,8 @@ impl RecordedSettings {
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
 
-    /// Returns changes that record running daemons as started, if they have no such record and a
-    /// rule requests them. Used after a loss of the database, when the GPUs are accepted in their
-    /// present state.
+    /// Returns changes that record all running daemons as started if a rule requests them. Used after a loss of the
+    /// database, when an administrator accepts the GPUs as they are.
     pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
         let entries = mps.entries();
         let stands = |gpu: &&Gpu| {
@@ -135,7 +133,7 @@ impl RecordedSettings {
         self.0.iter().try_for_each(|(uuid, change)| tx.change_mps_target(uuid, change))
     }
 
-    /// Returns the UUIDs of the changed GPUs whose rules request EXCLUSIVE_PROCESS.
+    /// Returns the UUIDs of those of the changed GPUs whose rules request EXCLUSIVE_PROCESS.
     pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<String> {
         let config = mps.handles.state.config();
         let is_exclusive = |position: usize| {

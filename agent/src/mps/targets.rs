@@ -13,12 +13,12 @@ use gpush_mps::daemon::{Daemon, Desired, RecordedUsers, Report, Sources, TargetD
 use super::{Entry, Mps, clients, multi_user_support, operation_steps::OperationDaemons, view};
 use crate::{caller::Viewer, eligibility};
 
-/// Adopts the daemons that a previous gpushd left running. Must run before any request is served, because requests find
-/// only adopted daemons.
+/// Adopts the daemons that a previous gpushd left running. Call this before gpushd serves any request, because requests
+/// find only adopted daemons.
 pub(crate) fn adopt_daemons(mps: &Mps) {
     let mut known = BTreeSet::new();
     sweep_removed(&mps.base);
-    // If the GPU of a daemon is not known, the daemon is adopted later together with its target.
+    // Skip daemons whose GPU is not known. gpushd adopts them later, when it finds their targets.
     let placed = TargetDir::all(&mps.base).into_iter().filter(|(_, spec)| !spec.gpu_uuid.is_empty());
     for (place, spec) in placed {
         known.insert(spec.target.clone());
@@ -42,8 +42,7 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
         let mut reasons = view::reasons(seen, &name);
         reasons.extend(seen.news.clone());
         match seen.state {
-            // The daemon runs, but does not serve its clients well. No other log line gives the
-            // reason.
+            // Log why the daemon does not serve its clients well, because no other log line says so.
             SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
                 tracing::warn!(
                     mps = target,
@@ -72,7 +71,7 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
             state,
             reasons,
         })));
-        // A daemon that started after its operation gave up may still need the compute mode.
+        // The daemon may have started after its operation stopped waiting, and may then need the compute mode.
         if matches!(seen.state, SupervisorState::Stopped | SupervisorState::Ready { .. }) {
             shared.wakes.wake(&woken);
         }
@@ -89,15 +88,14 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
     Daemon::of(short, uuid, place, mps.launcher.clone(), sources, changed)
 }
 
-/// Returns whether a target gets a daemon. A MIG device gets a daemon because of its layout. A
-/// whole GPU gets a daemon only if an operation has started the daemon on this boot, or is starting
-/// it.
+/// Returns whether a target gets a daemon. A MIG device gets one because of its layout. A whole GPU gets one only if an
+/// operation has started it on this boot or is starting it.
 pub(super) fn gets_daemon(mps: &Mps, moving: &OperationDaemons, target: &SharingTarget) -> bool {
     !target.full_gpu || mps.is_active(&target.uuid) || moving.starting.contains(&target.uuid)
 }
 
-/// Returns whether the reading of a GPU permits the removal of its daemons. A GPU that the driver
-/// does not list may return, with all its daemons still in use.
+/// Returns whether the reading of a GPU permits gpushd to remove the GPU's daemons. A GPU that the driver does not list
+/// now may return with daemons in use.
 pub(super) fn is_reading_conclusive(gpu: Option<&Gpu>) -> bool {
     gpu.is_some_and(|gpu| match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
@@ -105,7 +103,7 @@ pub(super) fn is_reading_conclusive(gpu: Option<&Gpu>) -> bool {
     })
 }
 
-/// The desired targets according to the last readings, for callers that change nothing.
+/// The targets that the config and the last readings require. For callers that change nothing.
 #[derive(Debug)]
 pub(super) struct DesiredTargets {
     pub(super) gpus: Vec<Gpu>,
@@ -120,16 +118,16 @@ impl DesiredTargets {
         Self { gpus, decided }
     }
 
-    /// Returns whether reconciliation is about to add a target: its GPU was read, but it has no entry yet and needs no
-    /// operation.
+    /// Returns whether a target will soon appear: its GPU was read, and no operation is needed, but the reconciler has
+    /// not added it yet.
     pub(super) fn has_pending(&self, mps: &Mps) -> bool {
         let known: BTreeSet<String> = mps.entries().keys().cloned().collect();
         let comes = |target: &SharingTarget| !target.full_gpu || mps.is_active(&target.uuid);
         self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
     }
 
-    /// Returns why a target is about to be removed; `None` if the target stays. Leases and clients
-    /// of the target may finish first.
+    /// Returns why the reconciler will remove a target; `None` if the target stays. The leases and clients of the
+    /// target may finish first.
     pub(super) fn why_removed(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
         let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);
@@ -162,7 +160,7 @@ pub(super) fn add_or_update(mps: &Mps, target: &SharingTarget) {
     entries.insert(target.uuid.clone(), entry);
 }
 
-/// Returns the effective policy of a target: its rule, with the settings that override it.
+/// Returns the policy of a target: the settings of its rule, unless a setting overrides them.
 pub(super) fn policy(mps: &Mps, target: &SharingTarget) -> MpsPolicy {
     let set = mps.record(&target.uuid).set.filter(|set| set.rule == target.policy.settings);
     let settings = set.map_or_else(|| target.policy.settings.clone(), |set| set.settings);

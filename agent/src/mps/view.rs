@@ -1,4 +1,4 @@
-//! Daemons as the API shows them, and the lookup of the daemon that a request names.
+//! Describes daemons for the API, and finds the daemon that a request names.
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
@@ -21,22 +21,22 @@ use crate::{
     state::redact,
 };
 
-/// Maximum age of the data shown about a daemon.
+/// Maximum age of the data about a daemon that a response shows.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// The hint for a GPU that is too old for MPS.
 pub(super) const OTHER_MODE: &str = "set another mode in the GPU's rule, such as \"exclusive\" or \"timeslice\"";
 
-/// Environment variable in which a client names its lease.
+/// Environment variable in which an MPS client names its lease.
 pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 
 /// Returns the state of a daemon for the API.
 pub(super) fn state(seen: &Report) -> MpsState {
     match &seen.state {
-        // The daemon has exited, but its clients still run and may finish.
+        // The daemon has exited, but clients of it still run and may finish.
         SupervisorState::Stopped if seen.behind => MpsState::Draining,
         SupervisorState::Stopped => MpsState::Stopped,
-        // gpushd polls a daemon at once after it has found it, so the daemon is shown as starting.
+        // Show a daemon that gpushd has just found as starting, because gpushd polls it at once.
         SupervisorState::Starting { .. } | SupervisorState::Found { .. } => MpsState::Starting,
         SupervisorState::Ready { .. } => MpsState::Ready,
         SupervisorState::Hung { .. } => MpsState::Hung,
@@ -48,12 +48,12 @@ pub(super) fn state(seen: &Report) -> MpsState {
     }
 }
 
-/// Returns whether new clients are admitted.
+/// Returns whether the daemon admits new clients.
 pub(super) fn admits(seen: &Report) -> bool {
     seen.wanted && matches!(seen.state, SupervisorState::Ready { .. })
 }
 
-/// Returns why a daemon is in its state.
+/// Returns the reasons for the state of a daemon, one sentence each.
 pub(super) fn reasons(seen: &Report, short: &str) -> Vec<String> {
     let mut reasons = seen.trouble.clone();
     let inside = seen.clients.len() + seen.waiting.len();
@@ -86,7 +86,7 @@ pub(super) fn reasons(seen: &Report, short: &str) -> Vec<String> {
     reasons
 }
 
-/// Returns a sentence about the deadline of clients that may finish.
+/// Returns a sentence that says until when the clients of a draining daemon may run.
 fn finishing(clients: &str, inside: usize, seen: &Report) -> String {
     if seen.serves_leases {
         return for_leases(inside, seen);
@@ -101,7 +101,7 @@ fn finishing(clients: &str, inside: usize, seen: &Report) -> String {
     }
 }
 
-/// Returns a sentence that says that a daemon ends after the leases on its target.
+/// Returns a sentence that says that the daemon ends when the leases on its target have ended.
 fn for_leases(inside: usize, seen: &Report) -> String {
     let clients = match inside {
         0 => String::new(),
@@ -115,12 +115,12 @@ fn for_leases(inside: usize, seen: &Report) -> String {
     format!("no new lease is granted; the daemon ends when the leases on its target{clients} have ended{end}")
 }
 
-/// Returns the name of a target for messages.
+/// Returns the name of a target in messages, such as `GPU 0`.
 pub(super) fn label(entry: &Entry, uuid: &str) -> String {
     entry.target.as_ref().map_or_else(|| uuid.to_owned(), SharingTarget::label)
 }
 
-/// Returns the name of a target for commands.
+/// Returns the name of a target in commands.
 pub(super) fn name(entry: &Entry) -> String {
     match &entry.target {
         Some(SharingTarget { gpu, device: None, .. }) => gpu.to_string(),
@@ -138,7 +138,7 @@ pub(super) fn removed_target_error(label: &str, entry: &Entry, why: String) -> A
     }
 }
 
-/// Returns the error that explains why no lease is granted.
+/// Returns the error that a target grants no leases, with the state of its daemon as the reason.
 pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_stopped: bool) -> ApiError {
     let state = match state(seen) {
         MpsState::Fault => "has failed".to_owned(),
@@ -148,7 +148,7 @@ pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_s
     let short = name(entry);
     error.causes = reasons(seen, &short);
     match seen.state {
-        // A new gpushd has found the daemon but not reconciled it yet.
+        // The daemon runs, but this gpushd has not adopted it yet.
         SupervisorState::Ready { .. } => {
             error.hint("try again in a moment: gpushd is about to adopt the daemon").retryable()
         }
@@ -170,8 +170,8 @@ pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_s
     }
 }
 
-/// Returns an error for each daemon that should serve but does not. A daemon that an administrator stopped, that is
-/// starting, or that drains counts as healthy.
+/// Returns an error for each daemon that should serve clients but does not. A daemon that is stopped by an
+/// administrator, starting or draining counts as healthy.
 pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let entries = mps.entries().clone();
     let ill = entries.iter().filter_map(|(uuid, entry)| {
@@ -194,7 +194,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let open = entries.iter().filter_map(|(uuid, entry)| {
         compute_mode::bypass_error(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
-    // If a GPU is too old for MPS, only a change of the config helps.
+    // If a GPU is too old for MPS, an administrator must change the config.
     let too_old = DesiredTargets::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
@@ -203,11 +203,10 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     ill.chain(open).chain(too_old).collect()
 }
 
-/// Returns all daemons, by GPU and device.
+/// Returns all daemons, sorted by GPU and MIG device.
 ///
 /// # Errors
-/// If there are no daemons and the GPUs are not known. An empty list would look like a
-/// complete list.
+/// If gpushd does not know the GPUs and has no daemons: an empty list would say that there are none.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
     let entries = mps.entries().clone();
     if entries.is_empty() {
@@ -238,7 +237,8 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
 /// If the text matches no daemon, or several.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(mps, text)?;
-    // A daemon accepts one connection at a time, so only administrators cause a poll for every request.
+    // For other users, answers may be up to [`FRESH`] old. A daemon accepts only one connection at a time, so only
+    // administrators may cause a poll with every request.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
     Ok(shown(mps, caller, &DesiredTargets::of(mps, caller.viewer), (&uuid, &entry), seen).await)
 }
@@ -287,11 +287,10 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
     Ok((uuid, entry))
 }
 
-/// Returns the description of a daemon without its clients, leases and users.
+/// Returns the description of a daemon. Its clients, leases and users are not filled in.
 fn describe_without_users(outlook: &DesiredTargets, uuid: &str, entry: &Entry) -> MpsDaemon {
     let seen = entry.daemon.last_report();
-    // If no rule requires the target any more, its place comes from the current layouts of the
-    // GPUs.
+    // If no rule requires the target any more, find its place in the current layouts of the GPUs.
     let place = match &entry.target {
         Some(target) => Some((target.gpu, target.device.clone())),
         None => sharing::locate_target(&outlook.gpus, uuid),
@@ -363,7 +362,7 @@ async fn shown(
     daemon.ends = outlook.why_removed(uuid, entry);
     match (&daemon.ends, gpu) {
         (Some(why), Some(gpu)) => findings.push(match gpu.mode {
-            // gpushd stops the daemon itself when no rule claims the GPU, so no request is needed.
+            // If no rule claims the GPU, gpushd stops the daemon itself, so the finding names no command.
             Mode::NoRule | Mode::Unmanaged => {
                 format!("no lease is granted: {why}; running leases may finish, then the daemon ends")
             }
@@ -386,8 +385,7 @@ async fn shown(
     }
     let tenths: u32 = held.iter().map(|lease| leases::tenths_on(lease, uuid)).sum();
     let leases: Vec<_> = held.iter().map(|lease| lease.to_api(caller.viewer)).collect();
-    // The user is shown to every caller, as in the list of leases: a user who waits for the daemon
-    // must see who uses it.
+    // Show the user to every caller, as the list of leases does: users who wait for the daemon must see who uses it.
     let taken = !leases.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {
@@ -396,8 +394,7 @@ async fn shown(
     };
     let rule = mps.record(uuid).set.map(|set| set.rule);
     if let Some(target) = &entry.target {
-        // A stopped daemon has not received the desired settings, so its own report lacks these
-        // settings. Add the settings here.
+        // A stopped daemon does not report the desired settings, because it has not received them. So add them here.
         daemon.wanted = targets::policy(mps, target);
     }
     let granted_percent = tenths.div_ceil(10);

@@ -7,8 +7,7 @@ use std::{
 
 use tokio::sync::watch;
 
-/// One channel per GPU, by UUID. A wakeup during a reconciliation causes another reconciliation
-/// afterwards.
+/// One channel per GPU, by UUID. If a reconciler is woken while it runs, it runs once more.
 #[derive(Debug, Default)]
 pub(super) struct Wakes(Mutex<BTreeMap<String, watch::Sender<u64>>>);
 

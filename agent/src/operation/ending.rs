@@ -1,4 +1,4 @@
-//! Records the ends of operations, and repeats the attempts that failed.
+//! Records how operations end. If the record fails, tries again.
 //!
 //! ```text
 //! operation ends ─► record ─┬─ recorded ─► its effects are applied, later requests are served from the journal
@@ -7,10 +7,9 @@
 //!                                                     └─ gpushd exits: the next one recovers the operation
 //! ```
 //!
-//! An end and all its changes are one transaction: overrides, conditions, MPS targets, the audit trail. gpushd repeats
-//! the same transaction until it succeeds, so an end that is recorded late changes the same data. Ends are recorded in
-//! the order in which the operations ended, and before any later operation begins. So an end that is recorded late
-//! never overwrites what a later operation changed.
+//! The end of an operation and all resulting changes are one transaction: overrides, conditions, MPS targets, the audit
+//! trail. gpushd repeats this transaction until it succeeds. It records ends in the order in which the operations
+//! ended, and before any later operation begins. So a late record never overwrites what a later operation changed.
 
 use std::{
     fmt,
@@ -26,26 +25,24 @@ use tokio::sync::Mutex;
 use super::Operations;
 use crate::state::{OperationLeaseEffects, OverrideEffect};
 
-/// First and longest pause between two attempts to record an end.
+/// First and longest pause between two attempts to record the end of an operation.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Writes further changes in the transaction of an end. The function may be called more than once,
-/// but only one call takes effect.
+/// Writes further changes in the transaction that ends an operation. gpushd may call this function again if the
+/// transaction fails.
 pub(crate) type EndWrites = Box<dyn FnMut(&mut Tx<'_>) -> Result<EndEffects, StoreError> + Send>;
 
-/// Applies what was recorded together with an end.
+/// Applies the changes that were recorded with the end of an operation.
 pub(crate) type ApplyEffects = Box<dyn FnOnce(&EndEffects) + Send + Sync>;
 
-/// Changes that were recorded together with an end.
+/// The changes that were recorded with the end of an operation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EndEffects {
-    /// Changes of overrides.
     pub(crate) overrides: Vec<OverrideEffect>,
-    /// Changes of leases.
     pub(crate) leases: OperationLeaseEffects,
 }
 
-/// Ends that are not recorded yet, oldest first.
+/// Ended operations whose end is not recorded yet, oldest first.
 pub(super) type Unrecorded = Mutex<Vec<Ending>>;
 
 /// The end of an operation.
@@ -64,8 +61,7 @@ impl fmt::Debug for Ending {
 }
 
 impl Operations {
-    /// Records an end. Returns the changes that were recorded with the end, and the revision of the
-    /// record.
+    /// Records the end of an operation. Returns the changes that were recorded with it, and the revision of the record.
     pub(super) async fn record_end(&self, ending: &Ending) -> Result<(EndEffects, u64), StoreError> {
         let (id, state, error, also) = (ending.id, ending.state, ending.error.clone(), ending.also.clone());
         let watch = self.active().get(&id).map(|live| live.watch.clone());
@@ -73,21 +69,20 @@ impl Operations {
             let effects = also.lock().unwrap_or_else(PoisonError::into_inner)(tx)?;
             match tx.end(id, state, error.clone()) {
                 Ok(_) => {}
-                // A caller cancelled the operation before it began, and the record of the
-                // cancellation contains the end.
+                // The operation was cancelled before it began. The record of the cancellation already contains its end.
                 Err(StoreError::Transition { from: OperationState::RolledBack, .. })
                     if state == OperationState::RolledBack => {}
                 Err(error) => return Err(error),
             }
-            // The revision becomes two more than the last published revision, because a recorded
-            // cancellation may not be published yet.
+            // Raise the revision by two, because one revision may be missing: a recorded cancellation may not be
+            // published yet.
             let published = watch.as_ref().map_or(0, |watch| watch.borrow().revision);
             Ok((effects, tx.raise_revision(id, published + 2)?.revision))
         });
         written.await
     }
 
-    /// Stores an end that could not be recorded, and repeats the attempt until it succeeds.
+    /// Keeps the end of an operation that could not be recorded. Tries again in the background until it is recorded.
     pub(super) async fn record_later(&self, ending: Ending) {
         self.0.unrecorded.lock().await.push(ending);
         let operations = self.clone();
@@ -104,7 +99,7 @@ impl Operations {
         });
     }
 
-    /// Records the pending ends, in their order.
+    /// Records all ends that are not recorded yet, in their order.
     ///
     /// # Errors
     /// If an end still cannot be recorded.
@@ -120,7 +115,7 @@ impl Operations {
                 }
                 Err(error) if may_succeed_later(&error) => return Err(error),
                 Err(error) => {
-                    // This end must not block later operations. The next gpushd recovers the
+                    // Give up this record, so that it does not block later operations. The next gpushd recovers the
                     // operation.
                     tracing::error!(
                         operation = %ending.id,
@@ -135,8 +130,8 @@ impl Operations {
     }
 }
 
-/// Returns whether a later attempt to record the same end may succeed. Returns `true` also for
-/// errors that affect every write.
+/// Returns whether a later attempt to record the end may succeed. This is also true for errors that affect every write,
+/// such as a full disk.
 fn may_succeed_later(error: &StoreError) -> bool {
     match error {
         StoreError::Full { .. }
@@ -184,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Returns a function that writes one audit record unless the disk is full.
+    /// Returns a function that writes one audit record. It fails while `is_full` is set, as on a full disk.
     fn writes(is_full: &Arc<AtomicBool>) -> EndWrites {
         let is_full = is_full.clone();
         Box::new(move |tx| {
@@ -233,7 +228,7 @@ mod tests {
         assert!(scene.operations.began_on("GPU-2"));
     }
 
-    /// A request that is beginning an operation when SIGTERM arrives.
+    /// Case: a request is just beginning an operation when SIGTERM arrives.
     #[tokio::test]
     async fn operation_that_begins_while_gpushd_stops_is_counted() {
         let scene = Scene::new();

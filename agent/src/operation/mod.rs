@@ -1,8 +1,8 @@
-//! Operations, unfinished and ended, and the clients that wait for them.
+//! All operations, and the clients that wait for them.
 //!
-//! [`gpush_api::operation`] defines the states. Memory holds the unfinished operations, each with its watchers. The
-//! journal holds all operations, and serves requests about those that have ended. Recovery in `apply` takes over the
-//! unfinished operations of a previous gpushd.
+//! [`gpush_api::operation`] defines the states. The unfinished operations are in memory. The journal contains all
+//! operations, and answers requests about ended ones. The module `apply` recovers the unfinished operations of a
+//! previous gpushd.
 //!
 //! | file | subject |
 //! |---|---|
@@ -56,7 +56,8 @@ struct Inner {
     /// Operations that have not ended, and operations whose end is not recorded yet.
     live: Mutex<BTreeMap<OperationId, ActiveOperation>>,
     unrecorded: ending::Unrecorded,
-    /// UUIDs of the GPUs on which a requested operation has begun since this gpushd started.
+    /// UUIDs of the GPUs on which an operation has begun since gpushd started. Operations that gpushd itself begins at
+    /// start do not count.
     requested: Mutex<BTreeSet<String>>,
     /// Notified when an operation begins.
     begun: Notify,
@@ -67,30 +68,29 @@ struct ActiveOperation {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
     cancelled_by: Arc<OnceLock<Actor>>,
-    /// Whether a previous gpushd began or queued the operation.
+    /// Whether a previous gpushd has begun or queued the operation.
     taken_over: bool,
 }
 
-/// Writes further changes in the transaction of a new operation. The function may be called more
-/// than once.
+/// Writes further changes in the transaction that records a new operation. gpushd may call this function more than
+/// once.
 pub(crate) type BeginWrites = Box<dyn FnMut(&mut Tx<'_>, &OperationRecord) -> Result<(), StoreError> + Send>;
 
 /// A new operation.
 pub(crate) struct OperationSpec {
     /// Kind, such as `mig.apply`.
     pub(crate) kind: String,
-    /// The caller.
+    /// The caller that requested the operation.
     pub(crate) by: Actor,
-    /// The caller's reason.
     pub(crate) reason: Option<String>,
-    /// The previous state and the plan.
+    /// The previous state of each GPU, and its plan.
     pub(crate) intent: Intent,
-    /// Further changes in the same transaction.
+    /// Writes further changes in the same transaction.
     pub(crate) also: BeginWrites,
 }
 
 impl Operations {
-    /// Creates the operations of this store. No operation is running yet.
+    /// Creates the handle for the operations in `store`. No operation is running yet.
     pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
         let unrecorded = ending::Unrecorded::default();
         let (live, requested, begun) = Default::default();
@@ -105,8 +105,7 @@ impl Operations {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses to begin operations from now on, with the error `why`. Queued operations stay
-    /// queued.
+    /// Makes every attempt to begin an operation fail with the error `why`. Queued operations stay queued.
     ///
     /// # Errors
     /// If an operation is changing a GPU. Returns the UUID of the GPU, and the operation.
@@ -119,7 +118,7 @@ impl Operations {
         self.0.lanes.open();
     }
 
-    /// Returns why operations cannot begin; `None` if they can.
+    /// Returns the error for operations that try to begin; `None` if they may begin.
     pub(crate) fn closed(&self) -> Option<ApiError> {
         self.0.lanes.closed()
     }
@@ -160,7 +159,8 @@ impl Operations {
     pub(crate) async fn wait_for_unfinished(&self) -> usize {
         loop {
             let mut begun = pin!(self.0.begun.notified());
-            // Without this call, an operation that begins after the count would not be noticed.
+            // Listen for new operations before the count below. Otherwise this function could miss an operation that
+            // begins after the count.
             begun.as_mut().enable();
             match self.unfinished() {
                 0 => begun.await,
@@ -187,7 +187,7 @@ impl Operations {
         Err(error.hint("try again when gpushd has started again: `systemctl status gpushd` shows its state"))
     }
 
-    /// Records an operation as begun. After this call, the first driver call may follow.
+    /// Records that an operation has begun. Only after this call may gpushd make driver calls for it.
     ///
     /// # Errors
     /// If the operation cannot be recorded. After an error, the operation does not exist.
@@ -201,7 +201,7 @@ impl Operations {
         Ok(ongoing)
     }
 
-    /// Stores the GPUs of an operation that has begun, unless gpushd began it at start.
+    /// Remembers on which GPUs an operation has begun, unless gpushd itself began it at start.
     fn note_begun(&self, operation: &Operation) {
         if operation.kind != START {
             let gpus = operation.plans.iter().map(|plan| plan.uuid.clone());
@@ -209,8 +209,8 @@ impl Operations {
         }
     }
 
-    /// Returns whether a requested operation has begun on a GPU since gpushd started. GPUs that are only reset together
-    /// with others do not count.
+    /// Returns whether an operation has begun on a GPU since gpushd started. GPUs that were only reset together with
+    /// others do not count.
     pub(crate) fn began_on(&self, uuid: &str) -> bool {
         self.0.requested.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
@@ -230,7 +230,7 @@ impl Operations {
         new: OperationSpec,
         insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
     ) -> Result<(OperationRecord, Intent), ApiError> {
-        // The changes of earlier operations must be recorded before the new operation.
+        // First record the ends of earlier operations. So the new operation follows them in the journal.
         self.record_ends().await?;
         let OperationSpec { kind, by, reason, intent, mut also } = new;
         let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
@@ -243,12 +243,12 @@ impl Operations {
         Ok((written.await?, intent))
     }
 
-    /// Takes over an operation that a previous gpushd left unfinished, without claiming its GPUs.
+    /// Takes over an unfinished operation of a previous gpushd. Does not claim its GPUs.
     pub(crate) fn take_over(&self, left: &UnfinishedOperation) -> Arc<OperationHandle> {
         self.insert((left.record.clone(), left.intent.clone()), None, true)
     }
 
-    /// Returns whether an operation that was taken over is still changing the GPU.
+    /// Returns whether an operation of a previous gpushd is still changing the GPU.
     pub(crate) fn is_being_recovered(&self, uuid: &str) -> bool {
         let concerns = |live: &&ActiveOperation| {
             let operation = live.watch.borrow();
@@ -287,7 +287,7 @@ impl Operations {
         })
     }
 
-    /// Returns the last `limit` operations before `before`, newest first.
+    /// Returns the last `limit` operations before the operation `before`, newest first.
     ///
     /// # Errors
     /// If the journal cannot be read.
@@ -303,7 +303,7 @@ impl Operations {
         });
         let (mut intents, records) = read.await?;
         let live = self.active();
-        // For unfinished operations, memory is newer than the journal.
+        // If an operation is in memory, use that state, because it is newer than the journal.
         let newest = |record: OperationRecord| match live.get(&record.id) {
             Some(live) => OperationSummary::from(&*live.watch.borrow()),
             None => {
@@ -339,7 +339,7 @@ impl Operations {
         }
     }
 
-    /// Waits until the revision of an operation differs from `after`, at most for `wait`, and returns the operation.
+    /// Waits until the revision of an operation is no longer `after`, at most for `wait`. Returns the operation.
     ///
     /// # Errors
     /// As [`Operations::get`].
@@ -352,8 +352,8 @@ impl Operations {
         Ok(watch.borrow().clone())
     }
 
-    /// Records a cancellation together with the response for the idempotency key. The operation's
-    /// task then ends the operation.
+    /// Records a cancellation and the response for its idempotency key. The task of the operation then ends the
+    /// operation.
     ///
     /// # Errors
     /// If the operation does not exist or has ended, or the cancellation cannot be recorded.
@@ -380,19 +380,19 @@ impl Operations {
             gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
         let author = by.clone();
-        // The cancellation is recorded before the response, so that the next gpushd also rolls the
-        // operation back.
+        // Record the cancellation before the answer, so that even after a crash the next gpushd rolls the operation
+        // back.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
                 key.record_operation(tx, number)?;
             }
             tx.audit(audit.clone())?;
-            // `tx.cancel` records the end only if the operation has not begun.
+            // If the operation has not begun, `tx.cancel` also records its end, with this error.
             tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(EventPayload::Change(change));
-        // Only the first caller that cancels is stored.
+        // If several callers cancel the operation, keep the first one.
         let _ = live.cancelled_by.set(by);
         live.watch.send_if_modified(|operation| {
             let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
@@ -407,7 +407,7 @@ impl Operations {
         Ok(live.watch.borrow().clone())
     }
 
-    /// Ends an operation whose task has panicked. The GPUs of the operation are already released.
+    /// Ends an operation whose task has panicked. The panic has already released its GPUs.
     pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
         let Some(live) = self.active().get(&id).cloned() else { return };
         let recorded = self.end(id, OperationState::Failed, Some(error.clone())).await;
@@ -433,17 +433,17 @@ impl Operations {
         written.await
     }
 
-    /// Removes an operation from memory. From then on, requests are served from the journal.
+    /// Removes an operation from memory. After that, the journal answers requests about it.
     fn forget(&self, id: OperationId) {
         self.active().remove(&id);
     }
 }
 
-/// Returns the GPUs that plans must claim, as (index, UUID).
+/// Returns the GPUs that an operation with these plans must claim, as (index, UUID).
 pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> Vec<(u32, String)> {
     let own = plans.clone().into_iter().map(|plan| (plan.gpu, plan.uuid.clone()));
     let mut gpus: Vec<(u32, String)> = own.collect();
-    // GPUs that are reset together with these GPUs are claimed too.
+    // Add the GPUs that are reset together with the GPUs of the plans.
     for plan in plans {
         for peer in plan.reset().into_iter().flat_map(|reset| &reset.together) {
             if gpus.iter().all(|(_, known)| *known != peer.uuid) {

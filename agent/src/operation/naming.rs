@@ -1,7 +1,7 @@
-//! Names of GPUs in an operation's error: the first mention has index and UUID, later ones only the index.
+//! Names of GPUs in an operation's error. The first mention of a GPU has its index and UUID, later ones only its index.
 //!
-//! The sentences come from several layers, and each layer writes the full name. Without this module, the error would
-//! repeat the same 36 characters. Commands in the error keep the UUID.
+//! Several layers of gpushd add sentences to an error, each with the full names of GPUs. Without this module, the error
+//! would repeat their UUIDs. Commands in the error keep the UUID.
 
 use gpush_api::{ApiError, GpuPlan};
 
@@ -36,18 +36,17 @@ fn shorten_sentence(sentence: &mut String, names: &mut [GpuMention]) {
     }
 }
 
-/// Returns the sentence with the GPU named in full only at the first mention.
+/// Shortens a GPU's name in a sentence, unless this is its first mention.
 fn shorten(sentence: &str, name: &mut GpuMention) -> String {
     let GpuMention { index, uuid, told } = name;
     let (index, full) = (format!("GPU {index}"), format!("GPU {index} ({uuid})"));
-    // A driver's message starts with the UUID of a GPU. The UUID is redundant if an earlier
-    // sentence has named the GPU.
+    // If an earlier sentence has named the GPU, remove the UUID at the start of a driver's message.
     let sentence = match sentence.strip_prefix(&format!("{uuid}: ")) {
         Some(rest) if *told => rest,
         Some(_) | None => sentence,
     };
     let mut out = String::new();
-    // Every second part is between backquotes, so it is a command.
+    // Text between backquotes is a command, so leave every second part unchanged.
     for (at, part) in sentence.split('`').enumerate() {
         if at > 0 {
             out.push('`');

@@ -1,8 +1,8 @@
 //! One unfinished operation, for the task that executes it.
 //!
-//! gpushd records in advance everything that recovery needs: the intent before the first driver
-//! call, the rollback before its first step, and the end before it is published. Progress is only
-//! informative, and is written without waiting.
+//! gpushd records everything that recovery needs before it happens: the plan before the first driver call, a rollback
+//! before its first step, and the end before clients see it. Progress is only informative, so gpushd does not wait for
+//! its record.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -18,17 +18,17 @@ use super::{
 };
 use crate::lanes::Claim;
 
-/// A request to publish an event.
+/// Content of an event about the operation.
 #[derive(Debug, Default)]
 struct EventNote {
-    /// The new note, if there is one.
+    /// The note that was just added, if any.
     note: Option<String>,
 }
 
-/// Maximum number of notes.
+/// Maximum number of notes that an operation keeps.
 const MOST_NOTES: usize = 16;
 
-/// An unfinished operation. Dropping it releases its GPUs.
+/// An unfinished operation. Dropping this value releases its GPUs.
 #[derive(Debug)]
 pub(crate) struct OperationHandle {
     pub(super) id: OperationId,
@@ -36,7 +36,7 @@ pub(crate) struct OperationHandle {
     pub(super) watch: watch::Sender<Operation>,
     /// Cancelled when a caller cancels the operation.
     pub(super) cancelled: CancellationToken,
-    /// The user who cancelled the operation; set before `cancelled`.
+    /// The user who cancelled the operation. Set before `cancelled`.
     pub(super) cancelled_by: Arc<OnceLock<Actor>>,
     pub(super) claim: Mutex<Option<Claim>>,
 }
@@ -62,13 +62,13 @@ impl OperationHandle {
         &self.cancelled
     }
 
-    /// Returns the error of a cancellation. The error names the user who cancelled, if this gpushd
-    /// knows the user.
+    /// Returns the error of a cancelled operation. The error names the user who cancelled it, if this gpushd knows that
+    /// user.
     pub(crate) fn why_cancelled(&self) -> ApiError {
         super::cancelled(self.id, self.cancelled_by.get())
     }
 
-    /// Changes the operation and notifies its watchers, in order. If `change` returns `Some`, an event is published.
+    /// Changes the operation and notifies its watchers. If `change` returns `Some`, also publishes an event.
     fn update(&self, change: impl FnOnce(&mut Operation) -> Option<EventNote>) {
         self.watch.send_modify(|operation| {
             let told = change(operation);
@@ -79,14 +79,14 @@ impl OperationHandle {
         });
     }
 
-    /// Changes the progress of the GPU at this position in the plans.
+    /// Changes the progress of the GPU at `position` in the plans.
     pub(crate) fn progress(&self, position: usize, change: impl FnOnce(&mut StepState)) {
         let mut lasting = None;
         self.update(|operation| {
             let progress = operation.progress.get_mut(position)?;
             let before = progress.clone();
             change(progress);
-            // A completed step is reported together with the next step, which begins at once.
+            // Publish no event when a step ends, because the next step begins at once and publishes one.
             let plan = operation.plans.get(position).map(std::slice::from_ref).unwrap_or_default();
             let told = |error| wire::bounded(naming::once(error, plan), wire::FEW_CAUSES);
             progress.error = progress.error.take().map(told);
@@ -102,7 +102,7 @@ impl OperationHandle {
         if let Some(mut progress) = lasting {
             progress.iter_mut().for_each(|gpu| gpu.doing = None);
             let id = self.id;
-            // Nothing waits for this record. It may be lost, because progress is only informative.
+            // Do not wait for this record. Progress is only informative, so the record may be lost.
             drop(self.operations.store().write(move |tx| tx.progress(id, progress.clone()).map(|_| ())));
         }
     }
@@ -113,7 +113,7 @@ impl OperationHandle {
         self.change_notes(&note.clone(), |notes| notes.push(note));
     }
 
-    /// Replaces the reasons for waiting, one sentence each.
+    /// Replaces the reasons why the operation waits, one sentence each.
     pub(crate) fn set_wait_reasons(&self, reasons: &[String]) {
         let reasons: Vec<String> = reasons.iter().map(|reason| wire::cut(reason)).collect();
         self.update(|operation| {
@@ -123,8 +123,8 @@ impl OperationHandle {
         });
     }
 
-    /// Changes the notes within their limits. If the record were too large, gpushd could not record the end of the
-    /// operation.
+    /// Changes the notes, and limits their number and length. If they were too large, gpushd could not record the end
+    /// of the operation.
     fn change_notes(&self, news: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut kept = Vec::new();
         self.update(|operation| {
@@ -133,7 +133,7 @@ impl OperationHandle {
                 *last = wire::cut(last);
             }
             if operation.notes.len() > MOST_NOTES {
-                // The first and the last notes are the most useful.
+                // Remove a note from the middle, because the first and the last notes are the most useful.
                 operation.notes.remove(MOST_NOTES / 4);
             }
             kept.clone_from(&operation.notes);
@@ -154,8 +154,8 @@ impl OperationHandle {
         Ok(())
     }
 
-    /// Starts a queued or waiting operation on the GPUs of `claim` with the current plans. After
-    /// this call, the first driver call may follow.
+    /// Starts an operation that waited in the queue. `claim` contains its GPUs, and `plans` its current plans. Only
+    /// after this call may gpushd make driver calls for it.
     ///
     /// # Errors
     /// If the start cannot be recorded. After an error, the operation has not started.
@@ -184,15 +184,15 @@ impl OperationHandle {
         Ok(())
     }
 
-    /// Records a new state that is not final, and applies it.
+    /// Changes the state of the operation, first in the journal and then in memory. The new state must not be final.
     ///
     /// # Errors
-    /// If the state machine does not permit the change, or it cannot be recorded.
+    /// If the operation may not change to this state, or the change cannot be recorded.
     pub(crate) async fn advance(&self, to: OperationState) -> Result<(), ApiError> {
         let id = self.id;
         self.operations.store().write_ending(move |tx| tx.advance(id, to).map(|_| ())).await?;
         self.update(|operation| {
-            // A cancellation may have changed the record and the state in memory since.
+            // Check the state again, because a cancellation may have changed it since the record was written.
             if may_become(operation.state, to) {
                 operation.state = to;
             }
@@ -217,11 +217,11 @@ impl OperationHandle {
         Ok(())
     }
 
-    /// Ends the operation. `also` writes further changes in the same transaction; `then` receives what was recorded.
-    /// The GPUs are released before the end is published, so a caller that waited for the end can use them.
+    /// Ends the operation. `also` writes further changes in the same transaction; `then` gets what was recorded.
+    /// Releases the GPUs before clients see the end, so that a client that waited for the end can use them.
     ///
-    /// If the end cannot be recorded, gpushd publishes it anyway, with the failure as a cause or a
-    /// note. gpushd records the end as soon as possible.
+    /// If the end cannot be recorded, gpushd shows it to clients anyway, with the failure as a cause or a note. gpushd
+    /// tries again until it is recorded.
     pub(crate) async fn end(
         self: Arc<Self>,
         state: OperationState,
@@ -233,7 +233,7 @@ impl OperationHandle {
         let mut error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));
         let also = Arc::new(Mutex::new(also));
         let ending = Ending { id: self.id, state, error: error.clone(), also, then };
-        // Earlier ends that are still pending come first.
+        // First record the ends of earlier operations that are not recorded yet.
         let recorded = match self.operations.record_ends().await {
             Ok(()) => self.operations.record_end(&ending).await,
             Err(error) => Err(error),
@@ -264,8 +264,8 @@ impl OperationHandle {
             for progress in &mut operation.progress {
                 progress.doing = None;
             }
-            // After `update`, the revision equals the recorded revision, so the journal continues
-            // from the same number.
+            // `update` adds 1 to the revision. Then it equals the revision in the journal, which answers later
+            // requests.
             operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
             Some(EventNote::default())
         });

@@ -3,7 +3,7 @@
 use gpush_api::{ApiError, EventPayload, GpuPlan, Operation, OperationChange, OperationSummary, StepState};
 use gpush_store::{Intent, OperationId, OperationRecord};
 
-/// Converts a record and its intent.
+/// Converts the journal's record of an operation to the API's type.
 pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
     Operation {
         begun: intent.begun.is_some(),
@@ -17,15 +17,15 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
         reason: record.reason,
         plans: intent.gpus.into_iter().map(|gpu| gpu.plan).collect(),
         progress: record.progress,
-        // The reasons are only in memory. After a restart, the next attempt to begin determines the
-        // reasons again.
+        // The journal does not contain why an operation waits. After a restart, the next attempt to
+        // begin finds the reasons again.
         waits_for: Vec::new(),
         notes: record.notes,
         error: record.error,
     }
 }
 
-/// Returns the event for an operation's current state, with the new note.
+/// Returns an event with an operation's current state. `note` is the note that was just added.
 pub(super) fn event(operation: &Operation, note: Option<String>) -> EventPayload {
     EventPayload::Operation(Box::new(OperationChange {
         operation: OperationSummary::from(operation),
@@ -34,16 +34,15 @@ pub(super) fn event(operation: &Operation, note: Option<String>) -> EventPayload
     }))
 }
 
-/// Maximum number of causes in the error of a whole operation. For each GPU of the operation,
-/// [`FEW_CAUSES`] is the maximum. So even with 64 GPUs, a record stays well below the store's
-/// limit.
+/// Maximum number of causes in the error of an operation. The maximum for the error of one GPU is
+/// [`FEW_CAUSES`]. So even with 64 GPUs, a record is well below the store's size limit.
 pub(super) const MOST_CAUSES: usize = 64;
 pub(super) const FEW_CAUSES: usize = 12;
 
-/// Maximum length of a sentence, in characters.
+/// Maximum length of one sentence in an error or note, in characters.
 const LONGEST: usize = 500;
 
-/// Shortens a sentence to the maximum length.
+/// Shortens a sentence to [`LONGEST`] characters.
 pub(super) fn cut(text: &str) -> String {
     match text.char_indices().nth(LONGEST) {
         None => text.to_owned(),
@@ -51,7 +50,7 @@ pub(super) fn cut(text: &str) -> String {
     }
 }
 
-/// Shortens an error to a size that can be recorded.
+/// Shortens an error so that the journal can record it.
 pub(super) fn bounded(mut error: ApiError, causes: usize) -> ApiError {
     error.errors = error.errors.into_iter().map(|one| bounded(one, FEW_CAUSES)).collect();
     let more = error.causes.len().saturating_sub(causes);
@@ -70,7 +69,7 @@ pub(crate) fn id(text: &str) -> Option<OperationId> {
     (id.to_string() == text).then_some(id)
 }
 
-/// Returns the progress of a plan before its first step.
+/// Returns the progress on a GPU before the first step of its plan.
 pub(super) fn not_begun(plan: &GpuPlan) -> StepState {
     let (gpu, total) = (plan.gpu, plan.total());
     StepState { gpu, done: 0, total, doing: None, rolling_back: false, restored: false, error: None }

@@ -6,8 +6,7 @@ use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
 use super::OverrideChange;
 use crate::state::OverrideEffect;
 
-/// Records the effects of a successful operation on overrides. `lasting` has the effects by UUID of
-/// the GPU.
+/// Records the changes of overrides after an operation has succeeded. The key of `lasting` is the UUID of the GPU.
 ///
 /// # Errors
 /// If the write fails.
@@ -19,7 +18,7 @@ pub(crate) fn record_changes(
     let mut effects = Vec::new();
     for (uuid, one) in lasting {
         match one {
-            // The expiry time of the override passed while the operation waited or ran.
+            // Do not set the override if it has already expired while the operation waited or ran.
             OverrideChange::Make { expires_at: Some(at), .. } if *at <= tx.now() => {}
             OverrideChange::Make { rule, layout, expires_at } => {
                 let reason = operation.reason.clone().unwrap_or_default();
@@ -47,7 +46,8 @@ pub(crate) fn record_changes(
     Ok(effects)
 }
 
-/// Ends the override of a GPU. Returns `None` if there was none. The audit record contains the fields of `why`.
+/// Ends the override of a GPU. Returns `None` if the GPU had no override. The audit record also gets the fields of
+/// `why`.
 ///
 /// # Errors
 /// If the write fails.
@@ -74,7 +74,7 @@ fn audit(action: &str, by: Option<&Actor>, uuid: &str, detail: serde_json::Value
     NewAudit { by: by.cloned(), action: action.to_owned(), object: uuid.to_owned(), result: "done".to_owned(), detail }
 }
 
-/// Refuses a request that expects another generation of the desired state.
+/// Checks that the desired state still has the generation that the caller expects.
 ///
 /// # Errors
 /// If the generation differs.

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::effect::{check_generation, end};
 use crate::state::{OverrideEffect, State, words};
 
-/// Interval of checks. The checks are periodic because the clock may be set forward.
+/// Interval at which gpushd checks for expired overrides, because the clock may be set forward.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Ends overrides when they expire, until gpushd stops.
@@ -47,19 +47,19 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
         }
         tokio::select! {
             () = stopping.cancelled() => return,
-            // An override was set or has ended.
+            // Check again, because an override was set or has ended.
             _ = snapshots.wait_for(|host| host.generation != generation) => {}
             () = tokio::time::sleep(pause.unwrap_or(CHECK_INTERVAL)), if pause.is_some() => {}
         }
     }
 }
 
-/// Records the ends of expired overrides.
+/// Records that these overrides have expired.
 async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect>, StoreError> {
     let written = store.write_ending(move |tx| {
         let mut effects = Vec::new();
         for one in &over {
-            // A newer override may have replaced this one meanwhile.
+            // Skip the override if a newer one has replaced it meanwhile.
             let same = |other: &Override| other.sequence == one.sequence;
             let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
             if on_record {
@@ -72,10 +72,11 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect
     written.await
 }
 
-/// Clears the override of a GPU for an administrator. Returns the override and the new generation.
+/// Clears the override of a GPU for an administrator. Returns the cleared override, and the new
+/// generation of the desired state.
 ///
 /// # Errors
-/// If there is no override, the generation differs, or the change cannot be recorded.
+/// If there is no override, the generation is not `expected`, or the change cannot be recorded.
 pub(crate) async fn clear(
     state: &State,
     store: &Store,

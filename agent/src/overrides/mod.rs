@@ -1,5 +1,5 @@
-//! Records of overrides. A successful operation sets an override, and the override lasts until it
-//! is cleared or expires. [`crate::state`] has the active overrides.
+//! Records of overrides. If an operation succeeds, it sets an override. The override stays until it
+//! is cleared or expires. [`crate::state`] contains the active overrides.
 //!
 //! | file | subject |
 //! |---|---|
@@ -23,7 +23,8 @@ use crate::{
     state::{State, overridden, redact},
 };
 
-/// Returns all active overrides, as `viewer` may see them. `gpus` are the listed GPUs.
+/// Returns all active overrides. Leaves out what `viewer` may not see. `gpus` are the GPUs that the
+/// driver lists.
 pub(crate) fn all(state: &State, gpus: &[Gpu], viewer: Viewer) -> Vec<gpush_api::Override> {
     let index = |uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     let shown = |one: gpush_store::Override| {

@@ -1,5 +1,5 @@
-//! The effect of a request on overrides. gpushd determines the effect when it plans the request,
-//! and applies it if the operation succeeds.
+//! How an operation changes the override of a GPU. gpushd determines the change when it plans the
+//! request, and applies it if the operation succeeds.
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, PlanRequest};
 use gpush_core::{
@@ -9,8 +9,8 @@ use gpush_core::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The effect of a successful operation on a GPU's override. Until the operation ends, the effect
-/// is part of the operation's intent.
+/// How an operation changes the override of a GPU if it succeeds. The journal contains this change
+/// until the operation ends.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OverrideChange {
@@ -18,7 +18,7 @@ pub(crate) enum OverrideChange {
     Make {
         /// The rule that claims the GPU.
         rule: Option<String>,
-        /// The layout as canonical text.
+        /// The layout of the override, in canonical form.
         layout: Vec<String>,
         /// When the override expires.
         expires_at: Option<Timestamp>,
@@ -27,8 +27,7 @@ pub(crate) enum OverrideChange {
     End,
 }
 
-/// Returns the effect of a request on the override of each GPU, in the order of the request's
-/// plans.
+/// Returns how a request changes the override of each GPU, in the order of the plans.
 pub(crate) fn override_changes(
     request: &PlanRequest,
     expires_at: Option<Timestamp>,
@@ -44,7 +43,7 @@ pub(crate) fn override_changes(
     desired::override_effects(config, gpus, request, plans).into_iter().map(lasting).collect()
 }
 
-/// Refuses an expiry time if the request sets no override.
+/// Checks that a request with an expiry time sets an override.
 ///
 /// # Errors
 /// If the request has an expiry time but sets no override.

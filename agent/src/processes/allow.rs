@@ -1,4 +1,4 @@
-//! Processes that the config allows (`processes.allow`), by the file that they execute and by their user.
+//! Processes that the config allows (`processes.allow`), by the file that they execute and their user.
 //!
 //! ```text
 //! gpushd can see the file:    the process executes it ─────────────────────► allowed
@@ -7,9 +7,9 @@
 //! otherwise ───────────────────────────────────────────────────────────────► not allowed
 //! ```
 //!
-//! gpushd's unit hides /home, /root and /run/user, and a network file system may deny access to
-//! root. A process can choose its mounts, and so its path. So a process is not allowed only because
-//! its path matches, but gpushd does not end a process whose path matches.
+//! gpushd's unit hides /home, /root and /run/user, and a network file system may deny access to root. A process can
+//! choose its mounts, and with them its path. So a matching path alone does not make a process allowed, but gpushd does
+//! not end such a process.
 
 use std::{fs, io, path::PathBuf};
 
@@ -26,16 +26,16 @@ const HIDDEN: [&str; 3] = ["/home", "/root", "/run/user"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Match {
     Yes,
-    /// Not known, with the reason.
+    /// gpushd cannot tell, for this reason.
     Uncertain(String),
     No,
 }
 
-/// The entries of `processes.allow`, with their files as they are now.
+/// The entries of `processes.allow`, with their files as gpushd sees them now.
 #[derive(Debug, Default)]
 pub(super) struct AllowList {
     entries: Vec<AllowedProcess>,
-    /// Whether gpushd ends processes, so that the entries have an effect.
+    /// Whether gpushd ends unleased processes. If not, the entries have no effect.
     has_effect: bool,
 }
 
@@ -48,12 +48,12 @@ struct AllowedProcess {
 #[derive(Debug)]
 struct AllowedFile {
     path: PathBuf,
-    /// Device and inode, or why gpushd cannot see the file.
+    /// The device and inode of the file; an error if gpushd cannot see the file.
     file: Result<FileId, io::Error>,
 }
 
 impl AllowList {
-    /// Reads the files of the entries. Uses a separate thread, because a file system may hang.
+    /// Looks up the files of the entries. Uses a separate thread, because a file system may hang.
     pub(super) async fn of(config: &Config) -> Option<Self> {
         let has_effect = config.processes.unleased == UnleasedPolicy::End;
         let allow = config.processes.allow.clone();
@@ -74,7 +74,7 @@ impl AllowList {
         uncertain.map_or(Match::No, Match::Uncertain)
     }
 
-    /// Returns an error for each file that may exist, but that gpushd cannot see.
+    /// Returns an error for each file that gpushd cannot see although it may exist.
     pub(super) fn invisible(&self) -> Vec<ApiError> {
         let exes = self.entries.iter().filter_map(|entry| entry.exe.as_ref()).filter(|_| self.has_effect);
         exes.filter_map(AllowedFile::invisible).collect()
@@ -107,8 +107,8 @@ impl AllowedFile {
         }
     }
 
-    /// Returns an error if gpushd cannot see the file. A missing file is not an error, because not
-    /// every host has every program.
+    /// Returns an error if gpushd cannot see the file. If the file does not exist, returns no error, because not every
+    /// host has every program.
     fn invisible(&self) -> Option<ApiError> {
         let error = self.file.as_ref().err()?;
         let is_hidden = HIDDEN.iter().any(|dir| self.path.starts_with(dir));
