@@ -1,11 +1,11 @@
 //! Recovery from a lost database: an administrator accepts that the records of grants are lost.
 //!
-//! Until then, every GPU that the config manages is held: gpushd neither changes nor grants a held
-//! GPU. A reboot ends all grants, so after a reboot no GPU is held.
+//! Until then, every GPU that the config manages is in the state `held`: gpushd neither changes it
+//! nor grants leases on it. A reboot ends all grants, so after a reboot no GPU is held.
 //!
-//! After the recovery, instances and MPS daemons stay as they are; differences from the config show
-//! as drift. A process that was already running may have had a grant, so gpushd never ends it for a
-//! missing lease.
+//! After the recovery, instances and MPS daemons stay as they are; gpushd shows differences from
+//! the config as drift. A process that was already running may have had a lease. So gpushd never
+//! ends it because it has no lease.
 //!
 //! If records from before this boot are lost, no GPU is held, because no grant survives a reboot.
 //! But overrides and cordons are lost too. So health reports the loss until an administrator
@@ -26,7 +26,7 @@ use crate::{
     state::{State, is_managed, readings::Readings},
 };
 
-/// Returns the loss as a health error, with the held GPUs.
+/// Returns the health error about a lost database. It names the held GPUs.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
     if !lost.holds {
         let mut error = ApiError::new(Code::Unavailable, "the database was lost before this boot")
@@ -61,17 +61,14 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
 /// Accepts the loss of a database. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAcceptance {
-    /// Provides the loss.
     pub(crate) state: State,
-    /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Records the acceptance.
     pub(crate) store: Store,
-    /// Provides the running daemons, which are accepted.
+    /// Provides the running MPS daemons, which stay.
     pub(crate) mps: Mps,
-    /// Provides the current compute modes, which are accepted.
+    /// Records the current compute modes, which stay.
     pub(crate) shared_gpus: SharedGpus,
-    /// Serializes changes of the host's state.
+    /// Locked while maintenance begins or ends, or a loss of the database is accepted.
     pub(crate) host_lock: Arc<Mutex<()>>,
 }
 
@@ -89,7 +86,7 @@ impl LossAcceptance {
         }
         let gpus = match self.readings.host().await {
             Ok(observed) => observed.gpus(Viewer::Agent),
-            // Without the list of GPUs, the running daemons could not be accepted.
+            // Refuse, because gpushd needs the list of GPUs to record the running daemons.
             Err(error) if self.mps.is_used() => return Err(error),
             Err(_) => Vec::new(),
         };
@@ -98,10 +95,11 @@ impl LossAcceptance {
         let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());
-        // The record of this boot's layouts was lost, so these layouts count as applied.
+        // The record of which layouts were applied on this boot is lost. Mark all of them as
+        // applied, so that gpushd changes no GPU.
         let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
-        // Since the loss, gpushd has granted nothing until now. So all grants from now on are
-        // recorded.
+        // gpushd has granted nothing since the loss. So from now on, the record of grants is
+        // complete.
         let known_since = proc::now();
         let known = KnownSince { boot_id: lost.boot_id.clone(), ticks: known_since };
         let (recorded, found) = (standing.clone(), modes.clone());
@@ -127,7 +125,7 @@ impl LossAcceptance {
         Ok(Recovered { cause: Some(lost.cause), kept, released })
     }
 
-    /// Accepts the loss of a database, if no GPU is held because of the loss.
+    /// Accepts a loss because of which no GPU is held. Nothing needs to be released.
     async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());

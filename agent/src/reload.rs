@@ -6,8 +6,8 @@
 //!       └─ recorded, with the overrides that it ends ──► active
 //! ```
 //!
-//! Reloads run one after the other, in the loop that also handles signals. That loop owns the socket and the log, whose
-//! settings take effect at once.
+//! One task does all reloads, one after the other. The same task handles signals, and owns the socket and the log,
+//! whose settings take effect at once.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::{
     timeslice::Timeslice,
 };
 
-/// Maximum number of queued reloads.
+/// Maximum number of reloads that wait.
 const MOST_WAITING: usize = 16;
 
 /// A request for a reload.
@@ -35,10 +35,10 @@ const MOST_WAITING: usize = 16;
 pub(crate) struct ReloadCommand {
     /// The caller; `None` for a signal.
     pub(crate) by: Option<Actor>,
-    /// Whether to end overrides whose rule the file changes.
+    /// Whether to end the overrides whose rule the new file changes.
     pub(crate) clear_overrides: bool,
-    /// Generation of the desired state that the caller expects. The reload is refused if the
-    /// generation differs.
+    /// The generation of the desired state that the caller has seen. The reload is refused if the generation has
+    /// changed since.
     pub(crate) expected: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ impl ReloadCommand {
     }
 }
 
-/// A request, and the channel for its result.
+/// A request for a reload, and the channel for its result.
 type PendingReload = (ReloadCommand, oneshot::Sender<Result<Reloaded, ApiError>>);
 
 /// Sends requests for reloads. Cheap to clone.
@@ -95,17 +95,14 @@ impl ReloadReceiver {
 /// Reloads the config.
 #[derive(Debug)]
 pub(crate) struct Reload {
-    /// Reads the file and stores the config.
     pub(crate) settings: Settings,
-    /// Receives the new config and the ended overrides.
+    /// Gets the new config, and the overrides that the reload ends.
     pub(crate) state: State,
-    /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Records the reload.
     pub(crate) store: Store,
     /// Adapts the MPS daemons to the config.
     pub(crate) mps: Mps,
-    /// Adapts the time-slice levels to the config.
+    /// Adapts the time-slice levels of GPUs to the config.
     pub(crate) timeslice: Timeslice,
 }
 
@@ -113,15 +110,15 @@ impl Reload {
     /// Reloads the config. `live` applies the settings of the socket and the log.
     ///
     /// # Errors
-    /// If the file is invalid, cannot be applied, or changes a rule under an override. The old config then stays
-    /// active, and health reports the problem.
+    /// If the file is invalid, cannot be applied, or changes a rule whose GPU has an override. The old config then
+    /// stays active, and health reports the problem.
     pub(crate) async fn carry_out(
         &self,
         wish: ReloadCommand,
         live: impl Fn(&Config) -> Result<(), ApiError>,
     ) -> Result<Reloaded, ApiError> {
         if wish.expected.is_some_and(|expected| expected != self.state.now().generation) {
-            // The file is not the problem, so health does not report this refusal.
+            // Health does not report this refusal, because the file is not the problem.
             let current = self.state.now().generation;
             let message = format!("the desired state has changed: its generation is {current}");
             return Err(ApiError::new(Code::Conflict, message).cause("nothing was changed").hint(
@@ -146,8 +143,8 @@ impl Reload {
     ) -> Result<Reloaded, ApiError> {
         let candidate = self.settings.candidate()?;
         let before = self.settings.config();
-        // Without a driver, it is not known which GPUs a rule claims. `desired` then assumes that any rule may have
-        // changed.
+        // Without a driver, gpushd does not know which GPUs a rule claims. The list is then empty, and any rule counts
+        // as changed.
         let gpus = read_gpus(&self.readings).await.unwrap_or_default();
         let touched = overridden_changes(&self.state, &before, &candidate.config, &gpus);
         if !touched.is_empty() && !wish.clear_overrides {
@@ -189,7 +186,7 @@ impl Reload {
         self.settings.activate(candidate);
         self.state.override_effects(&effects);
         self.state.replace_config(self.settings.config(), generation);
-        // The GPUs are read again, because drift is now the difference from the new config.
+        // Read the GPUs again, because their drift is now the difference from the new config.
         let gpus = read_gpus(&self.readings).await.unwrap_or_default();
         let now = self.settings.config();
         let findings = sharing::unfit_settings(&now, &gpus);
@@ -202,12 +199,12 @@ impl Reload {
     }
 }
 
-/// Returns all GPUs, in the view for data that every user may read.
+/// Returns all GPUs, without details that only some users may see.
 async fn read_gpus(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
     readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
 }
 
-/// Returns the overrides whose rule differs in the new config.
+/// Returns the overrides of GPUs whose rule the new config changes.
 fn overridden_changes(state: &State, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
     let standing = overrides::all(state, gpus, Viewer::Agent);
     let uuids: Vec<String> = standing.iter().map(|one| one.uuid.clone()).collect();
@@ -246,18 +243,15 @@ fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
 /// Compares the config file with the active config. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Differences {
-    /// Reads the file.
     pub(crate) settings: Settings,
-    /// Provides the active overrides.
     pub(crate) state: State,
-    /// Reads the GPUs.
     pub(crate) readings: Readings,
-    /// Knows whether a reset is in progress.
+    /// Shows whether a reset is in progress.
     pub(crate) host_services: Arc<HostServices>,
 }
 
 impl Differences {
-    /// Compares the file with the active config.
+    /// Compares the config file, the active config and the GPUs.
     pub(crate) async fn find(&self, viewer: Viewer) -> ConfigDiff {
         let generation = self.state.now().generation;
         let in_force = self.settings.config();

@@ -1,4 +1,4 @@
-//! A request that is executed at once, with the data for its record: caller, reason and idempotency key.
+//! A request that gpushd executes at once, and what it records about it: caller, reason and idempotency key.
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_store::{NewAudit, StoreError, Tx};
@@ -8,20 +8,17 @@ use crate::idempotency::Key;
 /// Maximum length of a reason, in characters.
 const LONGEST_REASON: usize = 500;
 
-/// A request that changes a state.
+/// A request that changes something.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
-    /// The caller.
     pub(crate) by: Actor,
-    /// The caller's reason.
     pub(crate) reason: Option<String>,
-    /// The idempotency key.
     pub(crate) key: Option<Key>,
 }
 
 impl Request {
-    /// Returns a function that records the change in its transaction: the response for the
-    /// idempotency key, and the audit record.
+    /// Returns a function that writes, in the transaction of the change, the audit record and the response for the
+    /// idempotency key.
     pub(crate) fn recorded(
         self,
         action: &'static str,
@@ -30,7 +27,7 @@ impl Request {
         self.recorded_with(action, object, serde_json::Map::new())
     }
 
-    /// Does the same as [`Self::recorded`], with further details in the audit record.
+    /// Does the same as [`Self::recorded`], and adds `detail` to the audit record.
     pub(crate) fn recorded_with(
         self,
         action: &'static str,
@@ -56,7 +53,7 @@ impl Request {
     }
 }
 
-/// Checks a reason and converts it to the form that is recorded and shown.
+/// Checks the reason of a request, and converts it to the form that gpushd records and shows.
 ///
 /// # Errors
 /// If the reason is too long.

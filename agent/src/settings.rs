@@ -1,12 +1,12 @@
-//! The active config, and its replacement: all of a new config takes effect, or none of it.
+//! The active config. A reload applies all of a new config, or none of it.
 //!
-//! Most settings take effect at once. The options of the driver worker and the path of the second
-//! socket take effect only when gpushd starts. Until then, the old values stay active and are shown
-//! next to the values in the file.
+//! Most settings take effect at once. The options of the driver worker and the path of the second socket take effect
+//! only when gpushd starts again. Until then, gpushd uses the old values, and shows them next to the values in the
+//! file.
 //!
-//! gpushd keeps a copy of the last valid file in its state directory. If the file has errors when
-//! systemd starts gpushd, gpushd serves with the copy and reports the errors, as after a reload of
-//! such a file. Without the copy, the daemons and leases of users would lose their rules.
+//! gpushd keeps a copy of the last valid file in its state directory. If the file has errors when systemd starts
+//! gpushd, gpushd uses the copy and reports the errors. It does the same after a reload of such a file. Without the
+//! copy, the daemons and leases of users would lose their rules.
 
 use std::{
     io,
@@ -25,38 +25,32 @@ use crate::options::Trust;
 const WITHOUT: &str = "copy config.example.toml there, or use neither --config nor GPUSH_CONFIG; without a file at \
     the default path, gpushd runs and manages no GPU";
 
-/// Why a config cannot be used.
+/// Why gpushd cannot use a config file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigLoadError {
-    /// The user named the file, but it does not exist.
+    /// The user gave the path of the file, but the file does not exist.
     #[error("there is no config file {}: {WITHOUT}", path.display())]
     Absent {
-        /// The file.
         path: PathBuf,
     },
     /// The file cannot be read.
     #[error("the config file {} can't be read", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// Another user could have written the file.
     #[error("the config file {} is not trusted: {why}; {}", path.display(), why.remedy())]
     Untrusted {
-        /// The file.
         path: PathBuf,
-        /// The reason.
         why: Untrusted,
     },
-    /// The content is invalid.
+    /// The content of the file is invalid.
     #[error("{0}")]
     Wrong(ConfigErrors),
 }
 
 impl ConfigLoadError {
-    /// Returns the error for the API.
     pub(crate) fn to_api(&self) -> ApiError {
         match self {
             Self::Absent { path } => {
@@ -98,7 +92,7 @@ struct Inner {
     path: PathBuf,
     must_exist: bool,
     trust: Trust,
-    /// The copy of the last valid file.
+    /// Path of the copy of the last valid file.
     copy: Option<PathBuf>,
     state: RwLock<CurrentSettings>,
 }
@@ -106,33 +100,34 @@ struct Inner {
 #[derive(Debug)]
 struct CurrentSettings {
     config: Arc<Config>,
-    /// The content of the file; `None` if there is no file.
+    /// The content of the active file; `None` if there is no file.
     text: Option<Vec<u8>>,
-    /// The error of the last start or reload, if it failed.
+    /// The error of the last start or reload; `None` if the file was loaded.
     trouble: Option<ApiError>,
-    /// Changes in the file that need a restart.
+    /// Settings whose new value in the file takes effect only after a restart.
     pending: Vec<PendingRestart>,
 }
 
-/// A file that was read but is not active yet.
+/// A file that gpushd has read but not activated yet.
 #[derive(Debug)]
 pub(crate) struct Candidate {
-    /// The config that would become active. Settings that need a restart have their old values.
+    /// The config to activate. Settings that need a restart have their old values.
     pub(crate) config: Config,
-    /// The content of the file.
+    /// The config as it is in the file.
     pub(crate) in_file: Config,
     text: Option<Vec<u8>>,
 }
 
 impl Settings {
-    /// Reads the config at start.
+    /// Reads the config when a user starts gpushd.
     pub(crate) fn load(path: &Path, must_exist: bool, trust: Trust) -> Result<Self, ConfigLoadError> {
         let (config, text) = read(path, must_exist, trust)?;
         Ok(Self::new(path, must_exist, trust, None, (config, text, None)))
     }
 
-    /// Reads the config when systemd starts gpushd. If the file has errors, uses `copy`, the copy of the last valid file.
-    /// `has_history` says whether a gpushd has run before: then rules may exist, so gpushd does not start without them.
+    /// Reads the config when systemd starts gpushd. If the file has errors, uses `copy`, the copy of the last valid
+    /// file. If there is no copy and `has_history` is set, a gpushd has run before: gpushd then does not start, because
+    /// it does not know the rules.
     ///
     /// # Errors
     /// If the file cannot be used, and neither can the copy.
@@ -171,8 +166,8 @@ impl Settings {
         Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, copy, state: RwLock::new(state) }))
     }
 
-    /// Writes the copy of the active config. If the file had errors at the first start, the copy is empty, so that the
-    /// next start does not fail.
+    /// Writes the copy of the active file. If the file had errors at the very first start, writes an empty copy, so
+    /// that the next start succeeds.
     pub(crate) fn keep_copy(&self) {
         let Some(copy) = &self.0.copy else { return };
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
@@ -210,7 +205,7 @@ impl Settings {
         self.keep_copy();
     }
 
-    /// Stores why a reload was refused, and returns the error.
+    /// Stores why a reload was refused, so that health reports it. Returns the error.
     pub(crate) fn refuse(&self, mut error: ApiError) -> ApiError {
         error = error.outcome("the previous config stays in effect");
         let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -239,7 +234,7 @@ impl Settings {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner).pending.clone()
     }
 
-    /// Returns the error of the last start or reload, if the file was not loaded.
+    /// Returns the error of the last start or reload; `None` if the file was loaded.
     pub(crate) fn trouble(&self) -> Option<ApiError> {
         self.0.state.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
@@ -250,7 +245,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, Option<V
 
     use io::Read;
     let unreadable = |source| ConfigLoadError::Unreadable { path: path.to_owned(), source };
-    // Without this flag, opening a pipe without a writer would block.
+    // With this flag, opening a pipe without a writer does not block.
     let opened = std::fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
     let file = match opened {
         Ok(file) => file,
@@ -270,7 +265,7 @@ fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, Option<V
         return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
     let mut bytes = Vec::new();
-    // Reads one byte more than permitted, so that the parser reports a file that is too large.
+    // Read one byte more than permitted, so that the parser reports a file that is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigLoadError::Wrong)?;
     Ok((config, Some(bytes)))
@@ -316,7 +311,7 @@ mod tests {
         assert!(Settings::load(&path, true, Trust::Logged).unwrap().config().auto_reconcile);
         mode(0o644);
         let settings = Settings::load(&path, true, Trust::Required).unwrap();
-        // A reload applies the same check.
+        // A reload refuses such permissions too.
         mode(0o666);
         let error = settings.candidate().unwrap_err();
         assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`chmod go-w ")), "{error:?}");
@@ -341,7 +336,7 @@ mod tests {
         std::fs::write(&path, "auto_reconcile = 7\n").unwrap();
         let settings = load(true).unwrap();
         assert!(settings.config().auto_reconcile && settings.trouble().is_some());
-        // The copy follows a reload.
+        // A successful reload also replaces the copy.
         std::fs::write(&path, "auto_reconcile = false\n").unwrap();
         settings.activate(settings.candidate().unwrap());
         assert_eq!(settings.trouble(), None);

@@ -1,8 +1,7 @@
 //! Signals: the first SIGTERM stops gpushd gracefully, the second one stops it at once.
 //!
-//! The second SIGTERM must work even if gpushd hangs. So the second SIGTERM does not pass through
-//! the async runtime: signal-hook's handler ends the process directly, like the default action of
-//! the signal.
+//! The second SIGTERM must work even if gpushd hangs. So it does not go through the async runtime: signal-hook's
+//! handler ends the process directly, as the default action of the signal would.
 //!
 //! Some programs send two signals for one request: `timeout` signals its child and then the child's
 //! process group. So gpushd ignores a second signal that arrives shortly after the first.
@@ -23,19 +22,19 @@ use signal_hook::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Time after the first signal during which another signal counts as the same request.
+/// A second signal within this time counts as the same request.
 const SAME_REQUEST: Duration = Duration::from_millis(100);
 
-/// Whether a stop was requested before [`Signals`] started to listen.
+/// Whether SIGTERM or SIGINT arrived before [`Signals`] started to listen.
 pub(crate) type EarlyStop = Arc<AtomicBool>;
 
-/// Makes a second SIGTERM or SIGINT end the process at once, and stores the first one. SIGHUP has
-/// no effect yet, because gpushd reads the config afterwards anyway.
+/// Registers handlers: the first SIGTERM or SIGINT is stored, a second one ends the process at once. SIGHUP has no
+/// effect yet, because gpushd has not read the config at this point.
 pub(crate) fn register() -> std::io::Result<EarlyStop> {
     let early = EarlyStop::default();
     let asked = Arc::new(AtomicBool::new(false));
-    // A signal could be lost while its first handler is being registered. So signals are blocked until all handlers are
-    // registered.
+    // Block signals until all handlers are registered. Otherwise a signal could be lost while its first handler is
+    // being registered.
     let mut blocked = SigSet::empty();
     [Blocked::SIGTERM, Blocked::SIGINT, Blocked::SIGHUP].into_iter().for_each(|one| blocked.add(one));
     blocked.thread_block()?;
@@ -77,7 +76,6 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Starts to listen.
     pub(crate) fn listen(early: EarlyStop) -> std::io::Result<Self> {
         Ok(Self {
             early,
@@ -89,8 +87,7 @@ impl Signals {
 
     /// Waits for the next request.
     pub(crate) async fn next(&mut self) -> SignalRequest {
-        // The handlers that `register` registered also set this flag, so a signal before this call is
-        // not lost.
+        // The handlers of `register` also set `early`, so a signal that arrived before this call is not lost.
         if self.early.swap(false, Ordering::SeqCst) {
             return SignalRequest::Stop;
         }

@@ -1,8 +1,7 @@
-//! The watchdog of systemd. gpushd notifies systemd as long as its accept loop and its store
-//! respond.
+//! The watchdog of systemd. gpushd notifies systemd as long as its accept loop and its store answer.
 //!
-//! Driver threads are not checked: a GPU that hangs is not a reason to restart a gpushd that serves
-//! the other GPUs. Tasks of operations are not checked either, because they may run for minutes.
+//! gpushd does not check driver threads: if a GPU hangs, this is no reason to restart a gpushd that serves the other
+//! GPUs. It does not check the tasks of operations either, because they may run for minutes.
 //!
 //! ```text
 //! every half of WatchdogSec: ping the accept loop ─► it answers ─► ping the store ─► it answers ─► notify
@@ -18,7 +17,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// A request to an accept loop to show that it responds.
+/// Asks an accept loop to show that it still answers.
 pub(crate) type Ping = oneshot::Sender<()>;
 
 /// Notifies systemd periodically. Never returns.
@@ -63,7 +62,7 @@ mod tests {
         });
         assert!(responds(&sender, &store).await);
         let pings = answers.await.unwrap();
-        // A loop that hangs does not answer.
+        // An accept loop that hangs does not answer.
         assert!(timeout(Duration::from_millis(20), responds(&sender, &store)).await.is_err());
         drop(pings);
         assert!(!responds(&sender, &store).await);

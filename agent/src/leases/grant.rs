@@ -223,7 +223,7 @@ async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<O
 pub(super) enum NotReserved {
     /// A quota, or a limit of the target, refuses the request.
     Refused(ApiError),
-    /// No GPU has room for the request.
+    /// No placement is possible for the request now.
     NoRoom(NoAssignment),
 }
 

@@ -12,19 +12,18 @@
 //! another user's lease has the whole GPU or MIG device ───────► unleased, but never ended
 //! ```
 //!
-//! In the last case of the list, the process usually has an old environment. A MIG device that is
-//! created again at the same placement has the same UUID, so the environment of an ended lease can
-//! select the device of another user's lease. Ids of leases never repeat: a process with
-//! `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A process that names L9 is not
-//! reported, because it may run in a container as another user.
+//! In the last case of the list, the process usually has an old environment. A MIG device that is created again at the
+//! same placement has the same UUID. So the environment of an ended lease can select a device that another user now
+//! has. Ids of leases never repeat: a process with `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A
+//! process that names L9 is not reported, because it may run in a container as another user.
 //!
-//! On a target shared through MPS, a process that bypasses the daemon is unleased, in any cgroup.
-//! An unattributed process on such a target is unleased too. gpushd ends neither of these processes
-//! while its user holds a lease on the target.
+//! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its cgroup. An unattributed
+//! process on such a target is unleased too. gpushd ends neither of them while the user of the process holds a lease on
+//! the target.
 //!
-//! The user is compared first, then the cgroup. The kernel reports the user, and a user cannot
-//! enter a cgroup that root created. The process itself can write its environment, so gpushd
-//! accepts the name of a lease in the environment only if the user of the process holds that lease.
+//! gpushd compares the user first, then the cgroup. The kernel reports the user, and a user cannot enter a cgroup that
+//! root created. But a process can write its own environment. So gpushd accepts the name of a lease in the environment
+//! only if the user of the process holds that lease.
 
 use gpush_api::{
     Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, MpsScope, Process, ProcessKind,
@@ -40,20 +39,20 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
-/// Why gpushd does not end a holder's process. The process may belong to an earlier lease, or a
-/// wrapper may have cleared the environment of the process.
+/// Why gpushd does not end a process whose user holds a lease: it may belong to an earlier lease, or a wrapper may have
+/// cleared its environment.
 const HOLDER: &str = "its user holds a lease";
 
-/// Why gpushd does not end a process whose lease may have been lost.
+/// Why gpushd does not end a process that may have had a lease before the database was lost.
 const FORGOTTEN: &str = "it was started before the database was lost, and may have had a lease";
 
-/// Why gpushd does not end a process in a scope that gpushd created.
+/// Why gpushd does not end a process in the scope of an unknown lease: only gpushd creates such scopes.
 const SCOPE: &str = "it is in the scope of a lease that gpushd does not know";
 
-/// Why gpushd does not end a process on the device of another user's lease.
+/// Why gpushd does not end a process on a device that another user has leased.
 const OPTIONAL: &str = "the rule of its GPU does not require a lease";
 
-/// A process, and why gpushd does not end it although it is unleased.
+/// An unleased process. `exempt` says why gpushd does not end it.
 #[derive(Debug, Clone)]
 pub(super) struct ClassifiedProcess {
     pub(super) process: GpuProcess,
@@ -63,11 +62,11 @@ pub(super) struct ClassifiedProcess {
 /// The lease of a process, or why it is unleased.
 #[derive(Debug, Default)]
 pub(super) struct Attribution {
-    /// For an MPS server: what it serves.
+    /// What an MPS server serves; `None` for other processes.
     pub(super) serves: Option<String>,
     /// Id of the lease of the process.
     pub(super) lease: Option<String>,
-    /// Whether `lease` is only the oldest lease of the process's user.
+    /// Whether `lease` is only a guess: the oldest lease of the process's user on this device.
     pub(super) unattributed: bool,
     /// Why the process is unleased.
     pub(super) unleased: Option<String>,
@@ -75,7 +74,7 @@ pub(super) struct Attribution {
     pub(super) exempt: Option<&'static str>,
 }
 
-/// Classifies processes by the leases and MPS servers at one moment.
+/// Finds the lease of a process. Contains the leases and MPS servers at one moment.
 #[derive(Debug)]
 pub(super) struct Classifier<'a> {
     unleased: &'a Unleased,
@@ -85,7 +84,7 @@ pub(super) struct Classifier<'a> {
 }
 
 impl<'a> Classifier<'a> {
-    /// Creates the classifier for the present leases and MPS servers.
+    /// Creates the classifier with the current leases and MPS servers.
     pub(super) fn new(unleased: &'a Unleased) -> Self {
         Self {
             unleased,
@@ -95,8 +94,8 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    /// Classifies a process on a GPU or MIG device. `device` is `None` if the process is on the whole GPU, or on a GPU
-    /// instance without a compute instance.
+    /// Finds the lease of a process, or why it has none. `device` is the process's MIG device; `None` if the process is
+    /// on the whole GPU, or on a GPU instance without a compute instance.
     pub(super) fn classify(&self, gpu: &Gpu, device: Option<&str>, process: &Process) -> Attribution {
         let (Some(pid), Some(uid)) = (process.pid, process.uid) else { return Attribution::default() };
         let server = self.servers.of_process(pid, process.kind);
@@ -171,16 +170,15 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    /// Returns what the rule of a GPU says about leases. A GPU without a rule does not require a
-    /// lease.
+    /// Returns what the rule of a GPU says about leases. Without a rule, a lease is optional.
     fn terms(&self, gpu: &Gpu) -> LeaseTerms {
         let host = self.unleased.state.now();
         let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?)?.lease);
         rule.unwrap_or(LeaseTerms { requirement: Some(LeaseRequirement::Optional), ..LeaseTerms::default() })
     }
 
-    /// Returns why a process may have had a lease: because of its start time, its scope, or the
-    /// start time of an ancestor of the same user.
+    /// Returns why a process may have had a lease: it or a parent of the same user started before the database was
+    /// lost, or it is in the scope of a lease.
     fn may_have_had_lease(&self, pid: u32, uid: u32) -> Option<&'static str> {
         let is_users = |pid: &u32| proc::owner(*pid) == Some(uid);
         let mut starts = std::iter::once(pid).chain(proc::ancestors(pid).take_while(is_users)).filter_map(proc::start);
@@ -191,9 +189,8 @@ impl<'a> Classifier<'a> {
     }
 }
 
-/// Returns whether the desired mode shares a GPU, or the MIG device `device` of the GPU, through
-/// MPS. If not, a remaining daemon continues to serve its clients. In that case, other processes do
-/// not count as bypassing the daemon.
+/// Returns whether the rule shares the GPU or its MIG device `device` through MPS. If not, but a daemon still serves
+/// its clients, other processes are not reported as bypassing the daemon.
 fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     match gpu.mode.mps_scope() {
         MpsScope::WholeGpu => true,
@@ -202,7 +199,7 @@ fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     }
 }
 
-/// Returns whether the last reading of a GPU is recent, and no operation changes the GPU.
+/// Returns whether the processes in the last reading of a GPU are up to date, and no operation changes the GPU.
 fn is_known(gpu: &Gpu) -> bool {
     let is_readable = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => true,
@@ -211,8 +208,8 @@ fn is_known(gpu: &Gpu) -> bool {
     is_readable && !gpu.stale && gpu.processes_known
 }
 
-/// Returns why a process is unleased on a device that lease `id` of another user has exclusively;
-/// `None` if the process names that lease.
+/// Lease `id` of another user has the device of a process for itself. Returns why the process is unleased; `None` if
+/// the process names that lease.
 fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> {
     match named {
         EnvironmentLease::Other(name) if name.parse() == Ok(id) => None,

@@ -9,9 +9,9 @@
 //!                        grace period over: same checks ─► SIGKILL (`mps::terminate` first for MPS clients)
 //! ```
 //!
-//! After a reading, another process may get a pid that the reading contains. A pid is not reused
-//! while its process is alive and gpushd holds its pidfd. So gpushd first opens the pidfd, then
-//! begins a reading, and sends a signal only after that reading.
+//! After gpushd has read which pids are on a GPU, another process may get one of these pids. While gpushd holds a pidfd
+//! and its process is alive, the pid does not change. So gpushd first opens the pidfd, then reads the GPU, and only
+//! then sends a signal.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -32,13 +32,13 @@ use super::{
 };
 use crate::mps;
 
-/// Pause between two rounds.
+/// Pause between two checks for unleased processes.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Minimum pause before gpushd tries a failed kill again.
+/// Minimum pause until gpushd tries again to kill a process.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A process that must get a signal.
+/// A signal that gpushd must send to a process.
 #[derive(Debug)]
 struct DueSignal {
     process: Arc<OpenedProcess>,
@@ -57,7 +57,7 @@ pub(crate) async fn run(unleased: Unleased) {
         }
         round(&unleased).await;
         let (earliest, latest) = (Instant::now() + RETRY, Instant::now() + PAUSE);
-        // A process that got SIGTERM is killed at the announced time, not only in the next regular round.
+        // Run again when the next process must be killed, so that it is killed at the announced time.
         next = unleased.next_kill().map_or(latest, |at| at.clamp(earliest, latest));
     }
 }
@@ -76,8 +76,8 @@ async fn round(unleased: &Unleased) {
     }
 }
 
-/// Returns the unleased processes of the host. Reads no GPU if no process can be unleased, or if
-/// the policy does nothing.
+/// Returns the unleased processes of the host. Does not read the GPUs if no process can be unleased, or if the config
+/// says only to report them.
 async fn find(unleased: &Unleased, config: &Config) -> Vec<ClassifiedProcess> {
     let mut requirements = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
     let is_needed = unleased.mps.is_used()
@@ -102,7 +102,7 @@ async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowLi
     let mut due: Vec<DueSignal> = Vec::new();
     for one in found {
         let Some(pid) = one.process.process.pid else { continue };
-        // A process on several GPUs is listed several times.
+        // Skip a process on several GPUs that is already in `due`.
         if due.iter().any(|due| due.process.pid == pid) {
             continue;
         }
@@ -113,7 +113,7 @@ async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowLi
             }
             Some(Action::Warned | Action::Exempt(_)) | None => match OpenedProcess::open(pid) {
                 Some(process) => (Arc::new(process), Some(Signal::SIGTERM)),
-                // The process has ended, or gpushd cannot read its identity.
+                // Skip a process that has ended, or whose identity gpushd cannot read.
                 None => continue,
             },
         };
@@ -135,7 +135,7 @@ async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowLi
     }
 }
 
-/// Sends a due signal, unless the process has changed or is no longer unleased.
+/// Sends the signal, unless the process has changed or is no longer unleased.
 async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal) {
     let step = if signal == Signal::SIGKILL { UnleasedStep::Killed } else { UnleasedStep::Asked };
     let Some(one) = check_again(unleased, &process, &gpu).await else { return };
@@ -144,10 +144,10 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
         return;
     }
     if signal == Signal::SIGKILL && one.process.kind == ProcessKind::MpsClient {
-        // If a client is killed while it computes, its MPS server may end too.
+        // Ask MPS to end the client first: if a client is killed while it computes, the MPS server may end too.
         mps::terminate(&unleased.mps, process.pid).await;
     }
-    // A lease may have been granted meanwhile.
+    // Check again just before the signal, because the user may have got a lease meanwhile.
     let Some(one) = check_again(unleased, &process, &gpu).await else { return };
     if let Err(error) = process.signal(signal) {
         exempt(unleased, &one, &process, format!("gpushd cannot send {signal}: {error}"));
@@ -164,8 +164,8 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
     report::publish(unleased, &one, step);
 }
 
-/// Returns the process if it is still unleased and not exempt, according to the present config,
-/// leases and identity.
+/// Checks again whether gpushd must end a process, with the current config, leases and GPU readings. Returns `None` if
+/// it must not.
 async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &str) -> Option<GpuProcess> {
     let config = unleased.state.config();
     let allow = AllowList::of(&config).await?;
@@ -182,8 +182,7 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
         exempt(unleased, &one.process, process, why);
         return None;
     }
-    // This check comes last: if the process is unchanged, all values that were read above belong to
-    // it.
+    // Check this last: only if the process is unchanged, everything that was read above belongs to it.
     if !process.is_unchanged() {
         unleased.forget(process.pid);
         return None;
@@ -211,7 +210,7 @@ fn exemption(
     }
 }
 
-/// Notes that a process is exempt. Logs the exemption if it is new.
+/// Remembers that gpushd does not end a process. Logs the reason if it is new.
 fn exempt(unleased: &Unleased, one: &GpuProcess, process: &OpenedProcess, why: String) {
     let text = format!("; not ended: {why}");
     if unleased.note(process.pid, process.identity.start, Action::Exempt(why)) {

@@ -8,10 +8,10 @@
 //!            its environment is empty or overwritten ──► unknown
 //! ```
 //!
-//! The kernel shows the memory where a program found its environment at its start. Programs that set their title
-//! (`setproctitle`) overwrite that memory, and a program that is being executed has no environment for a moment. So a
-//! missing name alone proves nothing. The process itself sets the name, so gpushd accepts the name only if it names a
-//! lease of the process's user. The name grants nothing.
+//! The kernel shows the memory that held the environment when the program started. Programs that set their title
+//! (`setproctitle`) overwrite this memory, and just after an exec it is empty for a moment. So if the name is missing,
+//! this proves nothing. The process itself sets the name. So gpushd accepts it only if the process's user holds that
+//! lease. The name gives no access.
 
 use std::{
     collections::HashMap,
@@ -23,26 +23,26 @@ use gpush_host::proc::{self, Environment, Image};
 
 use crate::mps;
 
-/// The lease that a process names.
+/// The lease that a process names in its environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EnvironmentLease {
     /// A lease of the process's user.
     Own(String),
-    /// A lease of another user, or a lease whose user was not compared yet.
+    /// A lease that the process's user does not hold, or whose holder was not compared yet.
     Other(String),
     /// The environment does not name a lease.
     None,
-    /// Unknown: the environment cannot be read, or was overwritten.
+    /// Unknown, because the environment cannot be read, or was overwritten.
     Unknown,
 }
 
-/// What gpushd remembers about environments, by pid.
+/// What gpushd remembers about the environments of processes. The keys are pids.
 #[derive(Debug, Default)]
 pub(crate) struct Environments {
-    /// Start of each process, and the lease that it named.
+    /// For each process, its start time and the lease of its user that it has named.
     leases: Mutex<HashMap<u32, (u64, String)>>,
-    /// What the environment of each executed program named. An environment may be large, so it is
-    /// read once.
+    /// For each executed program, what its environment names. gpushd reads each environment only once, because it may
+    /// be large.
     read: Mutex<HashMap<u32, (Image, EnvironmentLease)>>,
 }
 
@@ -55,8 +55,8 @@ impl Environments {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lease that a process's environment names, regardless of its holder. Reads files that may
-    /// be large.
+    /// Returns the lease that a process names in its environment, even if another user holds the lease. Blocks while it
+    /// reads the environment.
     pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
         match self.cached_lease(pid) {
             EnvironmentLease::Own(name) | EnvironmentLease::Other(name) => Some(name),
@@ -70,16 +70,15 @@ impl Environments {
             return known.clone();
         }
         let found = read_lease(pid);
-        // If the process executed another program meanwhile, the result may belong to either
-        // program.
+        // Remember the result only if the process still executes the same program.
         if proc::image(pid) == Some(image) {
             self.read().insert(pid, (image, found.clone()));
         }
         found
     }
 
-    /// Returns the lease that a process or one of its ancestors names, or has named before.
-    /// `is_own` returns whether a lease belongs to the process's user.
+    /// Returns the lease that a process or one of its parents names or has named. `is_own` returns whether the
+    /// process's user holds a lease.
     pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
         let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
         let own_lease = |pid: u32| match self.cached_lease(pid) {
@@ -101,7 +100,7 @@ impl Environments {
         self.leases().get(&pid).filter(|(of, _)| *of == start).map(|(_, name)| name.clone())
     }
 
-    /// Forgets ended processes.
+    /// Forgets processes that have ended.
     pub(super) fn forget_ended(&self) {
         self.leases().retain(|pid, (start, _)| proc::start(*pid) == Some(*start));
         self.read().retain(|pid, (image, _)| proc::image(*pid) == Some(*image));
@@ -120,7 +119,7 @@ fn read_lease(pid: u32) -> EnvironmentLease {
     }
 }
 
-/// Returns whether a text is a lease id. Other users read the name, so it must not contain other text.
+/// Returns whether a text is a lease id. The name is shown to other users, so it must not be any other text.
 fn is_name(text: &str) -> bool {
     text.starts_with('L') && text.parse::<LeaseId>().is_ok()
 }

@@ -1,4 +1,5 @@
-//! A process opened with a pidfd, and its identity. So gpushd never signals another process that got the same pid.
+//! A process that gpushd has opened with a pidfd, and its identity. With both, gpushd never sends a signal to another
+//! process that got the same pid.
 //!
 //! ```text
 //! open the pidfd ─► read start, users and executed file from /proc ─► still alive ─► all of it is about this process
@@ -15,13 +16,13 @@ use nix::sys::signal::Signal;
 /// What the kernel reports about a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// Start of the process, in clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     pub(super) start: u64,
     /// Real, effective, saved and file system uid.
     pub(super) uids: [u32; 4],
     /// Executed file.
     pub(super) file: FileId,
-    /// Path of that file in the mount namespace of the process; ends with ` (deleted)` if the file is gone.
+    /// Path of that file, as the process sees it. Ends with ` (deleted)` if the file no longer exists.
     pub(super) path: PathBuf,
 }
 
@@ -44,7 +45,7 @@ impl Identity {
     }
 }
 
-/// A process opened with a pidfd.
+/// A process that gpushd has opened with a pidfd.
 #[derive(Debug)]
 pub(super) struct OpenedProcess {
     pub(super) pid: u32,
@@ -57,8 +58,7 @@ impl OpenedProcess {
     pub(super) fn open(pid: u32) -> Option<Self> {
         let pidfd = PidFd::open(pid).ok()??;
         let process = Self { pid, pidfd, identity: Identity::of(pid)? };
-        // The pid is not reused while the process is alive, so the identity belongs to this
-        // process.
+        // If the process is still alive, its pid was not reused meanwhile, so the identity belongs to this process.
         process.is_alive().then_some(process)
     }
 

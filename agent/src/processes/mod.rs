@@ -56,15 +56,16 @@ pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProce
     Ok(GpuProcesses { policy, processes, unknown })
 }
 
-/// Returns an error for each allowed file that gpushd could not see in the last round.
+/// Returns an error for each file in `processes.allow` that gpushd could not see at the last check.
 pub(crate) fn health(unleased: &Unleased) -> Vec<ApiError> {
     unleased.invisible()
 }
 
-/// Classifies all processes with the rights of gpushd. Also returns the GPUs whose processes are not known.
+/// Finds the leases of all processes, including details that only gpushd may see. Also returns the GPUs whose processes
+/// are not known.
 async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<UnknownProcesses>), ApiError> {
     let gpus = unleased.readings.host().await?.gpus(Viewer::Log);
-    // The environments of a process and its ancestors may be large, so a blocking thread reads them.
+    // Use a blocking thread: the environments of a process and its parents may be large.
     let (handle, listed) = (unleased.clone(), gpus.clone());
     let read = tokio::task::spawn_blocking(move || {
         let classifier = Classifier::new(&handle);
@@ -79,7 +80,7 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
     Ok((processes, gpus.iter().filter_map(unknown).collect()))
 }
 
-/// Returns why the processes of a GPU are not known; `None` if the processes are known.
+/// Returns why the processes of a GPU are not known; `None` if they are known.
 fn unknown(gpu: &Gpu) -> Option<UnknownProcesses> {
     let is_readable = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,
@@ -154,7 +155,7 @@ async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: AllowList) {
     }
 }
 
-/// Removes what only the owner of a process and administrators may see.
+/// Removes the details that only the owner of a process and administrators may see.
 fn redact_process(one: &mut GpuProcess) {
     let process = &mut one.process;
     (process.pid, process.uid, process.user, process.command) = (None, None, None, None);

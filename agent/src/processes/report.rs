@@ -1,11 +1,12 @@
-//! Reports actions on unleased processes: to the log, as events, and to the audit trail.
+//! Reports what gpushd does about unleased processes: in the log, as events, and in the audit
+//! trail.
 
 use gpush_api::{EventPayload, GpuProcess, UnleasedChange, UnleasedStep};
 use gpush_store::NewAudit;
 
 use super::Unleased;
 
-/// Logs a warning about an unleased process; `done` says what gpushd did.
+/// Logs a warning about an unleased process. `done` says what gpushd did about it.
 pub(super) fn warn(one: &GpuProcess, done: &str) {
     let process = &one.process;
     tracing::warn!(
@@ -18,10 +19,10 @@ pub(super) fn warn(one: &GpuProcess, done: &str) {
     );
 }
 
-/// Records an action in the audit trail, before gpushd executes it.
+/// Records in the audit trail what gpushd is about to do with a process.
 ///
 /// # Errors
-/// If the action cannot be recorded. The text says why.
+/// If the record cannot be written. The text says why.
 pub(super) async fn record(unleased: &Unleased, one: &GpuProcess, step: UnleasedStep) -> Result<(), String> {
     if let Some(why) = &unleased.read_only {
         return Err(why.message.clone());
@@ -45,7 +46,7 @@ pub(super) async fn record(unleased: &Unleased, one: &GpuProcess, step: Unleased
     unleased.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await.map_err(|error| error.to_string())
 }
 
-/// Publishes an action as an event.
+/// Publishes as an event what gpushd did with a process.
 pub(super) fn publish(unleased: &Unleased, one: &GpuProcess, step: UnleasedStep) {
     let process = &one.process;
     unleased.state.events().publish(EventPayload::Unleased(Box::new(UnleasedChange {

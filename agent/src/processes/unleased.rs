@@ -6,8 +6,8 @@
 //!      └► asked to end (SIGTERM, with the time of SIGKILL) ─► killed
 //! ```
 //!
-//! gpushd forgets a process that has a lease now, or whose GPU was not read. If the process is
-//! unleased again later, gpushd starts over.
+//! If a process has a lease now, or its GPU was not read, gpushd forgets what it did about the
+//! process. If the process is unleased again later, gpushd begins again with a warning.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ use crate::{
     state::{State, readings::Readings},
 };
 
-/// The actions on unleased processes, and the handles that they need. A handle, cheap to clone.
+/// Remembers what gpushd did about each unleased process. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Unleased(Arc<Inner>);
 
@@ -40,7 +40,6 @@ impl Deref for Unleased {
     }
 }
 
-/// The state behind [`Unleased`].
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(super) state: State,
@@ -51,9 +50,9 @@ pub(crate) struct Inner {
     /// Why gpushd cannot record anything; `None` if it can. If set, gpushd does not end processes.
     pub(super) read_only: Option<ApiError>,
     pub(super) environments: Arc<Environments>,
-    /// Start of each process, and what gpushd did about it; by pid.
+    /// For each pid, the start time of the process and what gpushd did about it.
     actions: Mutex<HashMap<u32, (u64, Action)>>,
-    /// Allowed files that gpushd cannot see.
+    /// Errors about files in `processes.allow` that gpushd cannot see.
     invisible: Mutex<Vec<ApiError>>,
 }
 
@@ -61,7 +60,7 @@ pub(crate) struct Inner {
 #[derive(Debug, Clone)]
 pub(super) enum Action {
     Warned,
-    /// gpushd does not end the process, for this reason.
+    /// gpushd does not end the process. The text says why.
     Exempt(String),
     Asked {
         process: Arc<OpenedProcess>,
@@ -71,7 +70,7 @@ pub(super) enum Action {
 }
 
 impl Unleased {
-    /// Creates the handle. No action was taken yet.
+    /// Creates the handle. gpushd has not done anything about a process yet.
     pub(crate) fn new(
         state: State,
         readings: Readings,
@@ -89,7 +88,7 @@ impl Unleased {
         self.actions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds to a process what gpushd did about it.
+    /// Adds to an unleased process what gpushd did about it.
     pub(super) fn describe(&self, one: &mut GpuProcess) {
         let Some(action) = one.process.pid.filter(|_| one.unleased.is_some()).and_then(|pid| self.action(pid)) else {
             return;
@@ -98,8 +97,8 @@ impl Unleased {
             Action::Exempt(why) => (UnleasedStep::Exempt, format!("not ended: {why}")),
             Action::Warned => (UnleasedStep::Warned, "warning in the log".to_owned()),
             Action::Asked { kill_at, .. } => {
-                // Rounded up to whole seconds, so that the text does not say 0 s while the process
-                // has time left.
+                // Round up to whole seconds, so that the text never says 0 s while the process
+                // still has time.
                 let rest = kill_at.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
                 (UnleasedStep::Asked, format!("asked to end (SIGTERM), will be killed in {}s", rest.as_secs()))
             }
@@ -108,13 +107,14 @@ impl Unleased {
         (one.unleased_step, one.unleased_action) = (Some(step), Some(text));
     }
 
-    /// Returns what gpushd did about the process that has this pid now.
+    /// Returns what gpushd did about the process with this pid. If another process had the pid
+    /// before, ignores what gpushd did about that one.
     pub(super) fn action(&self, pid: u32) -> Option<Action> {
         let start = proc::start(pid)?;
         self.actions().get(&pid).filter(|(of, _)| *of == start).map(|(_, action)| action.clone())
     }
 
-    /// Stores an action; returns whether it differs from the previous one.
+    /// Stores what gpushd did about a process. Returns whether this is new.
     pub(super) fn note(&self, pid: u32, start: u64, action: Action) -> bool {
         let before = self.actions().insert(pid, (start, action.clone()));
         match (before.filter(|(of, _)| *of == start).map(|(_, action)| action), action) {
@@ -129,13 +129,13 @@ impl Unleased {
         self.actions().remove(&pid);
     }
 
-    /// Forgets all processes except these.
+    /// Forgets all processes except these, and the environments of processes that have ended.
     pub(super) fn retain(&self, pids: &[u32]) {
         self.actions().retain(|pid, _| pids.contains(pid));
         self.environments.forget_ended();
     }
 
-    /// Returns when the next process must be killed.
+    /// Returns when gpushd must kill the next process.
     pub(super) fn next_kill(&self) -> Option<Instant> {
         let times = |(_, action): &(u64, Action)| match action {
             Action::Asked { kill_at, .. } => Some(*kill_at),
@@ -144,12 +144,13 @@ impl Unleased {
         self.actions().values().filter_map(times).min()
     }
 
-    /// Returns an error for each allowed file that gpushd cannot see.
+    /// Returns an error for each file in `processes.allow` that gpushd cannot see.
     pub(super) fn invisible(&self) -> Vec<ApiError> {
         self.invisible.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the errors about allowed files that gpushd cannot see, and logs new errors.
+    /// Replaces the errors about files in `processes.allow` that gpushd cannot see. Logs the new
+    /// ones.
     pub(super) fn note_invisible(&self, invisible: Vec<ApiError>) {
         let mut known = self.invisible.lock().unwrap_or_else(PoisonError::into_inner);
         for error in invisible.iter().filter(|error| !known.contains(error)) {

@@ -1,6 +1,5 @@
-//! Restores compute modes that were set for MPS and that no daemon needs any more. Such a mode is
-//! left over if the driver did not answer, the daemon never started, or the previous gpushd ended
-//! before it restored the mode.
+//! Restores compute modes that gpushd has set for MPS and that no daemon needs any more. This happens if the driver did
+//! not answer, the daemon never started, or the previous gpushd ended too early.
 //!
 //! ```text
 //! a GPU was reconciled, or a restore failed ──► check: on record, and needed by no daemon?
@@ -9,8 +8,8 @@
 //!                          restore ── failed ─► reported in health; again after 1 s, 2 s … at most a minute
 //! ```
 //!
-//! The records survive gpushd, so the next gpushd continues. The first check follows the first
-//! reconciliation of a GPU, because gpushd does not know which daemons exist until then.
+//! The records survive gpushd, so the next gpushd continues. It does not check a GPU before it has reconciled the GPU's
+//! daemons for the first time, because until then it does not know which daemons exist.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -28,10 +27,10 @@ use crate::caller::Viewer;
 /// First and longest pause between two attempts. The pause doubles after each failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// A function that returns whether MPS needs the compute mode of a GPU.
+/// Returns whether MPS needs the compute mode of the GPU with this UUID.
 type NeedsComputeMode = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// The attempts to restore one GPU.
+/// The attempts to restore the compute mode of one GPU.
 #[derive(Debug)]
 struct Attempts {
     pauses: ExponentialBackoff,
@@ -50,8 +49,7 @@ enum NextAttempt {
 enum AttemptResult {
     Done,
     Failed,
-    /// An operation changes the GPU, or the GPU cannot be read. Both conditions are reported
-    /// elsewhere.
+    /// An operation changes the GPU, or the GPU cannot be read. gpushd already reports this elsewhere.
     NotYet,
 }
 
@@ -72,7 +70,7 @@ pub(crate) async fn run(
     let mut wake = shared.0.wake.subscribe();
     let mut left: BTreeMap<String, Attempts> = BTreeMap::new();
     let mut running = JoinSet::new();
-    // The first check follows the first reconciliation.
+    // Wait for the first reconciliation of a GPU before the first check.
     let mut is_woken = false;
     loop {
         if is_woken {
@@ -121,7 +119,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Restores the compute mode of one GPU.
+/// Tries to restore the compute mode of one GPU.
 async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> AttemptResult {
     if shared.0.state.maintenance().is_some() {
         return AttemptResult::NotYet;
@@ -157,14 +155,14 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
     }
 }
 
-/// Returns the UUIDs of the GPUs whose compute mode was set for MPS and is not needed.
+/// Returns the UUIDs of the GPUs whose compute mode gpushd has set for MPS although no daemon needs it any more.
 fn leftovers(shared: &SharedGpus, needs: &NeedsComputeMode) -> Vec<String> {
     let records = shared.records().clone();
     let of_mps = records.into_iter().filter(|(_, record)| record.compute_mode.is_some_and(|set| set.by == Mode::Mps));
     of_mps.map(|(uuid, _)| uuid).filter(|uuid| !needs(uuid)).collect()
 }
 
-/// Returns whether the state of a GPU is current, and gpushd may change the GPU.
+/// Returns whether gpushd knows the current state of a GPU and may change the GPU.
 fn can_be_changed(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,

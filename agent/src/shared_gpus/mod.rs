@@ -1,6 +1,5 @@
-//! Settings of whole GPUs while they are shared: the compute mode for MPS and time-slicing, and the
-//! time-slice level. gpushd records a new setting before it changes the GPU, and later restores the
-//! previous value.
+//! Settings of whole GPUs while they are shared: the compute mode for MPS and time-slicing, and the time-slice level.
+//! gpushd records a new setting before it changes the GPU. Later it restores the previous value.
 //!
 //! ```text
 //!           original mode recorded, new mode set           original mode restored
@@ -10,13 +9,12 @@
 //!     └───────────────────────────────────────────┘  └─► taken
 //! ```
 //!
-//! The driver resets both settings at a reboot. After the reboot, the records no longer apply, and
-//! the current values count as the original values. Changes of one GPU's record are serialized, so
-//! that gpushd does not restore a setting that the next use needs. Changes of different GPUs do not
-//! wait for each other.
+//! The driver resets both settings at a reboot. So after a reboot the records no longer apply, and the current values
+//! count as the original ones. gpushd makes only one change of a GPU's record at a time, so that it does not restore a
+//! setting that the next use needs. Changes of different GPUs do not wait for each other.
 //!
-//! A setting that cannot be read or restored stays on record. `leftover` retries the settings for
-//! MPS, and the reconciler of time-slicing retries the settings for time-slicing.
+//! If gpushd cannot read or restore a setting, the record stays. For MPS, `leftover` tries again; for time-slicing, the
+//! reconciler of time-slicing does.
 
 mod leftover;
 
@@ -36,7 +34,7 @@ use crate::{
     state::{State, readings::Readings},
 };
 
-/// The recorded settings. A handle, cheap to clone.
+/// The recorded settings of shared GPUs. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedGpus(Arc<Inner>);
 
@@ -49,11 +47,11 @@ struct Inner {
     lanes: Lanes,
     /// Records by UUID of the GPU.
     records: Mutex<BTreeMap<String, SharedGpu>>,
-    /// Locks by UUID of the GPU. A lock is held while the record of the GPU is changed.
+    /// A lock for each GPU, by UUID. It is held while the record of the GPU changes.
     locks: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Errors of compute modes that are not needed any more but could not be restored yet, by UUID of the GPU.
+    /// For each GPU, by UUID, why gpushd could not restore the compute mode yet.
     troubles: Mutex<BTreeMap<String, ApiError>>,
-    /// Incremented when a compute mode may be left over.
+    /// Wakes the check for compute modes that no daemon needs any more.
     wake: watch::Sender<u64>,
 }
 
@@ -72,7 +70,7 @@ impl SharedGpus {
         Self(Arc::new(Inner { store, state, readings, hardware, lanes, records, locks, troubles, wake }))
     }
 
-    /// Waits until no other caller changes the record of a GPU, and locks it.
+    /// Locks the record of a GPU. Waits while another caller changes the record.
     async fn lock(&self, uuid: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +98,7 @@ impl SharedGpus {
         self.record(uuid).compute_mode.filter(|set| set.by == by)
     }
 
-    /// Returns whether gpushd has changed a time-slicing setting of a GPU.
+    /// Returns whether gpushd has set a compute mode or level for time-slicing on a GPU.
     pub(crate) fn has_timeslice_settings_of(&self, uuid: &str) -> bool {
         self.records().get(uuid).is_some_and(is_timeslice_record)
     }
@@ -110,7 +108,7 @@ impl SharedGpus {
         self.0.wake.send_modify(|times| *times += 1);
     }
 
-    /// Returns an error for each setting that could not be restored yet.
+    /// Returns an error for each compute mode that gpushd could not restore yet.
     pub(crate) fn health(&self) -> Vec<ApiError> {
         self.troubles().values().cloned().collect()
     }
@@ -119,7 +117,7 @@ impl SharedGpus {
         self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether gpushd has changed a time-slicing setting of any GPU.
+    /// Returns whether gpushd has set a compute mode or level for time-slicing on any GPU.
     pub(crate) fn has_timeslice_settings(&self) -> bool {
         self.records().values().any(is_timeslice_record)
     }
@@ -130,10 +128,10 @@ fn is_timeslice_record(record: &SharedGpu) -> bool {
 }
 
 impl SharedGpus {
-    /// Sets the compute mode of a GPU for a sharing mode. Returns the previous compute mode if it differed.
+    /// Sets the compute mode of a GPU for a sharing mode. Returns the previous compute mode if it was different.
     ///
     /// # Errors
-    /// If the GPU does not have the compute mode. The text says why.
+    /// If the GPU does not get the compute mode. The text says why.
     pub(crate) async fn set_compute_mode(
         &self,
         uuid: &str,
@@ -142,15 +140,14 @@ impl SharedGpus {
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
-        // If the need has ended since the call, the mode was already restored and must not be set
-        // again.
+        // If the mode is no longer needed, gpushd has already restored the previous mode, so do not set it again.
         if !is_needed() {
             return Ok(None);
         }
         let Some(now) = self.read(uuid).await? else { return Ok(None) };
         let record = self.record(uuid);
         let taken = match record.compute_mode {
-            // After several changes, the mode from before the first change is restored later.
+            // Keep `before`: gpushd later restores the mode from before its first change.
             Some(set) => {
                 let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
                 Some(ComputeModeSet { set: wanted, last, by, ..set })
@@ -163,7 +160,7 @@ impl SharedGpus {
         if now != wanted {
             self.set(uuid, wanted).await?;
         }
-        // The new mode was read back, so the GPU no longer has gpushd's earlier mode.
+        // The new mode is confirmed, so the GPU cannot have the earlier mode any more. Remove it from the record.
         if let Some(done) = taken.filter(|taken| taken.last.is_some()) {
             self.store_record(SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record })
                 .await?;
@@ -171,8 +168,8 @@ impl SharedGpus {
         Ok((now != wanted).then_some(now))
     }
 
-    /// Returns new records for GPUs whose daemons run but whose records were lost with the database. EXCLUSIVE_PROCESS
-    /// counts as set by gpushd, and the driver's default as the previous mode.
+    /// Returns records for GPUs with running daemons whose records were lost with the database. A GPU in
+    /// EXCLUSIVE_PROCESS counts as set by gpushd, and gpushd will restore the driver's default mode.
     pub(crate) async fn records_of_running_daemons(&self, uuids: &[String]) -> Vec<SharedGpu> {
         let mut found = Vec::new();
         for uuid in uuids {
@@ -190,13 +187,13 @@ impl SharedGpus {
         found
     }
 
-    /// Stores new records in memory.
+    /// Replaces records in memory.
     pub(crate) fn apply(&self, recorded: Vec<SharedGpu>) {
         self.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
     }
 
-    /// Restores the compute mode that a GPU had before gpushd set one for this sharing mode, unless another program has
-    /// changed it since. Returns the restored mode; `None` if there was nothing to restore.
+    /// Restores the compute mode that a GPU had before gpushd set one for the sharing mode `by`. Changes nothing if
+    /// another program has set a mode since. Returns the restored mode; `None` if gpushd changed nothing.
     ///
     /// # Errors
     /// If the mode could not be restored. The text says why. The record stays.
@@ -205,7 +202,7 @@ impl SharedGpus {
         self.restore(uuid, by).await
     }
 
-    /// Does the same as [`Self::restore_compute_mode`], unless the mode is needed again.
+    /// Does the same as [`Self::restore_compute_mode`], but changes nothing if the mode is needed again.
     ///
     /// # Errors
     /// As [`Self::restore_compute_mode`].
@@ -232,8 +229,8 @@ impl SharedGpus {
         Ok(ours.then_some(taken.before))
     }
 
-    /// Records the level that is about to be set on a GPU, and an earlier level of gpushd that the GPU may still have.
-    /// `None` removes the record.
+    /// Records the level that the caller is about to set on a GPU, and a level that the GPU may still have from an
+    /// earlier attempt. `None` removes the record.
     ///
     /// # Errors
     /// If the record cannot be written. In that case, the caller must not set the level.
@@ -246,7 +243,7 @@ impl SharedGpus {
         self.store_record(SharedGpu { level, ..record }).await
     }
 
-    /// Reads the compute mode of a GPU. `None` in MIG mode, or if the GPU has no compute modes.
+    /// Reads the compute mode of a GPU. Returns `None` if the GPU is in MIG mode or has no compute modes.
     ///
     /// # Errors
     /// If the mode is not known. The text says why. The caller must not assume that another program
@@ -260,12 +257,12 @@ impl SharedGpus {
         }
     }
 
-    /// Sets a compute mode. The driver layer reads the mode back before it reports success.
+    /// Sets a compute mode. Returns success only if the driver then reports the new mode.
     async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
         let called = self.0.hardware.set_compute_mode(uuid, mode).await;
         self.0.readings.invalidate(uuid);
         called.map_err(|error| format!("cannot set its compute mode to {mode}: {error}"))?;
-        // Reads the GPU again, so that later callers see the new mode.
+        // Read the GPU again, so that later callers see the new mode.
         let _ = self.read(uuid).await;
         Ok(())
     }

@@ -14,7 +14,7 @@ struct Allocated {
     gpu: Gpu,
     /// UUID of the MIG device; `None` for the whole GPU.
     mig: Option<String>,
-    /// Whether the rule of the GPU has `owner = "slurm"`.
+    /// Whether only Slurm's jobs may lease the GPU: its rule has `owner = "slurm"`.
     owned: bool,
     /// Whether the layout of the GPU is `dynamic`.
     dynamic: bool,
@@ -24,11 +24,11 @@ struct Allocated {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Allocation {
     devices: Vec<Allocated>,
-    /// Devices that this host does not have.
+    /// Devices that Slurm allocated, but that this host does not have.
     unknown: Vec<SlurmDevice>,
 }
 
-/// The request of a job, and the MIG devices to which it is limited.
+/// The lease request of a job. `targets` are the MIG devices on which it may be granted.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Wanted {
     pub(super) request: LeaseRequest,
@@ -36,7 +36,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Returns whether a lease is for this request, on devices that Slurm allocated.
+    /// Returns whether a lease was granted for this request, on devices that Slurm allocated.
     pub(super) fn is_met_by(&self, lease: &LeaseRecord) -> bool {
         let is_allocated = |target: &String| self.targets.as_ref().is_none_or(|targets| targets.contains(target));
         lease.request == self.request && lease.members.iter().all(|member| is_allocated(&member.target))
@@ -60,7 +60,7 @@ fn mig_uuids(gpu: &Gpu) -> Vec<String> {
 }
 
 impl Allocation {
-    /// Finds the devices of a job.
+    /// Finds the devices that Slurm allocated to a job.
     pub(super) fn of(host: &HostState, gpus: &[Gpu], devices: &[SlurmDevice]) -> Self {
         let mut allocation = Self::default();
         for device in devices {
@@ -85,7 +85,7 @@ impl Allocation {
             match found {
                 Some((gpu, mig)) => {
                     let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?));
-                    // An override replaces `dynamic`.
+                    // If an override is active, the layout is not dynamic.
                     let dynamic = rule.is_some_and(Rule::is_dynamic) && gpu.overridden.is_none();
                     allocation.devices.push(Allocated { gpu: gpu.clone(), mig, owned: is_owned(host, gpu), dynamic });
                 }
@@ -110,14 +110,15 @@ impl Allocation {
         !self.unknown.is_empty()
     }
 
-    /// Checks that the node can serve the job now.
+    /// Checks that gpushd can grant a lease on the job's devices now.
     ///
     /// # Errors
-    /// If the node cannot serve the job. The error says why.
+    /// If it cannot. The error says why.
     pub(super) fn check_node(&self) -> Result<(), ApiError> {
         if let Some(device) = self.unknown.first() {
             if let SlurmDevice::Detected { index, devices, minors: _ } = device {
-                // The node can serve other jobs.
+                // The code of this error does not drain the node, because it can still serve other
+                // jobs.
                 return Err(ApiError::new(
                     Code::Unsupported,
                     format!("cannot tell which GPU has Slurm's index {index}"),
@@ -143,8 +144,8 @@ impl Allocation {
         for device in &self.devices {
             let gpu = &device.gpu;
             let (state, passes) = match gpu.state {
-                // gpushd does not grant a lease on this GPU now, although the GPU is free for
-                // Slurm. After the next reading, gpushd may grant a lease.
+                // The GPU is free, but its reading is old. gpushd may grant a lease after the next
+                // reading.
                 GpuState::Ready if gpu.stale || !gpu.processes_known => {
                     ("slow to answer: gpushd has not been able to read its state lately", true)
                 }
@@ -165,14 +166,14 @@ impl Allocation {
         Ok(())
     }
 
-    /// Returns the request for a job, within what Slurm allocated. `explicit` is the request that
-    /// the job itself makes.
+    /// Returns the lease request for a job, limited to the devices that Slurm allocated. `explicit`
+    /// is the request in the job itself, if any.
     ///
     /// # Errors
     /// If the job cannot have a lease on these devices. The error is for the user of the job.
     pub(super) fn request(&self, explicit: Option<&LeaseRequest>, uid: u32) -> Result<Wanted, ApiError> {
         let refused = |message: String| ApiError::new(Code::Unsupported, message);
-        // Without a request, the job gets no lease on devices that users may lease.
+        // A job without a request gets a lease only on devices that are reserved for Slurm.
         let devices: Vec<&Allocated> =
             self.devices.iter().filter(|device| explicit.is_some() || device.owned).collect();
         if let Some(device) = devices.iter().find(|device| device.dynamic) {
@@ -196,8 +197,8 @@ impl Allocation {
             None => allocated_share(&devices, targets.is_some())?,
         };
         let count = match &share {
-            // If Slurm allocated whole GPUs and the job requests a profile or size, the job gets
-            // one MIG device on these GPUs.
+            // The job requests a MIG profile or size, and Slurm allocated whole GPUs: give the job
+            // one MIG device on them.
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole => members.max(1),
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default if members > 1 => {
@@ -206,7 +207,7 @@ impl Allocation {
             }
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default => 1,
         };
-        // The record has the GPUs in this order, so that requests can be compared.
+        // Sort the GPUs, so that requests of the same job can be compared.
         let request = LeaseRequest {
             share,
             gpus: gpus.into_iter().collect(),
@@ -218,8 +219,7 @@ impl Allocation {
     }
 }
 
-/// Returns the share for a job that does not request a share: whole GPUs, or the allocated MIG
-/// devices.
+/// Returns the share for a job that requests none: all of its whole GPUs or MIG devices.
 fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, ApiError> {
     if is_mig {
         return Ok(LeaseShare::MigSize { memory_mib: None, slices: None });

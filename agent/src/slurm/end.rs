@@ -10,15 +10,15 @@ use crate::{
 use gpush_api::{ApiError, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::{config::Leftovers, lease::machine::EndProcesses, slurm::decide};
 
-/// Time from SIGTERM to SIGKILL. The time is short, because Slurm has already sent both signals
-/// (see KillWait).
+/// Time from SIGTERM to SIGKILL. It is short, because Slurm has already sent both signals to the
+/// processes (see KillWait).
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How long Epilog waits for processes that gpushd cannot attribute to the job.
 const OUTSIDE: Duration = Duration::from_secs(3);
 
-/// Ends the leases of a job. Waits until the capacity of these leases is free, at most until the
-/// deadline. The caller must hold the lock of the job.
+/// Ends the leases of a job. Waits until their capacity is free, but not longer than the deadline
+/// of the hook. The caller must hold the lock of the job.
 ///
 /// # Errors
 /// If the end cannot be recorded.
@@ -40,10 +40,9 @@ pub(super) async fn end(
     if ending.is_empty() {
         return Ok(answer);
     }
-    // If the deadline has passed, the hook of another job sends this request, and does not wait for
-    // the processes of this job. The job may already run again without a lease, with processes in
-    // the same cgroup. So gpushd does not end any process, and the lease waits for the processes in
-    // the cgroup.
+    // If the deadline has passed, the hook of another job sends this request later. Meanwhile the
+    // job may run again without a lease, with processes in the same cgroup. So gpushd ends no
+    // process; the lease waits until the cgroup has no processes.
     let leftovers =
         if time_until(job.until_ms).is_zero() { Leftovers::Report } else { slurm.leases.config().slurm.leftovers };
     release_all(slurm, caller, ending.iter().copied(), leftovers).await?;
@@ -63,8 +62,8 @@ pub(super) async fn end(
     Ok(answer)
 }
 
-/// Releases leases of a job. `leftovers` decides whether gpushd ends the processes that the job
-/// left.
+/// Releases leases of a job. `leftovers` says whether gpushd ends the remaining processes of the
+/// job.
 ///
 /// # Errors
 /// If a release cannot be recorded.
@@ -84,7 +83,7 @@ pub(super) async fn release_all(
     Ok(())
 }
 
-/// Completes and logs the description of a lease that has not ended.
+/// Adds the job to the description of what remains of a lease, and logs it.
 fn log_leftover(key: &JobKey, mut left: SlurmLeftover) -> SlurmLeftover {
     if left.waits_for.is_empty() {
         left.waits_for.push("gpushd does not know yet whether its processes have ended".to_owned());

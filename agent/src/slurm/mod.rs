@@ -1,4 +1,4 @@
-//! The endpoint of Slurm's hooks: Prolog begins the lease of a job, Epilog ends it.
+//! Requests of Slurm's hooks: Prolog begins the lease of a job, Epilog ends it.
 //!
 //! ```text
 //! start ─► devices found ─► concerned? ─► earlier run ended ─► GPUs usable? ─► lease requested ─► granted
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! An error means that the node cannot serve the job: the hook fails, and Slurm drains the node. So no input of a user
-//! may cause an error. Calls for one job run one at a time.
+//! may cause an error. gpushd handles the requests for one job one after the other.
 //!
 //! | file | subject |
 //! |---|---|
@@ -37,7 +37,7 @@ use crate::{
     state::readings::Readings,
 };
 
-/// Longest name of a cluster or a node, in bytes.
+/// Maximum length of the name of a cluster or a node, in bytes.
 const LONGEST_NAME: usize = 255;
 
 /// Serves Slurm's hooks. A handle, cheap to clone.
@@ -51,12 +51,11 @@ struct Inner {
     store: Store,
     /// Why the store cannot record anything; `None` if it can.
     read_only: Option<ApiError>,
-    /// Jobs with a call in progress.
+    /// A lock for each job for which gpushd is handling a request.
     busy: Mutex<BTreeMap<JobKey, Weak<tokio::sync::Mutex<()>>>>,
 }
 
-/// The answer to Prolog. If this value is dropped before the answer is sent, the granted lease
-/// ends.
+/// The answer to Prolog. If this value is dropped before Prolog gets the answer, gpushd ends the granted lease.
 #[derive(Debug)]
 pub(crate) struct Started {
     answer: SlurmJobStarted,
@@ -80,7 +79,7 @@ impl Slurm {
         Self(Arc::new(Inner { leases, readings, store, read_only, busy: Mutex::default() }))
     }
 
-    /// Begins a job on this node.
+    /// Begins the lease of a job on this node.
     ///
     /// # Errors
     /// If the node cannot serve the job. The error says why.
@@ -90,7 +89,7 @@ impl Slurm {
         start::start(&self.0, &caller, &key, &job).await
     }
 
-    /// Ends a job on this node.
+    /// Ends the leases of a job on this node.
     ///
     /// # Errors
     /// If the end cannot be recorded.
@@ -129,10 +128,10 @@ fn key(cluster: &str, job: u32, node: &str) -> Result<JobKey, ApiError> {
     Ok(JobKey { cluster: cluster.to_owned(), job, node: node.to_owned() })
 }
 
-/// Returns the time until the deadline of the hook.
+/// Returns the time until the deadline of a hook.
 ///
 /// # Errors
-/// If the deadline has passed. The hook has given up by then, so gpushd must not grant anything.
+/// If the deadline has passed. Then the hook has already ended, so gpushd must not grant a lease.
 fn left(until_ms: i64) -> Result<Duration, ApiError> {
     let left = time_until(until_ms);
     if left.is_zero() {
@@ -142,8 +141,8 @@ fn left(until_ms: i64) -> Result<Duration, ApiError> {
     Ok(left)
 }
 
-/// Returns the time until `until_ms`, in milliseconds since the Unix epoch; zero if that time has
-/// passed.
+/// Returns the time until `until_ms`, which is in milliseconds since the Unix epoch. Returns zero if `until_ms` is in
+/// the past.
 fn time_until(until_ms: i64) -> Duration {
     let left = until_ms.saturating_sub(Timestamp::now().as_millisecond());
     u64::try_from(left).map_or(Duration::ZERO, Duration::from_millis)

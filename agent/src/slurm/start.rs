@@ -16,10 +16,10 @@ use crate::{
     leases::{JobKey, JobTerms, environment_of_job, of_job, request_for_job},
 };
 
-/// First and longest pause before a request with a temporary obstacle is tried again. The pause doubles each time.
+/// First and longest pause before gpushd tries a request again after a temporary error. The pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
-/// Begins a job. The caller must hold the lock of the job.
+/// Begins the lease of a job. The caller must hold the lock of the job.
 ///
 /// # Errors
 /// If the node cannot serve the job. The error says why.
@@ -36,11 +36,11 @@ pub(super) async fn start(
             Ok(time) => time,
             Err(late) => break last.unwrap_or(late),
         };
-        // An attempt may wait for an operation on the job's GPUs.
+        // Limit the time, because an attempt may wait for an operation on the job's GPUs.
         match tokio::time::timeout(time, attempt(slurm, caller, key, job)).await {
             Ok(Ok(started)) => return Ok(started),
-            // The obstacle is temporary, for example an MPS daemon that is starting: try again
-            // until the deadline of the hook.
+            // The error is temporary, for example because an MPS daemon is starting. Try again until the deadline of
+            // the hook.
             Ok(Err(error)) if error.retryable && time_until(job.until_ms) > pause => {
                 last = Some(error);
                 tokio::time::sleep(pause).await;
@@ -56,15 +56,15 @@ pub(super) async fn start(
     if !decide::is_refusal(error.code) && !lacks_an_mps_daemon(slurm, &allocation) {
         return Err(error);
     }
-    // A failure that a user can cause must fail the tasks of the job, not the node.
+    // Refuse the job instead of returning an error, because a user can cause this failure: the job must fail, but Slurm
+    // must not drain the node.
     let owned = owned(&seen.host, &gpus);
     let refused = refuse(slurm, caller, job, error).await;
     Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
 }
 
-/// Returns whether the GPUs of a job are usable, but an MPS daemon on one of them does not serve. A
-/// user can cause this failure with clients that crash the server, or with a connection that blocks
-/// the daemon.
+/// Returns whether the GPUs of a job are usable, but one of them has an MPS daemon that does not serve clients. A user
+/// can cause this: a client can crash the server, and a connection can block the daemon.
 fn lacks_an_mps_daemon(slurm: &Inner, allocation: &Allocation) -> bool {
     slurm.read_only.is_none() && allocation.check_node().is_ok() && slurm.leases.lacks_an_mps_daemon(&allocation.gpus())
 }
@@ -75,7 +75,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     let owned = owned(&seen.host, &gpus);
     let answer = |outcome| Started { answer: SlurmJobStarted { outcome, owned: owned.clone() }, delivery: None };
     let allocation = Allocation::of(&seen.host, &gpus, &job.devices);
-    // An unknown device may have `owner = "slurm"`.
+    // If Slurm allocated a device that this host does not have, it may be a device that is reserved for Slurm.
     let concerned = job.request.is_some() || allocation.is_owned() || allocation.has_unknown() && !owned.is_empty();
     let earlier = of_job(&slurm.leases, key);
     if !concerned && earlier.is_empty() {
@@ -83,7 +83,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     }
     let wanted = match (allocation.request(job.request.as_ref(), job.uid), allocation.check_node()) {
         (wanted, Ok(())) => wanted,
-        // This request is never granted, whatever the state of the GPU.
+        // gpushd can never grant this request, whatever the state of the GPU, so refuse it.
         (Err(refusal), Err(_)) if concerned && !allocation.has_unknown() => Err(refusal),
         (_, Err(error)) if concerned => return Err(error),
         (_, Err(_)) => return Ok(answer(SlurmOutcome::NotConcerned)),
@@ -94,13 +94,13 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
             && lease.state.name() == LeaseState::Active
             && wanted.as_ref().is_ok_and(|wanted| wanted.is_met_by(&lease.record));
         if is_same {
-            // Prolog runs again, or its first answer was lost.
+            // The lease already exists: Prolog runs again, or it did not get the first answer.
             let grant = Box::new(environment_of_job(&slurm.leases, caller, lease)?);
             return Ok(answer(SlurmOutcome::Granted { grant }));
         }
     }
-    // `earlier` has the leases of earlier runs, of earlier jobs with this id, and of this run with
-    // other devices.
+    // The leases in `earlier` are from earlier runs of the job, from an earlier job with the same id, or from this run
+    // with other devices.
     let leftovers = slurm.leases.config().slurm.leftovers;
     end::release_all(slurm, caller, earlier.iter().map(|(lease, _)| lease.id()), leftovers).await?;
     if !concerned {
@@ -115,12 +115,12 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     };
     match granted {
         Ok(started) => Ok(Started { answer: SlurmJobStarted { owned, ..started.answer }, ..started }),
-        // An earlier run's processes may hold the capacity for a moment.
+        // Processes of an earlier run may still use the capacity for a moment, so let the caller try again.
         Err(error) if error.retryable && !of_job(&slurm.leases, key).is_empty() => Err(error),
         Err(error) if decide::is_refusal(error.code) => {
             if error.code == Code::Blocked {
-                // A GPU with a late reading also looks blocked. A late reading is not a reason to
-                // refuse the job, so the node is checked again.
+                // The GPU may look blocked only because its reading is late. That is no reason to refuse the job, so
+                // check the node again.
                 let seen = slurm.readings.host().await?;
                 Allocation::of(&seen.host, &seen.gpus(Viewer::Log), &job.devices).check_node()?;
             }
@@ -131,12 +131,12 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     }
 }
 
-/// Records a refusal, and returns it as the answer for Prolog.
+/// Records that gpushd refuses a job, and returns the answer for Prolog.
 async fn refuse(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: ApiError) -> Started {
     record_refusal(slurm, caller, job, &error).await;
     let reasons = error.sentences().into_iter().map(str::to_owned).collect();
     let hint = match error.code {
-        // The original hint names `--wait`, but jobs cannot wait in gpushd's queue.
+        // Replace the hint, because it suggests `--wait`, and jobs cannot wait in gpushd's queue.
         Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
         _ => error.hint,
     };
@@ -167,8 +167,8 @@ async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wa
     Ok(Started { answer, delivery: Some(delivery) })
 }
 
-/// Records a refusal in the log and the audit trail. The user of the job sees the refusal through
-/// TaskProlog.
+/// Records in the log and the audit trail that gpushd refused a job. TaskProlog shows the reason to the user of the
+/// job.
 async fn record_refusal(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: &ApiError) {
     tracing::info!(uid = job.uid, "job {} of cluster {} was refused: {error}", job.job, job.cluster);
     let request = job.request.as_ref().map(spec);

@@ -20,7 +20,7 @@ use crate::{
     state::words,
 };
 
-/// Maximum wait for each change of a running operation.
+/// Maximum time of one wait for a change of a running operation. After this time, gpushd waits again.
 const FOLLOW: Duration = Duration::from_secs(60);
 
 /// The outcome of an attempt.
@@ -28,22 +28,22 @@ const FOLLOW: Duration = Duration::from_secs(60);
 pub(super) enum LayoutResult {
     /// The GPU has its layout.
     Given,
-    /// Another operation has claimed the GPU, to plan a change, to change it, or to reset it
-    /// together with other GPUs. Nothing was changed.
+    /// Another operation has claimed the GPU: it plans a change, changes the GPU, or resets it together with other
+    /// GPUs. Nothing was changed.
     Busy(ApiError),
-    /// A caller cancelled the operation.
+    /// A user cancelled the operation.
     Cancelled(ApiError),
-    /// Refused for a reason that stays until a user changes something. Nothing was changed.
+    /// The change was refused, and will be refused again until a user changes something. Nothing was changed.
     Never(ApiError),
-    /// Refused for a reason that may be temporary. Nothing was changed.
+    /// The change was refused, but may succeed later. Nothing was changed.
     NotYet(ApiError),
-    /// The operation began and failed.
+    /// The operation began, but failed.
     Failed(ApiError),
     /// The attempt did not begin, because gpushd is stopping.
     Stopping,
 }
 
-/// Applies the layout of a GPU's override or rule. If an operation begins, waits for its end.
+/// Applies the layout of a GPU's override or rule. If this needs an operation, waits for its end.
 pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResult {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();
@@ -76,8 +76,7 @@ pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> La
     }
 }
 
-/// Logs the processes that block the layout. Health does not name them, because every user may read
-/// health.
+/// Logs the processes that block the layout. Only the log names them, because every user may read health.
 async fn name_holders(handles: &Handles, request: &PlanRequest) {
     let Ok(plans) = handles.planner.plan(Viewer::Log, request).await else { return };
     for plan in plans.plans {
@@ -87,13 +86,13 @@ async fn name_holders(handles: &Handles, request: &PlanRequest) {
     }
 }
 
-/// Classifies a refusal.
+/// Returns the outcome that belongs to a refusal.
 fn refused(error: ApiError) -> LayoutResult {
     match error.code {
-        // Other conflicts stay until a user does something.
+        // A conflict that is not retryable stays until a user changes something.
         Code::Conflict if error.retryable => LayoutResult::Busy(error),
         Code::Conflict => LayoutResult::Never(error),
-        // A lost GPU may return after a reset, and gpushd must then still apply its layout.
+        // Try again later: a lost GPU may return after a reset, and must then still get its layout.
         Code::DriverUnavailable
         | Code::DriverError
         | Code::DriverTimeout
@@ -125,8 +124,8 @@ pub(super) fn log(gpu: &Gpu, error: &ApiError) {
 mod tests {
     use super::*;
 
-    /// The other claim may end without a change, because its plan is refused, or because it only resets this GPU
-    /// together with another GPU.
+    /// Case: another operation has claimed the GPU. The layout stays due, because that operation may end without a
+    /// change: its plan is refused, or it only resets this GPU together with another GPU.
     #[test]
     fn retryable_conflict_leaves_the_layout_due() {
         let conflict = || ApiError::new(Code::Conflict, "GPU 0 is being changed by an operation that is being planned");

@@ -1,4 +1,4 @@
-//! Applies the layouts of a boot, GPU by GPU, until each GPU is settled.
+//! Applies the layouts of a boot, GPU by GPU. A GPU is settled when it has its layout, or when gpushd no longer tries.
 //!
 //! ```text
 //!            ┌────────── driver or GPU does not answer, GPU claimed: tried again, without limit
@@ -10,16 +10,15 @@
 //!                        cancelled the attempt ───────────────────────► settled, recorded
 //! ```
 //!
-//! Each GPU has a separate operation, so a GPU that cannot get its layout does not delay other
-//! GPUs. Each GPU is recorded when it is settled. If gpushd starts again on the same boot, it
-//! continues with the GPUs that are not settled. While a GPU cannot be identified, the record is
-//! not complete, because a rule may claim that GPU.
+//! Each GPU has a separate operation. So if one GPU cannot get its layout, this does not delay other GPUs. gpushd
+//! records each GPU when it is settled. If gpushd starts again on the same boot, it continues with the other GPUs.
+//! While the driver cannot identify a GPU, the record is not complete, because a rule may claim that GPU.
 //!
-//! Checks are cheap and have no limit; the pause between them grows to the second value of
-//! [`PAUSE`]. A failed attempt has destroyed and created instances, so the number of attempts is
-//! limited. All [`ATTEMPTS`] together take about 16 s. This time is longer than a monitoring tool
-//! keeps a handle open, and longer than the services that start together with gpushd need. If all
-//! attempts fail, the GPU's drift and the error in health remain.
+//! gpushd checks without limit whether it can try again, because a check is cheap; the pause between checks grows to
+//! the second value of [`PAUSE`]. A failed attempt has destroyed and created instances, so the number of attempts is
+//! limited. All [`ATTEMPTS`] together take about 16 s. This is longer than a monitoring tool keeps a handle open, and
+//! longer than services that start together with gpushd need. If all attempts fail, gpushd shows the difference as
+//! drift, and health shows the error.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -36,28 +35,28 @@ use crate::{caller::Viewer, operation, state::words};
 /// First and longest pause between two checks or attempts. The pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
-/// Maximum number of failed operations for one layout.
+/// Maximum number of operations that gpushd tries for one layout.
 const ATTEMPTS: u32 = 6;
 
 /// The layouts that must be applied on this boot.
 #[derive(Debug)]
 pub(super) struct Layouts {
     record: BootRecord,
-    /// GPUs that were checked and are not settled, by UUID.
+    /// GPUs whose layout gpushd still has to apply, by UUID.
     due: BTreeMap<String, GpuAttempts>,
-    /// Number of checks without a driver, or with GPUs that cannot be identified.
+    /// Number of checks in which the driver did not answer or could not identify a GPU.
     checks: u32,
     /// Whether the log already says that gpushd waits for the driver.
     is_wait_logged: bool,
 }
 
-/// The attempts on a GPU.
+/// The attempts to apply the layout of one GPU.
 #[derive(Debug)]
 struct GpuAttempts {
     checks: u32,
     attempts: u32,
     again: Instant,
-    /// The last logged error, to avoid logging it again.
+    /// The error that was logged last, so that it is not logged again.
     logged: String,
 }
 
@@ -70,12 +69,13 @@ impl Layouts {
         Self { record, due: BTreeMap::new(), checks: 0, is_wait_logged: false }
     }
 
-    /// Returns whether the layout of this boot is still due on a GPU.
+    /// Returns whether gpushd still has to apply the layout of a GPU on this boot.
     pub(super) fn is_due(&self, uuid: &str) -> bool {
         !self.record.settled.contains(uuid)
     }
 
-    /// Checks all GPUs that are due now. Returns the time of the next check, or `None` if all are settled.
+    /// Checks the GPUs whose layout is due, and tries to apply it. Returns when to check again; `None` if all GPUs are
+    /// settled.
     pub(super) async fn round(&mut self, handles: &Handles) -> Option<Instant> {
         let before = self.record.clone();
         let again = self.check_all(handles).await;
@@ -148,7 +148,7 @@ impl Layouts {
                 handles.startup.forget(&subject);
                 None
             }
-            // If a caller requested the other operation, the next check settles the GPU.
+            // If a user requested that operation, the next check marks the GPU as settled.
             LayoutResult::Busy(_) => {
                 tried.checks += 1;
                 tried.again = now + pause(tried.checks - 1);
@@ -199,7 +199,7 @@ impl Layouts {
         self.record.settled.insert(gpu.uuid.clone());
     }
 
-    /// Returns when to check again for GPUs that cannot be identified.
+    /// If the driver cannot identify some GPUs, returns when to check them again.
     fn unidentified(&mut self, handles: &Handles, nameless: &[u32]) -> Option<Instant> {
         if nameless.is_empty() {
             handles.startup.forget(&ProblemSubject::Unidentified);
@@ -239,7 +239,7 @@ impl Layouts {
     }
 }
 
-/// Returns whether an operation sets up this mode.
+/// Returns whether gpushd needs an operation to set up this mode.
 pub(super) fn needs_operation(mode: Mode) -> bool {
     match mode {
         Mode::Mig | Mode::Mps => true,
@@ -247,7 +247,7 @@ pub(super) fn needs_operation(mode: Mode) -> bool {
     }
 }
 
-/// Applies the layout of a GPU if it is due.
+/// Applies the layout of a GPU if the GPU does not have it yet.
 async fn apply_if_due(handles: &Handles, gpu: &Gpu) -> LayoutResult {
     let is_changed_by_caller =
         handles.startup.is_changed_by_caller(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);

@@ -1,9 +1,8 @@
-//! Layouts at start, and repair of drift if the config requests it.
+//! Applies layouts when gpushd starts, and repairs drift if the config says so.
 //!
-//! Instances do not survive a reboot. So gpushd applies the config's layouts when it starts on
-//! another boot than the recorded one. On the same boot gpushd changes nothing, because a
-//! difference may be intended. With `auto_reconcile` gpushd also repairs drift: at start, after a
-//! reload and periodically.
+//! MIG instances do not survive a reboot. So gpushd applies the layouts of the config when it starts for the first time
+//! on a boot. On later starts on the same boot gpushd changes nothing, because a difference may be intended. With
+//! `auto_reconcile`, gpushd also repairs drift: at start, after a reload and periodically.
 //!
 //! ```text
 //! start ─► this boot recorded as complete? ─── yes ─► drift is shown
@@ -45,10 +44,11 @@ use crate::{
     state::{State, readings::Readings},
 };
 
-/// Normal and longest interval of checks for drift with `auto_reconcile`. The interval grows after failures.
+/// Normal and longest interval at which gpushd checks for drift if `auto_reconcile` is on. The interval grows after
+/// failures.
 const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
-/// The problems of the layouts at start. A handle, cheap to clone.
+/// Which layouts gpushd could not apply at its start, and why. A handle, cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Startup(Arc<Inner>);
 
@@ -57,17 +57,16 @@ struct Inner {
     troubles: Mutex<Vec<(ProblemSubject, ApiError)>>,
     /// The record of this boot.
     recorded: Mutex<Option<BootRecord>>,
-    /// UUIDs of GPUs that callers have changed on this boot. At start, gpushd does not apply the
-    /// layouts of these GPUs.
+    /// UUIDs of GPUs that users have changed on this boot. gpushd does not apply the layouts of these GPUs at start.
     left: Mutex<BTreeSet<String>>,
 }
 
 /// What a problem is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ProblemSubject {
-    /// The boot and its record.
+    /// The record of the boot cannot be written.
     Boot,
-    /// GPUs that cannot be identified.
+    /// GPUs that the driver cannot identify.
     Unidentified,
     /// A GPU by UUID.
     Gpu(String),
@@ -89,7 +88,7 @@ impl Startup {
         troubles.iter().map(|(_, error)| error.clone()).collect()
     }
 
-    /// Returns which GPUs are settled, according to the record of this boot.
+    /// Returns which GPUs are settled: they have their layout, or gpushd no longer tries.
     pub(crate) fn layouts(&self) -> Option<LayoutsAtStart> {
         let recorded = self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let layouts = |record: &BootRecord| LayoutsAtStart {
@@ -103,7 +102,7 @@ impl Startup {
         *self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
     }
 
-    /// Stores that callers have changed these GPUs on this boot.
+    /// Marks that users have changed these GPUs on this boot.
     pub(crate) fn mark_changed(&self, uuids: impl Iterator<Item = String>) {
         self.0.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
     }
@@ -124,18 +123,18 @@ impl Startup {
     }
 }
 
-/// The work at start, according to the config.
+/// What gpushd must do at its start.
 #[derive(Debug)]
 pub(crate) struct StartupWork {
-    /// The record of this boot, if layouts may still be due.
+    /// Which layouts gpushd has already applied on this boot; `None` if none is missing.
     record: Option<BootRecord>,
-    /// Whether drift is repaired at once.
+    /// Whether gpushd repairs drift at once.
     reconcile: bool,
 }
 
 impl Startup {
-    /// Determines the work at start by comparing this boot with the recorded boot. If `unknown`,
-    /// records were lost, and no layout is applied.
+    /// Finds out what to do at this start, by comparing this boot with the recorded boot. If `unknown` is set, records
+    /// were lost, and gpushd applies no layout.
     pub(crate) fn due(
         &self,
         config: &Config,
@@ -187,17 +186,14 @@ impl Startup {
 /// The handles for layouts at start and for the repair of drift. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
-    /// Stores problems.
+    /// Stores which layouts could not be applied.
     pub(crate) startup: Startup,
-    /// Begins operations.
     pub(crate) engine: Engine,
-    /// Makes plans.
     pub(crate) planner: Planner,
-    /// Follows operations to their end.
+    /// Shows when operations end.
     pub(crate) operations: Operations,
-    /// Provides the config, and shows when conditions end.
+    /// Provides the config, and shows when a condition, such as a cordon, ends.
     pub(crate) state: State,
-    /// Reads the GPUs.
     pub(crate) readings: Readings,
     /// Records which GPUs have their layout.
     pub(crate) store: Store,
@@ -205,9 +201,8 @@ pub(crate) struct Handles {
     pub(crate) stopping: CancellationToken,
 }
 
-/// Applies layouts that no caller requested: the layouts of a new boot, and with `auto_reconcile`
-/// the layouts of GPUs with drift. When gpushd stops, no new operation begins, and this function
-/// waits for the running operations.
+/// Applies layouts that no user requested: the layouts of a new boot, and with `auto_reconcile` the layouts of GPUs
+/// with drift. When gpushd stops, waits for the running operations and begins no new ones.
 pub(crate) async fn run(handles: Handles, due: StartupWork) {
     let mut layouts = due.record.map(Layouts::new);
     let mut snapshots = handles.state.watch();
@@ -223,7 +218,7 @@ pub(crate) async fn run(handles: Handles, due: StartupWork) {
             }
         }
         if Instant::now() >= reconcile_at {
-            // After a failure the interval grows, because each attempt may destroy instances.
+            // Increase the interval after a failure, because each attempt may destroy instances.
             pause =
                 if reconcile(&handles, layouts.as_ref()).await { RECONCILE.0 } else { (pause * 2).min(RECONCILE.1) };
             reconcile_at = Instant::now() + pause;
@@ -240,9 +235,8 @@ pub(crate) async fn run(handles: Handles, due: StartupWork) {
     }
 }
 
-/// Applies the layout of every GPU that has drift and that a rule claims for MIG or MPS. Returns
-/// whether all attempts succeeded. Skips cordoned GPUs, and GPUs whose layout of this boot is still
-/// due.
+/// Applies the layout of each GPU with drift whose rule has mode `mig` or `mps`. Skips cordoned GPUs, and GPUs that
+/// have not got their layout of this boot yet. Returns whether all attempts succeeded.
 async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
     if !handles.state.config().auto_reconcile {
         return true;
@@ -251,12 +245,12 @@ async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
         observed = handles.readings.host() => observed,
         () = handles.stopping.cancelled() => return true,
     };
-    // Without a driver there is nothing to repair, and no attempt was made.
+    // Without a driver, there is nothing to repair, so this does not count as a failure.
     let Ok(observed) = observed else { return true };
     let mut tasks = JoinSet::new();
     for gpu in observed.gpus(Viewer::Agent) {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
-        // An administrator may be working on a cordoned GPU.
+        // Skip a cordoned GPU, because an administrator may be working on it.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
         if !layouts::needs_operation(gpu.mode) || gpu.drift.is_empty() || due || kept {
             continue;

@@ -1,4 +1,4 @@
-//! Decides which changes of a snapshot trigger another attempt to apply layouts.
+//! Decides when gpushd tries again at once to apply layouts.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -6,14 +6,14 @@ use gpush_core::config::Config;
 
 use crate::state::HostState;
 
-/// The last known config, and the conditions that prevent layouts.
+/// The last config, and what currently prevents gpushd from applying layouts, such as cordons.
 ///
-/// Only the end of a condition, or a new config, triggers an immediate attempt. A new cordon does
-/// not trigger an attempt: such an attempt would also reset the pause after a failure, and each
-/// attempt may destroy instances.
+/// gpushd tries again at once only if such a condition ends, or the config is new. If a new cordon
+/// also caused an attempt, it would end the pause after a failure too early, and each attempt may
+/// destroy instances.
 #[derive(Debug)]
 pub(super) struct Trigger {
-    /// Compared by pointer, because a reload replaces the config.
+    /// Compared by its address, because each reload creates a new config.
     config: Arc<Config>,
     in_maintenance: bool,
     is_lost: bool,
@@ -35,8 +35,8 @@ impl Trigger {
         }
     }
 
-    /// Stores a snapshot. Returns whether a condition has ended or the config has changed since the
-    /// previous snapshot.
+    /// Stores a snapshot. Returns whether gpushd must try again at once: a condition has ended, or
+    /// the config was reloaded.
     pub(super) fn fires(&mut self, host: &HostState) -> bool {
         let now = Self::new(host);
         let fires = !Arc::ptr_eq(&self.config, &now.config)
@@ -99,7 +99,8 @@ mod tests {
         let mut trigger = Trigger::new(&plain);
         assert!(!trigger.fires(&closed));
         assert!(trigger.fires(&plain));
-        // A reloaded config triggers even if it is equal: files that it names may have changed.
+        // A reload causes a new attempt even if the config is equal, because files that it names
+        // may have changed.
         assert!(trigger.fires(&HostState { config: Arc::new(Config::default()), ..plain.clone() }));
     }
 }

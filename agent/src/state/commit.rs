@@ -1,5 +1,4 @@
-//! Commits the changes that callers request to conditions, and then applies the changes to the
-//! state, in the same order.
+//! Commits changes of conditions that users request, and then applies them to the state in the same order.
 
 use std::sync::Arc;
 
@@ -14,8 +13,8 @@ use super::{Change, State};
 pub(crate) struct Commits {
     store: Store,
     state: State,
-    /// Held from the commit of a change until the change is applied. So the changes have the same
-    /// order in the store and in the state.
+    /// Held from the commit of a change until it is applied. So changes have the same order in the store and in the
+    /// state.
     order: Arc<Mutex<()>>,
 }
 
@@ -25,8 +24,8 @@ impl Commits {
         Self { store, state, order: Arc::default() }
     }
 
-    /// Commits a change together with what `also` writes, then applies the change and publishes `event`. A change that
-    /// ends a condition uses the reserved space of the store, so it succeeds on a full disk.
+    /// Commits a change, and writes `also` in the same transaction. Then applies the change and publishes `event`. If
+    /// the change ends a condition, it uses the reserved space of the store, so it succeeds on a full disk.
     ///
     /// # Errors
     /// If the commit fails. After an error, nothing has changed.
@@ -54,8 +53,8 @@ impl Commits {
                     also(tx)?;
                     Ok(cleared)
                 };
-                // gpushd may set a condition of this kind meanwhile. That condition is recorded
-                // after this commit, so it stays.
+                // gpushd may set a condition of this kind during this commit. Its record then follows the commit, so
+                // the condition stays.
                 let cleared = self.store.write_ending(write).await?;
                 let ended = cleared.into_iter().map(|one| Change::Clear(scope.clone(), kind, Some(one.cause)));
                 self.state.apply(&ended.collect::<Vec<_>>());

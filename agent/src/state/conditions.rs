@@ -1,4 +1,4 @@
-//! Conditions that restrict the use of one GPU or of the host: cordons, maintenance, degraded GPUs.
+//! Conditions that restrict the use of a GPU or the host: cordons, maintenance, degraded GPUs.
 //!
 //! ```text
 //! administrator ── cordon ─────────────────────► admin      ─┐
@@ -9,9 +9,8 @@
 //!                                                            as that operation planned it or as it was before
 //! ```
 //!
-//! gpushd reacts once to a persistent fault, such as a memory row that waits for a reset, and
-//! records the fault. After an `uncordon`, neither the next reading nor the next gpushd cordons the
-//! GPU again for the same fault.
+//! gpushd cordons a GPU only once for a fault that persists, such as a memory row that waits for a reset, and records
+//! the fault. After an `uncordon`, gpushd does not cordon the GPU again for the same fault, not even after a restart.
 //!
 //! This module holds data only. [`Change::record`] writes a change to the store; the caller decides when.
 
@@ -23,13 +22,13 @@ use gpush_store::{Condition, ConditionKind, NewCondition, Scope, StoreError, Tx}
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-/// Cause of a cordon for a fault of the GPU's memory rows.
+/// Name of the cordon that gpushd sets because of a fault in the GPU's memory rows.
 pub(super) const ROW_REMAP: &str = "row-remap";
 
-/// Decides from a reading whether a degraded GPU has recovered.
+/// Decides from a reading whether a degraded GPU is all right again.
 pub(crate) trait RecoveryCheck: fmt::Debug + Send + Sync {
-    /// Describes the GPU if it is as the failed operation planned, or as it was before that
-    /// operation. Returns `None` otherwise.
+    /// Returns a description if the GPU is as the failed operation planned it, or as it was before that operation.
+    /// Otherwise returns `None`.
     fn passes(&self, reading: &Reading) -> Option<&'static str>;
 }
 
@@ -39,7 +38,7 @@ type ConditionKey = (Scope, ConditionKind, String);
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
     in_force: BTreeMap<ConditionKey, ActiveCondition>,
-    /// The last recorded memory rows of each GPU, by UUID.
+    /// The state of each GPU's remapped memory rows as last recorded, by UUID.
     rows: BTreeMap<String, RemappedRows>,
 }
 
@@ -49,9 +48,9 @@ struct ActiveCondition {
     reason: String,
     by: Option<Actor>,
     since: Timestamp,
-    /// When this process set the condition, by the monotonic clock. `None` if an earlier process set it.
+    /// When this process set the condition, by the monotonic clock. `None` if an earlier gpushd set it.
     set: Option<Instant>,
-    /// Ends the degraded state when the check passes.
+    /// Decides when a degraded GPU is all right again.
     check: Option<Arc<dyn RecoveryCheck>>,
 }
 
@@ -60,9 +59,9 @@ struct ActiveCondition {
 pub(crate) enum Change {
     /// Sets this condition.
     Set(NewCondition),
-    /// Marks a GPU as degraded until its recovery check passes.
+    /// Marks a GPU as degraded until the check says that it is all right again.
     Degrade(NewCondition, Arc<dyn RecoveryCheck>),
-    /// Clears the conditions of this scope and kind. With a cause, clears only the condition with that cause.
+    /// Clears the conditions of this scope and kind; with a cause, only the one that has this cause.
     Clear(Scope, ConditionKind, Option<String>),
 }
 
@@ -92,22 +91,22 @@ impl Change {
     }
 }
 
-/// New information about a GPU's memory rows in a reading.
+/// What a reading says about a GPU's memory rows that is new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowChange {
     /// Nothing is new.
     None,
-    /// A change that is recorded and has no other effect.
+    /// A change that gpushd only records.
     Noticed,
     /// A fault that cordons the GPU, with the reason.
     Fault(&'static str),
 }
 
-/// Conditions from the store, with the recovery checks of degraded GPUs.
+/// Conditions from the store. Degraded GPUs have a check that decides when they are all right again.
 pub(crate) type Recorded = Vec<(Condition, Option<Arc<dyn RecoveryCheck>>)>;
 
 impl Conditions {
-    /// Restores the conditions that an earlier process recorded.
+    /// Restores the conditions that an earlier gpushd recorded.
     pub(crate) fn new(recorded: Recorded, rows: BTreeMap<String, RemappedRows>) -> Self {
         let in_force = recorded.into_iter().map(|(one, check)| {
             let kept = ActiveCondition { reason: one.reason, by: one.by, since: one.since, set: None, check };
@@ -164,8 +163,7 @@ impl Conditions {
         })
     }
 
-    /// Returns the conditions of a kind that concern a GPU: the conditions of the GPU, and the
-    /// conditions of the host.
+    /// Returns the conditions of a kind that apply to a GPU: its own ones, and those of the whole host.
     fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &ActiveCondition)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,
@@ -174,9 +172,10 @@ impl Conditions {
         self.in_force.iter().filter(move |((scope, of, _), _)| *of == kind && here(scope))
     }
 
-    /// Ends the degraded states of a GPU that has recovered according to `reading`. Returns the changes to record.
+    /// Clears the degraded states of a GPU that is all right again according to `reading`. Returns the changes to
+    /// record.
     ///
-    /// `begun` is when the reading began. A check counts only if its condition was set before that time.
+    /// `begun` is the time at which the reading began. A condition that was set later stays.
     pub(super) fn check_recovery(&mut self, reading: &Reading, begun: Instant) -> Vec<Change> {
         let uuid = &reading.identity.uuid;
         let mut ended = Vec::new();
@@ -190,7 +189,7 @@ impl Conditions {
         ended
     }
 
-    /// Stores the memory rows of a reading, and returns what is new.
+    /// Stores the state of a GPU's memory rows in a reading. Returns what is new.
     pub(super) fn note_rows(&mut self, uuid: &str, rows: RemappedRows) -> RowChange {
         let before = self.rows.get(uuid).copied().unwrap_or_default();
         if before == rows {
@@ -270,7 +269,8 @@ mod tests {
             by: None,
         };
         conditions.apply(&Change::Degrade(new, Arc::new(AlwaysPasses)));
-        // The wall clock was a day ahead when the condition was set, and was set back later.
+        // Simulates that the wall clock was a day ahead when the condition was set. The comparison must not use the
+        // wall clock.
         for one in conditions.in_force.values_mut() {
             one.since = Timestamp::now() + jiff::SignedDuration::from_hours(24);
         }

@@ -36,14 +36,14 @@ use super::{
     sources::SnapshotSources,
 };
 
-/// A GPU as the driver listed it, with its readings.
+/// A GPU in the driver's list, and its last reading.
 #[derive(Debug, Clone)]
 pub(super) struct ListedGpu {
-    /// Identity as last listed.
+    /// The identity of the GPU when the driver last listed it.
     pub(super) identity: Identity,
     /// Whether the driver lists the GPU now.
     pub(super) listed: bool,
-    /// Why the driver cannot identify the GPU at this index, although it lists a GPU there.
+    /// The driver's error, if it lists a GPU at this index but cannot identify it.
     pub(super) list_error: Option<DriverError>,
     pub(super) last: LastReading<Arc<Reading>>,
 }
@@ -51,13 +51,13 @@ pub(super) struct ListedGpu {
 /// A GPU in a snapshot.
 #[derive(Debug)]
 pub(crate) struct GpuSnapshot {
-    /// The complete GPU, as an administrator sees it.
+    /// The GPU with all details, as an administrator sees it.
     pub(crate) gpu: Gpu,
-    /// Reasons for the state, in the order of `gpu.reasons`.
+    /// The reasons for the state, as types. The order is that of `gpu.reasons`.
     pub(crate) reasons: Vec<Reason>,
-    /// Position in the config of the rule that claims the GPU.
+    /// The position in the config of the rule for the GPU.
     pub(crate) rule: Option<usize>,
-    /// Content of the GPU's events; `changed` is empty.
+    /// The fields that events report about the GPU. `changed` is empty.
     pub(super) told: GpuChange,
 }
 
@@ -67,7 +67,7 @@ impl GpuSnapshot {
         self.reasons.iter().any(|reason| matches!(reason, Reason::Changing { .. }))
     }
 
-    /// Returns whether this gpushd has not finished any attempt to read the GPU.
+    /// Returns whether this gpushd has not tried to read the GPU yet.
     pub(crate) fn is_unread(&self) -> bool {
         self.reasons.iter().any(|reason| matches!(reason, Reason::NotRead))
     }
@@ -111,7 +111,7 @@ impl GpuSnapshot {
         }
     }
 
-    /// Composes the GPU from known data. `listed_at` is when the GPUs were listed.
+    /// Creates a GPU of a snapshot. `listed_at` is when the driver listed the GPUs.
     pub(super) fn compose(known: &SnapshotSources, sight: &ListedGpu, listed_at: Moment) -> Self {
         let uuid = &sight.identity.uuid;
         let (state, reasons) = state(known, sight);
@@ -126,8 +126,7 @@ impl GpuSnapshot {
             overridden: overridden.map(|one| super::overridden(one.clone(), Some(sight.identity.index))),
             state,
             cordons: known.conditions.cordons(uuid),
-            // Before the first reading of a GPU, the fields below are empty, and gpushd plans no
-            // change of this GPU.
+            // If the GPU was never read, these fields are empty, and gpushd plans no change of it.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
             timeslice: known.levels.get(uuid).cloned(),
@@ -156,7 +155,7 @@ impl GpuSnapshot {
     }
 }
 
-/// Returns the state and its reasons, except the reasons that depend on the GPU's rule.
+/// Returns the state of a GPU and its reasons. Leaves out the reasons that depend on the GPU's rule.
 fn state(known: &SnapshotSources, sight: &ListedGpu) -> (GpuState, Vec<Reason>) {
     let uuid = &sight.identity.uuid;
     let mut reasons: Vec<Reason> = Vec::new();
@@ -173,7 +172,7 @@ fn state(known: &SnapshotSources, sight: &ListedGpu) -> (GpuState, Vec<Reason>) 
         state = GpuState::Degraded;
         reasons.extend(degraded.into_iter().map(Reason::Degraded));
     }
-    // An operation that is only being planned does not affect the state.
+    // Ignore an operation that is still being planned.
     if let Some(holder) = known.lanes.get(uuid).filter(|holder| holder.has_begun()) {
         state = GpuState::Changing;
         reasons.push(Reason::Changing { holder: holder.clone() });
@@ -203,7 +202,7 @@ fn state(known: &SnapshotSources, sight: &ListedGpu) -> (GpuState, Vec<Reason>) 
         reasons.push(Reason::Maintenance(maintenance));
     }
     if state == GpuState::Cordoned {
-        // In other states, the cordons are only in the field `cordons`.
+        // In other states, only the field `cordons` shows the cordons.
         reasons.extend(cordons.into_iter().map(Reason::Cordoned));
     }
     (state, reasons)
@@ -222,15 +221,15 @@ pub(crate) fn is_managed(gpu: &Gpu) -> bool {
     gpu.mode.is_managed()
 }
 
-/// Returns how a GPU's MPS sharing differs from its rule. `shared` says whether an MPS daemon for the whole GPU is
-/// active.
+/// Returns how a GPU's sharing through MPS differs from its rule. `shared` is whether an MPS daemon for the whole GPU
+/// is in force.
 fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     let seen = match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => true,
         GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     match (gpu.mode, shared) {
-        // Without other drift, nothing else explains why MPS is not active.
+        // Explain why the GPU is not shared, unless other drift already explains it.
         (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::mps_unsupported_reason(gpu) {
             Some(why) => format!("it can't be shared through MPS: {why}"),
             None => "it is not shared through MPS yet".to_owned(),
@@ -242,7 +241,7 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     }
 }
 
-/// Returns the fields of a GPU that events report.
+/// Returns the fields that events report about a GPU.
 fn event_fields(gpu: &Gpu) -> GpuChange {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| InstanceSummary {
         id: instance.id,
@@ -260,7 +259,7 @@ fn event_fields(gpu: &Gpu) -> GpuChange {
         mig: gpu.mig.as_ref().map(|mig| mig.enabled),
         instances: instances.collect(),
         compute_mode: gpu.compute_mode,
-        // A newer reading of the same level is not a change.
+        // Leave out the time of the reading: a newer reading of the same level is not a change.
         timeslice: gpu.timeslice.clone().map(|level| TimesliceView { read_at: None, ..level }),
     }
 }

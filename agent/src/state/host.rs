@@ -1,5 +1,4 @@
-//! A snapshot of the host. Only [`State`](super::State) makes snapshots; all other modules read
-//! them.
+//! A snapshot of the host. Only [`State`](super::State) creates snapshots.
 
 use std::{
     collections::BTreeMap,
@@ -15,16 +14,16 @@ use gpush_store::Lost;
 use super::{GpuSnapshot, LeaseTable};
 use crate::caller::Viewer;
 
-/// The host at one moment; immutable.
+/// The host at one moment. It never changes.
 #[derive(Debug, Clone)]
 pub(crate) struct HostState {
-    /// GPUs by index. GPUs that the driver no longer lists come last.
+    /// The GPUs, sorted by index. GPUs that the driver no longer lists come last.
     pub(crate) gpus: Vec<Arc<GpuSnapshot>>,
-    /// GPUs that the driver lists but cannot identify: index and error.
+    /// The GPUs that the driver lists but cannot identify: their index and the error.
     pub(crate) nameless: Vec<(u32, DriverError)>,
-    /// Why no GPU can be shown: there is no driver, or it has not answered yet.
+    /// Why gpushd cannot show any GPU: there is no driver, or it has not answered yet.
     pub(crate) driver: Option<DriverError>,
-    /// Whether the GPUs were ever listed.
+    /// Whether the driver has ever listed the GPUs.
     pub(crate) was_listed: bool,
     /// The active config.
     pub(crate) config: Arc<Config>,
@@ -32,25 +31,24 @@ pub(crate) struct HostState {
     pub(crate) generation: u64,
     /// The current maintenance of the host.
     pub(crate) maintenance: Option<Maintenance>,
-    /// A loss of the database that no administrator has accepted yet.
+    /// The loss of the database, if no administrator has accepted it yet.
     pub(crate) lost: Option<Lost>,
     /// Leases that have not ended.
     pub(crate) leases: Arc<LeaseTable>,
-    /// Id of the last event before this snapshot.
+    /// Id of the last event that was published before this snapshot.
     pub(crate) last_event: String,
-    /// Number of GPU events so far. Equal numbers mean that no GPU has changed.
+    /// How many GPU events were published so far. If two snapshots have the same number, no GPU has changed in between.
     pub(crate) changes: u64,
-    /// Responses about all GPUs that were made from this snapshot.
+    /// The responses about all GPUs that gpushd has made from this snapshot.
     pub(crate) answers: ResponseCache,
 }
 
-/// Responses about all GPUs, as JSON, by viewer. The responses belong to one snapshot, so they need
-/// no invalidation.
+/// For each viewer, the response about all GPUs as JSON. It belongs to one snapshot, so it never becomes out of date.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ResponseCache(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
 
 impl ResponseCache {
-    /// Maximum number of viewers with a stored response: administrators, users without processes, some users with
+    /// Maximum number of viewers whose response is stored: administrators, users without processes, and some users with
     /// processes.
     const MOST: usize = 8;
 

@@ -1,13 +1,13 @@
-//! Leases as data: leases that have not ended, and grants that are being recorded.
+//! Leases that have not ended, and grants that are being recorded.
 //!
 //! ```text
 //! reserve ──► reservation ──committed──► open lease ──ended──► gone: history is in the store
 //!                 └── commit failed ──► gone
 //! ```
 //!
-//! A reservation occupies capacity as soon as it is placed, so two grants never get the same share.
-//! A reservation has no lease id until the commit assigns one. Module `leases` decides. Other
-//! modules read this data, or report here how an operation ended.
+//! A reservation occupies capacity from its placement on, so no two grants get the same share. It has no lease id until
+//! the commit assigns one. The module `leases` makes all decisions. Other modules read this data, or report here how an
+//! operation has ended.
 
 mod membership;
 
@@ -32,25 +32,24 @@ use crate::caller::Viewer;
 /// A lease that has not ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct OpenLease {
-    /// The last recorded data.
+    /// The record as last written to the store.
     pub(crate) record: LeaseRecord,
-    /// State in the lease's life cycle.
+    /// The state of the lease in this process.
     pub(crate) state: machine::State,
-    /// End time on this process's monotonic clock.
+    /// When the lease expires, by the monotonic clock of this process.
     pub(crate) deadline: Option<Instant>,
     /// Position in the queue.
     pub(crate) queue: Option<LeaseQueuePosition>,
     /// What a releasing lease waits for, one sentence each.
     pub(crate) waits_for: Vec<String>,
-    /// Processes of the lease that still ran at the last probe.
+    /// Processes that still ran when gpushd last checked the releasing lease.
     pub(crate) left: Vec<u32>,
-    /// Whether the lease of a Slurm job waits only for something that is outside the job and that
-    /// the user of the job can cause.
+    /// Whether the lease of a Slurm job waits only for something outside the job, which its user can cause.
     pub(crate) unattributed: bool,
 }
 
 impl OpenLease {
-    /// Creates a lease in the state of its record.
+    /// Creates a lease from its record.
     pub(crate) fn new(record: LeaseRecord) -> Self {
         let state = machine::State::restored(record.state, record.reason);
         let deadline = deadline(record.expires_at);
@@ -83,14 +82,14 @@ impl OpenLease {
         self.record = record;
     }
 
-    /// Returns whether the lease has expired by the wall clock, or by the monotonic clock of this process. So setting
-    /// the wall clock back does not extend a lease.
+    /// Returns whether the lease has expired, by the wall clock or by the monotonic clock. So a lease does not last
+    /// longer if the wall clock is set back.
     pub(crate) fn has_expired(&self, now: Timestamp, at: Instant) -> bool {
         self.record.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
     }
 
-    /// Returns whether all known processes that the lease waits for have ended, or were killed and
-    /// are about to end.
+    /// Returns whether no known process keeps the lease from ending: all have ended, or were killed and are about to
+    /// end.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
             (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
@@ -98,14 +97,15 @@ impl OpenLease {
                 proc::start(*pid) != *start || proc::is_ending(*pid)
             }
             (LeaseState::Active, LeaseBinding::Scope { cgroup: Some(path), .. }) => {
-                // A new scope does not exist yet when its lease is granted.
+                // The scope of a lease that was just granted may not exist yet, so a missing cgroup is not an empty
+                // one.
                 cgroup::processes(path).is_some_and(|pids| pids.is_empty())
             }
             (LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Ended, _) => false,
         }
     }
 
-    /// Describes the lease for a refusal, with its holder and its end:
+    /// Describes the lease for an error, with its holder and its end:
     /// `lease L17 of alice until 2026-01-02 03:04:05 UTC`.
     pub(crate) fn describe(&self) -> String {
         let holder = self.record.holder.user.clone().unwrap_or_else(|| format!("uid {}", self.record.holder.uid));
@@ -120,7 +120,7 @@ impl OpenLease {
         format!("lease {} of {holder}{end}", self.id())
     }
 
-    /// Returns the lease as `viewer` may see it.
+    /// Returns the lease for a response. Leaves out what `viewer` may not see.
     pub(crate) fn to_api(&self, viewer: Viewer) -> Lease {
         let mut lease = full(&self.record);
         (lease.state, lease.reason) = (self.state.name(), self.state.reason());
@@ -129,7 +129,7 @@ impl OpenLease {
         redact_lease(lease, viewer)
     }
 
-    /// Returns the event that reports the lease.
+    /// Returns the event that reports a change of the lease.
     fn event(&self) -> LeaseChange {
         let record = &self.record;
         let uuids: BTreeSet<String> = record.members.iter().map(|member| member.gpu.clone()).collect();
@@ -147,7 +147,7 @@ impl OpenLease {
     }
 }
 
-/// Returns a recorded lease as `viewer` may see it.
+/// Returns a recorded lease for a response. Leaves out what `viewer` may not see.
 pub(crate) fn to_api(record: &LeaseRecord, viewer: Viewer) -> Lease {
     redact_lease(full(record), viewer)
 }
@@ -183,7 +183,7 @@ fn full(record: &LeaseRecord) -> Lease {
     }
 }
 
-/// Returns whether a member of a lease is a device that no other lease shares.
+/// Returns whether a member of a lease is a device that only one lease can have.
 fn is_exclusive(member: &LeaseMember) -> bool {
     match member.share {
         MemberShare::Mig { .. } | MemberShare::Whole => true,
@@ -191,7 +191,7 @@ fn is_exclusive(member: &LeaseMember) -> bool {
     }
 }
 
-/// Converts the end time of a lease to this process's monotonic clock.
+/// Returns when a lease expires by the monotonic clock of this process.
 fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
     let left = Duration::try_from(expires_at?.duration_since(Timestamp::now())).unwrap_or_default();
     Instant::now().checked_add(left)
@@ -202,17 +202,17 @@ fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
 pub(crate) struct Reservation {
     /// Uid of the user who gets the share.
     pub(crate) holder: u32,
-    /// The targets and shares that the grant occupies.
+    /// The targets and the shares of them that the grant occupies.
     pub(crate) members: Vec<LeaseMember>,
 }
 
-/// The changes of leases that were recorded with the end of an operation.
+/// How the end of an operation has changed leases and created instances.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OperationLeaseEffects {
-    /// The lease whose MIG devices the operation created. The lease is now active, or has ended.
+    /// The lease for which the operation created MIG devices. It is now active, or has ended.
     pub(crate) lease: Option<LeaseRecord>,
-    /// The GPUs on which the set of instances created by gpushd has changed: UUID of the GPU, and
-    /// the placements of the instances in the set.
+    /// For each GPU on which the operation created or destroyed instances: its UUID, and the placements of all
+    /// instances that gpushd has created there.
     pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -222,24 +222,24 @@ pub(crate) type ReservationId = u64;
 /// All leases that have not ended.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LeaseTable {
-    /// The leases by id, which is also the order of arrival. A change copies only the leases that
-    /// it changes.
+    /// The leases by id, which is also their order of arrival. Each lease is in an `Arc`, so a change of the table
+    /// copies only the changed leases.
     pub(crate) open: BTreeMap<LeaseId, Arc<OpenLease>>,
     /// Grants that are being recorded.
     pub(crate) reserved: BTreeMap<ReservationId, Reservation>,
-    /// Instances that gpushd created. A lease never destroys other instances.
+    /// The instances that gpushd has created. To grant a lease, gpushd may destroy only these.
     pub(crate) created: CreatedInstances,
     next: ReservationId,
 }
 
 impl LeaseTable {
-    /// Creates the table from the records of an earlier process.
+    /// Creates the table from the records of an earlier gpushd.
     pub(crate) fn new(recorded: Vec<LeaseRecord>, created: CreatedInstances) -> Self {
         let open = recorded.into_iter().map(|record| (record.id, Arc::new(OpenLease::new(record)))).collect();
         Self { open, created, ..Self::default() }
     }
 
-    /// Returns the members that occupy capacity, each with the uid of its holder.
+    /// Returns the members of leases that occupy capacity, each with the uid of its holder.
     pub(crate) fn members(&self) -> impl Iterator<Item = (u32, &LeaseMember)> {
         let open = self.holding().flat_map(|lease| {
             let holder = lease.record.holder.uid;
@@ -264,7 +264,7 @@ impl LeaseTable {
         self.open.values().map(Arc::as_ref).filter(|lease| lease.state.name().holds_capacity())
     }
 
-    /// Returns the leases that occupy a share of this GPU or MIG device.
+    /// Returns the leases that have a share of this GPU or MIG device.
     pub(crate) fn on_target(&self, target: &str) -> impl Iterator<Item = &OpenLease> {
         self.holding().filter(move |lease| lease.record.members.iter().any(|member| member.target == target))
     }
@@ -286,7 +286,8 @@ impl LeaseTable {
         self.members().any(|(_, member)| member.target == target)
     }
 
-    /// Returns the uids that may use an MPS target: holders of active leases, and of grants that are being recorded.
+    /// Returns the uids that may use an MPS target: the holders of active leases, and of grants that are being
+    /// recorded.
     pub(crate) fn admitted(&self, target: &str) -> BTreeSet<u32> {
         let is_here = |member: &LeaseMember| member.target == target && matches!(member.share, MemberShare::Mps { .. });
         let active = self.open.values().filter(|lease| lease.state.admits());
@@ -295,9 +296,8 @@ impl LeaseTable {
         active.map(|lease| lease.record.holder.uid).chain(reserved.map(|one| one.holder)).collect()
     }
 
-    /// Marks leased targets as in use, so that plans treat them as in use even when no process uses
-    /// them. A grant that is being recorded has no id yet. Such a grant appears as a process
-    /// without a pid, and every user may see this process.
+    /// Adds the leases on each target to its processes, so that plans treat it as in use even if no process uses it. A
+    /// grant that is being recorded has no id yet. It appears as a process without a pid, which every user may see.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
         self.add_leases_to(gpus);
         for member in self.reserved.values().flat_map(|one| &one.members) {
@@ -347,7 +347,7 @@ impl LeaseTable {
         self.open.values().map(Arc::as_ref).filter(is_its).find(|lease| lease.state.name() == LeaseState::Granting)
     }
 
-    /// Applies the changes that were recorded with the end of an operation.
+    /// Applies what an operation's end has changed.
     pub(crate) fn apply_operation_end(&mut self, settled: &OperationLeaseEffects) {
         for (gpu, placements) in &settled.created {
             self.created.insert(gpu.clone(), placements.clone());
@@ -360,12 +360,12 @@ impl LeaseTable {
                 machine::Event::OperationFailed
             }
         };
-        // Neither event depends on the time.
+        // The time does not matter for these two events.
         (lease.state, _) = machine::step(lease.state, event, machine::Instant::ZERO);
         lease.set_record(record.clone());
     }
 
-    /// Adds a recorded lease, or replaces it.
+    /// Adds a recorded lease, or replaces the lease with this id.
     pub(crate) fn insert(&mut self, record: LeaseRecord) {
         self.open.insert(record.id, Arc::new(OpenLease::new(record)));
     }
@@ -377,7 +377,7 @@ impl State {
         Arc::clone(&self.0.snapshot.borrow().leases)
     }
 
-    /// Changes the leases and publishes the differences. Then removes leases that have ended.
+    /// Changes the leases, and publishes the differences as events. Then removes the leases that have ended.
     pub(crate) fn change_leases<T>(&self, change: impl FnOnce(&mut LeaseTable) -> T) -> T {
         self.update(|known| {
             let before = Arc::clone(&known.leases);

@@ -1,4 +1,4 @@
-//! The state of the host. No other module owns what gpushd knows about the host.
+//! The state of the host. Everything that gpushd knows about the host is here.
 //!
 //! ```text
 //! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
@@ -8,15 +8,15 @@
 //!                                                            difference from the one before ─► GPU events
 //! ```
 //!
-//! Each change replaces the snapshot, an immutable [`HostState`]. Under the same lock, gpushd
-//! publishes how the GPUs differ from the previous snapshot. So no difference is skipped, and each
-//! snapshot has the id of the last event before it.
+//! Each change replaces the snapshot, a [`HostState`] that never changes itself. While the lock is still held, gpushd
+//! publishes how the GPUs differ from the previous snapshot. So no difference is skipped, and each snapshot has the id
+//! of the last event before it.
 //!
-//! Code that holds the lock never awaits. Requested changes are committed first (`commit`), and applied in the order of
-//! the commits. A change that gpushd itself detects, such as a fault that cordons a GPU, takes effect at once and is
-//! recorded afterwards. Otherwise a full disk would keep a broken GPU in use.
+//! Code that holds the lock never awaits. Changes that a user requests are committed first (`commit`), and applied in
+//! the order of the commits. A change that gpushd itself detects, such as a fault that cordons a GPU, takes effect at
+//! once and is recorded later. Otherwise a full disk would keep a broken GPU in use.
 //!
-//! Any reading may change conditions. Composing a response from a snapshot changes nothing.
+//! A reading may change conditions. A response never does.
 //!
 //! | file | subject |
 //! |---|---|
@@ -93,7 +93,7 @@ struct Inner {
     snapshot: watch::Sender<Arc<HostState>>,
 }
 
-/// Initial data from the store and the config.
+/// What the state contains when gpushd starts, from the store and the config.
 #[derive(Debug)]
 pub(crate) struct Initial {
     /// The active config.
@@ -104,16 +104,16 @@ pub(crate) struct Initial {
     pub(crate) overrides: Overrides,
     /// A loss of the database that no administrator has accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// Time at which an administrator last accepted a loss of the database, in clock ticks since
-    /// boot; `None` if not on this boot.
+    /// When an administrator last accepted a loss of the database, in clock ticks since boot. `None` if this did not
+    /// happen on this boot.
     pub(crate) known_since: Option<u64>,
     /// Recorded leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
-    /// Instances that gpushd created on this boot.
+    /// The instances that gpushd has created on this boot.
     pub(crate) created: CreatedInstances,
 }
 
-/// The GPUs that a change may affect.
+/// The GPUs whose data a change may affect.
 enum AffectedGpus {
     None,
     Gpus(BTreeSet<String>),
@@ -121,7 +121,7 @@ enum AffectedGpus {
 }
 
 impl State {
-    /// Creates the state from recorded data. No GPU is known yet.
+    /// Creates the state from recorded data. gpushd knows no GPU yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
         let Initial { config, conditions, overrides, lost, known_since, leases, created } = initial;
         let known = SnapshotSources {
@@ -153,7 +153,7 @@ impl State {
         Arc::clone(&self.0.snapshot.borrow())
     }
 
-    /// Subscribes to snapshots. A subscriber may miss snapshots; only events are complete.
+    /// Subscribes to snapshots. A subscriber may miss some of them. Only the events are complete.
     pub(crate) fn watch(&self) -> watch::Receiver<Arc<HostState>> {
         self.0.snapshot.subscribe()
     }
@@ -168,7 +168,7 @@ impl State {
         self.0.snapshot.borrow().maintenance.clone()
     }
 
-    /// Returns the events, to publish events that are not differences of snapshots.
+    /// Returns the events, to publish one that does not come from a snapshot.
     pub(crate) fn events(&self) -> &Events {
         &self.0.events
     }
@@ -178,8 +178,7 @@ impl State {
         self.sources().sights.get(uuid).map(|sight| sight.identity.index)
     }
 
-    /// Returns the current snapshot with these readings in place of the last readings, as a basis
-    /// for plans.
+    /// Returns the current snapshot, but takes some GPUs from `readings`. Used to make plans.
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
         self.expire_overrides();
         let known = self.sources();
@@ -194,7 +193,7 @@ impl State {
         Observed { host: Arc::new(host), late: BTreeSet::new() }
     }
 
-    /// Changes the known data, replaces the snapshot, and publishes the differences of the GPUs.
+    /// Changes the data behind the snapshots, creates a new snapshot, and publishes how the GPUs have changed.
     fn update<T>(&self, change: impl FnOnce(&mut SnapshotSources) -> (AffectedGpus, T)) -> T {
         let mut known = self.sources();
         let (touched, result) = change(&mut known);
@@ -209,7 +208,7 @@ impl State {
             }
         };
         let mut next = known.snapshot(gpus, String::new(), before.changes);
-        // Without a driver there is nothing to compare. The loss of the driver is a separate event.
+        // Without a driver, GPUs cannot be compared. A separate event reports the loss of the driver.
         if next.driver.is_none() {
             let told = &mut known.told;
             for gpu in &next.gpus {
@@ -224,7 +223,7 @@ impl State {
         result
     }
 
-    /// Stores the list of GPUs, or why it could not be read.
+    /// Stores the driver's list of GPUs, or why the driver could not list them.
     fn set_list(&self, list: LastReading<Arc<Vec<Listed>>>) {
         self.update(|known| {
             known.list = list;
@@ -233,11 +232,10 @@ impl State {
         });
     }
 
-    /// Stores a reading of a GPU, or why it failed. The reading may end a degraded state or cordon
-    /// the GPU.
+    /// Stores a reading of a GPU, or the error. A reading may cordon the GPU, or clear its degraded state.
     fn set_reading(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
         self.update(|known| {
-            // A stale reading may show the GPU as it was before a change.
+            // Ignore a stale reading, because it may show the GPU as it was before a change.
             let fresh = if last.error.is_none() && !last.stale { last.good.clone() } else { None };
             let Some(sight) = known.sights.get_mut(uuid) else { return (AffectedGpus::None, ()) };
             let listed = sight.listed && sight.list_error.is_none();
@@ -246,8 +244,7 @@ impl State {
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
-                    // If this write is lost, the first reading of the next gpushd repeats the
-                    // write.
+                    // Do not wait for the write. If it is lost, the first reading of the next gpushd repeats it.
                     drop(self.0.store.write_ending(move |tx| change.record(tx)));
                 }
             }
@@ -258,7 +255,7 @@ impl State {
         });
     }
 
-    /// Stores which GPUs have a driver call that has not returned and may still take effect.
+    /// Stores on which GPUs a driver call may still take effect, because it has not returned.
     pub(crate) fn set_unsettled(&self, uuids: &[String]) {
         let now: BTreeSet<String> = uuids.iter().cloned().collect();
         if self.sources().unsettled == now {
@@ -289,14 +286,13 @@ impl State {
         }
     }
 
-    /// Records the memory rows without waiting for the commit.
+    /// Records the state of a GPU's memory rows. Does not wait for the commit.
     fn record_rows(&self, uuid: &str, rows: RemappedRows) {
         let (uuid, rows) = (uuid.to_owned(), serde_json::to_value(rows).unwrap_or_default());
         drop(self.0.store.write(move |tx| tx.record_observation(&uuid, rows.clone())));
     }
 
-    /// Cordons a GPU because gpushd itself has detected a fault. The cordon takes effect at once,
-    /// even if it cannot be recorded.
+    /// Cordons a GPU because gpushd has detected a fault. The cordon takes effect even if it cannot be recorded.
     fn cordon_at_once(
         &self,
         known: &mut SnapshotSources,
@@ -328,7 +324,7 @@ impl State {
         });
         known.conditions.apply(&change);
         let uuid = uuid.to_owned();
-        // Uses the store's reserved space: a full disk must not prevent the record of a fault.
+        // Use the reserved space of the store, so that a full disk does not prevent the record.
         drop(self.0.store.write_ending(move |tx| {
             change.record(tx)?;
             if let Some(rows) = noticed {
@@ -338,7 +334,7 @@ impl State {
         }));
     }
 
-    /// Applies changes of conditions. The caller records them.
+    /// Applies changes of conditions. The caller must record them.
     pub(crate) fn apply(&self, changes: &[Change]) {
         if changes.is_empty() {
             return;
@@ -354,7 +350,7 @@ impl State {
         });
     }
 
-    /// Applies the recorded effects of transactions on overrides, and publishes them.
+    /// Applies changes of overrides that are already recorded, and publishes them.
     pub(crate) fn override_effects(&self, effects: &[OverrideEffect]) {
         if effects.is_empty() {
             return;
@@ -378,8 +374,7 @@ impl State {
         self.sources().overrides.of(uuid).cloned()
     }
 
-    /// Ends overrides that have expired. The caller of [`State::expired_overrides`] records the
-    /// ends of these overrides later.
+    /// Ends the overrides that have expired. gpushd records their ends later, with [`State::expired_overrides`].
     pub(crate) fn expire_overrides(&self) {
         let (now, at) = (Timestamp::now(), Instant::now());
         let over = self.sources().overrides.expire(now, at);
@@ -388,17 +383,17 @@ impl State {
         }
     }
 
-    /// Returns the overrides whose ends must be recorded, and the time until the next override expires.
+    /// Returns the overrides whose end must be recorded, and the time until the next override expires.
     pub(crate) fn expired_overrides(&self) -> (Vec<Override>, Option<Duration>) {
         self.sources().overrides.to_record(Timestamp::now(), Instant::now())
     }
 
-    /// Confirms that the ends of these overrides are recorded.
+    /// Call this when the ends of these overrides are recorded.
     pub(crate) fn expiry_recorded(&self, ended: &[Override]) {
         self.sources().overrides.recorded(ended);
     }
 
-    /// Activates a config, with its new generation.
+    /// Activates a config. `generation` is the new generation of the desired state.
     pub(crate) fn replace_config(&self, config: Arc<Config>, generation: u64) {
         self.update(|known| {
             known.config = config;
@@ -408,7 +403,7 @@ impl State {
         });
     }
 
-    /// Accepts the loss of the database. `known_since` is the current time in clock ticks since boot.
+    /// Accepts a loss of the database. `known_since` is the current time, in clock ticks since boot.
     pub(crate) fn accept_loss(&self, known_since: u64) {
         self.update(|known| {
             known.loss = Loss { lost: None, known_since: Some(known_since) };
@@ -416,7 +411,7 @@ impl State {
         });
     }
 
-    /// Ends the report of a lost database, if no GPU is held because of the loss.
+    /// Accepts a loss of the database because of which no GPU is held.
     pub(crate) fn acknowledge_loss(&self) {
         self.update(|known| {
             known.loss.lost = None;
@@ -424,13 +419,13 @@ impl State {
         });
     }
 
-    /// Returns whether the lost database may have contained a grant to a process, or to one of its ancestors. `start`
-    /// is the start of the process in clock ticks since boot.
+    /// Returns whether a process may have had a grant that was lost with the database. `start` is the start time of the
+    /// process or of a parent, in clock ticks since boot.
     pub(crate) fn may_have_forgotten(&self, start: u64) -> bool {
         self.sources().loss.known_since.is_some_and(|since| start <= since)
     }
 
-    /// Stores which operation has claimed these GPUs; `None` if they are free.
+    /// Stores which operation has claimed these GPUs. `None` if no operation has.
     pub(crate) fn set_lane(&self, uuids: &[String], holder: Option<&Holder>) {
         self.update(|known| {
             for uuid in uuids {
@@ -443,7 +438,7 @@ impl State {
         });
     }
 
-    /// Stores whether an MPS daemon for the whole GPU is active.
+    /// Stores whether an MPS daemon for the whole GPU is in force.
     pub(crate) fn set_shared(&self, uuid: &str, shared: bool) {
         if self.sources().shared.contains(uuid) == shared {
             return;
@@ -454,7 +449,7 @@ impl State {
         });
     }
 
-    /// Stores the last time-slice levels of all GPUs that have one.
+    /// Stores the time-slice levels as last read. GPUs without a level are not included.
     pub(crate) fn set_levels(&self, levels: BTreeMap<String, TimesliceView>) {
         if self.sources().levels == levels {
             return;

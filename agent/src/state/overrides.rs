@@ -1,4 +1,4 @@
-//! Active overrides: layouts that take precedence over the config's rules until they are cleared or expire.
+//! The active overrides. An override replaces the layout from the config's rule until it is cleared or expires.
 //!
 //! ```text
 //!                      begin                         end of the operation
@@ -10,9 +10,8 @@
 //!           └─ expired ─────────────────────┘
 //! ```
 //!
-//! Expiry is final: an expired override stays expired even if the system clock is set back. An
-//! override also expires by the monotonic clock of this process, so setting the system clock back
-//! does not extend an override.
+//! Expiry is final: an expired override does not return if the system clock is set back. An override also expires by
+//! the monotonic clock of this process, so it does not last longer if the system clock is set back.
 
 use std::{
     collections::BTreeMap,
@@ -23,26 +22,25 @@ use gpush_api::{Actor, Change};
 use gpush_store::Override;
 use jiff::Timestamp;
 
-/// The effect of a transaction on the override of a GPU.
+/// How a transaction has changed the override of a GPU.
 #[derive(Debug, Clone)]
 pub(crate) enum OverrideEffect {
-    /// The operation of this override succeeded, so the override is active.
+    /// The operation that sets this override has succeeded, so the override is active.
     Made(Override),
     /// This override has ended.
     Ended {
-        /// The ended override.
         one: Override,
-        /// The generation of the desired state after this override ended.
+        /// The generation of the desired state after the end of this override.
         generation: u64,
-        /// The action that ended the override, as in the audit trail.
+        /// The action that ended the override, as the audit trail names it.
         action: String,
-        /// The user who ended the override; `None` if gpushd did.
+        /// The user who ended the override; `None` if gpushd ended it.
         by: Option<Actor>,
     },
 }
 
 impl OverrideEffect {
-    /// Action in the audit trail for setting an override.
+    /// The action that sets an override, as the audit trail names it.
     pub(crate) const MAKE: &str = "override.make";
 
     fn generation(&self) -> u64 {
@@ -80,16 +78,16 @@ impl OverrideEffect {
 pub(crate) struct Overrides {
     generation: u64,
     in_force: BTreeMap<String, ActiveOverride>,
-    /// Overrides that have expired, but whose ends are not recorded yet.
+    /// Overrides that have expired and whose end is not recorded yet.
     expired: Vec<Override>,
-    /// Generation of the last effect on each GPU. Effects may arrive out of order.
+    /// For each GPU, the generation of the last applied change, because changes may arrive out of order.
     latest: BTreeMap<String, u64>,
 }
 
 #[derive(Debug)]
 struct ActiveOverride {
     one: Override,
-    /// End time on the monotonic clock.
+    /// When the override expires, by the monotonic clock.
     deadline: Option<Instant>,
 }
 
@@ -106,7 +104,7 @@ impl ActiveOverride {
 }
 
 impl Overrides {
-    /// Restores the overrides that an earlier process recorded.
+    /// Restores the overrides that an earlier gpushd recorded.
     pub(crate) fn new(generation: u64, recorded: Vec<Override>) -> Self {
         let (now, at) = (Timestamp::now(), Instant::now());
         let in_force = recorded.into_iter().map(|one| (one.gpu.clone(), ActiveOverride::new(one, now, at))).collect();
@@ -130,8 +128,8 @@ impl Overrides {
         all
     }
 
-    /// Applies recorded effects, which may arrive out of order. An effect is ignored if a newer generation of the same
-    /// GPU is already applied.
+    /// Applies recorded changes. They may arrive out of order, so ignores a change if a newer change of the same GPU is
+    /// already applied.
     pub(super) fn apply(&mut self, effects: &[OverrideEffect]) {
         for effect in effects {
             let generation = effect.generation();
@@ -154,13 +152,13 @@ impl Overrides {
         }
     }
 
-    /// Raises the generation, for example after a reload.
+    /// Sets the generation, unless it is already higher. Called after a reload, for example.
     pub(super) fn raise_generation(&mut self, generation: u64) {
         self.generation = self.generation.max(generation);
     }
 
-    /// Ends overrides that have expired and returns the UUIDs of their GPUs. The ends stay in `expired` until they are
-    /// recorded.
+    /// Ends the overrides that have expired. Returns the UUIDs of their GPUs. The ended overrides stay in `expired`
+    /// until their end is recorded.
     pub(super) fn expire(&mut self, now: Timestamp, at: Instant) -> Vec<String> {
         let over = self.in_force.iter().filter(|(_, kept)| kept.has_expired(now, at));
         let over: Vec<String> = over.map(|(uuid, _)| uuid.clone()).collect();
@@ -168,7 +166,7 @@ impl Overrides {
         over
     }
 
-    /// Returns the overrides whose ends are not recorded yet, and the time until the next override expires.
+    /// Returns the overrides whose end is not recorded yet, and the time until the next override expires.
     pub(super) fn to_record(&self, now: Timestamp, at: Instant) -> (Vec<Override>, Option<Duration>) {
         let left = |kept: &ActiveOverride| {
             let wall = Duration::try_from(kept.one.expires_at?.duration_since(now)).unwrap_or_default();
@@ -177,7 +175,7 @@ impl Overrides {
         (self.expired.clone(), self.in_force.values().filter_map(left).min())
     }
 
-    /// Removes expired overrides whose ends are recorded.
+    /// Removes expired overrides whose end is now recorded.
     pub(super) fn recorded(&mut self, ended: &[Override]) {
         self.expired.retain(|one| ended.iter().all(|other| other.sequence != one.sequence));
     }

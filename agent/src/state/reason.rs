@@ -1,4 +1,4 @@
-//! Why a GPU is in its state, as a type. Code decides by the type; the text is only for users.
+//! Why a GPU is in its state, as a type. Code uses only the type; the text is for users.
 
 use std::fmt;
 
@@ -9,20 +9,20 @@ use super::{Holder, words};
 /// Why a GPU is in its state.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reason {
-    /// A warning of the last reading.
+    /// A warning from the last reading.
     Warning(String),
-    /// An operation and its rollback failed, with this error.
+    /// An operation and its rollback failed. The text is the error.
     Degraded(String),
     /// An operation changes the GPU.
     Changing {
         /// The operation that changes the GPU.
         holder: Holder,
     },
-    /// A driver call has not returned and may still take effect.
+    /// A driver call has not returned, and may still change the GPU.
     Unsettled,
     /// The driver does not list the GPU any more.
     NotListed,
-    /// The driver could not read the GPU, with this error.
+    /// The driver could not read the GPU. The text is the error.
     Driver(String),
     /// The driver has not answered yet.
     NotRead,
@@ -30,7 +30,7 @@ pub(crate) enum Reason {
     Maintenance(gpush_api::Maintenance),
     /// A cordon prevents new work on the GPU.
     Cordoned(Cordon),
-    /// The database was lost, with this cause.
+    /// The database was lost. The text is the cause.
     Held(String),
 }
 

@@ -1,10 +1,9 @@
-//! Removes from responses what a viewer may not see. [`Viewer::may_see`] is the only rule; docs/api.md lists what is
-//! removed.
+//! Removes from responses what a viewer may not see. All functions use the rule in [`Viewer::may_see`]; docs/api.md
+//! lists what they remove.
 //!
-//! Only the owner of a process and administrators see its pid, uid, user and command line. Other
-//! users see only the state of an MPS server, and the fields of a lease that
-//! [`gpush_api::Lease::redact`] keeps. Plans and refusals are made from redacted GPUs, so their
-//! text does not show what was removed.
+//! Only the owner of a process and administrators see its pid, uid, user and command line. Other users see only the
+//! state of an MPS server, and only the fields of a lease that [`gpush_api::Lease::redact`] keeps. gpushd makes plans
+//! and errors from GPUs whose private details are already removed, so their texts do not contain these details.
 
 use gpush_api::{Actor, Blocker, EventPayload, Gpu, MpsClient, MpsDaemon, MpsServer, Process};
 
@@ -27,9 +26,9 @@ pub(crate) fn gpu(gpu: &mut Gpu, viewer: Viewer) {
     gpu.processes.iter_mut().for_each(|process| hide(process, viewer));
 }
 
-/// Removes the identities of holders from the blockers of a response that every user may read.
+/// Removes pid, uid, user and command of processes from a response that every user may read.
 pub(crate) fn holders(blockers: &mut [Blocker]) {
-    // A holder without a pid is a lease. Every user may see leases.
+    // A holder without a pid is a lease, which every user may see.
     let holders = blockers.iter_mut().flat_map(|blocker| &mut blocker.holders);
     holders.filter(|holder| holder.pid.is_some()).for_each(blank);
 }
@@ -67,7 +66,7 @@ pub(crate) fn event(what: &mut EventPayload, viewer: Viewer) {
         EventPayload::Unleased(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
-        // Every user may read these events.
+        // Every user may read these events completely.
         EventPayload::Gpu(_)
         | EventPayload::Config(_)
         | EventPayload::Driver(_)
@@ -120,7 +119,7 @@ mod tests {
         let mut seen = process();
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen, Process { pid: None, uid: None, user: None, command: None, ..process() });
-        // A process whose owner is unknown is hidden from all users.
+        // If the owner of a process is unknown, no user may see its details.
         let mut seen = Process { uid: None, ..process() };
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen.pid, None);

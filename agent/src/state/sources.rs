@@ -1,4 +1,5 @@
-//! The source data of snapshots: the last input of each kind. The lock of [`State`](super::State) protects it.
+//! The data from which snapshots are made: the last input of each kind. The lock of [`State`](super::State) protects
+//! it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,9 +22,9 @@ use super::{
 /// The operation that has claimed a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// An operation that is being planned. Such an operation has no id yet, and changes nothing.
+    /// An operation that gpushd is still planning. It has no id yet and changes nothing.
     Planning,
-    /// The operation with this id. This operation has begun to change the GPU.
+    /// The operation with this id, which has begun to change the GPU.
     Operation(String),
 }
 
@@ -46,28 +47,28 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The source data of snapshots.
+/// The data from which snapshots are made.
 #[derive(Debug)]
 pub(super) struct SnapshotSources {
     pub(super) config: Arc<Config>,
-    /// Position in the config of the rule that claims each GPU, by UUID.
+    /// For each GPU, by UUID, the position in the config of the rule that claims it.
     pub(super) claims: BTreeMap<String, Option<usize>>,
     pub(super) loss: Loss,
     pub(super) conditions: Conditions,
     pub(super) overrides: Overrides,
     pub(super) list: LastReading<Arc<Vec<Listed>>>,
-    /// GPUs that were ever listed, by UUID.
+    /// All GPUs that the driver has ever listed, by UUID.
     pub(super) sights: BTreeMap<String, ListedGpu>,
     pub(super) nameless: Vec<(u32, DriverError)>,
-    /// GPUs with a driver call that may still take effect.
+    /// UUIDs of the GPUs on which a driver call may still take effect.
     pub(super) unsettled: BTreeSet<String>,
-    /// GPUs that an operation has claimed.
+    /// For each GPU that an operation has claimed, by UUID, that operation.
     pub(super) lanes: BTreeMap<String, Holder>,
-    /// GPUs with an active MPS daemon for the whole GPU.
+    /// UUIDs of the GPUs with an MPS daemon for the whole GPU in force.
     pub(super) shared: BTreeSet<String>,
     /// Time-slice levels as last read.
     pub(super) levels: BTreeMap<String, TimesliceView>,
-    /// Last published content of each GPU's events.
+    /// For each GPU, by UUID, the fields that the last event reported.
     pub(super) told: BTreeMap<String, GpuChange>,
     /// Leases that have not ended.
     pub(super) leases: Arc<LeaseTable>,
@@ -118,9 +119,8 @@ impl SnapshotSources {
         })
     }
 
-    /// Matches the last good list with the known GPUs. If a listed GPU cannot be identified, it
-    /// counts as the GPU that was last at the same index, unless the driver lists this earlier GPU
-    /// at another index.
+    /// Matches the driver's list with the known GPUs. If the driver lists a GPU but cannot identify it, gpushd takes it
+    /// for the GPU that last had this index, unless that GPU now has another index.
     pub(super) fn match_list(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {
@@ -144,8 +144,8 @@ impl SnapshotSources {
             match self.sights.values_mut().find(|sight| !sight.listed && sight.identity.index == index) {
                 Some(sight) => {
                     sight.listed = true;
-                    // The driver worker skipped this GPU because of an earlier call. `unsettled` shows whether that
-                    // call still runs.
+                    // The worker did not identify this GPU because of an earlier driver call. Show no error here,
+                    // because `unsettled` already shows this.
                     sight.list_error = Some(error.clone()).filter(|error| error.kind != ErrorKind::Unsettled);
                 }
                 None => self.nameless.push((index, error.clone())),
@@ -169,7 +169,7 @@ impl SnapshotSources {
     }
 }
 
-/// Returns how a GPU differs from its last published state.
+/// Returns what has changed on a GPU since its last event.
 pub(super) fn difference(before: Option<&GpuChange>, now: &GpuChange) -> Option<GpuChange> {
     let changed = match before {
         None => vec![GpuAspect::Appeared],

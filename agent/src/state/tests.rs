@@ -68,7 +68,8 @@ pub(crate) fn list(state: &State, indexes: &[u32]) {
     state.set_list(good(listed.collect()));
 }
 
-/// Returns a state that has read GPUs 0 and 1, and a cursor that starts after those readings.
+/// Returns a state in which GPUs 0 and 1 were read, and a listener that starts after these
+/// readings.
 fn two_gpus() -> (State, events::Cursor) {
     let state = State::empty();
     list(&state, &[0, 1]);
@@ -78,7 +79,7 @@ fn two_gpus() -> (State, events::Cursor) {
     (state, cursor)
 }
 
-/// Returns the GPU changes since the last call: index, state, changed aspects.
+/// Returns the GPU events since the last call: index, state, changed aspects.
 fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>)> {
     let mut told = Vec::new();
     while let Next::Events(events) = cursor.poll() {
@@ -246,7 +247,7 @@ fn gpu_that_is_not_listed_is_lost_and_sorts_last() {
     let host = state.now();
     let order: Vec<(u32, GpuState)> = host.gpus.iter().map(|gpu| (gpu.gpu.index, gpu.gpu.state)).collect();
     assert_eq!(order, [(1, GpuState::Ready), (0, GpuState::Lost)]);
-    // A listed GPU that cannot be identified counts as the GPU that was last at its index.
+    // If the driver cannot identify GPU 0, gpushd takes it for the GPU that last had index 0.
     let nameless = Listed { index: 0, identity: Err(DriverError::new(ErrorKind::Garbled, "identifying")) };
     state.set_list(good(vec![nameless, Listed { index: 1, identity: Ok(identity(1)) }]));
     assert_eq!(states(&state), [GpuState::Unknown, GpuState::Ready]);

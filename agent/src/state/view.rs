@@ -10,29 +10,28 @@ use gpush_store::Override;
 use super::{GpuSnapshot, HostState, redact};
 use crate::caller::Viewer;
 
-/// A snapshot after a reading.
+/// A snapshot that was taken after a reading.
 #[derive(Debug, Clone)]
 pub(crate) struct Observed {
-    /// The snapshot.
     pub(crate) host: Arc<HostState>,
-    /// UUIDs of the GPUs whose reading is still in progress.
+    /// UUIDs of the GPUs that gpushd is still reading.
     pub(crate) late: BTreeSet<String>,
 }
 
 impl Observed {
-    /// Returns the GPUs, as `viewer` may see them.
+    /// Returns the GPUs. Leaves out what `viewer` may not see.
     pub(crate) fn gpus(&self, viewer: Viewer) -> Vec<Gpu> {
         self.gpus_for_plans(viewer, &BTreeSet::new())
     }
 
-    /// Returns the GPUs as a basis for plans. Omits the processes whose pids are in `idle`, because
-    /// they do no work for a user.
+    /// Returns the GPUs for use in plans. Leaves out the processes with a pid in `idle`, because they do no work for a
+    /// user.
     pub(crate) fn gpus_for_plans(&self, viewer: Viewer, idle: &BTreeSet<u32>) -> Vec<Gpu> {
         self.host.gpus.iter().map(|gpu| self.one(gpu, viewer, idle)).collect()
     }
 
-    /// Returns the viewer whose view is shown. A user gets the common view of [`Viewer::Agent`] if
-    /// no GPU has a private detail that this user may see.
+    /// Returns which viewer's response to use. If a user may see nothing more than everyone else, returns
+    /// [`Viewer::Agent`], so that these users share one response.
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {
             Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,
@@ -40,7 +39,7 @@ impl Observed {
         }
     }
 
-    /// Returns the GPU at a position, as `viewer` may see it.
+    /// Returns the GPU at a position. Leaves out what `viewer` may not see.
     pub(crate) fn at(&self, position: usize, viewer: Viewer) -> Gpu {
         self.one(&self.host.gpus[position], viewer, &BTreeSet::new())
     }
@@ -48,7 +47,7 @@ impl Observed {
     fn one(&self, snapshot: &GpuSnapshot, viewer: Viewer, idle: &BTreeSet<u32>) -> Gpu {
         let mut gpu = snapshot.gpu.clone();
         gpu.stale |= self.late.contains(&gpu.uuid);
-        // `leave_out` must precede the redaction, which removes the pids.
+        // Call this before the redaction, which removes the pids.
         leave_out(&mut gpu, idle);
         redact::gpu(&mut gpu, viewer);
         gpu
@@ -56,7 +55,7 @@ impl Observed {
 }
 
 impl HostState {
-    /// Returns the GPUs as last read, as `viewer` may see them.
+    /// Returns the GPUs as last read. Leaves out what `viewer` may not see.
     pub(crate) fn gpus(self: &Arc<Self>, viewer: Viewer) -> Vec<Gpu> {
         Observed { host: Arc::clone(self), late: BTreeSet::new() }.gpus(viewer)
     }
@@ -66,19 +65,19 @@ impl HostState {
         self.gpus.iter().find(|gpu| gpu.gpu.uuid == uuid).map(AsRef::as_ref)
     }
 
-    /// Returns the positions of the GPUs that selectors name.
+    /// Returns the positions of the GPUs that match the selectors.
     ///
     /// # Errors
-    /// If a selector matches no GPU. If the driver lists the GPU but cannot identify it, the error says so.
+    /// If a selector matches no GPU. If it names a GPU that the driver lists but cannot identify, the error says so.
     pub(crate) fn positions(&self, texts: &[&str]) -> Result<Vec<usize>, ApiError> {
         let gpus = self.selectable();
         Selector::resolve(texts, &gpus).map_err(|error| self.explain_absent(texts, error))
     }
 
-    /// Returns the position of the only GPU that a selector names.
+    /// Returns the position of the only GPU that matches a selector.
     ///
     /// # Errors
-    /// As [`HostState::positions`], and if the selector names several GPUs.
+    /// As [`HostState::positions`], and if the selector matches several GPUs.
     pub(crate) fn position(&self, text: &str) -> Result<usize, ApiError> {
         if let Some(at) = self.gpus.iter().position(|gpu| gpu.gpu.uuid == text) {
             return Ok(at);
@@ -92,10 +91,10 @@ impl HostState {
         }
     }
 
-    /// Returns the UUIDs of the GPUs that comma-separated selectors name.
+    /// Returns the UUIDs of the GPUs that match selectors separated by commas.
     ///
     /// # Errors
-    /// If a selector matches no GPU, or the GPUs were not listed yet.
+    /// If a selector matches no GPU, or the driver has not listed the GPUs yet.
     pub(crate) fn named(&self, text: &str) -> Result<Vec<String>, ApiError> {
         if let Some(error) = &self.driver {
             return Err(no_driver(error));
@@ -108,7 +107,8 @@ impl HostState {
         self.gpus.iter().map(|gpu| &gpu.gpu).collect()
     }
 
-    /// Replaces a `not found` error if the selector names a GPU that the driver lists but cannot identify.
+    /// If a selector names a GPU that the driver lists but cannot identify, returns the error about that GPU instead of
+    /// `not found`.
     pub(crate) fn explain_absent<S: AsRef<str>>(&self, texts: &[S], error: ApiError) -> ApiError {
         if error.code != Code::NotFound {
             return error;
@@ -119,20 +119,20 @@ impl HostState {
     }
 }
 
-/// Returns the error about a GPU that the driver cannot identify.
+/// Returns the error that the driver cannot identify a GPU.
 pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
     let said = error.to_api();
     let causes = [vec![said.message], said.causes].concat();
     ApiError { message: format!("GPU {index} can't be identified"), causes, ..said }
 }
 
-/// Returns the error for responses that need the GPUs while no GPU can be shown.
+/// Returns the error for a response that needs GPUs while gpushd cannot show any.
 pub(crate) fn no_driver(error: &DriverError) -> ApiError {
     let said = error.to_api();
     if error.is_driver_unavailable() {
         return said;
     }
-    // The original error does not matter: the driver does not answer now.
+    // Replace the code: what matters is that the driver does not answer now.
     ApiError { code: Code::DriverUnavailable, ..said }.hint("see the log of gpushd: `journalctl -u gpushd`").retryable()
 }
 
@@ -151,7 +151,7 @@ pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override
     }
 }
 
-/// Returns whether the user owns a process on the GPU, or set a cordon or the override of the GPU.
+/// Returns whether the user has a process on the GPU, or has set its cordon or override.
 fn concerns(gpu: &Gpu, uid: u32) -> bool {
     let authors = gpu.cordons.iter().filter_map(|cordon| cordon.by.as_ref());
     let mut authors = authors.chain(gpu.overridden.as_ref().map(|one| &one.by));

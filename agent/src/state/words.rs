@@ -4,12 +4,12 @@ use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance};
 
 use super::Holder;
 
-/// Returns the user name of an actor, or the actor's uid.
+/// Returns the name of a user; the uid if the user has no name.
 pub(crate) fn actor(actor: &Actor) -> String {
     actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
 }
 
-/// Describes a cordon as a clause.
+/// Describes a cordon, as a part of a sentence.
 pub(crate) fn cordon(cordon: &Cordon) -> String {
     match (&cordon.by, cordon.reason.is_empty()) {
         (Some(by), true) => format!("cordoned by {}", actor(by)),
@@ -18,7 +18,7 @@ pub(crate) fn cordon(cordon: &Cordon) -> String {
     }
 }
 
-/// Describes a maintenance as a noun phrase with user, time and reason.
+/// Describes a maintenance as a noun phrase, with its user, time and reason.
 pub(crate) fn maintenance(maintenance: &Maintenance) -> String {
     let by = maintenance.by.as_ref().map_or_else(|| "an unknown user".to_owned(), actor);
     let since = maintenance.since.strftime("%Y-%m-%d %H:%M:%S UTC");
@@ -26,25 +26,27 @@ pub(crate) fn maintenance(maintenance: &Maintenance) -> String {
     format!("maintenance, which {by} entered at {since}{reason}")
 }
 
-/// Describes a maintenance in a sentence.
+/// Returns a sentence that says that the host is in maintenance.
 pub(crate) fn in_maintenance(maintenance: &Maintenance) -> String {
     format!("the host is in {}", self::maintenance(maintenance))
 }
 
-/// Returns the error for a request that would change a GPU or call the driver during maintenance.
+/// Returns the error for a request that is not possible during maintenance, because it would change
+/// a GPU or call the driver.
 pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
     ApiError::new(Code::Conflict, in_maintenance(maintenance))
         .cause("gpushd has no driver handle open, and changes nothing")
         .hint("when the work on the host is done, end maintenance with `gpushctl maintenance leave` (administrator)")
 }
 
-/// Returns the error for a request that needs readings, when gpushd was started in maintenance.
+/// Returns the error for a request that needs readings although gpushd was started in maintenance
+/// and has none.
 pub(crate) fn not_read_error(maintenance: &Maintenance) -> ApiError {
     let causes = vec!["gpushd was started during maintenance, and has not read the GPUs".to_owned()];
     ApiError { causes, ..refusal(maintenance) }.retryable()
 }
 
-/// Returns the subject of a sentence about leases, with its verb.
+/// Returns the beginning of a sentence about `count` leases: subject and verb.
 pub(crate) fn leases_clause(count: usize) -> String {
     if count == 1 { "1 lease is".to_owned() } else { format!("{count} leases are") }
 }

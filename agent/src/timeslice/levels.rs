@@ -16,24 +16,24 @@ use gpush_store::LevelSet;
 
 use super::{Level, Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule, smi};
 
-/// Reason if the driver has no levels for a GPU.
+/// Reason that gpushd shows if the driver has no time-slice levels for a GPU.
 const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: Turing and later GPUs have them";
 
-/// Reason if the driver reports no levels for a GPU that had one before.
+/// Reason that gpushd shows if the driver reports no levels for a GPU that had one before.
 const DOUBTED: &str = "the GPU has no time-slice levels, although it had one before";
 
-/// The caller that sets levels.
+/// Which task sets levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Setter {
-    /// The reconciler. The reconciler takes the lane of each GPU that it changes, and skips GPUs
-    /// whose lane is not free.
+    /// The reconciler. It locks the lane of each GPU before it changes the GPU, and skips GPUs whose lanes are not
+    /// free.
     Reconciler,
-    /// An operation, which has the lanes of these GPUs.
+    /// An operation. It already has the lanes of these GPUs.
     Operation,
 }
 
-/// Reads the levels of all GPUs with one run of `nvidia-smi`, and sets the levels that differ.
-/// Returns the UUIDs of the GPUs whose lanes were not free.
+/// Reads the levels of all GPUs with one call of `nvidia-smi`, and sets those that differ. Returns the UUIDs of GPUs
+/// that it skipped because their lanes were not free.
 pub(super) async fn reconcile(
     timeslice: &Timeslice,
     pace: &mut Schedule,
@@ -100,8 +100,8 @@ pub(super) async fn reconcile(
     busy
 }
 
-/// Returns what nvidia-smi reports about a GPU. "Not supported" counts as a failure if the GPU had a level before.
-/// Otherwise a temporary fault of the driver would remove gpushd's record of a level that it has set.
+/// Returns what nvidia-smi reports about a GPU. If the GPU had a level before, "not supported" counts as an error.
+/// Otherwise a temporary fault of the driver would make gpushd forget a level that it has set.
 fn reported_level(
     timeslice: &Timeslice,
     told: &[(GpuIdentifier, LevelReport)],
@@ -124,7 +124,7 @@ fn reported_level(
     })
 }
 
-/// Lists the levels with nvidia-smi. If the run fails, stores the error and returns `None`.
+/// Lists the levels with nvidia-smi. If this fails, stores the error and returns `None`.
 async fn list(
     timeslice: &Timeslice,
     pace: &mut Schedule,
@@ -136,7 +136,7 @@ async fn list(
             timeslice.clear_error(&TroubleSubject::Program);
             Some(told)
         }
-        // Maintenance has begun meanwhile, which is reported elsewhere.
+        // Maintenance has begun meanwhile. gpushd already reports it elsewhere, so store no error.
         Err(_) if timeslice.state.maintenance().is_some() => None,
         Err(error) => {
             let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
@@ -150,7 +150,7 @@ async fn list(
     }
 }
 
-/// Stores what nvidia-smi reports about a time-sliced GPU. Returns the previous level.
+/// Stores the level of a time-sliced GPU. Returns the level that was stored before.
 fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, told: Option<&LevelReport>) -> Option<Level> {
     aim.policy.as_ref()?;
     let level = match timeslice_plan::level_action(aim.level(), told) {
@@ -162,11 +162,11 @@ fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, told: Option<&LevelRe
     timeslice.set_level(&aim.gpu.uuid, level)
 }
 
-/// Sets a level. Returns whether nvidia-smi reported success.
+/// Sets the level of a GPU. Returns whether nvidia-smi reported success.
 async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
-        // Another program has changed the level since gpushd set it, so gpushd leaves the level as it is.
+        // Another program has set the level since gpushd did, so leave it unchanged.
         mark_ok(timeslice, pace, aim).await;
         return false;
     }
@@ -174,10 +174,10 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
         return false;
     }
     let wanted = aim.level();
-    // A level other than the default proves that the GPU has levels. In that case, "not supported" is a temporary
+    // If the GPU has a level other than the default, it supports levels. Then "not supported" is only a temporary
     // fault.
     let can_be_set = now != TimesliceLevel::Default || timeslice.was_set_before(uuid);
-    // Until the new level is read back, the GPU may have the old or the new level.
+    // Until gpushd has read the new level, the GPU may have the old or the new one. So record both.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default
@@ -215,7 +215,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
     }
 }
 
-/// Logs that the desired level is set, and the previous level.
+/// Logs that gpushd has set the desired level, and what the level was before.
 fn log_change(timeslice: &Timeslice, aim: &TimeslicedGpu, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
@@ -229,7 +229,7 @@ fn log_change(timeslice: &Timeslice, aim: &TimeslicedGpu, before: TimesliceLevel
     }
 }
 
-/// Stores that the level is as desired, and updates the record.
+/// Stores that the GPU has the desired level, and updates the record.
 async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu) {
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     pace.mark_ok(&subject);
@@ -247,7 +247,7 @@ async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu
     }
 }
 
-/// Stores that a GPU has no levels. `before` is the previous level.
+/// Stores that the driver has no levels for a GPU. `before` is the level that was stored before.
 async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
         tracing::warn!(
@@ -263,7 +263,7 @@ async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &Timeslice
     forget(timeslice, aim).await;
 }
 
-/// Removes the record of gpushd's level on the GPU.
+/// Removes the record of the level that gpushd has set on the GPU.
 async fn forget(timeslice: &Timeslice, aim: &TimeslicedGpu) {
     if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, None).await {
         tracing::error!(gpu = aim.gpu.uuid, "{why}");

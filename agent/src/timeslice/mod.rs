@@ -10,13 +10,12 @@
 //!                                                       └─► recorded ─► set ─► read ─────┘
 //! ```
 //!
-//! The reconciler sets the compute mode of each GPU in a separate task, and a level only under the
-//! lane of the GPU. An operation has the lanes of its GPUs, and sets the compute mode and the level
-//! itself.
+//! The reconciler sets the compute mode of each GPU in a separate task. It sets a level only while it holds the lane of
+//! the GPU. An operation already holds the lanes of its GPUs, so it sets both itself.
 //!
-//! NVML has no call for levels, so gpushd reads and sets them with `nvidia-smi compute-policy`.
-//! That program is slow. One run reads all GPUs. While nothing changes, the program runs at most
-//! once a minute, and only if a time-sliced GPU has levels.
+//! NVML has no call for levels, so gpushd reads and sets them with `nvidia-smi compute-policy`. That program is slow,
+//! but one call reads all GPUs. While nothing changes, gpushd calls it at most once a minute, and only if a time-sliced
+//! GPU supports levels.
 //!
 //! The driver resets both settings at a reboot, at a GPU reset, and when the last process that uses
 //! the driver exits. gpushd sets them again when it detects that the driver or the GPU is back.
@@ -79,7 +78,6 @@ impl Deref for Timeslice {
     }
 }
 
-/// The state behind a [`Timeslice`].
 #[derive(Debug)]
 pub(crate) struct Inner {
     state: State,
@@ -94,14 +92,14 @@ pub(crate) struct Inner {
     /// least once. Support cannot change while the host is up, so entries are never removed.
     proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
-    /// Incremented to wake the reconciler.
+    /// Changes when the reconciler must run.
     wake: watch::Sender<u64>,
     /// Locked while `nvidia-smi` runs.
     smi: tokio::sync::Mutex<()>,
     afresh: AtomicBool,
 }
 
-/// What a problem is about.
+/// What has a problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum TroubleSubject {
     /// `nvidia-smi`, which affects all levels.
@@ -112,31 +110,31 @@ enum TroubleSubject {
     ComputeMode(String),
 }
 
-/// The last known level of a GPU.
+/// The level of a GPU as gpushd last read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LevelState {
     level: Level,
     since: Timestamp,
-    /// Time of the last attempt to read the level.
+    /// When gpushd last tried to read the level.
     read_at: Timestamp,
-    /// Why the level is not the desired level.
+    /// Why gpushd could not set the desired level.
     failed: Option<String>,
-    /// The level that this gpushd has kept on the GPU. Any other level is drift.
+    /// The level that this gpushd has last set or found on the GPU. Any other level is drift.
     kept: Option<TimesliceLevel>,
 }
 
-/// A level, or why there is none.
+/// A level; or why gpushd does not know one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Level {
     Known(TimesliceLevel),
-    /// The driver has no levels for this GPU, with the reason.
+    /// The driver has no levels for this GPU. The text says why.
     Unsupported(String),
-    /// The level could not be read, with the reason.
+    /// gpushd could not read the level. The text says why.
     Unknown(String),
 }
 
 impl Timeslice {
-    /// Creates the handle. No level is known yet.
+    /// Creates the handle. gpushd has not read a level yet.
     pub(crate) fn new(
         state: State,
         readings: Readings,
@@ -168,7 +166,7 @@ impl Timeslice {
         self.wake.send_modify(|times| *times += 1);
     }
 
-    /// Wakes the reconciler, which then retries earlier failures at once.
+    /// Wakes the reconciler, and makes it try again what has failed before.
     pub(crate) fn restart_reconcile(&self) {
         self.afresh.store(true, Ordering::Relaxed);
         self.wake();
@@ -178,12 +176,13 @@ impl Timeslice {
         self.afresh.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns the last known levels, by UUID of the GPU. The desired level is filled in later from the config.
+    /// Returns the last known levels, by UUID of the GPU. The caller must add the desired levels, which come from the
+    /// config.
     fn views(&self) -> BTreeMap<String, TimesliceView> {
         self.level_states().iter().map(|(uuid, seen)| (uuid.clone(), view(seen.clone()))).collect()
     }
 
-    /// Returns why GPUs differ from their desired settings.
+    /// Returns an error for each GPU that does not have its desired settings.
     pub(crate) fn health(&self) -> Vec<ApiError> {
         self.all_troubles().values().cloned().collect()
     }
@@ -209,7 +208,7 @@ impl Timeslice {
         before.map(|before| before.level)
     }
 
-    /// Stores why a level is not the desired level.
+    /// Stores why gpushd could not set the desired level.
     fn failed(&self, uuid: &str, why: String) {
         if let Some(seen) = self.level_states().get_mut(uuid) {
             seen.failed = Some(why);
@@ -223,33 +222,34 @@ impl Timeslice {
         }
     }
 
-    /// Returns whether gpushd kept a GPU at this level before.
+    /// Returns whether gpushd has last set or found this level on a GPU.
     fn was_set(&self, uuid: &str, level: TimesliceLevel) -> bool {
         self.level_states().get(uuid).is_some_and(|seen| seen.kept == Some(level))
     }
 
-    /// Returns whether gpushd kept a GPU at a level other than the driver's default before.
+    /// Returns whether gpushd has last set or found another level than the driver's default on a GPU.
     fn was_set_before(&self, uuid: &str) -> bool {
         let own = TimesliceLevel::Default;
         self.level_states().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))
     }
 
-    /// Stores that a level was read from a GPU.
+    /// Remembers that a GPU supports levels, because its level was read.
     fn prove(&self, uuid: &str) {
         self.proven.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.to_owned());
     }
 
-    /// Returns whether a level was ever read from a GPU.
+    /// Returns whether a GPU is known to support levels.
     fn is_proven(&self, uuid: &str) -> bool {
         self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
-    /// Returns whether the driver has no levels for a GPU.
+    /// Returns whether the driver reports no levels for a GPU.
     fn is_unsupported(&self, uuid: &str) -> bool {
         matches!(self.level_states().get(uuid), Some(LevelState { level: Level::Unsupported(_), .. }))
     }
 
-    /// Removes the levels of GPUs that are not time-sliced, and the problems of GPUs that need no action.
+    /// Removes the levels of GPUs that are not time-sliced. Removes the problems of GPUs with which gpushd has nothing
+    /// left to do.
     fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
         self.level_states().retain(|uuid, _| takes_turns(uuid));
         self.all_troubles().retain(|subject, _| match subject {
@@ -264,7 +264,7 @@ impl Timeslice {
         self.all_troubles().clear();
     }
 
-    /// Stores a problem, and logs the problem if it has changed.
+    /// Stores a problem. Logs it if it is new.
     fn note(&self, subject: TroubleSubject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {

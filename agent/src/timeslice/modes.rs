@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule};
 
-/// Tasks that set compute modes, one per GPU, so that a GPU that hangs does not delay other GPUs.
+/// The tasks that set compute modes. Each GPU has a separate task, so that a GPU that hangs does not delay other GPUs.
 #[derive(Debug, Default)]
 pub(super) struct ModeTasks {
     tasks: JoinSet<(TimeslicedGpu, Option<Result<(), String>>)>,
@@ -15,17 +15,18 @@ pub(super) struct ModeTasks {
     running: BTreeMap<String, Running>,
 }
 
-/// A task whose result is still pending.
+/// A task that has not ended yet.
 #[derive(Debug)]
 struct Running {
     /// The policy that the task sets.
     policy: Option<TimeslicePolicy>,
-    /// Whether the result will be out of date: another policy is now desired, or failures must be retried.
+    /// Whether to ignore a failure of the task, because another policy is now desired, or gpushd must try again at
+    /// once.
     outdated: bool,
 }
 
 impl ModeTasks {
-    /// Starts a task for each GPU whose compute mode differs. The task takes the lane of the GPU.
+    /// Starts a task for each GPU whose compute mode is not the desired one. The task locks the lane of the GPU.
     pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Schedule, aims: &[TimeslicedGpu]) {
         for aim in aims.iter().filter(|aim| differs(timeslice, aim)) {
             if !pace.may_try(&TroubleSubject::ComputeMode(aim.gpu.uuid.clone())) {
@@ -40,7 +41,7 @@ impl ModeTasks {
             self.tasks.spawn(async move {
                 let done = match timeslice.lanes.lock(&aim.gpu.uuid).await {
                     Some(_turn) => Some(apply(&timeslice, &aim).await),
-                    // An operation changes the GPU. The end of the operation wakes this reconciler.
+                    // An operation is changing the GPU. When it ends, it wakes this reconciler.
                     None => None,
                 };
                 (aim, done)
@@ -48,18 +49,18 @@ impl ModeTasks {
         }
     }
 
-    /// Marks the results of running tasks as out of date, so that failures are retried at once.
+    /// Makes gpushd ignore failures of running tasks, so that it tries again at once.
     pub(super) fn outdate(&mut self) {
         self.running.values_mut().for_each(|running| running.outdated = true);
     }
 
-    /// Waits until a task has ended and stores its result. Waits forever if no task runs. Returns whether the GPU must
-    /// be checked again.
+    /// Waits until a task ends, and stores its result. Never returns if no task runs. Returns whether gpushd must check
+    /// the GPU again.
     pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Schedule) -> bool {
         let Some(Ok((aim, done))) = self.tasks.join_next().await else { return std::future::pending().await };
         let outdated = self.running.remove(&aim.gpu.uuid).is_some_and(|running| running.outdated);
         match done {
-            // Storing the failure would delay the newly desired policy.
+            // Do not store this failure: it would delay the policy that is desired now.
             Some(Err(_)) if outdated => {}
             Some(done) => note(timeslice, pace, &aim, done),
             None => {}
@@ -68,7 +69,7 @@ impl ModeTasks {
     }
 }
 
-/// Sets the compute modes of GPUs. The caller has the lanes of these GPUs.
+/// Sets the compute modes of these GPUs. The caller must hold their lanes.
 pub(super) async fn reconcile_owned(timeslice: &Timeslice, pace: &mut Schedule, aims: &[TimeslicedGpu]) {
     let tasks = aims.iter().map(|aim| {
         let (timeslice, aim) = (timeslice.clone(), aim.clone());
@@ -96,11 +97,11 @@ fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, done: R
     }
 }
 
-/// Returns whether the compute mode differs from the desired mode, according to the last reading.
+/// Returns whether, in the last reading, a GPU does not have its desired compute mode.
 fn differs(timeslice: &Timeslice, aim: &TimeslicedGpu) -> bool {
     let ours = timeslice.shared_gpus.compute_mode(&aim.gpu.uuid, Mode::Timeslice);
     match &aim.policy {
-        // If the driver does not report the mode, the driver cannot set a mode either.
+        // If the driver does not report a compute mode, it cannot set one either.
         Some(policy) => match (policy.compute_mode, aim.gpu.compute_mode) {
             (Some(wanted), Some(now)) => now != wanted || ours.is_some_and(|ours| ours.set != wanted),
             (None, _) | (_, None) => false,

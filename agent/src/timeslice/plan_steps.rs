@@ -1,7 +1,7 @@
-//! Steps of operations for time-sliced GPUs. The operation has the lanes of these GPUs and executes the steps itself.
+//! Time-slicing steps of operations. An operation holds the lanes of its GPUs, so it executes these steps itself.
 //!
-//! A GPU counts as time-sliced only after its level and compute mode were read back. A GPU stops
-//! being time-sliced only after gpushd's settings are removed.
+//! gpushd shows a GPU as time-sliced only after it has read back its level and compute mode. When a GPU stops being
+//! time-sliced, gpushd removes its settings first.
 //!
 //! ```text
 //! plan  ─► leaves the GPU whole, and its rule says timeslice ─► step Set
@@ -9,7 +9,7 @@
 //! done  ─► step Set ─► set and read back ─► failures are noted with the operation
 //! ```
 //!
-//! If a level cannot be set, the operation is not rolled back: the reconciler retries later.
+//! If a level cannot be set, the operation is not rolled back, because the reconciler tries again later.
 
 use std::time::Duration;
 
@@ -23,10 +23,11 @@ use super::{
 };
 use crate::caller::Viewer;
 
-/// Maximum time that an operation waits for `nvidia-smi`, which may first have to initialize the GPUs.
+/// Maximum time that an operation waits for `nvidia-smi`. It is long because `nvidia-smi` may have to initialize the
+/// GPUs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Adds a time-slicing step to each plan whose GPU is time-sliced afterwards.
+/// Adds a step to each plan after which the GPU is time-sliced.
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
@@ -36,8 +37,8 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     }
 }
 
-/// Sets GPUs to the level and compute mode of their rules, for an operation that has the lanes of
-/// these GPUs. Returns a sentence for each failure.
+/// Sets the time-slice level and the compute mode of GPUs, as their rules require. The operation that calls this must
+/// hold their lanes. Returns one sentence for each failure.
 pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
     if uuids.is_empty() {
         return Vec::new();
@@ -57,23 +58,22 @@ pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String])
     found.flat_map(|error| error.sentences().into_iter().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
-/// Sets levels and compute modes. Returns whether all GPUs could be read.
+/// Sets the level and compute mode of GPUs. Returns whether all of these GPUs could be read.
 async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
-    // The GPUs are read again, because the last readings may be older than the operation's last
-    // step.
+    // Read the GPUs again, because the last readings may be from before the operation's last step.
     let _read = timeslice.readings.now(uuids).await;
     let Ok(host) = timeslice.readings.known() else { return false };
     let mut gpus = host.gpus(Viewer::Agent);
     for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && uuids.contains(&gpu.uuid)) {
         gpu.state = GpuState::Ready;
     }
-    // The operation has already stopped the MPS daemons that would prevent time-slicing.
+    // `|_| false`: the operation has already stopped the MPS daemons, which would prevent time-slicing.
     let mut aims = reconciler::targets(timeslice, &timeslice.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
     let mut pace = Schedule::default();
     modes::reconcile_owned(timeslice, &mut pace, &aims).await;
-    // On the other GPUs, gpushd has no level to remove.
+    // Leave out GPUs on which there is neither a level to set nor one to remove.
     aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
     if !aims.is_empty() {
         let _none_is_busy = levels::reconcile(timeslice, &mut pace, &aims, Setter::Operation).await;
@@ -81,7 +81,7 @@ async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
     are_seen
 }
 
-/// Returns the UUIDs of the GPUs whose time-slicing settings an operation must remove.
+/// Returns the UUIDs of GPUs from which an operation must remove the settings for time-slicing.
 pub(crate) fn gpus_to_release(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
     let ours = plans
         .iter()

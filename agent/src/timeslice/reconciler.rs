@@ -1,5 +1,5 @@
-//! Decides when time-sliced GPUs are checked: after a change of the config, the driver or a GPU, and every minute while
-//! there are such GPUs.
+//! Checks time-sliced GPUs after a change of the config, the driver or a GPU, and every minute while there are such
+//! GPUs.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::caller::Viewer;
 
-/// Keeps the settings of time-sliced GPUs until gpushd stops. `has_daemon` says whether a GPU has an MPS daemon.
+/// Keeps the settings of time-sliced GPUs until gpushd stops. `has_daemon` returns whether a GPU has an MPS daemon.
 pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool + Send + Sync + 'static) {
     let timeslice = &timeslice;
     let tend = async {
@@ -44,13 +44,12 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
                 _ = snapshots.wait_for(|host| host.changes != changes) => {}
                 changed = status.changed() => if changed.is_err() { return },
                 () = wait => {}
-                // This future is polled here because it needs exclusive access to `tending`.
+                // A separate task cannot wait for this, because it needs exclusive access to `tending`.
                 () = tending.mode_ended(timeslice) => {}
             }
         }
     };
-    // The loop may stop at any point, because every setting is recorded, and the next gpushd
-    // continues.
+    // The loop may be stopped at any point: every setting is recorded, so the next gpushd can continue.
     tokio::select! {
         () = timeslice.stopping.cancelled() => {}
         () = tend => {}
@@ -61,23 +60,23 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
 #[derive(Debug, Clone)]
 pub(super) struct TimeslicedGpu {
     pub(super) gpu: Gpu,
-    /// `None` if the GPU is no longer time-sliced, so that its settings must be removed.
+    /// The desired settings; `None` if the GPU is not time-sliced any more, so that gpushd must remove its settings.
     pub(super) policy: Option<TimeslicePolicy>,
 }
 
 impl TimeslicedGpu {
-    /// Returns the desired level.
+    /// Returns the desired level. Without a policy, this is the driver's default.
     pub(super) fn level(&self) -> TimesliceLevel {
         self.policy.as_ref().map_or(TimesliceLevel::Default, |policy| policy.level)
     }
 }
 
-/// The GPUs at the last check. If a GPU or a driver is new, the levels are read at once.
+/// What gpushd found at its last check. If a GPU or the driver is new, it reads the levels at once.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LastCheck {
-    /// UUIDs, each with the number of its desired level.
+    /// The UUID of each GPU, with the number of its desired level.
     aims: BTreeSet<(String, u8)>,
-    /// Number of started driver workers. A new worker may have another driver.
+    /// How many driver workers were started so far. A new worker may have another driver.
     workers: u64,
     program: String,
 }
@@ -96,18 +95,18 @@ struct Reconciler {
 }
 
 impl Reconciler {
-    /// Waits until the compute mode of a GPU must be checked again.
+    /// Waits until gpushd must check the compute mode of a GPU again.
     async fn mode_ended(&mut self, timeslice: &Timeslice) {
         while !self.modes.ended(timeslice, &mut self.pace).await {}
     }
 
-    /// Removes the results of past attempts. Running attempts continue.
+    /// Forgets the results of past attempts. Running attempts continue.
     fn reset(&mut self) {
         (self.pace, self.last) = (Schedule::default(), LastCheck::default());
         self.modes.outdate();
     }
 
-    /// Reconciles all GPUs that are or were time-sliced.
+    /// Sets or removes the settings of all GPUs that are or were time-sliced.
     async fn reconcile(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) {
         let config = timeslice.state.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
@@ -118,7 +117,7 @@ impl Reconciler {
             return;
         }
         if timeslice.take_restart_request() {
-            // The reset also makes gpushd read the GPUs without levels again.
+            // This also makes gpushd read GPUs again whose driver reported no levels.
             self.reset();
         }
         self.pace.set_periodic(true);
@@ -131,7 +130,7 @@ impl Reconciler {
         self.modes.start(timeslice, &self.pace, &aims);
         let (kept, let_go): (Vec<TimeslicedGpu>, Vec<TimeslicedGpu>) =
             aims.into_iter().partition(|aim| aim.policy.is_some());
-        // On GPUs whose level gpushd did not set, there is nothing to remove.
+        // Leave out GPUs on which gpushd has set no level, because there is nothing to remove.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
         let aims: Vec<TimeslicedGpu> = kept.into_iter().chain(let_go).collect();
         let sight = LastCheck {
@@ -145,8 +144,7 @@ impl Reconciler {
         if self.pace.is_due(new, some) {
             let busy = levels::reconcile(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
             for uuid in busy {
-                // The GPU is removed from the stored result of the last check, so that gpushd
-                // checks the GPU again when its lane is free.
+                // Forget that this GPU was checked, so that gpushd checks it again when its lane is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
                 tokio::spawn(async move {
@@ -159,7 +157,7 @@ impl Reconciler {
     }
 }
 
-/// Returns the GPUs whose settings must be kept or removed. Removes stored data of all other GPUs.
+/// Returns the GPUs whose settings gpushd must keep or remove. Forgets the levels of all other GPUs.
 pub(super) fn targets(
     timeslice: &Timeslice,
     config: &Config,
@@ -168,8 +166,8 @@ pub(super) fn targets(
 ) -> Vec<TimeslicedGpu> {
     let cares = timeslice_plan::timeslice_plans(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
-    // A GPU whose state is unclear may return unchanged, so its data is kept. A GPU in MIG mode has
-    // no level.
+    // If the state of a GPU is unclear, keep its data, because the GPU may return unchanged. A GPU in MIG mode has no
+    // level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
     let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::Restore && whole(gpu));
     let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);
@@ -177,7 +175,8 @@ pub(super) fn targets(
     let aim = |(gpu, care): (&Gpu, &TimeslicePlan)| {
         let policy = match care {
             TimeslicePlan::Wait => return None,
-            // The MPS daemon still runs and needs its compute mode. gpushd checks again when the daemon has exited.
+            // The MPS daemon still runs and needs its compute mode. gpushd checks the GPU again when the daemon has
+            // exited.
             TimeslicePlan::Keep(_) if has_daemon(&gpu.uuid) => return None,
             TimeslicePlan::Keep(policy) => Some(policy.clone()),
             TimeslicePlan::Restore => None,

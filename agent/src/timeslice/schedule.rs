@@ -1,4 +1,4 @@
-//! Decides when levels are read, and when failed attempts are repeated.
+//! Decides when gpushd reads levels, and when it tries again after a failure.
 //!
 //! ```text
 //! something has changed ──► now
@@ -13,23 +13,23 @@ use tokio::time::Instant;
 
 use super::TroubleSubject;
 
-/// Interval of readings, and so of runs of `nvidia-smi`, if no change is reported.
+/// Interval at which gpushd reads the levels, and so calls `nvidia-smi`, if nothing changes.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Longest pause after failures.
+/// Longest pause after several failures.
 const LONGEST: Duration = Duration::from_secs(16 * 60);
 
-/// Time of the last reading, and failures.
+/// When gpushd last read the levels, and which attempts have failed.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     read_at: Option<Instant>,
     failed: BTreeMap<TroubleSubject, (ExponentialBackoff, Instant)>,
-    /// Whether there are GPUs that must be checked periodically.
+    /// Whether there are GPUs that gpushd must check periodically.
     goes_on: bool,
 }
 
 impl Schedule {
-    /// Returns whether levels must be read now, and if so stores the time. Levels must be read if
+    /// Returns whether gpushd must read the levels now; if so, stores the time. It must if
     /// something is `new`, or if the last reading is old and there are levels to keep.
     pub(super) fn is_due(&mut self, new: bool, some_to_keep: bool) -> bool {
         let waited = self.read_at.is_none_or(|at| at.elapsed() >= INTERVAL);
@@ -45,7 +45,7 @@ impl Schedule {
         self.goes_on = goes_on;
     }
 
-    /// Returns whether the pause after the last failure is over.
+    /// Returns whether gpushd may try again after its last failure.
     pub(super) fn may_try(&self, subject: &TroubleSubject) -> bool {
         self.failed.get(subject).is_none_or(|(_, again)| *again <= Instant::now())
     }

@@ -1,8 +1,8 @@
-//! Runs `nvidia-smi compute-policy`, which reads the levels of all GPUs and sets the level of one
-//! GPU. The program runs as a helper unit, like the program that resets GPUs.
+//! Calls `nvidia-smi compute-policy`, which reads the levels of all GPUs, or sets the level of one GPU. The program
+//! runs as a helper unit, like the program that resets GPUs.
 //!
-//! The exit status is not reliable: if one GPU of the host is in MIG mode, the whole command fails. So gpushd parses
-//! the output for each GPU. A level counts as set only after it was read back.
+//! gpushd does not rely on the exit status: if one GPU of the host is in MIG mode, the whole command fails. So gpushd
+//! parses the output for each GPU. A level counts as set only when gpushd has read it back.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,13 +12,13 @@ use gpush_core::compute_policy::{self, GpuIdentifier, LevelReport};
 use super::Timeslice;
 use gpush_host::helper::{End, Ended, Job};
 
-/// Operation name under which the runs are recorded.
+/// Name under which the helper units of these calls are recorded, in place of an operation.
 const HELPER_OPERATION: &str = "timeslice";
 
-/// Maximum duration of a run. Without persistence mode, the program initializes each GPU first.
+/// Maximum time of one call. Without persistence mode, the program must first initialize each GPU.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Why a level was not set.
+/// Why the level of a GPU was not set.
 #[derive(Debug)]
 pub(super) enum NotSet {
     /// The driver has no levels for the GPU.
@@ -27,16 +27,16 @@ pub(super) enum NotSet {
     Failed(ApiError),
 }
 
-/// Waits for runs that a previous gpushd started.
+/// Waits for calls that a previous gpushd started.
 pub(super) async fn adopt(timeslice: &Timeslice) {
     timeslice.host_services.helpers.adopt(HELPER_OPERATION).await;
     timeslice.host_services.helpers.forget(HELPER_OPERATION);
 }
 
-/// Returns the reported level of each GPU.
+/// Returns the level of each GPU, as nvidia-smi reports it.
 ///
 /// # Errors
-/// If the program cannot run, does not exit, or reports no GPU.
+/// If the program cannot run, does not exit in time, or reports no GPU.
 pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(GpuIdentifier, LevelReport)>, ApiError> {
     let ended = run(timeslice, "list", vec!["-l".to_owned()]).await?;
     let told = compute_policy::levels(&ended.output);
@@ -56,7 +56,7 @@ pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(GpuIdentifier, Le
     }
 }
 
-/// Sets the level of a GPU. Only a later [`list`] proves that the level is set.
+/// Sets the level of a GPU. To know whether the level is set, call [`list`] afterwards.
 ///
 /// # Errors
 /// If the program reports a failure, or its result is not known.
@@ -83,8 +83,8 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
     }
 }
 
-/// Runs `nvidia-smi compute-policy`. If the caller stops waiting, the program continues and the
-/// locks stay held until the program exits. So no reset and no other run can begin before that.
+/// Runs `nvidia-smi compute-policy`. If the caller stops waiting, the program continues, and the locks stay held until
+/// it exits. So no reset and no other call can begin before that.
 async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Result<Ended, ApiError> {
     let timeslice = timeslice.clone();
     let run = tokio::spawn(async move { run_to_its_end(&timeslice, step, args).await });
@@ -92,13 +92,11 @@ async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Re
 }
 
 async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
-    // Only one run at a time, because the reconciler and operations may need the program
-    // concurrently.
+    // Run the program only once at a time: the reconciler and operations may need it concurrently.
     let _alone = timeslice.smi.lock().await;
     let helpers = &timeslice.host_services.helpers;
     let program = timeslice.host_services.nvidia_smi(&timeslice.state.config().mode_change);
-    // The program keeps the driver open. This lock prevents resets and delays maintenance until the
-    // program exits.
+    // The program has the driver open. While this lock is held, no reset can begin, and maintenance waits.
     let _open = timeslice.host_services.driverless.read().await;
     if let Some(maintenance) = timeslice.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));
@@ -127,7 +125,7 @@ fn failed(how: &str, ended: &Ended) -> ApiError {
     error(&format!("{how}{}", ended.output_suffix()))
 }
 
-/// Returns the error for a failed run.
+/// Returns the error for a call that failed.
 fn error(cause: &str) -> ApiError {
     ApiError::new(Code::DriverError, "cannot manage time-slicing: `nvidia-smi compute-policy` failed")
         .cause(cause.to_owned())

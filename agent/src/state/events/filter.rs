@@ -2,7 +2,7 @@
 
 use gpush_api::{Event, EventKind, EventPayload};
 
-/// The events that a listener asked for.
+/// Which events a listener wants.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Filter {
     /// Kinds of events; `None` selects all kinds.
@@ -20,7 +20,7 @@ impl Filter {
     }
 }
 
-/// Returns the UUIDs of the GPUs that an event concerns. An event about gpushd or the host has none.
+/// Returns the UUIDs of the GPUs that an event is about. Empty for an event about gpushd or the host.
 fn about(what: &EventPayload) -> &[String] {
     match what {
         EventPayload::Operation(change) => &change.operation.gpu_uuids,

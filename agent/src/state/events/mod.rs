@@ -5,12 +5,11 @@
 //! differences of snapshots ─────────────────────┘ (bounded) ◄── cursor ── another
 //! ```
 //!
-//! All clients read the same ring, each at its own position. A client that reads too slowly misses
-//! events. The client then receives a `resync` event, which reports the gap. Publishing never
-//! waits, and following events causes no driver call.
+//! All clients read the same ring buffer, each at its own position. If a client reads too slowly, it misses events, and
+//! gets a `resync` event instead. Publishing never waits, and listening causes no driver call.
 //!
-//! An event id is `<epoch>-<number>`. The epoch names this run of gpushd. A client that returns with an id of another
-//! run also receives a `resync`.
+//! An event id is `<epoch>-<number>`. The epoch identifies this run of gpushd. A client that returns with an id from
+//! another run also gets a `resync`.
 //!
 //! | file | subject |
 //! |---|---|
@@ -32,8 +31,8 @@ pub(crate) use self::{
     ring::{Cursor, Next},
 };
 
-/// Number of events that are stored for clients that reconnect. This number is enough for some
-/// dozens of operations on eight GPUs, in about 1 MiB.
+/// Number of events that gpushd stores for clients that reconnect. They need about 1 MiB, and cover some dozens of
+/// operations on eight GPUs.
 const CAPACITY: usize = 1024;
 
 /// All events of this run of gpushd. A handle, cheap to clone.
@@ -47,22 +46,22 @@ struct Inner {
     news: channel::Sender<RingStatus>,
 }
 
-/// State that waiting listeners watch.
+/// What waiting listeners watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct RingStatus {
     last: u64,
-    /// Whether no more events follow, so that streams end.
+    /// Whether no more events will follow. Streams then end.
     closed: bool,
 }
 
 impl Events {
-    /// Creates the events of one run of gpushd. `instance` is the UUID of the run.
+    /// Creates an empty list of events. `instance` is the UUID of this run of gpushd.
     pub(crate) fn new(instance: &str) -> Self {
         Self::keeping(instance, CAPACITY)
     }
 
     fn keeping(instance: &str, most: usize) -> Self {
-        // Twelve hexadecimal digits distinguish two runs, and are short enough to type.
+        // Twelve hexadecimal digits are enough to distinguish two runs.
         let epoch = instance.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
         let news = channel::Sender::new(RingStatus { last: 0, closed: false });
         Self(Arc::new(Inner { epoch, ring: Mutex::new(Ring::new(most)), news }))
@@ -72,14 +71,13 @@ impl Events {
         self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes an event. A change that is recorded is published after its commit.
+    /// Publishes an event. If the event is about a recorded change, call this after the commit.
     ///
     /// Every user who may connect may read events. [`super::redact::event`] removes what a listener may not see.
     pub(crate) fn publish(&self, what: EventPayload) {
         let mut ring = self.ring();
         let last = ring.push(|number| Event { id: self.id(number), at: Timestamp::now(), what });
-        // The listeners are notified while the ring is locked, so that no listener sees a later
-        // event first.
+        // Notify listeners while the ring is still locked, so that they see events in their order.
         self.0.news.send_modify(|news| news.last = last);
     }
 
@@ -88,7 +86,7 @@ impl Events {
         self.id(self.ring().last())
     }
 
-    /// Ends all streams after they have sent the stored events.
+    /// Ends all streams as soon as they have sent the stored events.
     pub(crate) fn close(&self) {
         self.0.news.send_modify(|news| news.closed = true);
     }
@@ -97,7 +95,7 @@ impl Events {
         format!("{}-{number}", self.0.epoch)
     }
 
-    /// Returns the number in an event id. `None` if this run has not published such an event.
+    /// Returns the number in an event id. Returns `None` if this run of gpushd has not published an event with this id.
     fn number(&self, id: &str) -> Option<u64> {
         let (epoch, number) = id.rsplit_once('-')?;
         let number = number.parse().ok()?;

@@ -13,7 +13,7 @@ use super::{Events, RingStatus};
 /// Maximum number of events that a listener receives at once.
 const BATCH: usize = 32;
 
-/// The last events, numbered from 1.
+/// The last events. Their numbers start at 1.
 #[derive(Debug)]
 pub(super) struct Ring {
     kept: VecDeque<Arc<Event>>,
@@ -26,7 +26,7 @@ impl Ring {
         Self { kept: VecDeque::new(), most, last: 0 }
     }
 
-    /// Returns the number of the last event; 0 before the first.
+    /// Returns the number of the last event; 0 if there is none.
     pub(super) fn last(&self) -> u64 {
         self.last
     }
@@ -40,7 +40,8 @@ impl Ring {
         self.last
     }
 
-    /// Returns the first events after a number. `None` if some of them are no longer stored.
+    /// Returns up to `most` events that follow the event `number`. Returns `None` if some of them
+    /// are no longer stored.
     fn after(&self, number: u64, most: usize) -> Option<Vec<Arc<Event>>> {
         let wanted = usize::try_from(self.last.saturating_sub(number)).unwrap_or(usize::MAX);
         let skip = self.kept.len().checked_sub(wanted)?;
@@ -55,11 +56,11 @@ pub(crate) struct Cursor {
     news: watch::Receiver<RingStatus>,
     /// Number of the last event that the listener received.
     at: u64,
-    /// Why the listener has missed events; `None` if the listener knows the reason already.
+    /// Why the listener has missed events. `None` if it has missed none, or was already told.
     resync: Option<ResyncReason>,
 }
 
-/// The next result of a listener.
+/// What a listener gets next.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// At least one event.
@@ -73,8 +74,7 @@ pub(crate) enum Next {
 }
 
 impl Events {
-    /// Creates a listener that continues after the event `id`. Without an id, the listener
-    /// continues after the last event.
+    /// Creates a listener that gets the events after the event `id`; without `id`, only new events.
     pub(crate) fn listen(&self, id: Option<&str>) -> Cursor {
         let news = self.0.news.subscribe();
         let last = self.ring().last();
@@ -86,7 +86,7 @@ impl Events {
         Cursor { events: self.clone(), news, at, resync }
     }
 
-    /// Creates a listener that starts with the oldest stored event.
+    /// Creates a listener that first gets all stored events.
     pub(crate) fn listen_from_oldest(&self) -> Cursor {
         let news = self.0.news.subscribe();
         let ring = self.ring();
@@ -97,7 +97,7 @@ impl Events {
 }
 
 impl Cursor {
-    /// Returns the id of the last received event, to continue from later.
+    /// Returns the id of the last event that the listener got, to continue from there later.
     pub(crate) fn id(&self) -> String {
         self.events.id(self.at)
     }
@@ -155,7 +155,8 @@ mod tests {
         }
     }
 
-    /// Returns the numbers of a cursor's pending events, and `missed` or `other life` for a resync.
+    /// Returns the numbers of the events that a listener gets now. For a resync, returns `missed`
+    /// or `other life`.
     fn heard(cursor: &mut Cursor) -> Vec<String> {
         let mut heard = Vec::new();
         loop {
@@ -197,7 +198,7 @@ mod tests {
         assert_eq!(heard(&mut events.listen(Some("new-0"))), ["missed"]);
         assert_eq!(heard(&mut events.listen(Some("new-1"))), ["2", "3", "4", "5"]);
         assert_eq!(heard(&mut events.listen_from_oldest()), ["2", "3", "4", "5"]);
-        // An id that this run has not published belongs to a previous run.
+        // None of these ids is from this run of gpushd.
         for other in ["old-3", "new-6", "new-", "new", "", "-", "new-x", "new--1"] {
             let mut cursor = events.listen(Some(other));
             assert_eq!(heard(&mut cursor), ["other life"], "{other}");

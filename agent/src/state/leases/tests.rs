@@ -78,7 +78,7 @@ fn reservation_occupies_its_target_until_it_ends() {
     assert_eq!(state.now().leases.open.len(), 1, "the snapshot has it");
 }
 
-/// The cost of a change must not grow with the number of leases.
+/// A change of one lease must not become slower if there are more leases.
 #[test]
 fn change_of_a_lease_copies_and_reports_no_other() {
     let state = State::empty();
@@ -121,9 +121,9 @@ fn lease_expires_by_either_clock() {
     let lease = OpenLease::new(LeaseRecord { expires_at: Some(in_an_hour), ..record(1, 1000, "GPU-0") });
     let at = Instant::now();
     assert!(!lease.has_expired(now, at));
-    // The wall clock was set forward.
+    // The wall clock is ahead, the monotonic clock is not.
     assert!(lease.has_expired(in_an_hour, at));
-    // The wall clock was set back, but the time has passed on the monotonic clock.
+    // The wall clock was set back, but the monotonic clock is past the end.
     assert!(lease.has_expired(Timestamp::UNIX_EPOCH, at + Duration::from_secs(3601)));
     assert!(!OpenLease::new(record(1, 1000, "GPU-0")).has_expired(Timestamp::MAX, at + Duration::from_secs(1 << 30)));
 }

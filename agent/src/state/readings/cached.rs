@@ -1,11 +1,10 @@
-//! A value that is read from the hardware on request, by one reader at a time.
+//! A value that gpushd reads from the hardware on request. Only one reading of the value runs at a time.
 //!
-//! While the last reading is fresh, a caller gets it without a driver call. A caller that asks
-//! during a reading waits for the result of that reading. If a reading fails or takes too long, the
-//! last good reading stays, marked stale.
+//! If the last reading is fresh, a caller gets it without a driver call. If a reading is running, a caller waits for
+//! its result. If a reading fails or takes too long, callers get the last good reading, marked as stale.
 //!
-//! The deadline of a wait counts from the start of the reading. So a reading that hangs delays only
-//! callers that ask soon after the reading began.
+//! Callers wait only until a fixed time after the reading began. So a reading that hangs delays only callers that ask
+//! soon after that.
 
 use std::{
     fmt,
@@ -24,12 +23,10 @@ use tokio::{
 /// How long a reading stays fresh.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(1);
 
-/// A moment on two clocks. The wall clock is for display and may be set back; the monotonic clock is for comparisons.
+/// A moment on two clocks. The wall clock is for users and may be set back. The monotonic clock is for comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// By the wall clock.
     pub(crate) wall: Timestamp,
-    /// By the monotonic clock.
     pub(crate) own: Instant,
 }
 
@@ -43,11 +40,11 @@ impl Moment {
 /// The last good reading of a value, and the result of the last attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LastReading<V> {
-    /// The last good reading and when it began.
+    /// The last good reading, and when it began.
     pub(crate) good: Option<(V, Moment)>,
-    /// Why the last attempt failed.
+    /// The error of the last attempt; `None` if it succeeded.
     pub(crate) error: Option<DriverError>,
-    /// Whether the last attempt failed, or the value has changed since that attempt began.
+    /// Whether the last attempt failed, or the value has changed since it began.
     pub(crate) stale: bool,
 }
 
@@ -57,8 +54,7 @@ impl<V> Default for LastReading<V> {
     }
 }
 
-/// A function that the cache calls with each new reading, in order, while the lock of the cache is
-/// held.
+/// The cache calls this function with each new reading, in order. The lock of the cache is held during the call.
 pub(crate) type OnChange<V> = Box<dyn Fn(LastReading<V>) + Send + Sync>;
 
 /// The cache of one value. A handle, cheap to clone.
@@ -78,7 +74,7 @@ impl<V: fmt::Debug> fmt::Debug for Cached<V> {
 
 struct Inner<V> {
     state: Mutex<CachedState<V>>,
-    /// Number of finished readings.
+    /// How many readings have finished. Wakes callers that wait.
     ended: watch::Sender<u64>,
     on_change: OnChange<V>,
 }
@@ -87,16 +83,16 @@ struct Inner<V> {
 struct CachedState<V> {
     good: Option<(V, Moment)>,
     error: Option<DriverError>,
-    /// When the last finished attempt began.
+    /// When the last attempt that has finished began.
     begun: Option<Instant>,
-    /// When gpushd last changed the value. Earlier readings do not show the change.
+    /// When gpushd last changed the value. Readings that began before do not show the change.
     changed: Option<Instant>,
-    /// When the current reading began.
+    /// When the running reading began.
     running: Option<Instant>,
 }
 
 impl<V: Clone> CachedState<V> {
-    /// Returns whether the last attempt began before the value changed.
+    /// Returns whether the last attempt began before gpushd last changed the value.
     fn is_outdated(&self) -> bool {
         self.changed.is_some_and(|changed| self.begun.is_some_and(|begun| begun <= changed))
     }
@@ -118,12 +114,12 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether any reading has finished, even if it failed.
+    /// Returns whether a reading has finished, even if it failed.
     pub(crate) fn is_known(&self) -> bool {
         self.state().begun.is_some()
     }
 
-    /// Starts a reading, unless the last reading is fresh or another reading is in progress.
+    /// Starts a reading. Does nothing if the last reading is fresh, or if a reading is running.
     pub(crate) fn refresh<F>(&self, read: impl FnOnce() -> F)
     where
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
@@ -144,15 +140,13 @@ impl<V: Clone + Send + 'static> Cached<V> {
         });
     }
 
-    /// Waits for the reading in progress, at most until `patience` after its start. Returns whether
-    /// the reading is still in progress.
+    /// Waits for the running reading, at most until `patience` after it began. Returns whether it is still running.
     pub(crate) async fn wait(&self, patience: Duration) -> bool {
         let lasts = |begun: &Instant| begun.elapsed() < patience;
         if self.state().running.as_ref().is_some_and(lasts) {
             let mut ended = self.0.ended.subscribe();
             ended.borrow_and_update();
-            // The state is checked again, because the reading may have finished before the
-            // subscription.
+            // Check the state again, because the reading may have finished before the call of `subscribe`.
             let running = self.state().running;
             if let Some(begun) = running {
                 let _ = timeout_at(begun + patience, ended.changed()).await;
@@ -161,10 +155,10 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.state().running.is_some()
     }
 
-    /// Stores a reading that was made outside of the cache and began at `begun`.
+    /// Stores a reading that was made without the cache and began at `begun`.
     pub(crate) fn put(&self, begun: Moment, outcome: Result<V, DriverError>) {
         let mut state = self.state();
-        // A newer reading has already finished.
+        // Ignore this reading if a newer one has already finished.
         if state.begun.is_some_and(|other| other > begun.own) {
             return;
         }
@@ -179,14 +173,13 @@ impl<V: Clone + Send + 'static> Cached<V> {
         (self.0.on_change)(state.last());
     }
 
-    /// Makes the next caller read again, and clears the error of the last attempt.
+    /// Makes the next caller start a new reading, and removes the error of the last attempt.
     pub(crate) fn restart(&self) {
         self.state().error = None;
         self.invalidate();
     }
 
-    /// Makes the next caller read again. Finished readings become stale, and so does a reading in
-    /// progress.
+    /// Marks all readings as stale, including a running one. The next caller starts a new reading.
     pub(crate) fn invalidate(&self) {
         let mut state = self.state();
         state.changed = Some(Instant::now());
@@ -196,8 +189,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
     }
 }
 
-/// A reading in progress. Dropping this value marks the reading as finished, even if the task of
-/// the reading panicked.
+/// A running reading. Dropping this value marks the reading as finished, even if its task panics.
 struct RunningReading<V: Clone + Send + 'static> {
     cache: Cached<V>,
     begun: Moment,
@@ -280,7 +272,7 @@ mod tests {
         let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         assert!(asked.elapsed() >= SOON);
-        // While the reading still hangs, the next request is answered at once.
+        // The reading still hangs, so the next request gets its answer at once.
         let asked = Instant::now();
         assert!(cache.waited(SOON).await.stale);
         assert_eq!(asked.elapsed(), Duration::ZERO);
@@ -317,7 +309,7 @@ mod tests {
         assert!(!cache.waited(SOON).await.stale);
         cache.invalidate();
         assert!(cache.last().stale);
-        // A reading that was in progress when the value changed may show either value.
+        // The reading was running when the value changed, so it may show the old or the new value.
         tokio::time::advance(Duration::from_millis(1)).await;
         let gate = Arc::new(Semaphore::new(0));
         let pass = Arc::clone(&gate);

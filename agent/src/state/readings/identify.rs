@@ -4,7 +4,7 @@ use gpush_api::{Mig, Process};
 use gpush_host::identity::Users;
 use gpush_nvml::Reading;
 
-/// Adds uid, user and command line to the processes of a reading, if they can be found in time.
+/// Adds uid, user and command line to the processes of a reading, if they are found in time.
 pub(super) async fn identify(users: &Users, reading: &mut Reading) {
     let mut pids: Vec<u32> = processes(reading).filter_map(|process| process.pid).collect();
     pids.sort_unstable();

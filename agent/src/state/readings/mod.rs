@@ -1,4 +1,4 @@
-//! Readings of the hardware. Only this module makes readings; the results go to the [`State`].
+//! Reads the hardware. Only this module does. The results go to the [`State`].
 //!
 //! There are two kinds of readings:
 //!
@@ -29,10 +29,11 @@ use self::{cached::Cached, identify::identify};
 use super::{HostState, Observed, State, view, words};
 use crate::coalesced::Coalesced;
 
-/// How long callers wait for a newer reading before they get the last one.
+/// How long callers wait for a newer reading. After that, they get the last one.
 const WAIT: Duration = Duration::from_millis(75);
 
-/// How long callers wait for a first reading. Without persistence mode, the driver initializes each GPU first.
+/// How long callers wait for the first reading of a GPU. It is long because without persistence mode, the driver must
+/// first initialize each GPU.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// Reads the hardware into the [`State`]. A handle, cheap to clone.
@@ -46,7 +47,7 @@ struct Inner {
     state: State,
     list: Cached<Arc<Vec<Listed>>>,
     gpus: Mutex<BTreeMap<String, Cached<Arc<Reading>>>>,
-    /// Readings that begin after a call, by GPU. Concurrent callers share a reading.
+    /// For each GPU, readings that begin only after a caller has asked. Concurrent callers share a reading.
     fresh: Mutex<BTreeMap<String, Arc<Coalesced<ReadOutcome>>>>,
 }
 
@@ -54,7 +55,7 @@ struct Inner {
 type ReadOutcome = Result<Arc<Reading>, DriverError>;
 
 impl Readings {
-    /// Creates the handle. Nothing is read until a caller requests it.
+    /// Creates the handle. gpushd reads nothing until a caller asks.
     pub(crate) fn new(hardware: Hardware, users: Users, state: State) -> Self {
         let to = state.clone();
         let list = Cached::new(Box::new(move |list| to.set_list(list)));
@@ -65,7 +66,7 @@ impl Readings {
         self.0.gpus.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the cache of a GPU that was listed.
+    /// Returns the cache of a GPU that the driver has listed.
     fn cache(&self, uuid: &str) -> Option<Cached<Arc<Reading>>> {
         if let Some(cache) = self.gpus().get(uuid) {
             return Some(cache.clone());
@@ -76,10 +77,10 @@ impl Readings {
         Some(self.gpus().entry(uuid.to_owned()).or_insert_with(cache).clone())
     }
 
-    /// Returns the host as it was at most one second ago, or as last read. During maintenance nothing is read.
+    /// Returns the host as it was at most one second ago, or as last read. During maintenance, gpushd reads nothing.
     ///
     /// # Errors
-    /// If there is no driver, the driver has not answered yet, or nothing was read before maintenance began.
+    /// If there is no driver, the driver has not answered yet, or gpushd has read nothing before maintenance began.
     pub(crate) async fn host(&self) -> Result<Observed, ApiError> {
         if let Some(maintenance) = self.0.state.maintenance() {
             let host = self.0.state.now();
@@ -111,7 +112,7 @@ impl Readings {
     pub(crate) async fn recent(&self) -> Result<Observed, DriverError> {
         self.0.state.expire_overrides();
         self.0.state.set_unsettled(&self.0.hardware.status().unsettled);
-        // Known GPUs are read while the driver lists the GPUs.
+        // Start to read the known GPUs already while the driver lists the GPUs.
         let known: Vec<String> = self.gpus().keys().cloned().collect();
         known.iter().for_each(|uuid| self.refresh(uuid));
         self.0.list.refresh(|| self.list());
@@ -121,7 +122,7 @@ impl Readings {
             return Err(error.clone());
         }
         let uuids: Vec<String> = host.gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
-        // GPUs that are new in the list are read now.
+        // Also read the GPUs that are new in the list.
         uuids.iter().filter(|uuid| !known.contains(uuid)).for_each(|uuid| self.refresh(uuid));
         let mut late = BTreeSet::new();
         for uuid in uuids {
@@ -133,8 +134,8 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
-    /// Returns the host as last read. Reads one GPU again if its last reading is older than one second, and waits for
-    /// this reading, but not for other GPUs.
+    /// Returns the host as last read. If the last reading of the GPU `uuid` is older than one second, reads this GPU
+    /// again and waits for it. Does not wait for other GPUs.
     ///
     /// # Errors
     /// As [`Readings::host`].
@@ -150,7 +151,7 @@ impl Readings {
         if let Some(error) = &self.0.state.now().driver {
             return Err(view::no_driver(error));
         }
-        // The GPU may be new in the list that was just read.
+        // The GPU may only now be in the list, so read it.
         self.refresh(uuid);
         let mut late = BTreeSet::new();
         if let Some(cache) = self.cache(uuid)
@@ -161,13 +162,13 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
-    /// Makes the next caller read everything again, and clears earlier errors.
+    /// Makes the next caller read everything again, and removes earlier errors.
     pub(crate) fn restart(&self) {
         self.0.list.restart();
         self.gpus().values().for_each(Cached::restart);
     }
 
-    /// Reads these GPUs. Each reading begins after the call.
+    /// Reads these GPUs. Does not use a reading that began before the call.
     pub(crate) async fn now(&self, uuids: &[String]) -> Vec<(String, Result<Arc<Reading>, DriverError>)> {
         let mut tasks = tokio::task::JoinSet::new();
         for (position, uuid) in uuids.iter().enumerate() {
@@ -184,13 +185,13 @@ impl Readings {
         uuids.iter().cloned().zip(read.into_iter().map(|outcome| outcome.unwrap_or_else(missing))).collect()
     }
 
-    /// Reads one GPU. The reading begins after the call.
+    /// Reads one GPU. Does not use a reading that began before the call.
     pub(crate) async fn read_now(&self, uuid: &str) -> ReadOutcome {
         self.fresh(uuid).after_now(|| self.read_into_cache(uuid)).await
     }
 
-    /// Does the same as [`Readings::read_now`]. Returns `None` if the reading takes longer than
-    /// `limit`. Time spent waiting for another reading of the GPU does not count.
+    /// Does the same as [`Readings::read_now`], but returns `None` if the reading takes longer than `limit`. Time spent
+    /// waiting for another reading of the GPU does not count.
     pub(crate) async fn read_now_within(&self, uuid: &str, limit: Duration) -> Option<ReadOutcome> {
         self.fresh(uuid).after_now_within(limit, || self.read_into_cache(uuid)).await
     }
@@ -209,7 +210,7 @@ impl Readings {
         outcome
     }
 
-    /// Makes the next caller read this GPU again, because the GPU has changed.
+    /// Makes the next caller read this GPU again, because gpushd has changed it.
     pub(crate) fn invalidate(&self, uuid: &str) {
         if let Some(cache) = self.cache(uuid) {
             cache.invalidate();
@@ -242,7 +243,7 @@ impl Readings {
     }
 }
 
-/// Returns how long callers wait for a reading.
+/// Returns how long callers wait for a reading. The first reading may take longer.
 fn patience<V: Clone + Send + 'static>(cached: &Cached<V>) -> Duration {
     if cached.is_known() { WAIT } else { FIRST }
 }
