@@ -31,17 +31,20 @@ pub(crate) enum ConfigLoadError {
     /// The user gave the path of the file, but the file does not exist.
     #[error("there is no config file {}: {WITHOUT}", path.display())]
     Absent {
+        /// Path of the config file.
         path: PathBuf,
     },
     /// The file cannot be read.
     #[error("the config file {} can't be read", path.display())]
     Unreadable {
+        /// Path of the config file.
         path: PathBuf,
         source: io::Error,
     },
     /// Another user could have written the file.
     #[error("the config file {} is not trusted: {why}; {}", path.display(), why.remedy())]
     Untrusted {
+        /// Path of the config file.
         path: PathBuf,
         why: Untrusted,
     },

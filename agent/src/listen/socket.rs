@@ -107,23 +107,27 @@ pub(crate) enum SocketError {
         `socket_group` under [api] in the config"
     )]
     NoGroup {
+        /// Name of the group.
         group: String,
     },
     /// The permissions of the socket cannot be changed.
     #[error("cannot change the permissions of the socket {}", path.display())]
     Access {
+        /// Path of the socket.
         path: PathBuf,
         source: io::Error,
     },
     /// Another error.
     #[error("cannot create the socket {}", path.display())]
     Bind {
+        /// Path of the socket.
         path: PathBuf,
         source: io::Error,
     },
     /// A socket that systemd passed cannot be used.
     #[error("cannot use the socket that systemd passed to gpushd; check gpushd.socket and gpushd-admin.socket")]
     HandedOver {
+        /// The error of the system call.
         source: io::Error,
     },
 }
