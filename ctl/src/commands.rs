@@ -1,5 +1,5 @@
-//! The commands. Each command sends requests to gpushd or uses `gpush-core`, and passes the result
-//! to `render`.
+//! The commands. Each command sends requests to gpushd, or uses `gpush-core` instead. `render` converts the result to
+//! text.
 
 mod apply;
 mod audit;
@@ -40,10 +40,9 @@ use crate::{
     output::{Output, Prints},
 };
 
-/// How long a command waits before it prints what it waits for.
+/// If a command has waited this long, it prints what it waits for.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Runs the command.
 pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     let global = &cli.global;
     if let Some(error) = out.unsupported_format(prints(&cli.command)) {
@@ -76,7 +75,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     }
 }
 
-/// Returns what a command prints, which determines the permitted formats.
+/// Returns which kind of output a command prints. This determines the permitted formats.
 fn prints(command: &Command) -> Prints {
     use args::{Config, Gpu, Lease, Mig, Mps, Operation, Overrides, Process, Timeslice};
     let is_list = match command {
@@ -120,7 +119,7 @@ fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Ou
     with_agent(global, command)
 }
 
-/// Runs a part of a command that needs gpushd.
+/// Runs the part of a command that sends requests to gpushd.
 fn with_agent<T>(global: &Global, what: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
     let runtime = runtime()?;
     let mut client = Client::new(socket(global)).deadline(global.request_timeout);
@@ -138,14 +137,13 @@ fn out_is_json(global: &Global) -> bool {
     global.json || global.output == Some(args::Format::Json)
 }
 
-/// Creates a runtime with one thread and only with I/O and timers, because commands run often and
-/// must start quickly.
+/// Creates a runtime with one thread, I/O and timers. It has nothing else, so that commands start quickly.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))
 }
 
-/// Returns the socket: `--socket`, else `GPUSH_SOCKET`, else the socket of the system's or the user's gpushd.
+/// Returns the socket of gpushd: `--socket`, else `GPUSH_SOCKET`, else the socket of the system's or the user's gpushd.
 fn socket(global: &Global) -> Socket {
     if let Some(path) = &global.socket {
         return Socket::given(path, Origin::Option);
@@ -153,7 +151,7 @@ fn socket(global: &Global) -> Socket {
     default_socket()
 }
 
-/// Returns the socket without `--socket`.
+/// Returns the socket of gpushd if `--socket` is not given.
 pub(crate) fn default_socket() -> Socket {
     match std::env::var_os("GPUSH_SOCKET").filter(|path| !path.is_empty()) {
         Some(path) => Socket::given(path, Origin::Environment),
@@ -161,7 +159,7 @@ pub(crate) fn default_socket() -> Socket {
     }
 }
 
-/// Returns the GPUs that selectors name, in the host's order. Without selectors, returns all GPUs.
+/// Returns the GPUs that match the selectors, in the host's order; all GPUs if there are no selectors.
 fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     if selectors.is_empty() {
         return Ok(gpus);
@@ -171,8 +169,8 @@ fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     Ok(chosen.map(|(_, gpu)| gpu).collect())
 }
 
-/// Selects among the GPUs that gpushd lists. gpushd does not list a GPU that the driver cannot
-/// identify. For such a GPU, returns gpushd's error, which explains the reason.
+/// Returns the GPUs that match the selectors, from the GPUs that gpushd lists. If a selector names a GPU that the
+/// driver cannot identify, returns gpushd's error about that GPU.
 async fn select_of(client: &mut Client, gpus: Vec<Gpu>, texts: &[String]) -> Result<Vec<Gpu>, Failure> {
     let selectors = texts.iter().flat_map(|text| text.split(',')).filter_map(|text| text.parse::<Selector>().ok());
     let absent = selectors.filter_map(|selector| selector.absent(&gpus)).next();
@@ -186,7 +184,7 @@ async fn select_of(client: &mut Client, gpus: Vec<Gpu>, texts: &[String]) -> Res
     select(gpus, texts)
 }
 
-/// Returns the error for a host without GPUs.
+/// Returns the error that the host has no GPUs.
 fn no_gpu() -> ApiError {
     ApiError::new(Code::NotFound, "the driver shows no GPU on this host")
         .hint("`nvidia-smi -L` shows what the driver has, `lspci -d 10de:` what the host has")

@@ -5,9 +5,8 @@
 //!                                                                     └────► `candidates` ─► gpushd: GPUs, leases, …
 //! ```
 //!
-//! If only hidden names match, clap's engine offers hidden names. The engine does not know hidden
-//! aliases of the typed words. So this module gives the engine a command line without aliases, and
-//! commands without hidden names.
+//! clap's engine offers hidden names if no others match, and it does not know hidden aliases in the typed words. So
+//! this module gives it a command line without aliases, and commands without hidden names.
 
 mod bash;
 mod candidates;
@@ -23,13 +22,13 @@ use clap_complete::{
 
 use crate::args::Cli;
 
-/// The variable by which a shell asks for completions.
+/// Environment variable with which a shell requests completions.
 const VARIABLE: &str = "COMPLETE";
 
 /// The supported shells.
 const SHELLS: Shells<'static> = Shells(&[&bash::Bash, &Elvish, &Fish, &Powershell, &Zsh]);
 
-/// Prints completions if a shell asks for them. Returns whether a shell asked.
+/// If a shell requests completions, prints them. Returns whether this was so.
 pub(crate) fn complete(words: &[OsString]) -> Result<bool, clap::Error> {
     if std::env::var_os(VARIABLE).is_none_or(|shell| shell.is_empty()) {
         return Ok(false);
@@ -44,18 +43,18 @@ pub(crate) fn script(shell: &str) -> std::io::Result<Vec<u8>> {
     let Some(completer) = SHELLS.completer(shell) else { return Ok(script) };
     completer.write_registration(VARIABLE, "gpushctl", "gpushctl", "gpushctl", &mut script)?;
     if shell == "zsh" {
-        // On the first TAB, zsh loads the file and calls it as a function.
+        // On the first TAB, zsh loads this script and calls it as a function. So call the completer then too.
         script.extend(b"[[ $funcstack[1] == _gpushctl ]] && _clap_dynamic_completer_gpushctl \"$@\"\n");
     }
     Ok(script)
 }
 
-/// Returns the words that are completed, without the call of gpushctl itself.
+/// Returns the words of the command line to complete, without the call of gpushctl by the shell.
 fn typed() -> Vec<OsString> {
     std::env::args_os().skip_while(|word| word != "--").skip(1).collect()
 }
 
-/// Replaces aliases of commands and options by their names, except in the word that is completed.
+/// Replaces aliases of commands and options by their names. Does not change the word that the user is typing.
 fn without_aliases(words: &[OsString]) -> Vec<OsString> {
     let mut words = words.to_vec();
     let Some(first) = words.iter().position(|word| word == "--").map(|at| at + 2) else { return words };
@@ -78,7 +77,7 @@ fn without_aliases(words: &[OsString]) -> Vec<OsString> {
     words
 }
 
-/// Returns the name of the option that a hidden alias stands for.
+/// Returns the name of the option to which a hidden alias belongs.
 fn option_name(command: &Command, word: &str) -> Option<String> {
     let has = |aliases: Option<Vec<&str>>, name: &str| aliases.is_some_and(|aliases| aliases.contains(&name));
     if let Some(name) = word.strip_prefix("--") {
@@ -92,7 +91,7 @@ fn option_name(command: &Command, word: &str) -> Option<String> {
     Some(format!("-{}", arg.get_short()?))
 }
 
-/// Returns the command line without hidden names, and with candidates for values.
+/// Returns the definition of the command line without hidden names, and with candidates for values.
 fn visible() -> Command {
     without_hidden(Cli::command())
 }
@@ -101,7 +100,7 @@ fn without_hidden(command: Command) -> Command {
     let aliases: Vec<String> = command.get_visible_aliases().map(str::to_owned).collect();
     let command = command.alias(None).visible_aliases(aliases);
     command.mut_args(argument).mut_subcommands(|one| {
-        // clap cannot remove a command. Rename it instead, to a name that cannot be typed.
+        // clap cannot remove a command. So give it a name that a user cannot type.
         if one.is_hide_set() { one.name("\u{1}") } else { without_hidden(one) }
     })
 }
@@ -131,11 +130,11 @@ fn is_one_of(word: &OsStr, names: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    /// Value names of free text, which has no candidates.
+    /// Names of values for which a user types free text, so there are no candidates.
     const FREE: [&str; 11] =
         ["DURATION", "LABEL", "MEMORY", "NAME", "NUMBER", "PERCENT", "PID", "SPEC", "TEXT", "TIME", "USER"];
 
-    /// Every argument with a value has candidates, possible values, or is listed as free text.
+    /// Each value of an argument must have candidates, have fixed possible values, or be listed as free text.
     #[test]
     fn every_value_name_is_known() {
         fn check(command: &Command) {

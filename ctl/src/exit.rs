@@ -6,20 +6,20 @@ use gpush_api::{ApiError, Code};
 
 use crate::output::Output;
 
-/// The actual state differs from the requested one (`mig assert`), or there are findings such as unleased processes
+/// Exit status if something is not as requested: the layout of a GPU (`mig assert`), or there are unleased processes
 /// (`process list --unleased`).
 pub(crate) const DIFFERS: u8 = 3;
 
-/// `run`: there is no lease, so the command did not run.
+/// Exit status of `gpushctl run` if it got no lease and so did not run the command.
 pub(crate) const NO_COMMAND: u8 = 125;
 
-/// `run`: the command exists but cannot be run.
+/// Exit status of `gpushctl run` if the command exists but cannot be run.
 pub(crate) const NOT_RUN: u8 = 126;
 
-/// `run`: the command does not exist.
+/// Exit status of `gpushctl run` if the command does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// Interrupted by Ctrl-C: 128 + SIGINT, as in a shell.
+/// Exit status after Ctrl-C: 128 + SIGINT, as in a shell.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// The reason why a command ends early.
@@ -27,12 +27,12 @@ pub(crate) const INTERRUPTED: u8 = 130;
 pub(crate) enum Failure {
     /// An error to print.
     Error(Box<ApiError>),
-    /// The reader of stdout has closed it, as in `gpushctl status | head -1`. gpushctl prints
-    /// nothing more.
+    /// The program that reads stdout has closed it, as in `gpushctl status | head -1`. gpushctl must print nothing
+    /// more.
     BrokenPipe,
 }
 
-/// The end of a command. The exit status is returned after all output was printed.
+/// The exit status of a command that has printed its output, or why it has ended early.
 pub(crate) type Outcome = Result<u8, Failure>;
 
 impl From<ApiError> for Failure {
@@ -47,7 +47,7 @@ impl From<gpush_client::Error> for Failure {
     }
 }
 
-/// Converts a system error. `what` names the failed action and its object.
+/// Creates an error from a system error. `what` says what failed, on which object.
 pub(crate) fn io(what: impl Into<String>, cause: &std::io::Error) -> ApiError {
     let code = match cause.kind() {
         std::io::ErrorKind::NotFound => Code::NotFound,

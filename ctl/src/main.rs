@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     exit::finish(commands::run(cli, &out), &out)
 }
 
-/// Reports a command line that clap refuses, or prints the requested help.
+/// Prints the error for a command line that clap refuses, or the help that the user requested.
 fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
@@ -51,7 +51,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
         let text = error.render().to_string();
         let first = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
         let message = match error.kind() {
-            // The text of this error is the whole help, so use another message.
+            // clap's text for this error is the whole help, so print this text instead.
             clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing",
             _ => first.trim_start_matches("error: "),
         };
@@ -65,7 +65,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     ExitCode::from(status(words))
 }
 
-/// Reports the error about a command line that has the form of another tool.
+/// Prints the error for a command line that has the form of another tool.
 fn refused(error: &ApiError, words: &[OsString]) -> ExitCode {
     if wants_json(words) {
         output::error_document(error);
@@ -81,7 +81,7 @@ fn refused(error: &ApiError, words: &[OsString]) -> ExitCode {
     ExitCode::from(status(words))
 }
 
-/// Returns whether errors must be JSON too.
+/// Returns whether errors must be printed as JSON.
 fn wants_json(words: &[OsString]) -> bool {
     let words: Vec<&OsString> = words.iter().take_while(|arg| *arg != "--").collect();
     let is_json = |two: &[&OsString]| (two[0] == "-o" || two[0] == "--output") && two[1] == "json";
@@ -89,21 +89,21 @@ fn wants_json(words: &[OsString]) -> bool {
         || words.windows(2).any(is_json)
 }
 
-/// Returns whether a shell evaluates the output: `eval "$(gpushctl lease env ...)"`. Users may also type `mps env`, which
-/// fails.
+/// Returns whether a shell will evaluate the output, as in `eval "$(gpushctl lease env ...)"`. Includes `mps env`,
+/// which does not exist but which users type.
 fn evaluated(words: &[OsString]) -> bool {
     matches!(commands(words).as_slice(), ["lease" | "leases" | "mps", "env", ..])
 }
 
-/// Returns the exit status of a usage error.
+/// Returns the exit status for an invalid command line.
 fn status(words: &[OsString]) -> u8 {
     let named = commands(words);
     let is_run = named.first() == Some(&"run");
-    // All other exit statuses of `run` belong to its command.
+    // For `run`, all other exit statuses belong to the command that it runs.
     if is_run { exit::NO_COMMAND } else { Code::BadRequest.exit_status() }
 }
 
-/// Options that may precede a command and that take the next word as their value.
+/// Options that may come before the command and whose value is the next word.
 const WITH_VALUE: [&str; 5] = ["--socket", "-o", "--output", "--color", "--request-timeout"];
 
 /// Returns the words of a command line that are not options: command, subcommand and arguments.

@@ -1,4 +1,4 @@
-//! Plans and checks without gpushd. Uses a preset or a saved host, and `gpush-core`.
+//! Plans and checks without gpushd, on a preset or on a saved host, with `gpush-core`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -16,17 +16,16 @@ use crate::exit;
 /// Default path of gpushd's config.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/gpush/config.toml";
 
-/// Maximum size of a file, in bytes.
+/// Maximum size of a file that describes a host, in bytes.
 const LARGEST: u64 = 64 << 20;
 
-/// Returns the GPUs of a preset, of a file written by `gpu list --json`, or of stdin for `-`.
+/// Returns the GPUs of an offline host: a preset, a file written by `gpu list --json`, or stdin for `-`.
 pub(crate) fn host(text: &str) -> Result<Vec<Gpu>, ApiError> {
     if text != "-" && preset::names().any(|(name, _)| name == text) {
         return preset::gpus(text);
     }
     let path = Path::new(text);
-    // The text is a path if it has the form of a path, or if the file exists. Otherwise it is a
-    // misspelled preset.
+    // Treat the text as a path if it looks like one or if the file exists. Otherwise, it is a misspelt preset.
     if text == "-" || path.exists() || text.contains('/') || path.extension().is_some() {
         return preset::saved(&read(path)?, &name(path));
     }
@@ -40,7 +39,7 @@ pub(crate) fn plan(host: &str, gpus: &[Gpu], config: Option<&Path>, request: &Pl
     Ok(plans)
 }
 
-/// Adapts the commands in hints to the offline host, because commands that contact gpushd would not
+/// Changes the commands in hints so that they use the offline host, because commands that contact gpushd would not
 /// help.
 pub(crate) fn about_all(host: &str, plans: &mut Plans) {
     for plan in &mut plans.plans {
@@ -48,9 +47,9 @@ pub(crate) fn about_all(host: &str, plans: &mut Plans) {
     }
 }
 
-/// Adapts the commands in the hint of one error.
+/// Changes the commands in the hint of one error so that they use the offline host.
 pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
-    // stdin cannot be read a second time, so keep the hint.
+    // Keep the hint if the host came from stdin, which cannot be read again.
     if host != "-"
         && let Some(hint) = &mut error.hint
     {
@@ -67,7 +66,7 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
     error
 }
 
-/// Returns the GPUs with the modes and rules of the config.
+/// Returns the GPUs with the modes and rules that the config gives them.
 pub(crate) fn described(
     host: &str,
     mut gpus: Vec<Gpu>,
@@ -102,8 +101,8 @@ fn config_of(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Resu
 
 fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result<Plans, ApiError> {
     let config = config_of(gpus, config, request)?;
-    // Without rules, the planner would select no GPU, and its hint would name gpushd's config, which
-    // is not used here. So this case is reported here. The planner still reports an invalid layout.
+    // If there are no rules, return an error. The planner would select no GPU, and its hint would name gpushd's config,
+    // which is not used here.
     let (by_rules, has_layout) = match &request.layout {
         LayoutSource::PerGpu(_) => (false, true),
         LayoutSource::Config | LayoutSource::Wanted => (true, false),
@@ -123,7 +122,7 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
     desired::plan_host(&config, gpus, request)
 }
 
-/// Returns the indexes of the GPUs with MIG, such as `0-3,5`; `None` if there are none.
+/// Returns the indexes of the GPUs with MIG, such as `0-3,5`. `None` if no GPU has MIG.
 fn indexes(gpus: &[Gpu]) -> Option<String> {
     let mut spans: Vec<(u32, u32)> = Vec::new();
     for gpu in gpus.iter().filter(|gpu| gpu.mig.is_some()) {
@@ -137,8 +136,8 @@ fn indexes(gpus: &[Gpu]) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(","))
 }
 
-/// Returns flags that select a GPU with MIG, and a layout for it. The GPU is one of the selected
-/// GPUs, or else the first GPU.
+/// Returns flags that select a GPU with MIG and a layout for it. Takes one of the selected GPUs if it has MIG, else the
+/// first GPU with MIG.
 fn selectable(gpus: &[Gpu], selected: &[String]) -> Option<String> {
     let (gpu, mig) = gpus.iter().find_map(|gpu| Some((gpu, gpu.mig.as_ref()?)))?;
     let profile = mig.profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
@@ -150,12 +149,12 @@ fn selectable(gpus: &[Gpu], selected: &[String]) -> Option<String> {
     })
 }
 
-/// Returns the path in `GPUSH_CONFIG`.
+/// Returns the path in the environment variable `GPUSH_CONFIG`.
 pub(crate) fn environment() -> Option<PathBuf> {
     std::env::var_os("GPUSH_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Reads a config file as gpushd would.
+/// Reads a config file in the same way as gpushd.
 fn load(path: &Path) -> Result<Config, ApiError> {
     Config::from_bytes(&read(path)?, &name(path)).map_err(|errors| ApiError::from(&errors))
 }
@@ -185,9 +184,8 @@ pub(crate) fn read_up_to(path: &Path, most: u64) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-/// Reads a file to its end. Refuses a pipe without a writer, because a normal open would block
-/// until there is a writer. The pipe of `<(command)` has a writer, or contains the data that its
-/// writer left.
+/// Reads a file to its end. Opens it without blocking: a normal open would block on a pipe that has no writer. Refuses
+/// such a pipe if it is also empty. The pipe of `<(command)` has a writer, or data that its writer has left.
 fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let mut file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if file.metadata()?.file_type().is_fifo() {
@@ -195,12 +193,12 @@ fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
         match file.read(&mut first) {
             Ok(0) => return Err(io::Error::other("it is a pipe without a writer")),
             Ok(_) => bytes.extend(first),
-            // The pipe has a writer that has not written yet.
+            // The pipe has a writer, but contains no data yet.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
     }
-    // From now on, reads block until there is data.
+    // From here on, a read blocks until there is data.
     fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
     file.take(most).read_to_end(bytes)
 }

@@ -1,5 +1,5 @@
-//! Output: results go to stdout; errors and progress go to stderr. With `--json`, stdout contains
-//! exactly one document, and stderr is empty.
+//! Output: results go to stdout; errors and progress go to stderr. With `--json`, stdout has exactly one document, and
+//! stderr is empty.
 
 use std::{
     borrow::Cow,
@@ -17,10 +17,10 @@ use crate::{
     render::{Appearance, Charset, listing::Listing, trouble},
 };
 
-/// Width if the terminal's width is not known, in columns.
+/// Width of the output in columns, if the width of the terminal is not known.
 const USUAL_WIDTH: usize = 80;
 
-/// The kind of output of a command, which determines the permitted formats.
+/// What a command prints. This determines the permitted formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prints {
     /// A list.
@@ -40,7 +40,7 @@ pub(crate) struct Output {
     color: ColorChoice,
 }
 
-/// An error in a `--json` document: `{"error": {"code": …}}`.
+/// The `--json` document for an error: `{"error": {"code": …}}`.
 #[derive(Serialize)]
 pub(crate) struct ErrorDocument<'a> {
     pub(crate) error: &'a ApiError,
@@ -76,11 +76,11 @@ impl Output {
         self.verbatim(text.as_bytes())
     }
 
-    /// Returns text with or without colors. The stream decides, because stdout may be a terminal
-    /// although stderr is not.
+    /// Returns text with colors if the stream supports them. stdout may be a terminal although stderr is not, so each
+    /// stream decides separately.
     ///
-    /// Converts the whole text at once. A stream adapter would write the text in small pieces. On a
-    /// large host, such writes take longer than all other work.
+    /// Converts the whole text at once, because a stream adapter would write it in small pieces. On a large host, these
+    /// writes would take longer than everything else.
     fn dressed<'t>(&self, text: &'t str, stream: &impl anstream::stream::RawStream) -> Cow<'t, str> {
         let choice = match self.color {
             ColorChoice::Auto => AutoStream::choice(stream),
@@ -103,14 +103,14 @@ impl Output {
         self.verbatim(&json(value)?)
     }
 
-    /// Prints one of several JSON documents as a line.
+    /// Prints one of several JSON documents, each on one line.
     pub(crate) fn json_line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
         let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&e))?;
         line.push(b'\n');
         self.verbatim(&line)
     }
 
-    /// Prints the value as JSON, or the text that `draw` makes.
+    /// Prints a value as JSON, or as the text that `draw` returns.
     pub(crate) fn show<T: Serialize>(
         &self,
         value: &T,
@@ -145,10 +145,10 @@ impl Output {
         }
     }
 
-    /// Returns the format for an environment.
+    /// Returns the format in which to print the environment of a lease.
     ///
     /// # Errors
-    /// If the requested format is for lists.
+    /// If the user requested a format that is only for lists.
     pub(crate) fn environment_format(&self) -> Result<environment::Format, ApiError> {
         Ok(match self.format {
             Format::Table | Format::Wide | Format::Sh => environment::Format::Shell,
@@ -170,17 +170,17 @@ impl Output {
         ApiError::new(Code::BadRequest, message).hint("use `-o table` or `-o json`")
     }
 
-    /// Returns whether the output is a drawing for users, and not lines for programs.
+    /// Returns whether the output is for users, not for programs.
     pub(crate) fn is_drawn(&self) -> bool {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
-    /// Returns whether the user requested more columns and lines with `-o wide`.
+    /// Returns whether the user wants more columns and lines (`-o wide`).
     pub(crate) fn is_wide(&self) -> bool {
         self.format == Format::Wide
     }
 
-    /// Returns the error if the command does not support the requested format.
+    /// Returns the error if the command cannot print in the requested format.
     pub(crate) fn unsupported_format(&self, prints: Prints) -> Option<ApiError> {
         match (self.format, prints) {
             (_, Prints::Environment)
@@ -197,7 +197,8 @@ impl Output {
         }
     }
 
-    /// Returns whether gpushctl can ask the user: stdin and stdout are terminals, and the output is a drawing.
+    /// Returns whether gpushctl can ask the user a question: stdin and stdout are terminals, and the output is for
+    /// users.
     pub(crate) fn can_ask(&self) -> bool {
         self.is_drawn() && std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
     }
@@ -213,7 +214,7 @@ impl Output {
         Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
     }
 
-    /// Prints an error on stderr, or as the JSON document.
+    /// Prints an error on stderr. With `--json`, prints it as the document on stdout.
     pub(crate) fn error(&self, error: &ApiError) {
         if self.json {
             error_document(error);
@@ -233,10 +234,10 @@ impl Output {
     }
 }
 
-/// Prints an error as the JSON document, even if the command line could not be parsed.
+/// Prints an error as the JSON document. Works even if the command line could not be parsed.
 pub(crate) fn error_document(error: &ApiError) {
     if let Ok(bytes) = json(&ErrorDocument { error }) {
-        // If stdout is closed, only the exit status reports the error.
+        // Ignore an error: if stdout is closed, only the exit status can report a failure.
         let _ = std::io::stdout().lock().write_all(&bytes);
     }
 }
@@ -272,8 +273,7 @@ fn width() -> usize {
     columns.filter(|n| (20..=1000).contains(n)).unwrap_or(USUAL_WIDTH)
 }
 
-/// Returns whether the locale uses UTF-8. Evaluates the variables of the locale in their order of
-/// precedence.
+/// Returns whether the locale uses UTF-8. The first variable that is set decides.
 fn locale_is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable).find(|value| !value.is_empty());
     locale.is_some_and(|name| {

@@ -1,8 +1,8 @@
 //! Converts the API's types into text for users.
 //!
-//! All functions here depend only on a value and an [`Appearance`] (width, character set, time), so
-//! their snapshot tests need neither gpushd nor a terminal. The text contains colors. The caller
-//! removes them if the output does not support them.
+//! The functions depend only on a value and an [`Appearance`] (width, character set, time), so
+//! their snapshot tests need neither gpushd nor a terminal. The returned text contains colors. If
+//! the output does not support them, the caller removes them.
 
 pub(crate) mod appearance;
 pub(crate) mod audit;

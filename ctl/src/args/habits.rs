@@ -1,5 +1,5 @@
-//! Command lines in the form of nvidia-smi, mig-parted or other tools. The error names the form
-//! that gpushctl accepts.
+//! Finds command lines in the form of nvidia-smi, mig-parted or other tools. The error names the form that gpushctl
+//! accepts.
 //!
 //! A layout never consists of numbers alone, because `mig apply 0` could mean GPU 0 or profile 0.
 
@@ -8,14 +8,14 @@ use std::ffi::OsString;
 use gpush_api::{ApiError, Code};
 use gpush_core::duration::is_duration;
 
-/// Returns the error for a command line with a known wrong form, `None` for all other command lines.
+/// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
     let checks = [value_after_optional, detached, mps_env, nvidia_smi, file_as_f];
     checks.iter().find_map(|check| check(&words))
 }
 
-/// Options whose value must follow an equals sign, with the long form.
+/// Options whose value must follow an equals sign; the second text is the long form.
 const OPTIONAL: [(&str, &str); 3] = [("--wait", "--wait"), ("--watch", "--watch"), ("-w", "--watch")];
 
 /// Refuses `--wait 30` and `-w5`. Without this error, gpushctl would read `30` as a layout or a GPU.
@@ -33,7 +33,7 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{long}={value}`")))
 }
 
-/// Refuses `--detach` where gpushctl itself carries out the change, so that nothing would continue it.
+/// Refuses `--detach` for a command that gpushctl itself carries out, because nothing would continue it.
 fn detached(words: &[&str]) -> Option<ApiError> {
     let named = |noun: &str, verb: &str| words.windows(2).any(|two| two == [noun, verb]);
     let is_detached = words.contains(&"--detach");
@@ -48,7 +48,8 @@ fn detached(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(hint))
 }
 
-/// Options of nvidia-smi that gpushctl does not have, with their meaning and a hint. `{gpu}` stands for the GPU of `-i`.
+/// Options of nvidia-smi that gpushctl does not have: what nvidia-smi does, and a hint. `{gpu}` is replaced by the GPU
+/// after `-i`.
 const NVIDIA_SMI: [(&str, &str, &str); 15] = [
     ("-lgip", "list GPU instance profiles", "use 'gpushctl mig profiles'"),
     ("-lgipp", "list possible placements", "use 'gpushctl mig profiles'"),
@@ -67,8 +68,8 @@ const NVIDIA_SMI: [(&str, &str, &str); 15] = [
     ("--gpu-reset", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
 ];
 
-/// Options of nvidia-smi that commands of gpushctl have too. Such an option belongs to nvidia-smi only if no command
-/// precedes it. The fields are those of `NVIDIA_SMI`.
+/// Options that both nvidia-smi and gpushctl have. If no command precedes such an option, the user meant nvidia-smi.
+/// The fields are those of `NVIDIA_SMI`.
 const NVIDIA_SMI_ALONE: [(&str, &str, &str); 7] = [
     ("-q", "show details of GPUs", "use 'gpushctl gpu show {gpu}'"),
     ("--query", "show details of GPUs", "use 'gpushctl gpu show {gpu}'"),
@@ -80,7 +81,7 @@ const NVIDIA_SMI_ALONE: [(&str, &str, &str); 7] = [
 ];
 
 fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
-    // nvidia-smi also accepts `--query-gpu=name`.
+    // Leave out a value after `=`, because nvidia-smi also accepts `--query-gpu=name`.
     let names = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
     let is_value = |word: &&str| word.starts_with('-') || word.bytes().all(|b| b.is_ascii_digit() || b == b',');
     let all: Vec<String> = words.iter().map(|word| names(word)).collect();
@@ -95,8 +96,7 @@ fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(hint.replace("{gpu}", gpu)))
 }
 
-/// Refuses `mps env`, and names `lease env` instead, because only a lease admits a program to an
-/// MPS daemon.
+/// Refuses `mps env`, and names `lease env` instead, because only a lease gives a program access to an MPS daemon.
 fn mps_env(words: &[&str]) -> Option<ApiError> {
     let at = words.windows(2).position(|two| two == ["mps", "env"])?;
     let target = words.get(at + 2).filter(|word| !word.starts_with('-')).copied().unwrap_or("0");
@@ -116,7 +116,7 @@ fn file_as_f(words: &[&str]) -> Option<ApiError> {
     Some(error.hint(format!("write `--file {path}`")))
 }
 
-/// Returns the error for a layout in the form of another tool, `None` for layouts that may be correct.
+/// Returns the error for a layout in the form of another tool; `None` if the layout may be correct.
 pub(crate) fn layout(text: &str) -> Option<ApiError> {
     let entries: Vec<&str> = text.split(',').map(str::trim).collect();
     let bad = |message: String, hint: String| Some(ApiError::new(Code::BadRequest, message).hint(hint));
@@ -134,14 +134,14 @@ pub(crate) fn layout(text: &str) -> Option<ApiError> {
         return Some(error);
     }
     for entry in entries {
-        // `7x1g.10gb` is a common notation in prose.
+        // People often write `7x1g.10gb` for `1g.10gb*7`.
         if let Some((count, profile)) = entry.split_once(['x', 'X'])
             && count.parse::<u8>().is_ok()
             && profile.starts_with(|c: char| c.is_ascii_digit())
         {
             return bad(format!("`{entry}` is not a layout entry"), format!("write '{profile}*{count}'"));
         }
-        // `0:1g.10gb@0`: the notation of targets.
+        // `0:1g.10gb@0` is the name of a MIG device, not a layout.
         if let Some((gpu, instance)) = entry.split_once(':')
             && gpu.parse::<u32>().is_ok()
         {
@@ -151,7 +151,7 @@ pub(crate) fn layout(text: &str) -> Option<ApiError> {
     None
 }
 
-/// Returns the error for an unknown layout name that is a label of the default config of mig-parted.
+/// Returns the error for a layout name that does not exist here, but is a label in the default config of mig-parted.
 pub(crate) fn parted_label(name: &str) -> Option<ApiError> {
     let profile = name.strip_prefix("all-")?;
     let error = ApiError::new(Code::NotFound, format!("the config has no layout `{name}`"));

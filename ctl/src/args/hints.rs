@@ -1,4 +1,4 @@
-//! Parses each command that a message names, with the command-line definitions of gpushctl.
+//! Checks that gpushctl accepts each command that a message names.
 //!
 //! The tests read the sources of all shipped crates. So a message cannot name a command that does
 //! not exist.
@@ -9,7 +9,7 @@ use clap::Parser;
 
 use super::{ApplyArgs, Cli, Command, Config, Gpu, Lease, Maintenance, Mig, Mps, Operation, Overrides, Slurm};
 
-/// Folders with messages, relative to the root of the workspace.
+/// Directories whose sources contain messages, relative to the root of the workspace.
 const SOURCES: [&str; 8] = [
     "agent/src",
     "ctl/src",
@@ -37,8 +37,8 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the text of a file without comments and unit tests. Joins the lines of a string literal
-/// that spans several lines.
+/// Returns the source text of a file without comments and unit tests. Joins a string literal that
+/// spans several lines.
 fn messages(file: &Path) -> String {
     let text = std::fs::read_to_string(file).unwrap();
     let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
@@ -46,7 +46,7 @@ fn messages(file: &Path) -> String {
     lines.map(|line| line.strip_suffix('\\').map_or_else(|| format!("{line}\n"), str::to_owned)).collect()
 }
 
-/// Returns the commands between quotes that begin with `gpushctl `.
+/// Returns the commands in a text that are between quotes and begin with `gpushctl `.
 fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for quote in ['`', '\''] {
@@ -80,7 +80,7 @@ fn literals(text: &str) -> Vec<&str> {
     found
 }
 
-/// Returns the words of a command. Replaces each `{…}` by a value.
+/// Returns the words of a command in a message. Replaces each placeholder `{…}` by a value.
 fn command_words(command: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut depth = 0;
@@ -96,23 +96,23 @@ fn command_words(command: &str) -> Vec<String> {
             _ => {}
         }
     }
-    // The rest of the text is for the shell: redirections and other commands.
+    // The text after these characters is for the shell, such as a redirection.
     let plain = plain.split([';', '>', '|', '&']).next().unwrap_or_default();
     plain.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
 }
 
-/// Parses a command from a message. `{…}` stands for a value. An error contains only the first line
-/// of the parser's message.
+/// Parses a command from a message, with a value for each placeholder `{…}`. An error has only the
+/// first line of the parser's message.
 fn parsed(command: &str) -> Result<Option<Command>, String> {
     let mut words = command_words(command);
-    // In `mps {verb}`, the placeholder is a subcommand, not a value.
+    // In `mps {verb}`, the placeholder is for a subcommand, not for a value.
     if let [_, noun, verb, ..] = words.as_mut_slice()
         && verb == "0"
         && noun == "mps"
     {
         *verb = "stop".to_owned();
     }
-    // Both `{id}` and `LEASE` stand for the id of a lease. Replace them by `L17`.
+    // Replace placeholders for the id of a lease by `L17`.
     if words.iter().any(|word| word == "lease" || word == "--lease") {
         words.iter_mut().filter(|word| *word == "0" || *word == "LEASE").for_each(|word| *word = "L17".to_owned());
     }
@@ -154,7 +154,7 @@ fn every_command_in_a_message_parses() {
 fn is_for_administrators(command: &Command) -> bool {
     match command {
         Command::Audit(_) | Command::Recover(_) => true,
-        // Slurm starts the hooks as root.
+        // Slurm runs these hooks as root.
         Command::Slurm(slurm) => match slurm {
             Slurm::Prolog { .. } | Slurm::Epilog { .. } | Slurm::Reconcile { .. } => true,
             Slurm::TaskProlog { .. } | Slurm::GresConf { .. } | Slurm::CheckSpec { .. } => false,
@@ -212,7 +212,7 @@ fn is_for_administrators(command: &Command) -> bool {
             Operation::List { .. } | Operation::Show { .. } | Operation::Wait { .. } => false,
         },
         Command::Config(config) => match config {
-            // `config diff` shows a file that is not in effect yet.
+            // `config diff` also shows a file that is not active yet.
             Config::Reload { .. } | Config::Diff => true,
             Config::Overrides { command } => matches!(command, Some(Overrides::Clear { .. })),
             Config::Check { .. } | Config::Show { .. } => false,
@@ -224,8 +224,8 @@ fn is_for_administrators(command: &Command) -> bool {
     }
 }
 
-/// Texts that name commands for administrators without a mark. For each text, the reason why only
-/// administrators read it.
+/// Files and directories whose messages may name commands for administrators without saying so. The
+/// second text is the reason: only administrators read these messages.
 const FOR_ADMINISTRATORS: [(&str, &str); 10] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
@@ -239,8 +239,8 @@ const FOR_ADMINISTRATORS: [(&str, &str); 10] = [
     ("crates/core/src/lease/usage.rs", "a command that is marked in the texts that contain it"),
 ];
 
-/// A hint that names a command for administrators must say so. Otherwise, users would try the
-/// command and be refused.
+/// If a hint names a command that only administrators may run, the hint must say so. Otherwise
+/// users try the command and are refused.
 #[test]
 fn commands_for_administrators_are_marked() {
     let (mut seen, mut wrong, mut used) = (0, Vec::new(), [false; FOR_ADMINISTRATORS.len()]);

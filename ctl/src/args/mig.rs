@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::{GpuOption, Gpus, Lasting, Queueing, SomeGpus, Waiting, Why};
 
-/// Puts the layout notation before the examples of a command.
+/// Adds the explanation of layouts to the help of a command, before its examples.
 macro_rules! with_layouts {
     ($examples:literal) => {
         concat!(

@@ -55,7 +55,7 @@ pub(crate) use self::{
     waiting::{Lasting, Queueing, Waiting, Why},
 };
 
-/// Help text at the end of `gpushctl --help`: facts that apply to all commands.
+/// The end of `gpushctl --help`: exit statuses and other facts about all commands.
 const EXIT_CODES: &str = "\
 GPUs are named by index, range 0-3, (start of) UUID, PCI address, or model.
 Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
@@ -392,8 +392,8 @@ mod tests {
         fn look(command: &clap::Command) {
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in after.lines() {
-                // In the help, an example starts with two spaces. In a man page, it is indented by
-                // seven columns instead.
+                // In the help, an example starts with two spaces. In a man page, it starts in column seven, so it must
+                // be shorter.
                 let most = if line.starts_with(' ') { 74 } else { 79 };
                 assert!(line.chars().count() <= most, "{}: {line}", command.get_name());
             }
@@ -411,7 +411,7 @@ mod tests {
             let Command::Status(args) = cli.command else { panic!("{words:?}") };
             assert_eq!(args.which.selectors(), expected);
         }
-        // The selectors of these commands are in a field of the subcommand.
+        // In these commands, the GPU selectors are a field of the subcommand.
         for words in [&["audit"][..], &["op", "list"], &["mps", "list"], &["config", "overrides", "list"]] {
             let parsed = Cli::try_parse_from([&["gpushctl"], words, &["0-1", "-g", "3"]].concat()).unwrap();
             let text = format!("{:?}", parsed.command);
@@ -485,7 +485,7 @@ mod tests {
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());
         assert_eq!(wait(&[]), Ok((None, None)));
-        // The word after `--wait` is the layout, as it is without `--wait`.
+        // The word after `--wait` is not its value. It is the layout.
         assert_eq!(wait(&["--wait", "mixed"]), Ok((Some(2_592_000), Some("mixed".to_owned()))));
         assert_eq!(wait(&["--wait=1m", "mixed"]), Ok((Some(60), Some("mixed".to_owned()))));
         assert!(wait(&["--wait=2592001"]).is_err() && wait(&["--wait=soon"]).is_err());

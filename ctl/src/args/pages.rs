@@ -1,5 +1,5 @@
-//! Tests of two documents that are generated from the argument definitions: the help of all
-//! commands, and `docs/cli.md`.
+//! Tests of two texts that are generated from the argument definitions: the help of all commands,
+//! and `docs/cli.md`.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,8 @@ fn command() -> Command {
     command
 }
 
-/// Collects every visible command with its path. Parents come before their subcommands.
+/// Collects all commands that are not hidden, each with its path. A command comes before its
+/// subcommands.
 fn commands(command: &Command, path: &str, found: &mut Vec<(String, Command)>) {
     let path = if path.is_empty() { command.get_name().to_owned() } else { format!("{path} {}", command.get_name()) };
     found.push((path.clone(), command.clone()));
@@ -35,7 +36,7 @@ fn is_own(arg: &&Arg) -> bool {
     !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help" && arg.get_id() != "version"
 }
 
-/// Returns the name of a value. Escapes `|`, which would end the cell of a table.
+/// Returns the name of an argument's value. Escapes `|`, which would end a cell of the table.
 fn value(arg: &Arg) -> String {
     arg.get_value_names().and_then(|names| names.first()).map_or_else(String::new, |name| name.replace('|', "\\|"))
 }
@@ -125,7 +126,7 @@ fn help_of_every_command_fits_80_columns() {
     for (path, mut command) in all() {
         let is_root = path == "gpushctl";
         let help = command.render_help().to_string();
-        // The global options are the same in every help page, so only the first page shows them.
+        // All help pages have the same global options, so show them only on the first page.
         let own = match help.split_once("Global options:\n") {
             Some((before, after)) if !is_root => {
                 format!("{before}{}", after.split_once("\n\n").map_or("", |(_, rest)| rest))
@@ -151,7 +152,7 @@ fn one_flag_has_one_meaning() {
                 let known = meanings.entry(format!("-{short}")).or_insert((long.clone(), path.clone()));
                 assert_eq!(known.0, long, "-{short} of {path} and of {}", known.1);
             }
-            // An option has the same value name in every command.
+            // The same option must have the same value name in every command.
             if let Some(long) = arg.get_long() {
                 let known = meanings.entry(format!("--{long}")).or_insert((value(arg), path.clone()));
                 assert!(known.0 == value(arg) || long == "gpu", "--{long} of {path} and of {}", known.1);

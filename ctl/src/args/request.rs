@@ -1,5 +1,5 @@
-//! The flags of a lease request. The grammar in `gpush_core` parses their values. Slurm requests
-//! use the same grammar.
+//! The flags of a lease request. A grammar in `gpush_core` parses their values, as it does for
+//! requests of Slurm jobs.
 
 use clap::Args;
 use gpush_api::LeaseRequest;
@@ -55,10 +55,10 @@ impl RequestFlags {
         !self.terms().is_empty() || self.request.is_some() || self.target.is_some()
     }
 
-    /// Returns the request.
+    /// Returns the request that the flags describe.
     ///
     /// # Errors
-    /// If a flag is wrong, or if flags contradict each other.
+    /// If the value of a flag is wrong, or if flags contradict each other.
     pub(crate) fn request(&self) -> Result<LeaseRequest, RequestError> {
         let mut built = request::build(&self.terms(), Spelling::Flags)?;
         if let Some(spec) = &self.request {

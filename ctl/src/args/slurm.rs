@@ -121,9 +121,8 @@ pub(crate) struct HookLimits {
     pub(crate) deadline: Option<Duration>,
 }
 
-/// The command line of `gpushctl slurm`, without the definitions of all other commands. Slurm
-/// starts several hooks for each job, and defining all commands takes longer than the work of a
-/// hook.
+/// The command line of `gpushctl slurm`, without the other commands. Slurm runs several hooks for
+/// each job, and it takes longer to define all commands than to do the work of a hook.
 #[derive(Debug, Parser)]
 #[command(name = "slurm")]
 struct SlurmCli {
@@ -133,10 +132,10 @@ struct SlurmCli {
     command: Slurm,
 }
 
-/// Returns the command line of a script whose first line is `#!/usr/bin/gpushctl slurm prolog`. The
-/// kernel passes everything after the program as one word, followed by the path of the script. With
-/// such a script, a hook needs no shell, whose start would cost about as much as the hook itself.
-/// Returns other command lines unchanged.
+/// Returns the command line of a script whose first line is `#!/usr/bin/gpushctl slurm prolog`. For
+/// such a script, the kernel passes `slurm prolog` as one word, followed by the path of the script.
+/// So a hook needs no shell, whose start would take about as long as the hook. Returns all other
+/// command lines unchanged.
 pub(crate) fn of_script(mut words: Vec<OsString>) -> Vec<OsString> {
     let line = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
     let line: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
@@ -147,8 +146,8 @@ pub(crate) fn of_script(mut words: Vec<OsString>) -> Vec<OsString> {
 }
 
 impl Cli {
-    /// Parses the command line of one of Slurm's hooks. Returns `None` for another command, for an
-    /// error, and for help. The parser of all commands then prints the error or the help.
+    /// Parses the command line of one of Slurm's hooks. Returns `None` for all other commands, for
+    /// an invalid command line, and for `--help`; the parser of all commands then handles it.
     pub(crate) fn of_hook(words: &[OsString]) -> Option<Self> {
         let hook = words.get(1..).filter(|words| words[..words.len().min(1)] == ["slurm"])?;
         let SlurmCli { global, command } = SlurmCli::try_parse_from(hook).ok()?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// Help text at the end of `gpushctl support-bundle --help`.
+/// The end of `gpushctl support-bundle --help`.
 pub(super) const NOTES: &str = "\
 Lists the files of the archive with their sizes, then asks before it writes.
 Without a terminal, it does not ask. It never overwrites a file, and sends

@@ -6,16 +6,16 @@ use gpush_api::{EventKind, LeaseId};
 use gpush_core::duration::{self as core, DurationError};
 use jiff::Timestamp;
 
-/// Number of records that `audit` shows without `--since` and `-n`.
+/// Number of records that `audit` shows if neither `--since` nor `-n` is given.
 pub(crate) const AUDIT_USUALLY: usize = 50;
 
-/// Value of `--wait` without a duration: the maximum that gpushd accepts.
+/// The duration that `--wait` means without a value: the maximum that gpushd accepts.
 pub(super) const LONGEST_WAIT: &str = "30d";
 
-/// Maximum number of ended leases in one request.
+/// Maximum number of ended leases that one request can return.
 const MOST_ENDED: usize = 1000;
 
-/// Maximum number of log lines in one request.
+/// Maximum number of lines of each log that one request can return.
 pub(crate) const MOST_LINES: usize = 1000;
 
 fn text(error: &DurationError) -> String {
@@ -43,18 +43,19 @@ pub(super) fn whole_seconds_or_zero(text_: &str) -> Result<u64, String> {
     duration_or_zero(text_).map(|duration| duration.as_secs())
 }
 
-/// Parses the maximum time that an operation may be queued. Returns seconds; zero is allowed.
+/// Parses the maximum time that an operation may wait in the queue. Returns seconds; zero is
+/// allowed.
 pub(super) fn wait(text_: &str) -> Result<u64, String> {
     let seconds = core::parse(text_).map_err(|error| text(&error))?.as_secs();
     if seconds > 30 * 86_400 { Err("the duration must be 30d or less".to_owned()) } else { Ok(seconds) }
 }
 
-/// Parses the end of an override.
+/// Parses the time at which an override expires.
 pub(super) fn expiry(text_: &str) -> Result<Timestamp, String> {
     core::parse_end(text_, Timestamp::now()).map_err(|error| or_a_time(error, "2026-12-01T08:00Z"))
 }
 
-/// Parses the start of a list.
+/// Parses the time after which records or events are listed.
 pub(super) fn since(text_: &str) -> Result<Timestamp, String> {
     core::parse_start(text_, Timestamp::now()).map_err(|error| or_a_time(error, "2026-01-31T08:00Z"))
 }

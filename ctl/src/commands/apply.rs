@@ -1,4 +1,4 @@
-//! `gpushctl apply`, and the code that all commands for layouts share: show the plan, ask, apply, wait.
+//! `gpushctl apply`, and code that all commands for layouts share: show the plan, ask the user, apply, wait.
 
 use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, PlanRequest, Plans};
 use gpush_client::Client;
@@ -10,7 +10,7 @@ use crate::{
     render::{plan, status::gpu_numbers},
 };
 
-/// Runs `gpushctl apply`: brings each GPU to its desired state, in every mode.
+/// Runs `gpushctl apply`: brings each GPU to its desired state, whatever its mode.
 pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
     let all = client.gpus(false).await?;
     let selectors = args.which.selectors();
@@ -35,8 +35,8 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
-/// Returns the GPUs that have a rule and differ from their desired state. Omits cordoned GPUs,
-/// because a user must name cordoned GPUs explicitly.
+/// Returns the GPUs that have a rule and differ from their desired state. Leaves out cordoned GPUs, because
+/// `gpushctl apply` changes them only if the user names them.
 fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     if all.is_empty() {
         return Err(super::no_gpu());
@@ -60,7 +60,7 @@ fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     Ok(gpus)
 }
 
-/// Creates a request without GPUs and layout.
+/// Creates a request in which GPUs and layout are still missing.
 pub(super) fn request(change: &LayoutChange) -> ApplyRequest {
     ApplyRequest {
         gpus: Vec::new(),
@@ -72,7 +72,7 @@ pub(super) fn request(change: &LayoutChange) -> ApplyRequest {
     }
 }
 
-/// Applies a layout to each of several GPUs.
+/// Applies a separate layout to each of these GPUs.
 pub(super) async fn layouts(
     client: &mut Client,
     layouts: Vec<GpuLayout>,
@@ -92,8 +92,8 @@ async fn dry_run(client: &mut Client, request: &PlanRequest, out: &Output) -> Ou
     show_plan(&plans, &gpus, out)
 }
 
-/// Applies a change and waits for its end. On a terminal, the user must confirm a plan that destroys instances, unless
-/// `confirmed`.
+/// Applies a change and waits for its end. If the plan destroys instances and `confirmed` is not set, the user must
+/// confirm it, if there is a terminal.
 pub(super) async fn run(
     client: &mut Client,
     request: ApplyRequest,
@@ -101,8 +101,7 @@ pub(super) async fn run(
     waiting: &Waiting,
     out: &Output,
 ) -> Outcome {
-    // Read the GPUs before the change, so that the result can distinguish new instances from kept
-    // ones.
+    // Read the GPUs now, so that the output can later show which instances are new.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if !confirmed && out.can_ask() && !confirm(client, &request, &before, out).await? {
         out.remark("Nothing was changed.\n");
@@ -113,14 +112,14 @@ pub(super) async fn run(
         let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU for MIG");
         return Err(error.hint("see the rules with 'gpushctl config show'").into());
     }
-    // The operation gives the reasons for waiting in the same words to every user. A plan also names the processes that
-    // only this user may see.
+    // To show what the operation waits for, request plans: unlike the operation, a plan also names the processes that
+    // this user may see.
     let waits = request.wait_s.map(|_| PlanRequest { gpus: request.gpus, layout: request.layout });
     super::operation::watch(client, one, &before, waits, waiting, out).await
 }
 
-/// Shows a plan that destroys instances and asks the user. If the plan is refused, does not ask,
-/// because the apply reports the refusal later.
+/// If the plan destroys instances, shows it and asks the user whether to continue. If the plan is refused, does not
+/// ask: the apply reports this.
 async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out: &Output) -> Result<bool, Failure> {
     let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
     let plans = client.plan(&request).await?;
@@ -133,8 +132,8 @@ async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out:
     out.confirmed(&format!("This destroys {what}. Continue?"))
 }
 
-/// Shows plans. If any plan is refused, an apply is refused for all GPUs. Returns the exit status
-/// that an apply of these plans would have.
+/// Shows plans. Returns the exit status that applying them would have: if one plan is refused, an apply is refused for
+/// all GPUs.
 pub(super) fn show_plan(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| plan::plans(plans, gpus, look))?;
     let lasting = |(_, plan): &(Code, &GpuPlan)| !plan.error.as_ref().is_some_and(|error| error.retryable);
@@ -142,7 +141,7 @@ pub(super) fn show_plan(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     Ok(code.map_or(0, |(code, _)| code.exit_status()))
 }
 
-/// Returns the refused plans with their codes.
+/// Returns the refused plans, each with the code of its error.
 pub(super) fn refusals(plans: &Plans) -> impl Iterator<Item = (Code, &GpuPlan)> {
     plans.plans.iter().filter(|p| p.refusal.is_some() || p.error.is_some()).map(|plan| {
         let code = plan.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code);

@@ -12,14 +12,14 @@ use crate::{
     render::audit,
 };
 
-/// Number of records in one request.
+/// Number of records that gpushctl requests at once.
 const PAGE: usize = 1000;
 
-/// Pause between two requests of `--follow`.
+/// Interval at which `--follow` requests new records.
 const POLL: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(client: &mut Client, args: &args::AuditArgs, out: &Output) -> Outcome {
-    // The output shows the indexes of GPUs. Without a driver, it shows their UUIDs.
+    // Read the GPUs to show their indexes. Without a driver, the output shows UUIDs.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let mut objects: Vec<String> = args.object.clone().into_iter().collect();
     objects.extend(args.which.selectors());
@@ -42,7 +42,7 @@ pub(super) async fn run(client: &mut Client, args: &args::AuditArgs, out: &Outpu
     Ok(0)
 }
 
-/// Returns all records after `query.after`, page by page.
+/// Returns all records after the record `query.after`. Requests them page by page.
 async fn since(client: &mut Client, query: &mut AuditQuery) -> Result<Vec<AuditRecord>, Failure> {
     let mut records = Vec::new();
     query.limit = PAGE;
@@ -65,7 +65,7 @@ async fn follow(
     gpus: &[Gpu],
     out: &Output,
 ) -> Outcome {
-    // If there is no record yet, all records from now on are new.
+    // If there is no record yet, every later record is new.
     query.after = Some(records.last().map_or(0, |last| last.sequence));
     query.since = if records.is_empty() { Some(out.look.now) } else { None };
     loop {

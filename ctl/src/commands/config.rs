@@ -21,20 +21,20 @@ use crate::{
     render,
 };
 
-/// Output of `gpushctl config check --json` for a valid file.
+/// The output of `gpushctl config check --json` for a valid file.
 #[derive(Serialize)]
 pub(super) struct Checked {
-    /// The config as gpushd would show it.
+    /// The config in the form in which gpushd shows it.
     pub(super) config: ConfigView,
     /// Remarks that are not errors.
     #[serde(rename = "remarks")]
     pub(super) findings: Vec<String>,
-    /// Plans for the offline host, if one is named and rules claim some of its GPUs.
+    /// The plans for the offline host. `None` if no host was given, or if no rule claims one of its GPUs for MIG.
     #[serde(flatten)]
     pub(super) plans: Option<Plans>,
 }
 
-/// Output of `gpushctl config check --json` for an invalid file.
+/// The output of `gpushctl config check --json` for an invalid file.
 #[derive(Serialize)]
 pub(super) struct Wrong {
     pub(super) error: ApiError,
@@ -85,11 +85,11 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
     }
 }
 
-/// Returns the overrides of the selected GPUs, or all without selectors.
+/// Returns the overrides of the selected GPUs; all overrides if there are no selectors.
 async fn overrides_of(client: &mut Client, selectors: &[String]) -> Result<Overrides, Failure> {
     let mut all = client.overrides().await?;
-    // The driver may no longer list a GPU that has an override. So read the list of GPUs only for selectors that are
-    // not the UUID of an override.
+    // A GPU with an override may be missing in the driver's list. So request the list only for selectors that are not
+    // the UUID of an override.
     let has_override = |selector: &&String| all.overrides.iter().any(|one| one.uuid == **selector);
     let others: Vec<String> = selectors.iter().filter(|selector| !has_override(selector)).cloned().collect();
     let gpus = match others.as_slice() {
@@ -105,14 +105,13 @@ async fn overrides_of(client: &mut Client, selectors: &[String]) -> Result<Overr
     Ok(all)
 }
 
-/// Runs `config overrides clear`.
+/// Runs `gpushctl config overrides clear`.
 fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
     super::ask(global, async |client| {
         let gpus = client.gpus(false).await;
         let mut ended = Vec::new();
         for selector in which.selectors() {
-            // The driver may no longer list a GPU that still has an override. In that case, gpushd
-            // finds the override by the UUID.
+            // If the driver no longer lists the GPU, its UUID is enough for gpushd to find the override.
             let named = match &gpus {
                 Ok(gpus) => super::select(gpus.clone(), std::slice::from_ref(&selector)).unwrap_or_default(),
                 Err(_) => Vec::new(),
@@ -158,7 +157,7 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
     let plans = match &gpus {
         None => None,
-        // If no rule claims a GPU for MIG, there is nothing to plan. A finding reports this.
+        // No rule claims a GPU for MIG, so there is nothing to plan. Report this as a finding.
         Some(_) if !view.rules.iter().any(|r| r.mode == gpush_api::Mode::Mig && !r.claims.is_empty()) => {
             findings.push("no rule claims a GPU for MIG".to_owned());
             None
@@ -179,8 +178,8 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
 }
 
-/// Returns a finding for each group in the config that does not exist on this host. This is not an
-/// error, because the config may be meant for another host.
+/// Returns a finding for each group in the config that this host does not have. This is no error, because the config
+/// may be for another host.
 fn groups(config: &Config) -> Vec<String> {
     let socket = config.api.socket_group.iter().map(|group| {
         (
@@ -200,7 +199,7 @@ fn groups(config: &Config) -> Vec<String> {
         .collect()
 }
 
-/// Returns a finding for each hook in the config that cannot be run on this host.
+/// Returns a finding for each hook in the config that this host cannot run.
 fn programs(config: &Config) -> Vec<String> {
     use std::os::unix::fs::PermissionsExt;
     let change = &config.mode_change;
@@ -225,7 +224,8 @@ fn programs(config: &Config) -> Vec<String> {
     named.filter_map(wrong).collect()
 }
 
-/// Returns whether a plan is refused because of the config or the GPU model, and not because of its current use.
+/// Returns whether a plan can never succeed with this config and GPU model. Returns `false` if only the current use of
+/// the GPU prevents it.
 pub(crate) fn never(plan: &GpuPlan) -> bool {
     match &plan.refusal {
         Some(Refusal::Blocked { .. } | Refusal::Held { .. } | Refusal::MigOff { .. } | Refusal::MigOn { .. }) => false,
@@ -251,8 +251,7 @@ fn wrong(errors: &ConfigErrors, out: &Output) -> Outcome {
         out.document(&Wrong { error, problems: errors.located() })?;
         return Ok(status);
     }
-    // The text shows each problem with its line and a caret. The list in the API's error has less
-    // detail.
+    // Print this text instead of the API's error: it shows each problem with its line and a caret.
     let mut text = errors.to_string();
     if !text.ends_with('\n') {
         text.push('\n');

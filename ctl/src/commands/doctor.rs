@@ -12,7 +12,7 @@ use crate::{
     render,
 };
 
-/// Output of `gpushctl doctor --json`.
+/// The output of `gpushctl doctor --json`.
 #[derive(Serialize)]
 pub(super) struct Examination<'f> {
     #[serde(rename = "checks")]
@@ -28,7 +28,8 @@ pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
     Ok(if findings.iter().any(|finding| finding.severity == Severity::Problem) { DIFFERS } else { 0 })
 }
 
-/// Asks gpushd for its version and health, and for its GPUs. A gpushd that cannot be reached is a result, not an error.
+/// Requests gpushd's version, health and GPUs. If gpushd cannot be reached, this is a result of the examination, not an
+/// error.
 fn ask(global: &Global, with_gpus: bool) -> Result<Agent, Failure> {
     let answer = with_agent(global, async |client| {
         let version = client.version().await?;
@@ -46,7 +47,7 @@ fn ask(global: &Global, with_gpus: bool) -> Result<Agent, Failure> {
     }
 }
 
-/// Returns a placeholder for the answer of gpushd when no selected area needs it. It is never shown.
+/// Returns a placeholder for gpushd's answers, if no selected area needs them. The output never contains it.
 fn unasked() -> ApiError {
     ApiError::new(gpush_api::Code::Unavailable, "the agent was not asked")
 }

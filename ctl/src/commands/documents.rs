@@ -1,7 +1,7 @@
-//! Tests that a name in the JSON documents of gpushctl has the same type as in the API.
+//! Tests that a name has the same type in the JSON output of gpushctl and in the API.
 //!
-//! gpushd's unit tests compare the schemas of the API. This module compares the documents that only
-//! gpushctl composes with these schemas, and with each other.
+//! gpushd's unit tests already compare the schemas of the API with each other. This module compares
+//! the documents that gpushctl itself composes, with these schemas and with each other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// Files of gpushctl with types that are printed as JSON. Each has a sample in [`samples`].
+/// Files of gpushctl that define JSON output. [`samples`] contains a sample of each.
 const WITH_DOCUMENTS: [&str; 10] = [
     "commands/config.rs",
     "commands/doctor.rs",
@@ -37,10 +37,10 @@ const WITH_DOCUMENTS: [&str; 10] = [
     "render/support_bundle.rs",
 ];
 
-/// Files with types that are written to files of Slurm's hooks, never printed.
+/// Files that define only contents of the files of Slurm's hooks. gpushctl never prints these.
 const FOR_HOOKS: [&str; 2] = ["commands/slurm/directory/jobs.rs", "commands/slurm/hook_start.rs"];
 
-/// For each name: its types, and for each type, the places where the name has that type.
+/// For each name, its types; for each type, the places where the name has it.
 type Types = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 /// Returns the JSON type of a schema; `None` if the schema permits every type.
@@ -84,7 +84,7 @@ fn of_schema(place: &str, schema: &Value, schemas: &Value, into: &mut Types) {
     }
 }
 
-/// Returns the JSON type of a value; `None` if it is not known.
+/// Returns the JSON type of a value; `None` if the value does not show it, such as `null`.
 fn type_of_value(value: &Value) -> Option<String> {
     Some(match value {
         Value::Null => return None,
@@ -115,7 +115,7 @@ fn value(document: &impl Serialize) -> Value {
     serde_json::to_value(document).unwrap()
 }
 
-/// Returns an example of each document that gpushctl composes, with its name.
+/// Returns a sample of each document that gpushctl composes, with the name of the document.
 fn samples() -> Vec<(&'static str, Value)> {
     let error = ApiError::new(Code::BadRequest, "wrong").cause("so").hint("write it right");
     let status = fixtures::status(fixtures::mixed(), false);
@@ -197,7 +197,7 @@ fn name_with_two_types_is_found() {
     assert_eq!(types["gpus"].keys().collect::<Vec<_>>(), ["[object]"]);
 }
 
-/// A new document must get a sample.
+/// If this test fails, add a sample of the new document.
 #[test]
 fn every_file_with_documents_has_a_sample() {
     fn files(folder: &Path, found: &mut Vec<std::path::PathBuf>) {

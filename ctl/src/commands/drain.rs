@@ -1,8 +1,8 @@
 //! `gpushctl gpu cordon|drain|uncordon`.
 //!
-//! A drain cordons the GPUs and waits until gpushd's readings show no process and no lease. It
+//! `gpu drain` cordons the GPUs and waits until gpushd's readings show no process and no lease. It
 //! waits for leases too, because their holders may start programs at any time. Waiting changes
-//! nothing, so it is not an operation of gpushd. The user can interrupt the command and start it
+//! nothing, so it is not an operation of gpushd: the user can interrupt the command and start it
 //! again.
 
 use std::time::Duration;
@@ -19,14 +19,15 @@ use crate::{
     render::{cordon, status::gpu_numbers},
 };
 
-/// Pause between two polls of GPUs in use. gpushd's readings stay fresh for the same time.
+/// Interval at which the command polls GPUs that are in use. gpushd reads the GPUs again only after
+/// this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reason to wait for a GPU that has no reading since the cordon.
+/// Reason to wait if gpushd has not read a GPU since the cordon.
 const UNREAD: &str = "gpushd has not read the GPU since it was cordoned";
 
-/// Returns the UUIDs of the named GPUs. UUIDs are needed because an index may belong to another GPU
-/// at the next request.
+/// Returns the UUIDs of the selected GPUs. Later requests use UUIDs, because an index may belong to
+/// another GPU by then.
 async fn uuids_of(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
     let gpus = client.gpus(false).await?;
     let gpus = super::select_of(client, gpus, &which.selectors()).await?;
@@ -58,7 +59,8 @@ pub(super) async fn uncordon(client: &mut Client, which: &SomeGpus, why: &Why, o
     Ok(0)
 }
 
-/// Runs `gpu drain --detach`: cordons the GPUs, and says which command waits until they are idle.
+/// Runs `gpu drain --detach`: cordons the GPUs, and prints the command that waits until they are
+/// idle.
 pub(super) async fn begin(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
     let gpus = cordon_gpus(client, which, why).await?;
     out.show(&gpus, |look| cordon::draining(&gpus, look))?;
@@ -93,7 +95,7 @@ fn was_or_were(gpus: &[u32]) -> &'static str {
     if gpus.len() == 1 { "was" } else { "were" }
 }
 
-/// How a wait for idle GPUs ended.
+/// How waiting for idle GPUs ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waited {
     Idle,
@@ -111,7 +113,7 @@ impl Waited {
     }
 }
 
-/// Waits until cordoned GPUs are idle. Returns how the wait ended, and the indexes of the GPUs that
+/// Waits until cordoned GPUs are idle. Returns how waiting ended, and the indexes of the GPUs that
 /// are not idle.
 async fn until_idle(
     client: &mut Client,
@@ -120,8 +122,8 @@ async fn until_idle(
     quiet: bool,
     out: &Output,
 ) -> Result<(Waited, Vec<u32>), Failure> {
-    // A reading from before the cordon may not show a process that started after the reading and
-    // before the cordon.
+    // Accept only readings from after the cordon: an earlier reading may not show a process that
+    // started just before it.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();
@@ -138,8 +140,8 @@ async fn until_idle(
             return Ok((Waited::Idle, Vec::new()));
         }
         if said != left && !quiet {
-            // Do not print that a reading is missing: the reading arrives before a user could read
-            // the message.
+            // Do not print that a reading is missing: it comes before a user could read the
+            // message.
             let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
             out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
             said.clone_from(&left);
@@ -156,13 +158,13 @@ async fn until_idle(
     }
 }
 
-/// Cordons that a command sets while it runs, so that no new work starts on the GPUs. A GPU that
-/// was already cordoned stays cordoned.
+/// The UUIDs of the GPUs that a command has cordoned while it runs, so that no new work starts on
+/// them. A GPU that was already cordoned is not included and stays cordoned.
 #[derive(Debug, Default)]
 pub(super) struct TemporaryCordons(Vec<String>);
 
 impl TemporaryCordons {
-    /// Cordons these GPUs.
+    /// Cordons these GPUs, except those that are already cordoned.
     pub(super) async fn of(client: &mut Client, gpus: &mut [Gpu], reason: &str) -> Result<Self, Failure> {
         let mut kept = Self::default();
         for gpu in gpus.iter_mut().filter(|gpu| gpu.cordons.is_empty()) {
@@ -178,8 +180,8 @@ impl TemporaryCordons {
         Ok(kept)
     }
 
-    /// Cordons these GPUs and waits until they are idle. If the wait ends for another reason,
-    /// clears the cordons.
+    /// Cordons these GPUs and waits until they are idle. If they do not become idle, clears the
+    /// cordons.
     pub(super) async fn idle(
         client: &mut Client,
         gpus: &mut [Gpu],
@@ -207,7 +209,7 @@ impl TemporaryCordons {
         Ok((waited, kept))
     }
 
-    /// Clears the cordons. If a GPU has got another cordon in the meantime, keeps both cordons.
+    /// Clears the cordons. If a GPU has also got another cordon since, keeps both.
     pub(super) async fn clear(&self, client: &mut Client) {
         for uuid in &self.0 {
             if client.gpu(uuid).await.is_ok_and(|gpu| gpu.cordons.len() == 1) {
@@ -217,7 +219,7 @@ impl TemporaryCordons {
     }
 }
 
-/// Returns why a GPU is not idle, from a reading made after `since`.
+/// Returns why a GPU is not idle. Ignores readings from before `since`.
 fn reason_to_wait(
     gpu: &Gpu,
     daemons: &[MpsDaemon],
@@ -249,8 +251,8 @@ fn reason_to_wait(
     Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }
 
-/// Returns the processes that use a GPU, except MPS servers. An MPS server runs only for its
-/// clients, and gpushd lists these clients too.
+/// Returns the processes that use a GPU. Leaves out MPS servers, because gpushd also lists their
+/// clients.
 fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).filter_map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);

@@ -12,16 +12,15 @@ use crate::{
     render::events,
 };
 
-/// Pause between two attempts to reach gpushd after the connection was lost.
+/// Pause before gpushctl tries again to reach gpushd after the connection was lost.
 const RETRY: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Output) -> Outcome {
     let query = EventQuery { kinds: args.kinds.clone(), gpus: args.which.selectors(), after: None };
-    // The output shows the indexes of GPUs. A host without a driver has events too, so ignore an
-    // error.
+    // Read the GPUs to show their indexes. Ignore an error: there are events even without a driver.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if args.follow {
-        // The stream begins before the stored events are read, so that no event is missed between them.
+        // Begin the stream before reading the stored events, so that no event in between is missed.
         let stream = client.events(&query).await?;
         let has_past = args.since.is_some() || args.number.is_some();
         let past = if has_past { selected(client.kept_events(&query).await?, args, out.json) } else { Vec::new() };
@@ -38,7 +37,7 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
     Ok(0)
 }
 
-/// Returns the stored events that the options select.
+/// Returns those of the stored events that the options select.
 fn selected(mut kept: Vec<ReceivedEvent>, args: &args::EventsArgs, json: bool) -> Vec<ReceivedEvent> {
     kept.retain(|told| shown(told, args.steps || json));
     if let Some(since) = args.since {
@@ -50,13 +49,13 @@ fn selected(mut kept: Vec<ReceivedEvent>, args: &args::EventsArgs, json: bool) -
     kept
 }
 
-/// Returns whether an event is shown. The steps of an operation are hidden by default, because
-/// there are many of them, and the events for its begin and end are enough.
+/// Returns whether to show an event. By default, the steps of an operation are not shown: there are many of them, and
+/// the events for its begin and end are enough.
 fn shown(told: &ReceivedEvent, steps: bool) -> bool {
     steps || !events::is_step(told)
 }
 
-/// Prints events until Ctrl-C, except `past`. If the connection is lost, waits for gpushd.
+/// Prints new events until Ctrl-C; `past` contains those already printed. If the connection is lost, waits for gpushd.
 async fn follow(
     client: &mut Client,
     mut query: EventQuery,
@@ -95,7 +94,7 @@ fn print(told: &ReceivedEvent, gpus: &[Gpu], out: &Output) -> Result<(), Failure
     if out.json { out.json_line(told) } else { out.text(&events::line(told, gpus, &out.look)) }
 }
 
-/// Waits for gpushd and continues the stream after the last received event.
+/// Waits for gpushd, and then continues the stream after the last event that gpushctl has received.
 async fn again(client: &mut Client, query: &EventQuery) -> Result<EventStream, Error> {
     loop {
         match client.events(query).await {

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{args::Topic, exit::Outcome, output::Output, render::isolation};
 
-/// Output of `gpushctl explain isolation --json`.
+/// The output of `gpushctl explain isolation --json`.
 #[derive(Serialize)]
 pub(super) struct Isolation {
     aspects: [Aspect; 5],

@@ -13,8 +13,7 @@ use crate::{
 pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Outcome {
     match command {
         Gpu::List(which) => {
-            // The JSON includes the profiles, because users can save it as a host for offline
-            // plans.
+            // Include the profiles in JSON, because users can save it and use it as a host for offline plans.
             let gpus = client.gpus(out.json).await?;
             let gpus = super::select_of(client, gpus, &which.selectors()).await?;
             if gpus.is_empty() && out.is_drawn() {
@@ -28,7 +27,7 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             if gpus.is_empty() {
                 return Err(super::no_gpu().into());
             }
-            // Request the daemons only for the text output: the JSON contains only the GPUs.
+            // Request the MPS daemons only for text: the JSON output has no daemons.
             let mps = if out.json { Vec::new() } else { super::mps::of(client, &gpus, out).await };
             let text = |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &mps, look)).collect::<Vec<_>>().join("\n");
             out.show(&gpus, text)?;

@@ -42,21 +42,20 @@ pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: 
     Ok(0)
 }
 
-/// Returns a request that concerns the whole host.
+/// Returns a request for maintenance of the whole host.
 fn of_host(reason: Option<String>) -> MaintenanceRequest {
     MaintenanceRequest { reason, gpu_uuids: Vec::new() }
 }
 
-/// How a wait for maintenance ended.
+/// How waiting for maintenance ended.
 pub(super) enum Entered {
     Yes(MaintenanceState),
-    /// The host is not in maintenance. The command ends with this exit status.
+    /// The host is not in maintenance. The value is the exit status of the command.
     Not(u8),
 }
 
-/// Cordons all GPUs, and enters maintenance as soon as no lease is in use and no operation changes
-/// a GPU. Because of the cordons, no lease or operation begins in the meantime. The cordons are
-/// cleared at the end of the wait: during maintenance, gpushd grants nothing anyway.
+/// Cordons all GPUs, so that no lease or operation begins. Enters maintenance as soon as no lease is in use and no
+/// operation changes a GPU. Then clears the cordons: during maintenance gpushd grants nothing anyway.
 async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &Output) -> Result<Entered, Failure> {
     let reason = why.reason.clone().unwrap_or_else(|| "waiting to enter maintenance".to_owned());
     let mut gpus = client.gpus(false).await?;
@@ -66,8 +65,8 @@ async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &O
     entered
 }
 
-/// Tries to enter maintenance until it succeeds, at most for `limit`. After `limit`, returns an error that begins with
-/// `failure`.
+/// Tries to enter maintenance again and again, but not longer than `limit`. If it does not succeed, returns an error
+/// that begins with `failure`.
 pub(super) async fn poll(
     client: &mut Client,
     request: &MaintenanceRequest,
@@ -111,7 +110,7 @@ pub(super) async fn poll(
 
 pub(super) async fn recover(client: &mut Client, Why { reason }: Why, out: &Output) -> Outcome {
     let recovered = client.recover(&ReasonRequest { reason }).await?;
-    // The GPUs are needed only for their indexes. The response contains everything else.
+    // Read the GPUs to show their indexes; the response has only UUIDs.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     out.show(&recovered, |look| host::recovered(&recovered, &gpus, look))?;
     Ok(0)

@@ -1,4 +1,4 @@
-//! `gpushctl man DIR`. Packages use it to create the man pages.
+//! `gpushctl man DIR`, with which packages create the man pages.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::{
     exit::{self, Outcome},
 };
 
-/// Files for the man page gpushctl(1).
+/// The section FILES of the man page gpushctl(1).
 const FILES: [(&str, &str); 4] = [
     ("/run/gpush/gpushd.sock", "Socket of the host's agent"),
     ("/run/gpush/admin.sock", "Second socket of the host's agent, for root and the user that gpushd runs as"),
@@ -18,7 +18,7 @@ const FILES: [(&str, &str); 4] = [
     ("/etc/gpush/config.toml", "Config of the agent, which `config check` and offline plans read"),
 ];
 
-/// Writes `gpushctl.1` and one page for each command.
+/// Writes the man page gpushctl(1), and one page for each command.
 pub(super) fn pages(dir: &Path) -> Outcome {
     std::fs::create_dir_all(dir).map_err(|e| exit::io(format!("can't make the directory {}", dir.display()), &e))?;
     let mut command = Cli::command().disable_help_subcommand(true);

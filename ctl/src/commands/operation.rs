@@ -21,30 +21,29 @@ use crate::{
     },
 };
 
-/// Maximum time after which gpushd answers a long poll.
+/// Maximum time that one request waits for a change of an operation.
 const POLL: Duration = Duration::from_secs(20);
 
 /// Id of the first operation.
 const FIRST: &str = "op-1";
 
-/// Pause between two attempts to reach gpushd after the connection was lost.
+/// Pause before gpushctl tries again to reach gpushd after the connection was lost.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long to wait for gpushd after the connection was lost.
+/// How long gpushctl waits for gpushd after the connection was lost.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// Number of operations in one request, if only those of some GPUs are listed.
+/// Number of operations that gpushctl requests at once to find those of some GPUs.
 const PAGE: usize = 100;
 
-/// Reads the last `number` operations that concern one of these GPUs. Also returns whether there
-/// are earlier operations.
+/// Returns the last `number` operations on one of these GPUs. Also returns whether there may be earlier ones.
 async fn of_gpus(
     client: &mut Client,
     number: usize,
     mut before: Option<String>,
     gpus: &[Gpu],
 ) -> Result<(Vec<OperationSummary>, bool), Failure> {
-    // The index of a GPU may have changed since the operation.
+    // Compare UUIDs: the index of a GPU may have changed since the operation.
     let concerns = |one: &OperationSummary| one.gpu_uuids.iter().any(|uuid| gpus.iter().any(|gpu| gpu.uuid == *uuid));
     let mut found = Vec::new();
     loop {
@@ -131,7 +130,7 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
     }
 }
 
-/// Returns the exit status for a cancelled operation.
+/// Returns the exit status of `operation cancel`.
 fn cancel_exit_status(one: &Operation) -> u8 {
     match one.state {
         OperationState::RolledBack => 0,
@@ -145,7 +144,7 @@ fn cancel_exit_status(one: &Operation) -> u8 {
     }
 }
 
-/// Returns the exit status for an operation that should succeed.
+/// Returns the exit status for an operation that the user wants to succeed.
 fn exit_status(one: &Operation) -> u8 {
     operation::error(one).filter(|_| !succeeded(one)).map_or(0, |error| error.code.exit_status())
 }
@@ -156,7 +155,7 @@ fn last(all: Vec<OperationSummary>) -> Result<String, Failure> {
     })
 }
 
-/// How watching ended.
+/// How waiting for the end of an operation ended.
 enum Watched {
     Ended,
     /// `--timeout` was reached, or `--detach` was given.
@@ -165,19 +164,17 @@ enum Watched {
     Interrupted,
 }
 
-/// What [`watch_until`] needs besides the operation.
+/// How to show an operation.
 struct WatchOptions<'a> {
-    /// The GPUs before the operation, if they were read.
+    /// The GPUs before the operation; empty if they were not read.
     before: &'a [Gpu],
-    /// Whether the operation is running or has just ended, so that the GPUs are still in the state that the operation
-    /// produced.
+    /// Whether the operation has just run, so that the GPUs are still as the operation left them.
     just: bool,
-    /// A request for a plan that names what blocks the operation while it waits.
+    /// The request of the operation. While the operation waits, a plan for this request names what blocks it.
     waits: Option<PlanRequest>,
 }
 
-/// Shows an operation that has just been requested until it ends, and then its result. Returns the exit status of the
-/// operation.
+/// Shows an operation that has just been requested, until it ends. Then shows its result. Returns the exit status.
 pub(super) async fn watch(
     client: &mut Client,
     one: Operation,
@@ -265,8 +262,7 @@ async fn follow(
     // Without a limit, wait longer than any operation takes.
     let unwatched = limit == Some(Duration::ZERO);
     let limit = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(60 * 86_400)));
-    // Handle Ctrl-C before the first output, because a user may press Ctrl-C as soon as a line
-    // appears.
+    // Handle Ctrl-C before the first output, because a user may press it as soon as a line appears.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
@@ -302,8 +298,7 @@ async fn follow(
             }
         };
         match asked {
-            // gpushd has another state directory now, and the id belongs to another operation
-            // there.
+            // gpushd now uses another state directory, in which this id belongs to another operation.
             Ok(other) if !same(one, &other) => {
                 let cause = format!(
                     "gpushd now uses another state directory, where {} is another operation ({})",
@@ -316,8 +311,7 @@ async fn follow(
                 *one = newer;
             }
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
-                // A restart of gpushd is short. If gpushd does not return, gpushctl must stop
-                // waiting.
+                // gpushd may be restarting. Wait only for a short time, because it may not come back.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > AWAY {
                     return Err(unknown_result_error(one, error.error.message).into());
@@ -336,23 +330,24 @@ async fn follow(
     }
 }
 
-/// Returns what an operation waits for, one sentence each. Requests a plan, because a plan names the processes that
-/// this user may see. If the plan names no blockers, returns the reasons in the operation.
+/// Returns what an operation waits for, one sentence each. Requests a plan, because it names the processes that this
+/// user may see. If the plan shows no blockers, returns `reasons`, which come from the operation.
 async fn wait_reasons(client: &mut Client, reasons: &[String], request: Option<&PlanRequest>) -> Vec<String> {
     let (Some(request), false) = (request, reasons.is_empty()) else { return reasons.to_vec() };
     let named = client.plan(request).await.map(|plans| plan::blockers(&plans)).unwrap_or_default();
     if named.is_empty() { reasons.to_vec() } else { named }
 }
 
-/// Returns whether two responses are about the same operation. An id is unique only within one state directory.
+/// Returns whether two responses are about the same operation. In another state directory, the same id belongs to
+/// another operation.
 fn same(one: &Operation, other: &Operation) -> bool {
     let created = |one: &Operation| one.created_at.as_millisecond();
-    // Recorded times have millisecond precision.
+    // Compare whole milliseconds, because recorded times have no finer resolution.
     one.id == other.id && one.kind == other.kind && created(one) == created(other)
 }
 
-/// Returns the error if gpushd stopped during the operation and did not return, or no longer knows
-/// the operation.
+/// Returns the error that the result of an operation is unknown, because gpushd did not return or no longer knows the
+/// operation.
 fn unknown_result_error(one: &Operation, cause: String) -> ApiError {
     let changed = one.plans.iter().filter(|p| !plan::needs_no_change(p)).map(|p| p.gpu).collect::<Vec<_>>();
     let which = crate::render::status::gpu_numbers(&changed);

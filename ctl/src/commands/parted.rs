@@ -8,19 +8,19 @@ use serde::Serialize;
 
 use crate::{args::Global, exit::Outcome, offline, output::Output};
 
-/// Output of `mig export --json` and `mig import --json`.
+/// The output of `mig export --json` and `mig import --json`.
 #[derive(Serialize)]
 pub(super) struct Written<'a> {
     /// The YAML or TOML text.
     pub(super) text: &'a str,
-    /// Information for the user that the text does not contain.
+    /// What the user must know and the text does not contain.
     pub(super) remarks: &'a [String],
-    /// Why a part of the file is missing from the text.
+    /// Why the text does not contain everything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<&'a ApiError>,
 }
 
-/// Reads a label of a mig-parted file, or of stdin for `-`. Errors in other labels do not matter.
+/// Reads a label of a mig-parted file, or of stdin if the path is `-`. Ignores errors in other labels.
 pub(super) fn read(path: &Path, label: Option<&str>) -> Result<(File, Label), ApiError> {
     let (file, wrong) =
         File::from_bytes_lenient(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
@@ -33,7 +33,7 @@ pub(super) fn read(path: &Path, label: Option<&str>) -> Result<(File, Label), Ap
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
-    // Refuse input that never ends, such as a device. `<(command)` is a pipe, which is permitted.
+    // Refuse a file that may never end, such as a device. A pipe is permitted, for `<(command)`.
     if path != Path::new("-")
         && let Ok(of) = std::fs::metadata(path)
         && !(of.is_file() || of.is_dir() || of.file_type().is_fifo())
@@ -41,7 +41,7 @@ fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
         let error = ApiError::new(Code::BadRequest, format!("{} is not a file", offline::name(path)));
         return Err(error.hint("give the path of a mig-parted file, or - for stdin"));
     }
-    // Read one byte more than permitted, so that a larger file is reported instead of truncated.
+    // Read one byte more than permitted, so that a file that is too large causes an error.
     offline::read_up_to(path, parted::MOST_BYTES as u64 + 1)
 }
 
@@ -72,7 +72,7 @@ pub(super) fn export(
     })
 }
 
-/// Converts a mig-parted file. Errors in one label do not affect the others.
+/// Converts a mig-parted file. If one label has errors, still converts the others.
 pub(super) fn import(path: &Path, label: Option<&str>, out: &Output) -> Outcome {
     let Some(name) = label else {
         let (file, wrong) =
@@ -85,7 +85,8 @@ pub(super) fn import(path: &Path, label: Option<&str>, out: &Output) -> Outcome 
     tell(out, &imported.text, &imported.remarks, None)
 }
 
-/// Prints the text on stdout. Remarks and the error go to stderr, where a redirection of stdout does not hide them.
+/// Prints the text on stdout. Prints remarks and the error on stderr, so that the user sees them even if stdout is
+/// redirected.
 fn tell(out: &Output, text: &str, remarks: &[String], error: Option<&ApiError>) -> Outcome {
     let status = error.map_or(0, |error| error.code.exit_status());
     if out.json {

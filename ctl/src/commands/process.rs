@@ -24,7 +24,7 @@ pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) ->
     Ok(match all.unknown.first() {
         _ if !unleased => 0,
         _ if !all.processes.is_empty() => DIFFERS,
-        // If processes cannot be listed, it is not known whether some are unleased.
+        // The processes of a GPU are unknown, so some may be unleased: this is an error.
         Some(one) => one.error.code.exit_status(),
         None => 0,
     })

@@ -1,4 +1,4 @@
-//! `gpushctl ready`: waits until gpushd has finished the work of a start.
+//! `gpushctl ready`: waits until gpushd has done its work after a start.
 //!
 //! ```text
 //! health, GPUs, MPS daemons ─► nothing is left ───────────────► 0
@@ -26,16 +26,16 @@ use crate::{
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Work of a start that is not finished.
+/// Work of gpushd after a start that is not done yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Unfinished {
     /// gpushd is still doing this work.
     Pending(String),
-    /// gpushd does not try this work again. The second text is the command that helps.
+    /// gpushd has failed and does not try again. The second text is the command with which to solve the problem.
     Failed(String, String),
 }
 
-/// Waits. Exits with 0 when nothing is left.
+/// Waits until gpushd has done its work, and then exits with 0.
 pub(super) fn run(global: &Global, timeout: Duration, quiet: bool, out: &Output) -> Outcome {
     let mut client = Client::new(socket(global)).deadline(global.request_timeout.min(timeout.max(PAUSE)));
     runtime()?.block_on(async {
@@ -87,18 +87,18 @@ async fn read_unfinished(client: &mut Client) -> Result<Vec<Unfinished>, Error> 
     let daemons = client.mps().await;
     match (gpus, daemons) {
         (Ok(gpus), Ok(daemons)) => Ok(unfinished(&health, &gpus, &daemons)),
-        // There is no driver, but no rule needs a driver.
+        // There is no driver, but no rule needs one.
         (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer && is_complete(&health) => Ok(Vec::new()),
         (Err(error), _) | (_, Err(error)) => Err(error),
     }
 }
 
-/// Returns whether gpushd makes no further attempt to apply layouts on this boot.
+/// Returns whether gpushd no longer tries to apply the layouts of this boot.
 fn is_complete(health: &Health) -> bool {
     health.layouts_at_start.as_ref().is_none_or(|layouts| layouts.complete)
 }
 
-/// Returns what is not finished.
+/// Returns the work that gpushd has not done yet.
 fn unfinished(health: &Health, gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<Unfinished> {
     if health.maintenance.is_some() {
         return Vec::new();
@@ -113,7 +113,7 @@ fn unfinished(health: &Health, gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<Unfin
 fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
     let index = gpu.index;
     match gpu.state {
-        // In these states, an administrator must decide what to do.
+        // Do not wait for these GPUs, because an administrator must decide what to do.
         GpuState::Held | GpuState::Cordoned | GpuState::Maintenance | GpuState::Lost => return None,
         GpuState::Unknown | GpuState::Changing => {
             return gpu.mode.is_managed().then(|| {
@@ -129,7 +129,7 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
     let text = format!("GPU {index}: {drift}");
     let has_mig = gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     Some(match gpu.mode {
-        // gpushd applies layouts, and disables MIG for other modes, only once on each boot.
+        // gpushd applies layouts, and disables MIG for other modes, only once on each boot. It does not try again.
         mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
             Unfinished::Failed(text, format!("gpushctl apply {index}"))
         }
@@ -158,7 +158,7 @@ fn of_daemon(daemon: &MpsDaemon) -> Option<Unfinished> {
     }
 }
 
-/// Returns the error if something has failed finally.
+/// Returns the error for work that gpushd does not try again.
 fn failed(left: &[Unfinished]) -> Option<ApiError> {
     let mut failed = left.iter().filter_map(|one| match one {
         Unfinished::Failed(text, next) => Some((text, next)),
@@ -223,7 +223,8 @@ mod tests {
         assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0`"));
     }
 
-    /// Fault: `ready` waited for a GPU of mode `exclusive` with MIG until its timeout, and did not name `gpushctl apply`.
+    /// Fault: `ready` waited until its timeout for a GPU of mode `exclusive` that still had MIG. It must name
+    /// `gpushctl apply` instead.
     #[test]
     fn mig_that_a_mode_excludes_has_failed_after_the_boot() {
         let mut gpu = fixtures::gpu(0, "A100", 40_960, Some(fixtures::mig(7, Vec::new())));

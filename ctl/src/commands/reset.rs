@@ -1,8 +1,7 @@
 //! `gpushctl gpu reset`: enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
 //!
-//! nvidia-smi resets only GPUs that no process has open. Outside of maintenance, gpushd itself has
-//! driver handles of all GPUs open. The maintenance names the GPUs to reset, so leases on other GPUs
-//! do not prevent it.
+//! nvidia-smi resets a GPU only if no process has it open. gpushd has all GPUs open, except during maintenance. The
+//! request for maintenance names the GPUs to reset, so that leases on other GPUs do not prevent it.
 
 use std::{
     process::{Command, Stdio},
@@ -32,8 +31,8 @@ struct ResetTarget {
     reason: String,
 }
 
-/// Resets GPUs. On a terminal, the user must confirm a reset that destroys instances, unless `confirmed`. With `wait`,
-/// the GPUs are cordoned and the reset waits until they are idle.
+/// Resets GPUs. If this destroys instances and `confirmed` is not set, the user must confirm it, if there is a
+/// terminal. With `wait`, first cordons the GPUs and waits until they are idle.
 pub(super) async fn run(
     client: &mut Client,
     which: &SomeGpus,
@@ -69,7 +68,7 @@ pub(super) async fn run(
     outcome
 }
 
-/// Resets GPUs that are idle. With `limit`, waits until no operation changes a GPU of the host.
+/// Resets GPUs that are idle. With `limit`, waits until no operation changes any GPU of the host.
 async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration>, out: &Output) -> Outcome {
     let ResetTarget { gpus, numbers, reason } = target;
     let uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
@@ -102,7 +101,7 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     Ok(0)
 }
 
-/// Refuses a GPU that has fallen off the bus. nvidia-smi cannot reset such a GPU.
+/// Refuses a GPU that has fallen off the bus, because nvidia-smi cannot reset it.
 fn refuse_lost(gpu: &Gpu) -> Result<(), ApiError> {
     if gpu.state != GpuState::Lost {
         return Ok(());
@@ -121,7 +120,7 @@ async fn refuse_all_in_use(client: &mut Client, gpus: &[Gpu]) -> Result<(), Fail
     Ok(())
 }
 
-/// Refuses a GPU that processes use or that leases occupy.
+/// Refuses a GPU that has processes or leases.
 fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
@@ -137,7 +136,7 @@ fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     Err(error.hint(usage::hint(gpu.leases.iter().map(|lease| lease.id)).unwrap_or_else(wait)))
 }
 
-/// Shows which instances a reset destroys and asks the user.
+/// Shows which instances the reset destroys, and asks the user whether to continue.
 fn confirm(gpus: &[Gpu], out: &Output) -> Result<bool, Failure> {
     let number: usize = gpus.iter().flat_map(|gpu| &gpu.mig).map(|mig| mig.instances.len()).sum();
     if number == 0 {
@@ -148,7 +147,7 @@ fn confirm(gpus: &[Gpu], out: &Output) -> Result<bool, Failure> {
     out.confirmed(&format!("This destroys {what}. Continue?"))
 }
 
-/// Lists the instances that a reset destroys, one GPU on each line.
+/// Lists the instances that the reset destroys, one line for each GPU.
 fn destroyed(gpus: &[Gpu], look: &Appearance) -> String {
     let mut lines = Vec::new();
     for gpu in gpus {

@@ -36,7 +36,7 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
                 let text = draw(&shown, args, true, &look);
                 out.text(&if redraws { format!("{HOME}{text}") } else { format!("{text}\n") })?;
             }
-            // The next reading may succeed, for example after a restart of gpushd.
+            // With `--watch`, go on: the next reading may succeed, for example after a restart of gpushd.
             Err(Failure::Error(error)) if redraws => out.error(&error),
             Err(failure) => return Err(failure),
         }
@@ -57,7 +57,7 @@ fn draw(shown: &Status, args: &StatusArgs, with_sensors: bool, look: &Appearance
     }
 }
 
-/// Returns the status of the selected GPUs, and the exit status.
+/// Reads the status of the selected GPUs. Also returns the exit status.
 pub(super) async fn read(
     client: &mut Client,
     profiles: bool,
@@ -70,7 +70,7 @@ pub(super) async fn read(
     let gpus = match client.gpus(profiles).await {
         Ok(gpus) => match super::select_of(client, gpus.clone(), selectors).await {
             Ok(gpus) => gpus,
-            // The driver cannot identify one of the GPUs. Health explains the error, and the other GPUs are shown.
+            // The driver cannot identify one of the GPUs. Show the others; health contains the error.
             Err(failure) => match failure {
                 Failure::Error(error)
                     if health.errors.iter().any(|known| known.message == error.message)
@@ -82,12 +82,11 @@ pub(super) async fn read(
                 other => return Err(other),
             },
         },
-        // Without a driver or during maintenance, health explains the error. The status then
-        // contains no GPUs.
+        // There is no driver, or the host is in maintenance. Show no GPUs; health contains the error.
         Err(error)
             if health.status == HealthStatus::Degraded && health.errors.iter().any(|c| c.code == error.code()) =>
         {
-            // An administrator has requested the maintenance, so it is not a failure.
+            // Maintenance is not an error, because an administrator has requested it.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
             return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new(), leases: Vec::new() }, code));
         }
@@ -98,7 +97,7 @@ pub(super) async fn read(
     Ok((Status { version, health, gpus, mps, leases }, code))
 }
 
-/// Returns the GPUs that at least one of the selectors names. Ignores the other selectors.
+/// Returns the GPUs that match a selector. Ignores selectors that match none.
 fn named_of(gpus: &[Gpu], selectors: &[String]) -> Vec<Gpu> {
     let words = selectors.iter().flat_map(|text| text.split(','));
     let found: Vec<Gpu> =

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{args::Timeslice, exit::Outcome, output::Output, render::timeslice};
 
-/// A time-sliced GPU in `gpushctl timeslice list|show -o json`.
+/// A GPU in the output of `gpushctl timeslice list|show -o json`.
 #[derive(Debug, Serialize)]
 pub(super) struct TimeslicedGpu<'g> {
     gpu: u32,

@@ -6,14 +6,14 @@ use serde::Serialize;
 
 use crate::{exit::Outcome, output::Output};
 
-/// Output of `gpushctl version --json`.
+/// The output of `gpushctl version --json`.
 #[derive(Serialize)]
 pub(super) struct Versions<'a> {
     /// Version of gpushctl.
     pub(super) ctl: &'static str,
     /// Version of the API that gpushctl uses.
     pub(super) api: &'static str,
-    /// Version information of gpushd.
+    /// What gpushd answers about its version.
     #[serde(rename = "gpushd", skip_serializing_if = "Option::is_none")]
     pub(super) agent: Option<&'a Version>,
     /// Why the version of gpushd is not known.
@@ -32,8 +32,7 @@ pub(super) async fn run(client: &mut Client, out: &Output) -> Outcome {
         return Ok(status);
     }
     let mut text = format!("gpushctl  {ctl}\nAPI       {api}\n");
-    // Print this text first, so that gpushctl's own version appears even if gpushd cannot be
-    // reached.
+    // Print gpushctl's own version first, so that it is shown even if gpushd cannot be reached.
     let agent = match agent {
         Ok(agent) => agent,
         Err(error) => {

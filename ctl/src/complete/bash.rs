@@ -1,15 +1,15 @@
 //! Completion in bash.
 //!
-//! bash splits words at `:`, `=` and `@`, so it treats `1:2g.20gb@2` and `--gpu=0` as several
-//! words. The script joins these words before it calls gpushctl. Then the script removes the part
-//! of each candidate that precedes bash's last word.
+//! bash splits words at `:`, `=` and `@`. So it treats `1:2g.20gb@2` or `--gpu=0` as several words.
+//! The script joins these words before it calls gpushctl. bash replaces only its last word, so the
+//! script then removes the earlier words from each candidate.
 
 use std::{ffi::OsString, io, path::Path};
 
 use clap::Command;
 use clap_complete::env::{Bash as ClapBash, EnvCompleter};
 
-/// bash, with a script that joins the words.
+/// bash, with a script that joins words which bash splits.
 #[derive(Debug)]
 pub(super) struct Bash;
 

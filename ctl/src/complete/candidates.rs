@@ -1,8 +1,8 @@
-//! Candidates for the values of arguments. The value name in the help selects the kind of
-//! candidates.
+//! Candidates for the values of arguments. The name of a value in the help, such as `GPU`,
+//! determines its candidates.
 //!
-//! Values that only gpushd knows are requested when they are needed, within [`LIMIT`]. Without
-//! gpushd, there are no such candidates.
+//! gpushctl requests values from gpushd if only gpushd knows them, but waits at most [`LIMIT`]. If
+//! gpushd does not answer, there are no such candidates.
 
 use std::{ffi::OsStr, time::Duration};
 
@@ -21,11 +21,11 @@ const LIMIT: Duration = Duration::from_millis(400);
 /// Number of operations to offer.
 const OPERATIONS: usize = 50;
 
-/// A value, with a description that some shells show.
+/// A candidate, and a description that some shells show.
 type Candidate = (String, String);
 
-/// Returns the completer for the values of an argument. Returns `None` for free text, and for
-/// values that clap itself knows.
+/// Returns the function that completes the values of an argument. Returns `None` for free text, and
+/// for values that clap itself completes.
 pub(super) fn of(arg: &Arg) -> Option<ArgValueCompleter> {
     let name = arg.get_value_names()?.first()?.as_str();
     let list: fn(&str) -> Vec<Candidate> = match name {
@@ -73,13 +73,13 @@ fn ask<T: Default>(what: impl AsyncFnOnce(&mut Client) -> Result<T, Error>) -> T
     answer.ok().and_then(Result::ok).unwrap_or_default()
 }
 
-/// Returns the socket of the typed command line.
+/// Returns the socket that the command line to complete names.
 fn socket() -> Socket {
     let given = values(&["--socket"]).pop().map(|path| Socket::given(path, Origin::Option));
     given.unwrap_or_else(commands::default_socket)
 }
 
-/// Returns the typed values of an option.
+/// Returns the values of an option in the command line to complete.
 fn values(names: &[&str]) -> Vec<String> {
     let words: Vec<String> = typed().into_iter().filter_map(|word| word.into_string().ok()).collect();
     let mut found = Vec::new();
@@ -93,12 +93,12 @@ fn values(names: &[&str]) -> Vec<String> {
     found
 }
 
-/// Returns whether one of these words was typed.
+/// Returns whether the command line to complete contains one of these words.
 fn has_word(names: &[&str]) -> bool {
     typed().iter().any(|word| is_one_of(word, names))
 }
 
-/// Returns whether `-g` selects a GPU, or is not given.
+/// Returns whether the command line to complete selects the GPU with `-g`, or has no `-g`.
 fn is_selected(gpu: &Gpu) -> bool {
     let selectors = values(&["-g", "--gpu", "-i"]);
     Selector::resolve(&selectors, &[gpu]).is_ok_and(|found| !found.is_empty())
@@ -114,8 +114,7 @@ fn gpus(current: &str) -> Vec<Candidate> {
     found.into_iter().map(|gpu| (gpu.index.to_string(), gpu.name)).chain(all).collect()
 }
 
-/// A profile, the number of its existing instances, and the number of instances that can still be
-/// created.
+/// A profile: how many of its instances exist, and how many more can be created.
 struct Room {
     profile: String,
     devices: usize,
@@ -123,7 +122,7 @@ struct Room {
     remaining: usize,
 }
 
-/// Returns the profiles of the selected GPUs, the smallest first.
+/// Returns the profiles of the selected GPUs, smallest first.
 fn rooms() -> Vec<Room> {
     let (gpus, devices) = ask(async |client| Ok((client.gpus(true).await?, client.mig_devices().await?)));
     let gpus: Vec<Gpu> = gpus.into_iter().filter(is_selected).collect();
@@ -146,8 +145,7 @@ fn rooms() -> Vec<Room> {
     rooms
 }
 
-/// Lists profiles. For `mig list`, lists the profiles of existing devices. Otherwise, lists the
-/// profiles with free capacity.
+/// Lists profiles: for `mig list`, those of existing devices; otherwise, those with free capacity.
 fn profiles(_current: &str) -> Vec<Candidate> {
     let is_list = has_word(&["mig"]);
     let is_offered = |room: &Room| if is_list { room.devices > 0 } else { room.free + room.remaining > 0 };
@@ -158,8 +156,8 @@ fn described(room: Room) -> Candidate {
     (room.profile, format!("{} free, {} more can be created", room.free, room.remaining))
 }
 
-/// Lists layout entries: existing instances for `mig remove`, profiles with free capacity for `mig
-/// add`.
+/// Lists layout entries: for `mig remove`, the existing instances; for `mig add`, profiles with
+/// free capacity.
 fn entries(_current: &str) -> Vec<Candidate> {
     if !has_word(&["remove"]) {
         return rooms().into_iter().filter(|room| room.remaining > 0).map(described).collect();
@@ -176,7 +174,7 @@ fn entries(_current: &str) -> Vec<Candidate> {
     found
 }
 
-/// Lists the layouts of the config, and profiles as entries after a comma.
+/// Lists the layouts in the config; after a comma, lists profiles.
 fn layouts(current: &str) -> Vec<Candidate> {
     let before = current.rfind(',').map_or("", |at| &current[..=at]);
     let entries = rooms().into_iter().map(|room| (format!("{before}{}", room.profile), "profile".to_owned()));
@@ -188,7 +186,7 @@ fn layouts(current: &str) -> Vec<Candidate> {
     named.chain([("none".to_owned(), "no instances".to_owned())]).chain(entries).collect()
 }
 
-/// Lists MPS targets, and MIG devices too if the command requests a lease.
+/// Lists MPS targets. If the command requests a lease, also lists MIG devices.
 fn targets(_current: &str) -> Vec<Candidate> {
     let daemons = ask(async |client| client.mps().await);
     let daemon = |daemon: &MpsDaemon| (mps::argument(daemon), format!("MPS, {}", mps::state(daemon.state).0));
@@ -205,7 +203,7 @@ fn targets(_current: &str) -> Vec<Candidate> {
     found
 }
 
-/// Lists leases. If a command accepts only the caller's leases, lists only these.
+/// Lists leases. If the command accepts only the caller's leases, lists only those.
 fn leases(_current: &str) -> Vec<Candidate> {
     let uid = nix::unistd::getuid().as_raw();
     let is_any = uid == 0 || has_word(&["show", "revoke"]);
@@ -219,8 +217,8 @@ fn leases(_current: &str) -> Vec<Candidate> {
     .collect()
 }
 
-/// Lists operations, latest first. If a command accepts only operations that have not ended, lists
-/// only these.
+/// Lists operations, latest first. If the command accepts only operations that have not ended,
+/// lists only those.
 fn operations(_current: &str) -> Vec<Candidate> {
     let is_unfinished = has_word(&["wait", "cancel"]);
     let found = ask(async |client| client.last_operations(OPERATIONS, None).await);
@@ -228,7 +226,7 @@ fn operations(_current: &str) -> Vec<Candidate> {
     found.map(|one| (one.id, format!("{}, {}", one.kind, one.state))).collect()
 }
 
-/// Lists objects of audit records.
+/// Lists what can be the object of audit records.
 fn objects(current: &str) -> Vec<Candidate> {
     [gpus(current), targets(current), leases(current), operations(current)].concat()
 }

@@ -1,11 +1,11 @@
-//! The appearance of the output: width, characters, colors, and how text is fitted.
+//! The appearance of the output: its width, characters and colors. Fits text to it.
 
 use anstyle::{AnsiColor, Style};
 use gpush_api::text::{REPLACEMENT, plain_char};
 use jiff::Timestamp;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Characters that the output may contain.
+/// Which characters the output may contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Charset {
     /// The locale is UTF-8.
@@ -19,16 +19,16 @@ pub(crate) enum Charset {
 pub(crate) struct Appearance {
     /// Width in columns.
     pub(crate) width: usize,
-    /// Whether tables may wrap and text may be cut to the width. False for a pipe, because the
-    /// reader of a pipe needs one complete line for each row.
+    /// Whether tables may wrap, and text may be cut to the width. False for a pipe, because a program that reads it
+    /// needs each row complete and on one line.
     pub(crate) wraps: bool,
     /// Whether tables have headings.
     pub(crate) headings: bool,
-    /// Whether lists show all columns, also those that are usually left out (`-o wide`).
+    /// Whether lists show all columns, even those that are left out by default (`-o wide`).
     pub(crate) wide: bool,
     /// Permitted characters.
     pub(crate) charset: Charset,
-    /// The current time, from which ages are computed.
+    /// The current time, with which ages are computed.
     pub(crate) now: Timestamp,
 }
 
@@ -42,7 +42,7 @@ pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 pub(crate) const NEW: Style = AnsiColor::Green.on_default();
 pub(crate) const GONE: Style = AnsiColor::Red.on_default();
 
-/// Returns text in a style. Plain text gets no escape codes.
+/// Returns text in a style. For plain text, adds no escape codes.
 pub(crate) fn paint(style: Style, text: &str) -> String {
     if style.is_plain() || text.is_empty() { text.to_owned() } else { format!("{style}{text}{style:#}") }
 }
@@ -58,7 +58,7 @@ pub(crate) fn pad(text: &str, columns: usize) -> String {
 }
 
 impl Appearance {
-    /// Returns the text that the character set permits.
+    /// Returns `utf8` or `ascii`, whichever the character set permits.
     pub(crate) fn pick(&self, utf8: &'static str, ascii: &'static str) -> &'static str {
         match self.charset {
             Charset::Utf8 => utf8,
@@ -66,9 +66,8 @@ impl Appearance {
         }
     }
 
-    /// Cleans text from other sources, such as a command line or a user name. gpushd applies the
-    /// same rule, but an older gpushd may not. Also replaces characters that are not in the
-    /// character set.
+    /// Removes control characters from text of other sources, such as a command line or a user name. gpushd does this
+    /// too, but an older gpushd may not. Also replaces characters that the character set does not permit.
     pub(crate) fn clean(&self, text: &str) -> String {
         let shown = |c: char| match self.charset {
             Charset::Ascii if !c.is_ascii() => REPLACEMENT,
@@ -77,8 +76,8 @@ impl Appearance {
         text.chars().map(shown).collect()
     }
 
-    /// Cuts text to a width. Adds an ellipsis if something was cut. Does not cut text for a pipe,
-    /// because the program that reads the pipe needs the whole text.
+    /// Cuts text to a width, and marks this with an ellipsis. Does not cut text for a pipe, because a program that
+    /// reads the pipe needs the whole text.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
         if !self.wraps || width(text) <= columns {
             return text.to_owned();
@@ -98,10 +97,8 @@ impl Appearance {
         out + ellipsis
     }
 
-    /// Breaks text at blanks into lines that fit. The first line starts with `first`, and the other
-    /// lines are indented by the width of `first`. Does not break a word, even if it is longer than
-    /// a line. Does not break a command in backquotes that fits into one line, because users copy
-    /// it.
+    /// Breaks text at blanks into lines. The first line starts with `first`, the others are indented by its width.
+    /// Never breaks a word. Never breaks a command in backquotes that fits into one line, because users copy it.
     pub(crate) fn wrap(&self, first: &str, text: &str) -> Vec<String> {
         let indent = width(first);
         let lines = broken(text, self.width.saturating_sub(indent).max(20)).into_iter().enumerate();
@@ -113,12 +110,12 @@ impl Appearance {
         then.to_zoned(jiff::tz::TimeZone::system()).strftime("%F %T").to_string()
     }
 
-    /// Describes roughly how long ago a time was: `40s ago`, `2h ago`.
+    /// Describes roughly how long ago the time `then` was: `40s ago`, `2h ago`.
     pub(crate) fn ago(&self, then: Timestamp) -> String {
         format!("{} ago", rough(self.now.as_second().saturating_sub(then.as_second())))
     }
 
-    /// Describes roughly how far ahead a time is: `in 40s`, `in 2h`.
+    /// Describes roughly how long it is until the time `then`: `in 40s`, `in 2h`.
     pub(crate) fn ahead(&self, then: Timestamp) -> String {
         match then.as_second().saturating_sub(self.now.as_second()) {
             ..=0 => "now".to_owned(),
@@ -127,7 +124,7 @@ impl Appearance {
     }
 }
 
-/// Formats seconds in the notation of durations, with only one unit.
+/// Formats seconds as a duration with only one unit, such as `2h`.
 fn rough(seconds: i64) -> String {
     let seconds = u64::try_from(seconds).unwrap_or(0);
     match seconds {
@@ -138,7 +135,7 @@ fn rough(seconds: i64) -> String {
     }
 }
 
-/// Breaks text at blanks into lines of `room` columns. Returns at least one line. Does not break words.
+/// Breaks text at blanks into lines of at most `room` columns. Returns at least one line. Never breaks a word.
 pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in split_words(text, room) {
@@ -156,7 +153,7 @@ pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Splits text into words. A command in backquotes is one word if it is not longer than `room`.
+/// Splits text into words. If a command in backquotes is not longer than `room`, it counts as one word.
 fn split_words(text: &str, room: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut quoted: Vec<&str> = Vec::new();
@@ -178,7 +175,7 @@ fn split_words(text: &str, room: usize) -> Vec<String> {
 
 /// Formats MiB as GiB with one decimal: `39.5`.
 pub(crate) fn gib(mib: u64) -> String {
-    // Round to tenths with integers, so that the value does not depend on the formatting of floats.
+    // Round to tenths with integers, so that the result does not depend on how floats are formatted.
     let tenths = (mib * 10 + 512) / 1024;
     format!("{}.{}", tenths / 10, tenths % 10)
 }
@@ -193,7 +190,7 @@ pub(crate) fn product(name: &str) -> &str {
     name.strip_prefix("NVIDIA ").unwrap_or(name)
 }
 
-/// Returns the PCI address, without the domain if it is the usual one.
+/// Returns the PCI address. Leaves out the domain if it is the usual one.
 pub(crate) fn pci(address: &str) -> &str {
     address.strip_prefix("0000:").unwrap_or(address)
 }

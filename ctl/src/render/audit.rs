@@ -43,8 +43,8 @@ pub(crate) fn line(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> Str
     row(record, gpus, look).join("  ").trim_end().to_owned() + "\n"
 }
 
-/// Names an object. For a GPU, returns its index, or the beginning of its UUID if the driver does
-/// not list the GPU. `--json` prints the complete UUID.
+/// Returns the name of an object. For a GPU, this is its index; if the driver does not list the
+/// GPU, the beginning of its UUID. `--json` prints the complete UUID.
 pub(crate) fn object(object: &str, gpus: &[Gpu], look: &Appearance) -> String {
     if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == object) {
         return format!("GPU {}", gpu.index);
@@ -57,7 +57,7 @@ fn short(uuid: &str) -> String {
     uuid.chars().take("GPU-00000000".len()).collect()
 }
 
-/// Describes the fields in `detail` of a record: each name with its value. Includes nested fields.
+/// Describes the details of a record: each field with its value, including nested fields.
 fn detail(detail: &Value, gpus: &[Gpu], look: &Appearance) -> String {
     let Value::Object(fields) = detail else {
         return if detail.is_null() { String::new() } else { look.clean(&detail.to_string()) };
@@ -67,10 +67,11 @@ fn detail(detail: &Value, gpus: &[Gpu], look: &Appearance) -> String {
         Some(match (name.as_str(), value) {
             ("gpus", Value::Array(all)) => all.iter().map(|one| one_gpu(one, gpus)).collect::<Vec<_>>().join("; "),
             ("why" | "gpu_uuid" | "gpu_uuids", value) => value_text(value, gpus),
-            // The name says more than the number.
+            // Leave out the uid, because the record also has the user name.
             ("uid", _) if has("user") => return None,
             ("uid", value) => format!("user: uid {value}"),
-            // `uuid` is the target, which the object of the record already names.
+            // Leave out the UUID of the target: it is the object of the record, which is already
+            // shown.
             ("uuid", _) if has("gpu_uuid") => return None,
             (name, value) => format!("{}: {}", name.replace('_', " "), value_text(value, gpus)),
         })
@@ -78,7 +79,8 @@ fn detail(detail: &Value, gpus: &[Gpu], look: &Appearance) -> String {
     look.clean(&parts.collect::<Vec<_>>().join("; "))
 }
 
-/// Returns the name of a user, or the uid if the name is not known; `None` for other objects.
+/// Returns the name of a user, or the uid if there is no name. `None` if the fields do not describe
+/// a user.
 fn user(fields: &serde_json::Map<String, Value>) -> Option<String> {
     let uid = fields.get("uid")?;
     Some(fields.get("user").and_then(Value::as_str).map_or_else(|| format!("uid {uid}"), str::to_owned))
@@ -94,7 +96,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Returns a value without the punctuation of JSON.
+/// Returns a JSON value without quotes and brackets.
 fn value_text(value: &Value, gpus: &[Gpu]) -> String {
     let all = |parts: Vec<String>| parts.join(", ");
     match value {
@@ -116,7 +118,7 @@ fn value_text(value: &Value, gpus: &[Gpu]) -> String {
     }
 }
 
-/// Describes a GPU and its layout, as the record of an apply contains them.
+/// Describes a GPU and its layout in the record of an apply.
 fn one_gpu(one: &Value, gpus: &[Gpu]) -> String {
     match (one["gpu_uuid"].as_str(), one["desired"].as_str()) {
         (Some(uuid), Some(wanted)) => {

@@ -1,7 +1,7 @@
-//! Bars that show a part of a whole: used memory with its numbers, or shares of a GPU.
+//! Bars that show which part of a whole is used, such as memory with its numbers, or shares of a GPU.
 //!
-//! `Memory::used_mib` includes the memory that the driver reserves for itself. So the bar shows use
-//! only from one percent on, and is empty for an idle GPU.
+//! `Memory::used_mib` includes the memory that the driver reserves for itself. So the bar shows use only if it is at
+//! least one percent, and is empty for an idle GPU.
 
 use gpush_api::Memory;
 
@@ -10,12 +10,12 @@ use super::{
     appearance::{QUIET, USED, gib, paint},
 };
 
-/// Draws memory as a bar of `columns`. The heavy part is the memory in use.
+/// Draws memory as a bar of `columns` columns. The heavy part is the used memory.
 pub(crate) fn line(memory: Memory, columns: usize, look: &Appearance) -> String {
     part(memory.used_mib, memory.total_mib, columns, look)
 }
 
-/// Draws a bar of `columns`, in which the heavy part is `used` of `total`. In UTF-8 it has half columns.
+/// Draws a bar of `columns` columns. The heavy part shows `used` of `total`. In UTF-8, the bar has half columns.
 pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Appearance) -> String {
     let (full, half, empty) = match look.charset {
         Charset::Utf8 => ("━", "╸", "·"),
@@ -24,9 +24,8 @@ pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Appearance) -> 
     let steps = if half.is_empty() { 1 } else { 2 };
     let all = (columns * steps) as u64;
     let used = used.min(total);
-    // Round to the nearest step. But always show use of one percent or more, and draw a full bar
-    // only if everything is used. The few MiB that the driver reserves on an idle instance do not
-    // count as use.
+    // Round to the nearest step. But if one percent or more is used, draw at least one step; draw a full bar only if
+    // everything is used. Less than one percent is what the driver reserves on an idle instance.
     let filled = match (used * all + total / 2).checked_div(total) {
         None => 0,
         Some(n) if used == total => n,
@@ -37,7 +36,7 @@ pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Appearance) -> 
     format!("{}{}", paint(USED, &heavy), paint(QUIET, &empty.repeat(rest)))
 }
 
-/// Returns `12.1/39.5 GiB`, with both numbers padded to the width of `139.5` so that they align.
+/// Returns `12.1/39.5 GiB`. Both numbers have the width of `139.5`, so that several lines align.
 pub(crate) fn figures(memory: Memory) -> String {
     format!("{:>5}/{:>5} GiB", gib(memory.used_mib), gib(memory.total_mib))
 }

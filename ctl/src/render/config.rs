@@ -37,12 +37,12 @@ pub(crate) fn config(view: &ConfigView, look: &Appearance) -> String {
     out
 }
 
-/// Draws why the current file is not active.
+/// Draws why the config file on disk is not active.
 pub(crate) fn reload_failed(trouble: &ApiError, look: &Appearance) -> String {
     trouble::lines("reload failed", trouble, 0, look).join("\n") + "\n"
 }
 
-/// Draws the settings in the file that wait for a restart.
+/// Draws the settings in the file that take effect only after a restart.
 fn pending(settings: &[PendingRestart], look: &Appearance) -> String {
     let heading =
         format!("{} for a restart of gpushd:", if settings.len() == 1 { "One setting waits" } else { "Settings wait" });
@@ -52,7 +52,7 @@ fn pending(settings: &[PendingRestart], look: &Appearance) -> String {
     format!("{}\n{}", paint(NOTE, &heading), table(&columns, rows, 0, look))
 }
 
-/// Draws the rules in order, with the GPUs that each one claims.
+/// Draws the rules in their order, each with the GPUs that it claims.
 pub(crate) fn rules(rules: &[RuleView], look: &Appearance) -> String {
     let columns = [
         ("RULE", Align::Left),
@@ -81,12 +81,12 @@ pub(crate) fn rules(rules: &[RuleView], look: &Appearance) -> String {
     }
 }
 
-/// Returns whether a plan is about a MIG layout. Returns false for a GPU that is shared as a whole.
+/// Returns whether a plan is about a MIG layout, not about a GPU that is shared as a whole.
 fn is_cut(plan: &GpuPlan) -> bool {
     plan.layout.iter().any(|entry| entry != "none")
 }
 
-/// Describes what the mechanism of each rule isolates, one line each.
+/// Draws what each rule isolates, one line for each rule.
 fn isolation(view: &ConfigView, look: &Appearance) -> String {
     let lines = view.rules.iter().flat_map(|rule| {
         let first = format!("{}: ", look.clean(&rule.name));
@@ -96,8 +96,8 @@ fn isolation(view: &ConfigView, look: &Appearance) -> String {
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
-/// Draws `gpushctl config check` of a valid file. `gpus` contains the GPUs of the offline host, if
-/// a host is named.
+/// Draws `gpushctl config check` for a valid file. `gpus` are the GPUs of the offline host, if one
+/// was given.
 pub(crate) fn checked(
     view: &ConfigView,
     findings: &[String],

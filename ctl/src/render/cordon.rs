@@ -20,7 +20,7 @@ pub(crate) fn draining(gpus: &[Gpu], look: &Appearance) -> String {
     cordoned(gpus, look) + &look.wrap("", &next).join("\n") + "\n"
 }
 
-/// Draws the result of `gpu drain`, when the GPUs are idle.
+/// Draws the result of `gpu drain` after the GPUs have become idle.
 pub(crate) fn drained(gpus: &[Gpu], look: &Appearance) -> String {
     lines(gpus, look, |_| "cordoned, and nothing uses it".to_owned())
 }

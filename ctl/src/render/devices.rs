@@ -13,7 +13,7 @@ use super::{
 /// Columns that only `-o wide` shows.
 const WIDE: [&str; 3] = ["PROFILE", "PIDS", "GPU UUID"];
 
-/// Lists the devices of `gpushctl mig list`. `gpus` are the selected GPUs.
+/// Lists the MIG devices for `gpushctl mig list`. `gpus` are the selected GPUs.
 pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let columns = [
@@ -48,7 +48,7 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Li
         columns.iter().zip(row).filter(|((name, _), _)| is_shown(name)).map(|(_, cell)| cell).collect()
     };
     let shown: Vec<_> = columns.iter().copied().filter(|(name, _)| is_shown(name)).collect();
-    // Users copy UUIDs, so other columns are left out before a UUID is shortened.
+    // If there is not enough room, leave out other columns before shortening a UUID, because users copy UUIDs.
     let narrow = Narrow { uuids: Some("UUID"), ..Narrow::spare(&["GI", "CI", "GIB"]).prose() };
     Listing::new(&shown, devices.iter().map(row).collect(), narrow, look)
         .names(devices.iter().map(|one| format!("{}:{}", one.gpu, one.instance)))
@@ -56,7 +56,8 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Li
         .or_empty(&none(gpus))
 }
 
-/// Names a device: `1c.3g.40gb in 3g.40gb@4`, or only the instance if the compute instance uses all of it.
+/// Returns the name of a device: `1c.3g.40gb in 3g.40gb@4`; or only the GPU instance if the compute instance uses all
+/// of it.
 fn name(one: &MigDevice) -> String {
     let whole = one.instance.split('@').next() == Some(&one.profile);
     if whole { one.instance.clone() } else { format!("{} in {}", one.profile, one.instance) }
@@ -72,13 +73,13 @@ fn usage(of: DeviceUse) -> String {
     paint(style, of.name())
 }
 
-/// Returns the ids of the processes that the caller may see.
+/// Returns the pids of the processes that the user may see.
 fn pids(one: &MigDevice) -> String {
     let pids: Vec<String> = one.processes.iter().filter_map(|process| process.pid).map(|pid| pid.to_string()).collect();
     if pids.is_empty() { "-".to_owned() } else { pids.join(",") }
 }
 
-/// Describes the use of a device: processes, lease holders with the end of the lease, or why it is reserved.
+/// Describes how a device is used: its processes, the holders of its leases, or why it is reserved.
 fn detail(one: &MigDevice, look: &Appearance) -> String {
     match one.usage {
         DeviceUse::Free => String::new(),
@@ -93,7 +94,7 @@ fn detail(one: &MigDevice, look: &Appearance) -> String {
     }
 }
 
-/// Names the holders of the leases on a device, each with its lease and the end of the lease.
+/// Returns the holders of the leases on a device, each with the id and the end of the lease.
 fn holders(one: &MigDevice, look: &Appearance) -> String {
     let holder = |grant: &gpush_api::DeviceGrant| {
         let user = grant.user.clone().unwrap_or_else(|| format!("uid {}", grant.uid));

@@ -1,10 +1,10 @@
-//! Findings of `gpushctl doctor`: one line each, with the causes and the hint below.
+//! Findings of `gpushctl doctor`: one line each. The causes and the hint are below.
 
 use gpush_doctor::{Finding, Severity};
 
 use super::appearance::{Appearance, BAD, NOTE, PLAIN, count, paint};
 
-/// Widths of the area and of the severity, in columns.
+/// Width of the area in each line. `SEVERITY` is the width of the severity after it.
 const AREA: usize = 9;
 const SEVERITY: usize = 8;
 

@@ -20,10 +20,10 @@ use super::{
     timeslice,
 };
 
-/// Widths of the object and of the state, in columns.
+/// Widths of the columns with the object and the state.
 const COLUMNS: (usize, usize) = (8, 11);
 
-/// Returns the time of an event. `None` for an event that this version does not know.
+/// Returns the time of an event. `None` if gpushctl does not know this kind of event.
 pub(crate) fn time(told: &ReceivedEvent) -> Option<Timestamp> {
     match told {
         ReceivedEvent::Known(event) => Some(event.at),
@@ -31,7 +31,7 @@ pub(crate) fn time(told: &ReceivedEvent) -> Option<Timestamp> {
     }
 }
 
-/// Returns whether an event is a step of an operation, and not its begin, its end or a note.
+/// Returns whether an event is about a step of an operation, not about its begin, its end or a note.
 pub(crate) fn is_step(told: &ReceivedEvent) -> bool {
     let ReceivedEvent::Known(event) = told else { return false };
     match &event.what {
@@ -39,8 +39,7 @@ pub(crate) fn is_step(told: &ReceivedEvent) -> bool {
             let is_going = matches!(change.operation.state, OperationState::Running | OperationState::Cancelling);
             change.note.is_none() && is_going && change.progress.iter().any(|gpu| gpu.done > 0 || gpu.doing.is_some())
         }
-        // While an operation changes a GPU, an event about the GPU shows only intermediate
-        // instances.
+        // If an operation is changing the GPU, the event shows only intermediate instances.
         EventPayload::Gpu(change) => {
             let between = |aspect: &GpuAspect| matches!(aspect, GpuAspect::Instances | GpuAspect::Drift);
             change.state == GpuState::Changing && change.changed.iter().all(between)
@@ -91,12 +90,12 @@ fn utc(at: Timestamp) -> String {
 pub(crate) fn line(told: &ReceivedEvent, gpus: &[Gpu], look: &Appearance) -> String {
     match told {
         ReceivedEvent::Known(event) => known(event, gpus, look),
-        // Print an event of a newer kind as received.
+        // gpushctl does not know this kind of event, so print what gpushd sent.
         ReceivedEvent::Unknown(value) => format!("{}\n", look.clean(&value.to_string())),
     }
 }
 
-/// Returns the object of an event, its state with a style, and the text.
+/// Returns the columns of an event: its object, its state with a style, and its text.
 fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static str, Style), String) {
     match &event.what {
         EventPayload::Operation(change) => {
@@ -149,7 +148,7 @@ fn known(event: &Event, gpus: &[Gpu], look: &Appearance) -> String {
     if !look.wraps || width(&text) <= room {
         return format!("{}\n", format!("{}  {text}", line(&word)).trim_end());
     }
-    // The text starts next to the other columns if there is enough room. Otherwise it starts below them.
+    // Print the text next to the other columns if there is enough room. Otherwise print it below them.
     let (hang, mut out) =
         if room >= PROSE { (before, format!("{}  ", line(&word))) } else { (BELOW, line(word.trim_end()) + "\n") };
     for (at, more) in broken(&text, look.width.saturating_sub(hang)).into_iter().enumerate() {
@@ -163,7 +162,7 @@ fn name(actor: &Actor) -> String {
     actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
 }
 
-/// Describes an operation by its note, or else by its current steps, or else by kind, user and GPUs.
+/// Describes an operation: by its note; else by its current steps; else by its kind, user and GPUs.
 fn of_operation(change: &OperationChange) -> String {
     if let Some(note) = &change.note {
         return note.clone();
@@ -189,7 +188,7 @@ fn lease_state(change: &LeaseChange) -> (&'static str, Style) {
     (change.state.name(), if change.state == LeaseState::Active { PLAIN } else { NOTE })
 }
 
-/// Describes a lease: kind, holder, and the reason of its end.
+/// Describes a lease: its kind, its holder, and why it ended.
 fn of_lease(change: &LeaseChange) -> String {
     let holder = change.holder.user.clone().unwrap_or_else(|| format!("uid {}", change.holder.uid));
     let reason = change.reason.map_or_else(String::new, |reason| format!(": {}", reason.name().replace('_', " ")));

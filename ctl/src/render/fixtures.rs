@@ -1,4 +1,4 @@
-//! Hosts and operations for snapshot tests, made from the API's types.
+//! Sample hosts and operations for snapshot tests, as the API describes them.
 
 use gpush_api::{
     Actor, Architecture, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, GpuState, Health, HealthStatus,
@@ -12,7 +12,7 @@ use super::{Appearance, Charset, status::Status};
 pub(crate) mod lease;
 pub(crate) mod mps;
 
-/// Time of the readings in all fixtures.
+/// Time of all readings in the samples.
 pub(crate) const READ_AT: i64 = 1_790_000_000;
 
 pub(crate) fn look(width: usize, charset: Charset) -> Appearance {
@@ -20,7 +20,7 @@ pub(crate) fn look(width: usize, charset: Charset) -> Appearance {
     Appearance { width, wraps: true, headings: true, wide: false, charset, now }
 }
 
-/// Returns the text of a snapshot, without colors.
+/// Removes colors from the text of a snapshot.
 pub(crate) fn plain(text: &str) -> String {
     anstream::adapter::strip_str(text).to_string()
 }
@@ -41,7 +41,7 @@ pub(crate) fn hidden() -> Process {
     Process { pid: None, uid: None, user: None, command: None, kind: ProcessKind::Compute, memory_mib: None }
 }
 
-/// An instance with one compute instance that uses all of it.
+/// A GPU instance with one compute instance that uses all of it.
 pub(crate) fn instance(
     id: u32,
     profile: &str,
@@ -117,7 +117,7 @@ pub(crate) fn mig(slices: u8, instances: Vec<GpuInstance>) -> Mig {
     }
 }
 
-/// A host that has every state that `status` shows.
+/// A host with GPUs in every state that `status` can show.
 pub(crate) fn mixed() -> Vec<Gpu> {
     let a100 = "NVIDIA A100-SXM4-80GB";
     let train = process(4123, "alice", "python train.py --epochs 90 --data /srv/imagenet", 12_400);
@@ -198,7 +198,7 @@ pub(crate) fn mixed() -> Vec<Gpu> {
     vec![busy, drifting, changing, empty, pending, unmanaged, degraded, lost]
 }
 
-/// Eight GPUs with seven instances each: the longest usual output.
+/// Eight GPUs with seven instances each, for the longest usual output.
 pub(crate) fn full() -> Vec<Gpu> {
     (0..8)
         .map(|index| {
@@ -244,7 +244,7 @@ fn span(start: u8, size: u8) -> Placement {
     Placement { start, size }
 }
 
-/// A plan for the first GPU of [`mixed`]. It keeps the busy instances, and replaces a 2g instance by two small ones.
+/// A plan for the first GPU of [`mixed`]: keeps the busy instances, and replaces a 2g instance by two small ones.
 pub(crate) fn plan() -> GpuPlan {
     let gpu = &mixed()[0];
     let create = |start| {
@@ -285,7 +285,7 @@ pub(crate) fn plan_without_steps(index: u32) -> GpuPlan {
     GpuPlan { gpu: index, uuid: gpu.uuid.clone(), name: gpu.name.clone(), steps: Vec::new(), ..plan() }
 }
 
-/// An operation with the plan for GPU 0. GPU 2 needs no change.
+/// An operation that executes [`plan`] on GPU 0 and needs no change on GPU 2.
 pub(crate) fn operation(state: OperationState) -> Operation {
     let plans = vec![plan(), plan_without_steps(2)];
     let progress = plans.iter().map(|p| StepState {

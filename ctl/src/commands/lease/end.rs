@@ -13,7 +13,7 @@ pub(super) async fn renew(client: &mut Client, id: LeaseId, duration_s: u64, out
 
 pub(super) async fn release(client: &mut Client, ids: &[LeaseId], out: &Output) -> Outcome {
     let (mut released, mut errors) = (Vec::new(), Vec::new());
-    // If the release of one lease fails, the other leases are still released.
+    // If one lease cannot be released, still release the others.
     for id in ids {
         match client.lease_release(*id).await {
             Ok(lease) => released.push(lease),

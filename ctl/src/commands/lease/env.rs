@@ -23,8 +23,8 @@ pub(super) fn run(
 ) -> Outcome {
     let printed = print(global, id, flags, held, quiet, out);
     if printed.is_err() && !out.json {
-        // `eval "$(gpushctl lease env L17)"` ignores the exit status of gpushctl. Without this
-        // output, the next program would run outside of the lease.
+        // `eval "$(gpushctl lease env L17)"` ignores the exit status of gpushctl. So print a
+        // command that fails; otherwise the next program would run without the lease.
         out.verbatim(SHELL_FAILURE.as_bytes())?;
     }
     printed
@@ -58,7 +58,7 @@ fn print(
             out.verbatim(environment.text(format).as_bytes())
         });
         if let (Err(failure), Some(_)) = (printed, &asked) {
-            // The user did not get the environment, so release the lease.
+            // The user did not get the environment and cannot use the new lease, so release it.
             let _ = client.lease_release(granted.lease.id).await;
             return Err(failure);
         }
@@ -69,8 +69,7 @@ fn print(
     })
 }
 
-/// Parses and checks the environment of a grant, because only plain values may reach a shell or a
-/// command.
+/// Parses and checks the environment of a lease: only plain values may reach a shell or a command.
 pub(super) fn parse_environment(granted: &LeaseGrant) -> Result<Environment, ApiError> {
     Environment::from_variables(&granted.environment).map_err(|error| {
         let message = format!("gpushd sent an environment for {} that gpushctl cannot use", granted.lease.id);

@@ -1,8 +1,8 @@
 //! Requests a lease, and waits in the queue until it is granted.
 //!
-//! gpushd responds when the lease is granted. Meanwhile this process shows the position in the queue, which it reads
-//! over a second connection. If this process exits early, its connection closes, and gpushd removes the request from
-//! the queue.
+//! gpushd answers a request when the lease is granted. Until then, this process reads its place in the queue over a
+//! second connection and shows it. If this process exits earlier, its connection closes, and gpushd removes the request
+//! from the queue.
 
 use std::{io::IsTerminal, time::Duration};
 
@@ -21,10 +21,10 @@ use crate::{
     render::lease,
 };
 
-/// Pause before each read of the queue.
+/// Interval at which gpushctl reads the queue.
 const POLL: Duration = Duration::from_secs(1);
 
-/// A request, and how to send it.
+/// A request for a lease, and how to send it.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) request: LeaseRequest,
@@ -32,23 +32,24 @@ pub(super) struct Asked {
     pub(super) quiet: bool,
 }
 
-/// Creates the request of `lease request` and `lease env`. If no end is given, the lease ends with the login session.
+/// Creates the request of `lease request` and `lease env`. If the flags set no end, the lease ends with the login
+/// session.
 pub(super) fn bound(flags: &RequestFlags, held: &LeaseBindingFlags) -> Result<LeaseRequest, ApiError> {
     let mut request = flags.request()?;
     request.holder = held.user.as_deref().map(uid).transpose()?;
     (request.process, request.bind_to) = match (held.with, request.duration_s) {
-        // gpushd binds the lease to the cgroup of the login session or container. If it finds none,
-        // it binds the lease to the session leader, and refuses a request without one.
+        // gpushd binds the lease to the cgroup of the login session or container. If there is none, gpushd binds it to
+        // the session leader; if there is no session leader either, gpushd refuses the request.
         (None, None) => (session()?, BindTo::Cgroup),
         (with, _) => (with, BindTo::Process),
     };
     Ok(request)
 }
 
-/// Requests the lease and waits for the grant.
+/// Requests a lease and waits until it is granted.
 ///
 /// # Errors
-/// If the lease is refused, or not granted in time.
+/// If the request is refused, or not granted in time.
 pub(super) async fn granted(
     client: &mut Client,
     global: &Global,
@@ -70,8 +71,7 @@ pub(super) async fn granted(
             granted = &mut granted => return Ok(granted?),
             leases = watcher.leases(0) => leases,
         };
-        // If a read fails, it is repeated later. The failure does not affect the request, which has
-        // a separate connection.
+        // If the queue cannot be read, try again later. This does not affect the request, which has its own connection.
         let Some(queued) = leases.iter().flatten().find(|lease| is_own(lease)) else { continue };
         let text = lease::waits(queued, &out.look);
         if text != shown {
@@ -81,14 +81,13 @@ pub(super) async fn granted(
     }
 }
 
-/// Returns whether a lease is the pending request of this process.
+/// Returns whether a lease belongs to the request that this process is waiting for.
 fn is_own(lease: &Lease) -> bool {
     let pid = lease.asked_by.as_ref().and_then(|actor| actor.pid);
     matches!(lease.state, LeaseState::Queued | LeaseState::Granting) && pid == Some(std::process::id())
 }
 
-/// Prints the warnings of a grant. On a terminal, also prints why the lease has no cgroup. Prints
-/// nothing if `quiet` is set.
+/// Prints the warnings of a granted lease. On a terminal, also prints why the lease is not bound to a cgroup.
 pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
     if quiet {
         return;
@@ -117,8 +116,8 @@ fn uid(user: &str) -> Result<u32, ApiError> {
     }
 }
 
-/// Returns the pid of the session leader of this command. A lease without another end ends when the
-/// session leader exits. Returns `None` if no leader is suitable, as in many containers.
+/// Returns the pid of the session leader of this command. If the flags set no end, the lease ends when the session
+/// leader exits. Returns `None` if there is no suitable session leader, as in many containers.
 fn session() -> Result<Option<u32>, ApiError> {
     let no_end = |cause: String| {
         let error =
@@ -127,7 +126,7 @@ fn session() -> Result<Option<u32>, ApiError> {
         error.hint("add `--for 2h`, or add `--with $$` to end the lease with the shell")
     };
     let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
-    // 0 means a process outside of this container. Process 1 never exits, so it is not a valid end.
+    // Pid 0 means that the leader is outside this container. Process 1 never exits, so it cannot end a lease.
     let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
     let Some(pid) = pid else { return Ok(None) };
     match kill(Pid::from_raw(leader.as_raw()), None) {

@@ -28,12 +28,13 @@ pub(super) async fn list(client: &mut Client, which: &Gpus, mine: bool, ended: u
     Ok(0)
 }
 
-/// Returns whether a lease has a share of one of these GPUs, or waits for one of them.
+/// Returns whether a lease has a share of one of the GPUs in `chosen`, or waits for one.
 fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
     if !lease.members.is_empty() {
         return lease.members.iter().any(|member| chosen.iter().any(|gpu| gpu.uuid == member.gpu));
     }
-    // The requests of other users are hidden, so these leases may wait for any GPU.
+    // gpushd does not show the requests of other users. Without a request, the lease may wait for
+    // any GPU.
     let wanted = lease.request.as_ref().map(|request| request.gpus.as_slice()).unwrap_or_default();
     match super::super::select(all.to_vec(), wanted) {
         Ok(wanted) => wanted.iter().any(|gpu| chosen.iter().any(|one| one.uuid == gpu.uuid)),

@@ -29,7 +29,7 @@ pub(super) fn become_command(global: &Global, args: &RunArgs, out: &Output) -> O
     run::run(global, args, out)
 }
 
-/// Ends `run` with an error, because its command line is invalid.
+/// Ends `gpushctl run` with the error that its command line is invalid.
 pub(super) fn refused(error: ApiError, out: &Output) -> Outcome {
     run::report_error(error.into(), NO_COMMAND, out)
 }
@@ -60,7 +60,7 @@ async fn requested(client: &mut Client, global: &Global, asked: &Asked, out: &Ou
     let granted = grant::granted(client, global, asked, out).await?;
     let gpus = gpus(client).await;
     if let Err(failure) = print(&granted, &gpus, asked.quiet, out) {
-        // The user does not know the id and cannot release the lease, so release it here.
+        // Release the lease, because the user does not know its id and cannot release it.
         let _ = client.lease_release(granted.lease.id).await;
         return Err(failure);
     }
@@ -75,21 +75,21 @@ fn print(granted: &LeaseGrant, gpus: &[Gpu], quiet: bool, out: &Output) -> Resul
     out.list(granted, |look| lease::granted(granted, gpus, look))
 }
 
-/// Returns the GPUs of the host, from which targets get their names. If the GPUs cannot be read,
-/// targets are named by their UUIDs.
+/// Returns the GPUs of the host, to show the names of targets. If this fails, the output shows
+/// UUIDs.
 async fn gpus(client: &mut Client) -> Vec<Gpu> {
     client.gpus(false).await.unwrap_or_default()
 }
 
-/// Returns the open leases. Requests them only if a rule claims one of the GPUs, because other GPUs
-/// cannot be leased. If the request fails, the rest of the output is still shown.
+/// Returns the leases that have not ended. Requests them only if one of the GPUs has a rule,
+/// because other GPUs cannot be leased. If the request fails, the command still shows the rest.
 pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<Lease> {
     if gpus.iter().all(|gpu| gpu.rule.is_none()) {
         return Vec::new();
     }
     match client.leases(0).await {
         Ok(leases) => leases,
-        // This gpushd does not support leases.
+        // This gpushd is too old for leases.
         Err(error) if error.code() == Code::NotFound => Vec::new(),
         Err(error) => {
             out.remark(&(out.look.wrap("leases are not shown: ", &error.error.message).join("\n") + "\n"));
@@ -98,8 +98,8 @@ pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<L
     }
 }
 
-/// Describes the leases that occupy a GPU, with their holders, such as `lease L17 of alice`. A
-/// holder can start programs at any time.
+/// Describes the leases on a GPU with their holders, such as `lease L17 of alice`. Even without a
+/// process, a holder can start programs at any time.
 pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
     let has_gpu = |lease: &&Lease| lease.members.iter().any(|member| member.gpu == gpu.uuid);
     let holding = leases.iter().filter(|lease| lease.state.holds_capacity()).filter(has_gpu);

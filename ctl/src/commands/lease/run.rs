@@ -5,8 +5,8 @@
 //!                                              └► exec fails: the lease is released
 //! ```
 //!
-//! So the lease belongs to the command itself, without a process in between whose exit could end
-//! the lease. The terminal, signals and exit status are those of the command.
+//! So the lease belongs to the command itself. There is no process in between whose exit could end the lease. The
+//! terminal, signals and exit status are those of the command.
 
 use std::{
     ffi::OsString,
@@ -30,14 +30,14 @@ use crate::{
     render::lease,
 };
 
-/// Maximum time for the release of a lease whose command cannot run. The lease ends with this process anyway.
+/// Maximum time for the release of a lease if the command cannot run. Without a release, the lease ends when this
+/// process exits.
 const RELEASE: Duration = Duration::from_secs(2);
 
 /// Environment variable that names the lease of a process.
 const LEASE: &str = "GPUSH_LEASE";
 
-/// Prefix of the variables of MPS clients. The variables of another lease must not reach the
-/// command.
+/// Prefix of the environment variables for MPS. gpushctl removes them, because they may belong to another lease.
 const MPS: &str = "CUDA_MPS_";
 
 pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
@@ -60,7 +60,7 @@ pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
     report_error(exit::io(format!("cannot run {}", Path::new(program).display()), &cause).into(), status, out)
 }
 
-/// Prints an error of `run` itself, and returns its exit status.
+/// Prints an error of `gpushctl run` itself, and returns its exit status.
 pub(super) fn report_error(failure: Failure, status: u8, out: &Output) -> Outcome {
     match failure {
         Failure::Error(error) => out.error(&error),
@@ -69,7 +69,7 @@ pub(super) fn report_error(failure: Failure, status: u8, out: &Output) -> Outcom
     Ok(status)
 }
 
-/// Returns the lease for the command, its environment, and whether the lease is new.
+/// Returns the lease for the command and its environment. The last value is true if the lease is new.
 fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, Environment, bool), Failure> {
     let is_request = args.request.is_given();
     if args.lease.is_some() && is_request {
@@ -79,8 +79,8 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     }
     let mut request = args.request.request().map_err(ApiError::from)?;
     request.process = Some(std::process::id());
-    // The scope of the lease contains all processes that the command starts. If gpushd cannot
-    // create a scope, the lease ends with this process.
+    // Request a new scope, which contains all processes that the command starts. If gpushd cannot create one, the lease
+    // ends when this process exits.
     request.bind_to = BindTo::Scope;
     let asked = grant::Asked { request, quiet: args.quiet };
     super::super::with_agent(global, async |client| {
@@ -108,8 +108,8 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     })
 }
 
-/// Returns the lease of this process if the lease is open. The environment of a shell may still
-/// name a lease that has ended.
+/// Returns the lease that the environment of this process names. Returns `None` if it has ended, as it may have in an
+/// old shell.
 async fn open_lease(client: &mut Client) -> Option<LeaseId> {
     let id: LeaseId = std::env::var(LEASE).ok()?.parse().ok()?;
     let lease = client.lease_of(id).await.ok()?;
@@ -126,10 +126,10 @@ fn nested(around: LeaseId) -> ApiError {
     ))
 }
 
-/// Returns the environment of a lease of this user.
+/// Returns the environment of a lease that the user holds.
 ///
-/// A process outside the Slurm job or container of a lease cannot enter that lease. Within the container,
-/// `GPUSH_LEASE` names the lease and no `--lease` is needed, so only a `named` lease is checked.
+/// Refuses the lease of a Slurm job, which a process can enter only through Slurm. Refuses the lease of a container only
+/// if `--lease` names it: inside the container, `GPUSH_LEASE` already names the lease.
 async fn enter(client: &mut Client, id: LeaseId, named: bool) -> Result<LeaseGrant, Failure> {
     let granted = client.lease_environment(id).await?;
     let refused = |code, message: String| ApiError::new(code, message);
@@ -154,7 +154,7 @@ async fn enter(client: &mut Client, id: LeaseId, named: bool) -> Result<LeaseGra
     Ok(granted)
 }
 
-/// Executes the command in this process. Returns only if that fails.
+/// Replaces this process by the command. Returns only if this fails.
 fn execute(environment: &Environment, program: &OsString, arguments: &[OsString]) -> std::io::Error {
     let mut command = Command::new(program);
     command.args(arguments);
@@ -168,7 +168,7 @@ fn execute(environment: &Environment, program: &OsString, arguments: &[OsString]
     command.envs(environment.variables()).exec()
 }
 
-/// Releases the lease. Failures are ignored, because the lease ends with this process anyway.
+/// Releases the lease. Ignores errors, because the lease ends anyway when this process exits.
 fn release(global: &Global, id: LeaseId) {
     let _ = super::super::with_agent(global, async |client| {
         let _ = tokio::time::timeout(RELEASE, client.lease_release(id)).await;

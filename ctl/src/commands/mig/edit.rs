@@ -6,7 +6,7 @@ use gpush_core::layout::{Layout, edit};
 
 use crate::exit::Failure;
 
-/// Returns the GPUs to change: those that are named, or else the only GPU with MIG.
+/// Returns the selected GPUs. If none is selected, returns the only GPU with MIG.
 async fn chosen(client: &mut Client, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
     let all = client.gpus(false).await?;
     if !selectors.is_empty() {
@@ -64,7 +64,7 @@ fn check(entries: &[String]) -> Result<(), ApiError> {
     entries.iter().find_map(|entry| crate::args::habits::layout(entry)).map_or(Ok(()), Err)
 }
 
-/// Returns the layouts with MIG mode on or off. GPUs whose MIG mode is already on keep their
+/// Returns the layouts after MIG mode is on or off. If MIG mode is already on, a GPU keeps its
 /// instances.
 pub(super) async fn switched(client: &mut Client, selectors: &[String], on: bool) -> Result<Vec<GpuLayout>, Failure> {
     if on {

@@ -1,4 +1,4 @@
-//! `gpushctl mig plan|apply|assert`: determines the requested layout and what it changes.
+//! `gpushctl mig plan|apply|assert`: finds out which layout the user wants, and what it would change.
 
 use gpush_api::{ApiError, ApplyRequest, Code, Gpu, LayoutSource, Mode, PlanRequest, Plans};
 use gpush_client::Client;
@@ -16,12 +16,12 @@ use crate::{
 /// The layout on a command line: a layout name, layout entries, or a label of a mig-parted file.
 enum LayoutArgument {
     Layout(LayoutSource),
-    /// A label of a mig-parted file. Its meaning depends on the GPUs.
+    /// A label of a mig-parted file. Which layout it means depends on the GPU.
     Label(parted::File, parted::Label),
 }
 
 impl LayoutArgument {
-    /// Parses the layout. An invalid file is reported without contacting gpushd.
+    /// Parses the layout on the command line. If a mig-parted file is invalid, fails before gpushd gets a request.
     fn of(wanted: &Wanted) -> Result<Self, ApiError> {
         if let Some(file) = &wanted.file {
             let (file, label) = files::read(file, wanted.label.as_deref())?;
@@ -36,7 +36,7 @@ impl LayoutArgument {
         Ok(Self::Layout(layout::source_of(text)))
     }
 
-    /// Creates the request for a host with these GPUs. Prints which GPUs a label does not apply to.
+    /// Creates the request for these GPUs. Prints for which GPUs a label has no layout.
     fn request(self, wanted: &Wanted, gpus: &[Gpu], out: &Output) -> Result<PlanRequest, ApiError> {
         let only = wanted.which.gpus.clone();
         Ok(match self {
@@ -51,7 +51,7 @@ impl LayoutArgument {
         })
     }
 
-    /// Creates the request for gpushd. Reads the GPUs from gpushd only if they are needed.
+    /// Creates the request for gpushd. Requests the GPUs from gpushd only if it needs them.
     async fn ask(self, wanted: &Wanted, client: &mut Client, out: &Output) -> Result<PlanRequest, Failure> {
         let gpus = match &self {
             Self::Layout(_) => Vec::new(),
@@ -61,7 +61,7 @@ impl LayoutArgument {
     }
 }
 
-/// Explains the error about a layout name that only mig-parted knows.
+/// If only mig-parted knows the layout name, returns an error that explains this.
 fn explain_name_error(request: &PlanRequest, error: gpush_client::Error) -> Failure {
     match &request.layout {
         LayoutSource::Named(name) if error.code() == Code::NotFound => {
@@ -85,7 +85,7 @@ pub(super) fn run_plan(global: &Global, wanted: &Wanted, how: &Offline, out: &Ou
     super::super::ask(global, async |client| {
         let request = typed.ask(wanted, client, out).await?;
         let plans = client.plan(&request).await.map_err(|error| explain_name_error(&request, error))?;
-        // Request the GPUs only for the text output: the JSON contains only the plans.
+        // The text shows the GPUs; the JSON does not need them.
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
         apply::show_plan(&plans, &gpus, out)
     })
@@ -104,7 +104,7 @@ fn offline_plans(
     Ok((plans, gpus))
 }
 
-/// Runs `mig assert`. Without a layout, it checks whether GPUs of mode `mig` have their desired layout.
+/// Runs `gpushctl mig assert`. Without a layout, checks whether the GPUs of mode `mig` have their desired layouts.
 pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = LayoutArgument::of(wanted)?;
     if let Some(host) = &how.offline {
@@ -125,7 +125,7 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
         let mut request = typed.ask(wanted, client, out).await?;
         let of_all = request.layout == LayoutSource::Wanted && request.gpus.is_empty();
         if of_all {
-            // Select the GPUs that `mig apply` would change, and cordoned GPUs too.
+            // Check the GPUs that `mig apply` would change, and also cordoned ones.
             let gpus = client.gpus(false).await?;
             if let Some(text) = not_checked(&gpus) {
                 out.remark(&(out.look.wrap("note: ", &text).join("\n") + "\n"));
@@ -150,7 +150,7 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
         if !of_all || status != 0 {
             return Ok(status);
         }
-        // The layout of a GPU that cannot be read is unknown.
+        // gpushd does not know the layout of a GPU that it cannot read.
         let unseen = client.config_diff().await?.unseen;
         let Some(error) = unseen.first() else { return Ok(0) };
         if !out.json {
@@ -160,8 +160,8 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
     })
 }
 
-/// Returns the UUIDs of the GPUs that may have a desired layout. Prints a note that names the unmanaged GPUs, which
-/// have none.
+/// Returns the UUIDs of the GPUs that may have a desired layout. Prints which GPUs have none, because they are
+/// unmanaged.
 fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
     let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.mode == Mode::Unmanaged);
     if !unmanaged.is_empty() {
@@ -171,13 +171,13 @@ fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
     others.into_iter().map(|gpu| gpu.uuid).collect()
 }
 
-/// Ends a check in which no GPU has a desired layout.
+/// Ends `mig assert` if no GPU has a desired layout to check.
 fn assert_nothing(out: &Output) -> Outcome {
     out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0)
 }
 
-/// Names the GPUs that differ from their rule, but that a check of all layouts leaves out, because `mig apply` does not
-/// change them either.
+/// Names the GPUs that differ from their rule but that `mig assert` does not check, because `mig apply` does not change
+/// them either.
 fn not_checked(gpus: &[Gpu]) -> Option<String> {
     let is_cut = |gpu: &&Gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     let needs_whole = |gpu: &&Gpu| gpu.mode.needs_whole_gpu();
@@ -194,8 +194,7 @@ fn not_checked(gpus: &[Gpu]) -> Option<String> {
     ))
 }
 
-/// Plans an explicit layout on the GPUs as gpushd sees them. Ignores the modes of their rules,
-/// because a check changes nothing.
+/// Plans a layout that the user has named. Ignores the modes of the GPUs' rules, because a check changes nothing.
 async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, Failure> {
     let gpus = client.gpus(true).await?;
     if let LayoutSource::Named(name) = &request.layout {
@@ -203,7 +202,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
         match config.layouts.into_iter().find(|layout| layout.name == *name) {
             Some(layout) => request.layout = LayoutSource::Entries(layout.entries),
             None if name == layout::NONE => request.layout = LayoutSource::Entries(vec![name.clone()]),
-            // gpushd's error lists the layouts that exist.
+            // Return gpushd's error, because it lists the existing layouts.
             None => return client.plan(&request).await.map_err(|error| explain_name_error(&request, error)),
         }
     }
@@ -216,8 +215,8 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
     Ok(desired::plan_host(&Config::default(), &gpus, &request)?)
 }
 
-/// Returns 0 if every GPU has its layout, 3 if a GPU differs, and another status if a layout is not
-/// known.
+/// Returns the exit status: 0 if every GPU has its layout, 3 if a GPU differs, or another status if a GPU's layout is
+/// not known.
 fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| {
         if !plans.plans.is_empty() && plans.plans.iter().all(plan::needs_no_change) {
@@ -225,8 +224,8 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
         }
         plan::plans(plans, gpus, look)
     })?;
-    // If the layout is impossible on the GPU, the caller made an error. If the layout is only
-    // blocked, the GPU differs from it.
+    // A layout that is impossible on the GPU is an error of the caller. A layout that is only blocked counts as a
+    // difference.
     let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
     Ok(match wrong {
         Some((code, _)) => code.exit_status(),

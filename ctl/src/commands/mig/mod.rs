@@ -104,13 +104,14 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
     Ok(if none && free { Code::Blocked.exit_status() } else { 0 })
 }
 
-/// Returns the error for a profile that none of the GPUs has; `None` if a GPU has it, or if no profiles are known.
+/// Returns the error for a profile that none of the GPUs has. Returns `None` if a GPU has it, or if the profiles are
+/// not known.
 fn unknown_profile(profile: &str, gpus: &[Gpu]) -> Option<ApiError> {
     let profiles = gpus.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| mig.profiles.iter());
     let names = profiles.flat_map(|one| {
         std::iter::once(one.name.as_str()).chain(one.compute.iter().map(|compute| compute.name.as_str()))
     });
-    // The driver may report an instance whose profile this version does not know.
+    // An instance may have a profile that is not in the list of profiles.
     let instances = gpus.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| &mig.instances);
     let present = instances.flat_map(|one| {
         std::iter::once(one.profile.as_str()).chain(one.compute.iter().map(|compute| compute.profile.as_str()))

@@ -1,4 +1,4 @@
-//! `gpushctl mps start|stop|restart|drain`: makes the request, then polls the daemon until it reaches an end state.
+//! `gpushctl mps start|stop|restart|drain`: sends the request, and then polls the daemon until the change ends.
 //!
 //! ```text
 //!          request ──► in progress ──► requested state   exit status 0
@@ -26,7 +26,7 @@ use crate::{
 /// First and longest pause between two polls.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// How long to wait for gpushd after the connection was lost.
+/// How long gpushctl waits for gpushd after the connection was lost.
 const AWAY: Duration = Duration::from_secs(5);
 
 /// Exit status if the daemon did not reach the requested state.
@@ -41,19 +41,19 @@ pub(super) enum Change {
     Drain,
 }
 
-/// Whether and how to watch the change.
+/// Whether and how long to wait for the end of the change.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Watch {
     Not,
     For {
         limit: Option<Duration>,
         quiet: bool,
-        /// Whether gpushctl undoes a change that has not finished in time.
+        /// Whether gpushctl undoes the change if it does not finish in time.
         undone: bool,
     },
 }
 
-/// The progress of a change.
+/// How far a change has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChangeState {
     InProgress,
@@ -75,8 +75,7 @@ pub(super) async fn end(
     watch: Watch,
     out: &Output,
 ) -> Outcome {
-    // Use the short name from now on, because the index may belong to another GPU at the next
-    // request.
+    // From now on, use the short name: the index may belong to another GPU at the next request.
     let before = client.mps_daemon(target).await?;
     let accepted = match what {
         Change::Start => client.mps_start(&before.target).await?,
@@ -87,8 +86,7 @@ pub(super) async fn end(
     watch_change(client, what, &before, accepted, watch, out).await
 }
 
-/// Stops a daemon as soon as no client uses the daemon. If clients still use the daemon after
-/// `limit`, the daemon serves again.
+/// Stops a daemon when it has no clients any more. If it still has clients after `limit`, starts it again.
 pub(super) async fn stop_when_free(
     client: &mut Client,
     target: &str,
@@ -111,11 +109,10 @@ pub(super) async fn stop_when_free(
     ended
 }
 
-/// Compares the daemon before the change with the daemon `now`, and returns the progress of the
-/// change. `going` is true if an earlier poll saw the change in progress.
+/// Returns how far a change has come, from the daemon before the change and `now`. `going` is true if an earlier poll
+/// has shown the change in progress.
 fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> ChangeState {
-    // If gpushd has recorded the request but has not begun it, the daemon is still in its previous
-    // state.
+    // If the daemon looks unchanged, gpushd has recorded the request but not begun yet.
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
     match (what, now.state) {
         (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => ChangeState::Done,
@@ -123,9 +120,9 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Change
             ChangeState::Done
         }
         (Change::Start | Change::Restart, MpsState::Fault | MpsState::GivenUp) if moved => ChangeState::Otherwise,
-        // Another administrator has stopped the daemon again.
+        // Another administrator has stopped the daemon since.
         (Change::Start, MpsState::Stopped | MpsState::Draining) if moved => ChangeState::Otherwise,
-        // Another administrator has started the daemon again.
+        // Another administrator has started the daemon since.
         (Change::Stop | Change::Drain, MpsState::Starting | MpsState::Ready) if going => ChangeState::Otherwise,
         (
             Change::Start | Change::Stop | Change::Restart | Change::Drain,
@@ -142,7 +139,7 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Change
     }
 }
 
-/// Returns whether a state is an intermediate state of a change.
+/// Returns whether a daemon in this state is still changing.
 fn is_intermediate(what: Change, state: MpsState) -> bool {
     match what {
         Change::Start => matches!(state, MpsState::Starting),
@@ -150,7 +147,7 @@ fn is_intermediate(what: Change, state: MpsState) -> bool {
     }
 }
 
-/// Explains an end state other than the requested one.
+/// Explains why the change has ended in another state than requested.
 fn explain_other_state(what: Change, state: MpsState) -> &'static str {
     match (what, state) {
         (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
@@ -189,10 +186,9 @@ async fn watch_change(
         return Ok(0);
     };
     let mut progress = FollowProgress::new(quiet || out.json);
-    // Without a limit, wait longer than any drain takes.
+    // Without a limit, wait longer than any change takes.
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
-    // Handle Ctrl-C before the first output, because a user may press Ctrl-C as soon as a line
-    // appears.
+    // Handle Ctrl-C before the first output, because a user may press it as soon as a line appears.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
@@ -235,14 +231,15 @@ async fn watch_change(
         pause = (pause * 3 / 2).min(PAUSES.1);
         match asked {
             Ok(newer) => (now, away) = (newer, None),
-            // The daemon continues to run without gpushd, and gpushd usually restarts soon.
+            // gpushd may be restarting, which is usually short. The daemon continues to run meanwhile.
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
                 if away.get_or_insert_with(Instant::now).elapsed() > AWAY {
                     progress.end();
                     return Err(gpushd_ended_error(&now, error.error.message, out));
                 }
             }
-            // A daemon that no rule requires any more is no longer listed after it has ended.
+            // If no rule requires the daemon, gpushd no longer lists it after it has ended. So the change has
+            // succeeded.
             Err(error) if ends(what) && error.error.code == Code::NotFound => {
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
@@ -258,7 +255,7 @@ async fn watch_change(
     }
 }
 
-/// Returns whether a change stops the daemon.
+/// Returns whether the change stops the daemon and does not start it again.
 fn ends(what: Change) -> bool {
     match what {
         Change::Stop | Change::Drain => true,
@@ -288,7 +285,7 @@ fn gpushd_ended_error(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
     error.cause(cause).hint(hint).into()
 }
 
-/// Progress on stderr. On a terminal it is a line that is redrawn; otherwise it is one line for each reason to wait.
+/// Shows progress on stderr. On a terminal, redraws one line. Otherwise, prints a line for each new reason to wait.
 enum FollowProgress {
     Line(ProgressBar),
     Lines { since: Instant, said: String },
@@ -313,7 +310,7 @@ impl FollowProgress {
         match self {
             Self::Line(bar) => bar.set_message(out.look.fit(&text, out.look.width)),
             Self::Lines { since, said } => {
-                // Print a state only if it lasts. A wait for clients is always printed.
+                // Print a state only if it lasts, but always print that the daemon waits for clients.
                 let ends = matches!(now.state, MpsState::Draining | MpsState::Stopping);
                 let worth = (ends && !now.clients.is_empty()) || since.elapsed() > super::super::SILENCE;
                 if worth && *said != text {

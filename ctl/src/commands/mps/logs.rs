@@ -11,11 +11,11 @@ use crate::{
     render::mps::change,
 };
 
-/// Pause between two polls.
+/// Interval at which gpushctl reads the logs.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Maximum number of lines per poll. If a daemon writes more lines between two polls, the excess
-/// lines are not shown.
+/// Maximum number of lines that gpushctl reads at once. If a daemon writes more lines in one interval, some are not
+/// shown.
 const WINDOW: usize = 500;
 
 pub(super) async fn last(
@@ -30,7 +30,7 @@ pub(super) async fn last(
 }
 
 pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all: bool, out: &Output) -> Outcome {
-    // Use the short name from now on, because the index may belong to another GPU at the next poll.
+    // From now on, use the short name: the index may belong to another GPU at the next request.
     let target = client.mps_daemon(target).await?.target;
     let mut seen = client.mps_logs(&target, lines, all).await?;
     tell(&seen, &seen, out)?;
@@ -39,7 +39,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
         tokio::time::sleep(LOOK).await;
         let now = match client.mps_logs(&target, WINDOW.max(lines), all).await {
             Ok(now) => now,
-            // A restart of gpushd must not end the command, so wait for gpushd.
+            // gpushd may be restarting, so wait for it.
             Err(error) if super::super::events::may_pass(&error) => {
                 if !away {
                     out.remark("gpushd does not answer; waiting until gpushd is back\n");
@@ -58,7 +58,7 @@ pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all:
     }
 }
 
-/// Prints the new lines, if there are any. `all` determines whether the output needs file names.
+/// Prints new lines, if there are any. `all` determines whether to print the names of the files.
 fn tell(new: &MpsLogs, all: &MpsLogs, out: &Output) -> Result<(), Failure> {
     if new.files.is_empty() {
         return Ok(());
@@ -66,7 +66,7 @@ fn tell(new: &MpsLogs, all: &MpsLogs, out: &Output) -> Result<(), Failure> {
     if out.json { out.json_line(new) } else { out.text(&change::more_logs(new, all.files.len() > 1, &out.look)) }
 }
 
-/// Returns the lines of `now` that are not in `seen`. Files without new lines are left out.
+/// Returns the lines of `now` that are not in `seen`. Leaves out files without new lines.
 fn news(seen: &MpsLogs, now: &MpsLogs) -> MpsLogs {
     let files = now.files.iter().filter_map(|file| {
         let before = seen.files.iter().find(|old| old.path == file.path);
@@ -82,13 +82,13 @@ fn news(seen: &MpsLogs, now: &MpsLogs) -> MpsLogs {
     MpsLogs { files: files.collect() }
 }
 
-/// Returns the lines of `now` after the best match for the end of `seen`. Without a match, as in a new log, returns all
-/// lines.
+/// Finds where `now` continues `seen`, and returns the lines after that. If it does not continue `seen`, as in a new
+/// log, returns all lines.
 fn added<'a>(seen: &[String], now: &'a [String]) -> &'a [String] {
     let overlap = |end: usize| {
         let both = std::iter::zip(seen.iter().rev(), now[..end].iter().rev());
         let same = both.take_while(|(old, new)| old == new).count();
-        // All lines of the overlap must match. One matching line is not enough.
+        // All overlapping lines must be equal, not only some.
         if same == seen.len().min(end) { same } else { 0 }
     };
     let best = (1..=now.len()).rev().max_by_key(|end| overlap(*end)).filter(|end| overlap(*end) > 0);
@@ -106,14 +106,14 @@ mod tests {
         assert_eq!(new("", "ab"), "ab");
         assert_eq!(new("ab", "ab"), "");
         assert_eq!(new("ab", "abc"), "c");
-        // The first poll requested fewer lines than the later ones.
+        // The first request asked for fewer lines than the second one.
         assert_eq!(new("cd", "abcdef"), "ef");
-        // Older lines are no longer in the window.
+        // The oldest lines are no longer in the second answer.
         assert_eq!(new("abcd", "cdef"), "ef");
-        // The same line again is a new line.
+        // The daemon has written the same line again.
         assert_eq!(new("aa", "aaa"), "a");
         assert_eq!(new("ab", "abab"), "ab");
-        // A new log with the same name.
+        // The daemon has begun a new log with the same name.
         assert_eq!(new("abc", "xc"), "xc");
         assert_eq!(new("abc", ""), "");
     }

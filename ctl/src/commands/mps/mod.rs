@@ -20,7 +20,7 @@ use crate::{
     render::mps::{change, clients, list, show},
 };
 
-/// A client in `gpushctl mps clients -o json`, with the target whose daemon it uses.
+/// A client in the output of `gpushctl mps clients -o json`, with its target.
 #[derive(Debug, Serialize)]
 pub(super) struct ListedClient<'d> {
     target: &'d str,
@@ -107,7 +107,7 @@ fn watch(Followed { timeout, detach, quiet }: Followed) -> Watch {
     if detach { Watch::Not } else { Watch::For { limit: Some(timeout), quiet, undone: false } }
 }
 
-/// Returns the targets on the selected GPUs, or all targets without selectors.
+/// Returns the targets on the selected GPUs; all targets if there are no selectors.
 async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<Vec<MpsDaemon>, Failure> {
     let mut daemons = client.mps().await?;
     if !selectors.is_empty() {
@@ -118,15 +118,15 @@ async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<Vec<MpsDae
     Ok(daemons)
 }
 
-/// Returns the names of the rules of mode `mps`, which explain an empty list. Empty if the config
-/// cannot be read.
+/// Returns the names of the rules with mode `mps`, to explain an empty list. Returns none if gpushd
+/// does not show its config.
 async fn rules(client: &mut Client) -> Vec<String> {
     let Ok(config) = client.config().await else { return Vec::new() };
     config.rules.into_iter().filter(|rule| rule.mode == Mode::Mps).map(|rule| rule.name).collect()
 }
 
-/// Returns the daemons of these GPUs. Requests them only if one of the GPUs uses MPS. If the
-/// request fails, the rest of the output is still shown.
+/// Returns the MPS daemons of these GPUs. Requests them only if one of the GPUs uses MPS. If the
+/// request fails, the command still shows the rest.
 pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<MpsDaemon> {
     if !gpus.iter().any(list::concerns) {
         return Vec::new();

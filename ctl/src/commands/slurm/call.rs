@@ -1,8 +1,8 @@
 //! Requests to gpushd within the time limit of a hook.
 //!
-//! If gpushd restarts, the hook waits for it, at most [`RESTART`]. If gpushd is suspended
-//! (SIGSTOP), connections succeed but get no answer, and the hook ends at its deadline. When gpushd
-//! continues, it refuses these requests, because they are too late.
+//! If gpushd restarts, the hook waits for it, at most [`RESTART`]. If gpushd is suspended (SIGSTOP), connections
+//! succeed, but gpushd does not answer, and the hook ends at its deadline. When gpushd continues, it refuses the
+//! requests of this hook, because their deadline has passed.
 
 use std::time::{Duration, Instant};
 
@@ -17,30 +17,28 @@ use crate::args::Global;
 /// How long a hook waits for a gpushd that restarts.
 const RESTART: Duration = Duration::from_secs(5);
 
-/// Time limit of a call for a job that may not concern gpushd.
+/// Time limit of a request for a job that may not need gpushd.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Pause between two attempts.
+/// Pause before the hook sends a request again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Time between the deadline of gpushd and the deadline of the hook. The margin lets gpushd answer
-/// before the hook gives up.
+/// gpushd's deadline is this much earlier than the hook's, so that gpushd can answer before the hook gives up.
 const MARGIN: Duration = Duration::from_millis(500);
 
-/// Maximum number of ends of other jobs that one hook delivers.
+/// Maximum number of ended jobs that one hook reports to gpushd in place of earlier hooks.
 const MOST_ENDS: usize = 16;
 
-/// Maximum number of deliveries that may fail. After one more failure, the hook delivers no more
-/// ends.
+/// Maximum number of such reports that may fail. After one more failure, the hook stops reporting.
 const MOST_FAILED: usize = 2;
 
-/// Time limit of the delivery of one end.
+/// Time limit for the report of one ended job.
 const DELIVERY: Duration = Duration::from_secs(1);
 
-/// Why a call has no answer.
+/// Why the hook got no useful answer.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// gpushd did not receive the request, or was stopping and did not carry it out.
+    /// gpushd did not get the request, or did not carry it out because it was stopping.
     NotSent(ApiError),
     /// gpushd did not answer in time, but may carry out the request.
     NoAnswer(ApiError),
@@ -48,7 +46,7 @@ pub(super) enum Unanswered {
     Error(ApiError),
 }
 
-/// Calls of one hook.
+/// The requests of one hook to gpushd.
 pub(super) struct Calls {
     client: Client,
     until: Instant,
@@ -57,18 +55,18 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Returns the calls of a hook.
+    /// Creates the client for one hook.
     pub(super) fn new(global: &Global, settings: &Settings) -> Self {
         Self { client: Client::new(settings.socket(global)), until: settings.until, restart: RESTART }
     }
 
-    /// Returns the calls for one of several jobs. Each job has the whole time of a hook.
+    /// Creates the client for one of several jobs. Each job may take the whole time of a hook.
     pub(super) fn of_one_job(global: &Global, settings: &Settings) -> Self {
         Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
     }
 
-    /// Returns the same calls for a job that needs gpushd for this reason. Without a reason, the
-    /// calls do not wait for a restart of gpushd, because the node may have no gpushd.
+    /// Changes the client for a job that needs gpushd for the reason `concern`. If the job does not need gpushd,
+    /// requests do not wait for a restart of gpushd, because the node may have no gpushd.
     pub(super) fn for_concern(self, concern: Concern) -> Self {
         match concern {
             Concern::Request | Concern::Gpus => self,
@@ -78,7 +76,7 @@ impl Calls {
         }
     }
 
-    /// Returns the same calls with a short time limit.
+    /// Changes the client to a short time limit.
     pub(super) fn short(self) -> Self {
         Self { until: self.until.min(Instant::now() + SHORT), ..self }
     }
@@ -87,13 +85,13 @@ impl Calls {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Returns the time by which gpushd must have answered, in milliseconds since the Unix epoch.
+    /// Returns gpushd's deadline, in milliseconds since the Unix epoch.
     fn answered_by(&self) -> i64 {
         let left = self.left().saturating_sub(MARGIN.min(self.left() / 4));
         Timestamp::now().as_millisecond().saturating_add(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
     }
 
-    /// Begins a job.
+    /// Requests that gpushd begins the lease of a job.
     pub(super) async fn start(&mut self, job: SlurmJobStart) -> Result<SlurmJobStarted, Unanswered> {
         self.repeat(async |client, until_ms| {
             let job = SlurmJobStart { until_ms, ..job.clone() };
@@ -102,13 +100,13 @@ impl Calls {
         .await
     }
 
-    /// Ends a job.
+    /// Requests that gpushd ends the leases of a job.
     pub(super) async fn end(&mut self, job: &SlurmJobEnd) -> Result<SlurmJobEnded, Unanswered> {
         self.end_run(|| Some(job.clone())).await
     }
 
-    /// Ends the run that `run` returns. Sends no request if `run` returns `None`. Calls `run`
-    /// before each attempt, because the next run may begin while the hook waits for gpushd.
+    /// Requests that gpushd ends the run that `run` returns. Sends nothing if `run` returns `None`. Calls `run` before
+    /// each attempt, because the next run may begin while the hook waits for gpushd.
     pub(super) async fn end_run(&mut self, run: impl Fn() -> Option<SlurmJobEnd>) -> Result<SlurmJobEnded, Unanswered> {
         self.repeat(async |client, until_ms| match run() {
             Some(end) => client.slurm_end(&SlurmJobEnd { until_ms, ..end }).await,
@@ -122,13 +120,13 @@ impl Calls {
         self.repeat(async |client, _| client.leases(0).await).await
     }
 
-    /// Reports to gpushd the ended jobs that earlier hooks could not report. If a report fails
-    /// again, the next hook repeats it.
+    /// Reports ended jobs to gpushd that earlier hooks could not report. If this fails again, the next hook tries
+    /// again.
     pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
         let mut failed = 0;
         for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {
-            // This hook does not report leftovers of other jobs, so gpushd need not wait for their
-            // processes to end.
+            // Set the deadline to now: this hook does not report leftovers of other jobs, so gpushd need not wait for
+            // processes.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
             self.client.set_deadline(self.left().min(DELIVERY));
             let Err(error) = self.client.slurm_end(&now).await else {
@@ -136,10 +134,10 @@ impl Calls {
                 continue;
             };
             match (error.kind, error.code()) {
-                // gpushd never accepts this end, so no lease of this job can exist.
+                // gpushd will never accept this report, so no lease of this job can exist.
                 (Kind::Answer, Code::BadRequest) => directory.end_delivered(&end),
-                // The failure may concern only this job, for which another call may be in progress, so try the next
-                // end. If gpushd does not answer at all, the hook has no time for more ends.
+                // The failure may concern only this job, for which another hook may be running. So try the next report.
+                // If gpushd does not answer at all, there is no time for more.
                 (Kind::Answer | Kind::TimedOut, _) if failed < MOST_FAILED => failed += 1,
                 (Kind::Answer | Kind::TimedOut | Kind::Connect | Kind::Lost | Kind::Foreign, _) => return,
             }
@@ -150,8 +148,7 @@ impl Calls {
         &mut self,
         call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
-        // The time at which the hook stops waiting for a restart of gpushd. Each restart has a
-        // separate limit.
+        // When the hook stops waiting for a restart of gpushd. Each restart has its own time limit.
         let mut give_up: Option<Instant> = None;
         let mut is_sent = false;
         let unanswered =
@@ -170,13 +167,13 @@ impl Calls {
             };
             let (is_stopping, is_late) = (error.code() == Code::Stopping, error.code() == Code::TimedOut);
             let until = match error.kind {
-                // gpushd compares `until_ms` with the clock of the host, which may be set forward at any time. So this
-                // answer does not mean that the hook has no time left.
+                // gpushd says that the deadline has passed, according to the clock of the host. The clock may have been
+                // set forward, so the hook may still have time.
                 Kind::Answer if is_late => {
                     (is_sent, give_up) = (true, None);
                     self.until
                 }
-                // gpushd or an MPS daemon is stopping or starting.
+                // gpushd or an MPS daemon is stopping or starting, so try again.
                 Kind::Answer if error.error.retryable => {
                     give_up = None;
                     self.until
@@ -191,8 +188,8 @@ impl Calls {
             };
             if Instant::now() + PAUSE >= until.min(self.until) {
                 return Err(match error.kind {
-                    // If gpushd is stopping, or the request is late, the node itself has no error.
-                    // So the policy for a gpushd that does not answer decides.
+                    // If gpushd is stopping or the request is late, treat this as no answer, because the node itself has
+                    // no error.
                     Kind::Answer if !is_stopping && !is_late => Unanswered::Error(*error.error),
                     Kind::Answer | Kind::Connect | Kind::Lost | Kind::TimedOut | Kind::Foreign => {
                         unanswered(*error.error, is_sent)
@@ -217,7 +214,7 @@ fn late() -> ApiError {
     ApiError::new(Code::TimedOut, "gpushd did not answer in time")
 }
 
-/// Returns the request that ends a run of a job and all earlier runs.
+/// Returns the request that ends this run of a job and all earlier runs.
 pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
     SlurmJobEnd {
         cluster: job.cluster.clone(),

@@ -1,4 +1,4 @@
-//! `gpushctl slurm epilog`. The command needs only the job id, and can run twice.
+//! `gpushctl slurm epilog`. It needs only the job id, and can run more than once for a job.
 
 use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
@@ -42,10 +42,11 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         EndedRun::Earlier { restart: Some(_) } | EndedRun::NoFile => false,
     };
     let has_request = !matches!(requested(&job), Ok(None));
-    // After a change of gres.conf, Slurm sets no GPU variables here. The file of the job then shows
-    // that the job had GPUs.
+    // If gres.conf has changed, Slurm may set no GPU variables for Epilog. The file of the job then shows that the job
+    // had GPUs.
     let shows_gpus = had_lease || job.has_devices() || has_request;
-    // Slurm always sets the restart count. If it is missing, only the job id is known.
+    // Slurm always sets the restart count. If it is missing, this command knows only the job id, so it must not skip
+    // the job.
     if !shows_gpus && job.restart.is_some() {
         return 0;
     }
@@ -77,11 +78,10 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
 }
 
-/// Returns the job with its cluster and node. If Slurm has not set both names, the files of earlier
-/// hooks contain them.
+/// Returns the job with its cluster and node. If Slurm did not set both, takes them from the files of earlier hooks.
 ///
 /// # Errors
-/// Jobs of several clusters or nodes have this id. The error has the job id and the reason.
+/// If jobs of several clusters or nodes have this id. The error has the job id and the reason.
 fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
     let text = |name: &str| variable(name).filter(|value| !value.is_empty());
     let ended = Task { job: job.id, cluster: text("SLURM_CLUSTER_NAME"), node: text("SLURMD_NODENAME") };
@@ -103,10 +103,9 @@ fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
     }
 }
 
-/// Returns the end of the run that an Epilog ends, from the current files. `run` is the run that
-/// the files showed when the Epilog began. `started` is the time at which Slurm started the Epilog.
-/// If the job had no file when the Epilog began, the Prolog of the next run may have made one in
-/// the meantime.
+/// Returns the request that ends the run, according to the current files. `run` is what the files showed when this
+/// Epilog began, and `started` is when Slurm started it. If the job had no file then, the Prolog of the next run may
+/// have written one since.
 fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&HookStart>) -> Option<SlurmJobEnd> {
     let run = match run {
         EndedRun::NoFile => directory.ended_run(job, started),
@@ -120,19 +119,19 @@ fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&Hoo
     Some(end_of(job, restart))
 }
 
-/// Removes the file of a job, and notes an end that gpushd did not receive. If the end cannot be
-/// noted, the file must stay, because only the file shows that the job may have a lease.
+/// Removes the file of a job. If gpushd did not get the request, first records the end. If this fails, keeps the file,
+/// because only the file shows that the job may have a lease.
 fn finish(directory: &Directory, job: &Job, end: &SlurmJobEnd, ended: Ended, had_lease: bool) {
     match ended {
         Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(end),
-        // The next hook delivers the end.
+        // Record the end, so that the next hook reports it.
         Ended::NoAnswer if had_lease && directory.note_end(end).is_err() => return,
         Ended::NoAnswer => {}
     }
     directory.remove(job, end.restart);
 }
 
-/// Describes the remaining processes of a lease in one sentence.
+/// Describes in one sentence what remains of a lease.
 fn words(left: &SlurmLeftover) -> String {
     let gpus: Vec<String> = left.gpus.iter().map(u32::to_string).collect();
     let gpus = match gpus.as_slice() {
@@ -162,7 +161,8 @@ mod tests {
         Job { cluster, id: 42, node, uid, restart: Some(restart), ..Job::default() }
     }
 
-    /// Fault: Epilog removed the file although the end was not noted, and nothing showed that the job had a lease.
+    /// Fault: the end of a job could not be recorded, but Epilog still removed the file. Then nothing showed that the
+    /// job had a lease.
     #[test]
     fn file_of_the_job_stays_until_its_end_is_noted() {
         let dir = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!((directory.ended_run(&job, None), directory.undelivered_ends().len()), (EndedRun::NoFile, 1));
     }
 
-    /// Fault: an Epilog without a file waited for gpushd, the next run began, and Epilog ended the lease of that run.
+    /// Fault: an Epilog without a file waited for gpushd. Meanwhile the next run began, and Epilog ended its lease.
     /// Slurm 22.05 gives this Epilog the restart count of the next run.
     #[test]
     fn run_that_begins_while_epilog_waits_is_not_ended() {

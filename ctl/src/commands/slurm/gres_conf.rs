@@ -12,7 +12,7 @@ use crate::{
     output::Output,
 };
 
-/// Prints the lines for the GPUs of this node.
+/// Prints the lines of gres.conf for the GPUs of this node.
 pub(super) fn run(global: &Global, which: &Gpus, node: Option<&str>, out: &Output) -> Outcome {
     let node = match node {
         Some(node) => node.to_owned(),
@@ -32,7 +32,7 @@ pub(super) fn run(global: &Global, which: &Gpus, node: Option<&str>, out: &Outpu
     })
 }
 
-/// Checks a request of a job, without gpushd.
+/// Checks the request of a job. Does not need gpushd.
 pub(super) fn check(spec: &str) -> Outcome {
     match parse(spec) {
         Ok(_) => Ok(0),
@@ -40,7 +40,7 @@ pub(super) fn check(spec: &str) -> Outcome {
     }
 }
 
-/// Returns the name of this host without its domain. slurmd uses this name as NodeName by default.
+/// Returns the name of this host without its domain, which slurmd uses as NodeName by default.
 fn host_name() -> Result<String, ApiError> {
     let unknown =
         || ApiError::new(Code::NotFound, "the name of this host is not known").hint("name the node with --node NAME");

@@ -1,9 +1,8 @@
 //! When Slurm started a hook.
 //!
-//! The restart count does not identify the run that an Epilog ends: Slurm 22.05 gives the Epilog of a requeued run the
-//! count of the next run, and sets no other variable that differs between runs. But slurmd starts Epilog only after it
-//! has ended all processes of the job on the node. So an Epilog that Slurm started before the Prolog of a run does not
-//! end that run.
+//! The restart count does not show which run an Epilog ends: Slurm 22.05 gives the Epilog of a requeued run the count
+//! of the next run, and sets no other variable that is different. But slurmd starts an Epilog only after all processes
+//! of the run have ended. So if Slurm started an Epilog before the Prolog of a run, the Epilog does not end that run.
 
 use std::path::Path;
 
@@ -19,16 +18,16 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// When Slurm started a hook of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HookStart {
-    /// Boot of the host.
+    /// Id of the boot.
     boot: String,
-    /// Clock ticks since the boot. Changes of the host's clock do not affect them.
+    /// Clock ticks since boot. They do not change if the clock of the host is set.
     ticks: u64,
 }
 
 impl HookStart {
-    /// Returns when Slurm started this hook. The hook is gpushctl itself, or the outermost script
-    /// that runs gpushctl. The environment of every script of the hook contains the job id, and the
-    /// environment of slurmd does not. Returns `None` if `/proc` cannot be read.
+    /// Returns when Slurm started this hook: gpushctl itself, or the outermost script that runs gpushctl. To find it,
+    /// looks for the job id in the environments of the parent processes: all scripts of the hook have it, slurmd does
+    /// not. Returns `None` if `/proc` cannot be read.
     pub(super) fn of_this_process(job: u32) -> Option<Self> {
         let boot = boot::id(Path::new(BOOT_ID)).ok()?;
         Some(Self { boot, ticks: proc::start(hook_of(std::process::id(), job))? })
@@ -45,8 +44,8 @@ impl HookStart {
     }
 }
 
-/// Returns the process that Slurm started as the hook of a job: `pid`, or its outermost ancestor
-/// that belongs to the job.
+/// Returns the process that Slurm has started as the hook: `pid`, or its outermost parent with this job id in its
+/// environment.
 fn hook_of(pid: u32, job: u32) -> u32 {
     let is_of_job = |pid: u32| match proc::environment(pid, "SLURM_JOB_ID") {
         Environment::Set(id) => String::from_utf8_lossy(&id).trim() == job.to_string(),

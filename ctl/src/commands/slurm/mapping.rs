@@ -1,4 +1,4 @@
-//! The devices that Slurm allocated to a job, from gres.conf and slurm.conf.
+//! Finds the devices that Slurm allocated to a job, with gres.conf and slurm.conf.
 
 use std::path::{Path, PathBuf};
 
@@ -11,22 +11,22 @@ use gpush_core::slurm::{
 
 use super::{slurmd, variable};
 
-/// Why the devices of a job are not known.
+/// Why the devices of a job cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NotFound {
     /// One sentence.
     pub(super) text: String,
-    /// What the administrator, or the user of a refused job, can do.
+    /// What the administrator can do, or if the job is refused, its user.
     pub(super) hint: &'static str,
-    /// True if gpush cannot serve jobs with these devices, but can serve other jobs. False if the files of the node are
-    /// wrong.
+    /// Whether to refuse only this job, because gpush can still serve jobs with other devices. If `false`, the files of
+    /// the node are wrong.
     pub(super) is_refusal: bool,
 }
 
 /// Finds the devices of a job. `gres_conf` is the path of gres.conf if it is not next to slurm.conf.
 ///
 /// # Errors
-/// Returns why the devices of the job are not known.
+/// If the devices cannot be found. The error says why.
 pub(super) fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, NotFound> {
     let wrong = |text: String| NotFound {
         text,
@@ -47,24 +47,24 @@ pub(super) fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevi
     })
 }
 
-/// Reads how slurmd numbers the devices of the node.
+/// Finds out how slurmd numbers the devices of the node.
 fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
     let slurm_conf = slurm_conf_path();
     let path = gres_conf.map_or_else(|| slurm_conf.with_file_name("gres.conf"), Path::to_owned);
     let text = match std::fs::read(&path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        // MIG devices have UUIDs, and need no file.
+        // A node without gres.conf is all right: MIG devices have UUIDs.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
     };
     let conf = GresConf::parse(&text, &job.node, included(&slurm_conf));
     let conf = conf.map_err(|error| format!("{}: {error}", path.display()))?;
-    // Without slurm.conf, the types follow the order of gres.conf.
+    // If slurm.conf cannot be read, use the order of types in gres.conf.
     let gres = read_slurm_conf(&slurm_conf).node_gres(&job.node);
     Ok(Numbering::of(conf, gres.as_deref(), slurmd::gpu_plugin()))
 }
 
-/// Returns the path of slurm.conf: the variable `SLURM_CONF`, or else the first usual path that exists.
+/// Returns the path of slurm.conf: the variable `SLURM_CONF`, else the first of the usual paths that exists.
 pub(super) fn slurm_conf_path() -> PathBuf {
     if let Some(path) = variable("SLURM_CONF").filter(|path| !path.is_empty()) {
         return path.into();
@@ -73,14 +73,13 @@ pub(super) fn slurm_conf_path() -> PathBuf {
     existing.unwrap_or(SLURM_CONF_PATHS[0]).into()
 }
 
-/// Reads slurm.conf. A file that cannot be read has no settings.
+/// Reads slurm.conf. If the file cannot be read, returns no settings.
 pub(super) fn read_slurm_conf(path: &Path) -> SlurmConf {
     let text = std::fs::read(path).unwrap_or_default();
     SlurmConf::parse(&String::from_utf8_lossy(&text), included(path))
 }
 
-/// Returns a function that reads the files that `file` includes. A relative path is relative to the
-/// directory of `file`.
+/// Returns a function that reads a file which `file` includes. Relative paths start at the directory of `file`.
 fn included(file: &Path) -> impl Fn(&str) -> Option<String> {
     let directory = file.parent().unwrap_or(Path::new("/")).to_owned();
     move |name| {

@@ -1,8 +1,8 @@
-//! `gpushctl slurm`: the hooks.
+//! `gpushctl slurm`: the hooks of Slurm.
 //!
 //! Prolog and Epilog run as root. They write the files of jobs, because gpushd may not be allowed
-//! to give a file to a user. TaskProlog runs as the user, and only reads. A hook prints nothing if
-//! all is well, and one line if it fails or refuses the job.
+//! to give a file to a user. TaskProlog runs as the user and only reads. If all is well, a hook
+//! prints nothing. If it fails or refuses the job, it prints one line.
 //!
 //! | file | subject |
 //! |---|---|
@@ -40,7 +40,7 @@ use crate::{
     output::Output,
 };
 
-/// Exit status of a hook that fails.
+/// Exit status of a hook that has failed.
 const FAILS: u8 = 1;
 
 /// Socket of the system log, for syslog daemons and for journald.
@@ -65,36 +65,36 @@ pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
     }
 }
 
-/// Prints in one line why a hook fails. Slurm's log and the drain reason have no room for more.
+/// Prints in one line why a hook has failed, because Slurm's log and the reason of a drain have no
+/// room for more.
 fn fail(job: u32, why: &str) -> u8 {
     print_error(&format!("gpush: job {job}: {}", one_line(why)));
     FAILS
 }
 
-/// Prints a line on standard error. If it cannot be written, the line is lost: `eprintln!` would
-/// panic, and the hook would drain the node.
+/// Prints a line on standard error. If this fails, ignores it: `eprintln!` would panic, and the
+/// hook would drain the node.
 fn print_error(line: &str) {
     let _lost = writeln!(io::stderr(), "{line}");
 }
 
-/// Prints in one line why a job was refused. Also sends the line to the system log, because this
-/// hook succeeds, and slurmd 22.05 logs only the output of hooks that fail.
+/// Prints in one line why a job was refused. Also sends the line to the system log: the hook
+/// succeeds, and slurmd 22.05 logs the output only of hooks that fail.
 fn say_refused(job: u32, reasons: &[String]) {
     let line = format!("gpushctl slurm prolog: job {job}: refused: {}", one_line(&reasons.join(": ")));
     print_error(&line);
-    // If the host has no system log, or the log is full, the line is lost, and the job is not
-    // delayed.
+    // If there is no system log, or it is full, drop the line instead of delaying the job.
     let _lost = to_syslog(Path::new(SYSLOG), &line);
 }
 
-/// Sends a line to a system log. Never waits.
+/// Sends a line to the system log. Never waits.
 fn to_syslog(socket: &Path, line: &str) -> io::Result<()> {
     let datagram = UnixDatagram::unbound()?;
     datagram.set_nonblocking(true)?;
     datagram.send_to(format!("{DAEMON_NOTICE}{line}").as_bytes(), socket).map(drop)
 }
 
-/// Returns a text as one line of limited length. The text may contain text of a user.
+/// Returns a text as one line of limited length. The text may come from a user.
 fn one_line(text: &str) -> String {
     text.chars().take(LONGEST_LINE).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -104,8 +104,8 @@ fn sentence(error: &ApiError) -> String {
     error.sentences().join(": ")
 }
 
-/// Returns the value of a variable that Slurm sets. Replaces text that is not UTF-8, which can only
-/// come from the user.
+/// Returns a variable that Slurm sets. If the value is not UTF-8, it comes from the user; replaces
+/// the invalid bytes.
 fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

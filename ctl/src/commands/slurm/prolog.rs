@@ -43,9 +43,9 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let request = requested(&job);
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
-    // Most jobs of a cluster have no GPU, and pass immediately.
+    // Most jobs need no GPU, so check this first.
     if matches!(request, Ok(None)) && !job.has_devices() {
-        // TaskProlog must know this cluster and node, because their jobs may have no file.
+        // TaskProlog must know this cluster and node even if their jobs have no file.
         directory.keep_place(&HookPlace::new(&job.cluster, &job.node));
         return 0;
     }
@@ -59,7 +59,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let found = mapping::found(&job, gres_conf);
     let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
     let known_owned = directory.owned();
-    // If the devices of the job are not known, any GPU with `owner = "slurm"` may be one of them.
+    // If the devices of the job are unknown, they may include a GPU that is reserved for Slurm.
     let owned = match &found {
         Ok(devices) => is_owned(devices, known_owned.as_deref(), settings.has_owner_slurm),
         Err(_) => settings.has_owner_slurm || known_owned.as_ref().is_some_and(|owned| !owned.is_empty()),
@@ -69,7 +69,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     if let Err(why) = &found {
         return match (owned && !why.is_refusal, concern) {
             (true, _) => fail(job.id, &format!("{}: {}", why.text, why.hint)),
-            // Only this job cannot be served, so the node stays in use.
+            // Only this job cannot be served. Refuse it, so that the node stays in use.
             (false, Concern::Request | Concern::Gpus) => {
                 refuse(&settings, &job, concern, &why.text, Some(why.hint.to_owned()))
             }
@@ -105,7 +105,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let (started, state, leases, error) = match answer {
         Ok(answer) => {
             directory.keep_owned(&answer.owned);
-            // gpushd has ended the leases of earlier runs.
+            // With its answer, gpushd has also ended the leases of earlier runs.
             directory.end_delivered(&end_of(&job, job.begun_run()));
             match answer.outcome {
                 SlurmOutcome::NotConcerned => (Started::NotConcerned, None, PossibleLeases::None, None),
@@ -128,7 +128,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     };
     let verdict = decide::prolog(started, concern, settings.slurm.agent_down);
     let must_note = decide::must_note_end(started, concern, leases == PossibleLeases::All);
-    // If the end is noted, a later hook ends the lease, and Epilog need not end the lease.
+    // If the end is recorded, the next hook reports it to gpushd, so Epilog need not.
     let is_noted = must_note && directory.note_end(&end_of(&job, job.begun_run())).is_ok();
     let leases = if is_noted { PossibleLeases::None } else { leases };
     let state = match (verdict, state) {
@@ -169,8 +169,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     }
 }
 
-/// Fails Prolog only for a job with GPUs. Otherwise, users could drain the node with jobs that have
-/// only a request.
+/// Makes Prolog fail only if the job has GPUs. Otherwise users could drain the node with jobs that have only a request.
 fn fail_with_gpus(concern: Concern, job: &Job, why: &str) -> u8 {
     match concern {
         Concern::Gpus => fail(job.id, why),
@@ -178,7 +177,7 @@ fn fail_with_gpus(concern: Concern, job: &Job, why: &str) -> u8 {
     }
 }
 
-/// Records that the tasks of a job must fail, without gpushd.
+/// Records that the tasks of a job must fail. Does not need gpushd.
 fn refuse(settings: &Settings, job: &Job, concern: Concern, reason: &str, hint: Option<String>) -> u8 {
     let directory = &settings.directory;
     let refused = JobState::Refused { reasons: vec![reason.to_owned()], hint };
@@ -193,7 +192,7 @@ fn refuse(settings: &Settings, job: &Job, concern: Concern, reason: &str, hint: 
     }
 }
 
-/// Ends the lease of a job whose environment could not be written.
+/// Ends the lease of a job, because its environment could not be written.
 fn undo(global: &Global, settings: &Settings, job: &Job) {
     let end = end_of(job, job.begun_run());
     let ended = super::super::runtime()

@@ -1,7 +1,6 @@
 //! `gpushctl slurm reconcile`: ends leases of jobs that Slurm no longer knows.
 //!
-//! The command lists the leases before it lists the jobs. So if a job's Prolog runs in the
-//! meantime, the job is in Slurm's list.
+//! The command first lists the leases and then the jobs. So if a Prolog runs in between, its job is in Slurm's list.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,9 +27,8 @@ use crate::{
     output::Output,
 };
 
-/// The states, as squeue prints them, of jobs without processes on a node. squeue prints a flag such as `COMPLETING` or
-/// `SIGNALING` instead of the state, and later versions of Slurm may have more flags. So every other word is the state
-/// of a job that may run.
+/// States, as squeue prints them, in which a job has no processes on a node. Instead of the state, squeue may print a
+/// flag such as `COMPLETING`, and later versions may have more flags. So in every other case, the job may run.
 const NOT_RUNNING: [&str; 10] = [
     "PENDING",
     "COMPLETED",
@@ -44,10 +42,10 @@ const NOT_RUNNING: [&str; 10] = [
     "OUT_OF_MEMORY",
 ];
 
-/// Maximum number of leases that end at the same time.
+/// Maximum number of leases that this command ends at the same time.
 const MOST_AT_ONCE: usize = 16;
 
-/// A lease of a job.
+/// The lease of a Slurm job.
 struct OfJob {
     lease: Lease,
     end: SlurmJobEnd,
@@ -80,8 +78,7 @@ pub(super) fn run(
         let is_known = |end: &SlurmJobEnd| known.get(&end.node).is_some_and(|jobs| jobs.contains(&end.job));
         let gone: Vec<OfJob> = of_jobs.into_iter().filter(|one| !is_known(&one.end)).collect();
         let mut first_error = None;
-        // The end of one lease may take until the deadline, because gpushd waits for its processes.
-        // So several leases end at the same time.
+        // End several leases at the same time: gpushd waits for their processes, and each may take until the deadline.
         for some in gone.chunks(MOST_AT_ONCE) {
             let mut ending = Vec::new();
             for OfJob { end, .. } in some {
@@ -113,17 +110,17 @@ pub(super) fn run(
 fn of_job(lease: Lease) -> Option<OfJob> {
     let LeaseBinding::Job { cluster, job, node, restart, .. } = &lease.binding else { return None };
     let (cluster, job, node, restart) = (cluster.clone(), *job, node.clone(), *restart);
-    // The job has ended according to Slurm, so gpushd ends its leftovers as in Epilog.
+    // Slurm no longer knows the job, so gpushd ends its remaining processes as for Epilog.
     let until_ms = Timestamp::now().as_millisecond();
     Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
 }
 
-/// Returns the cluster whose jobs squeue lists. Slurm converts the name to lower case.
+/// Returns the cluster whose jobs squeue lists. Slurm writes its name in lower case.
 fn cluster_of(slurm_conf: &SlurmConf) -> Option<String> {
     slurm_conf.get("ClusterName").map(str::to_lowercase).filter(|name| !name.is_empty())
 }
 
-/// Selects the leases of one cluster, because squeue lists the jobs of only one cluster.
+/// Returns only the leases of one cluster, because squeue lists only the jobs of one cluster.
 fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, ApiError> {
     if let Some(cluster) = cluster {
         return Ok(leases.into_iter().filter(|one| one.end.cluster == cluster).collect());
@@ -137,13 +134,13 @@ fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, A
     Ok(leases)
 }
 
-/// Returns the ids of the jobs that may run on a node. `limit` is the time limit of squeue.
+/// Returns the ids of the jobs that may run on a node. `limit` is the time limit for squeue.
 async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<u32>, ApiError> {
     let mut command = Command::new(squeue);
-    // With a list of states, squeue would omit jobs with a flag that is not in the list.
+    // Request all states. If the command listed states, squeue would leave out jobs with an unknown flag.
     command.args(["--noheader", "--all", "--states=all", "--format=%A %T"]).stdin(Stdio::null()).kill_on_drop(true);
-    // With variables such as SQUEUE_PARTITION, squeue would omit jobs, and the leases of these jobs
-    // would end.
+    // Remove variables such as SQUEUE_PARTITION. With them, squeue would leave out jobs, and this command would end
+    // their leases.
     for (name, _) in std::env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"SQUEUE_") || name == "SLURM_CLUSTERS" {
             command.env_remove(name);
@@ -171,10 +168,10 @@ async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<
     may_run(&String::from_utf8_lossy(&output.stdout)).map_err(|line| failed(&format!("it prints {line:?}")))
 }
 
-/// Returns the ids of the jobs that may run, from lines `ID STATE`.
+/// Returns the ids of the jobs that may run. Each line is `ID STATE`.
 ///
 /// # Errors
-/// Returns the first line that is not valid.
+/// If a line is not valid; returns the line.
 fn may_run(lines: &str) -> Result<BTreeSet<u32>, &str> {
     let mut jobs = BTreeSet::new();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -193,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    /// Fault: squeue did not list jobs with flags such as `SIGNALING`, and the leases of these running jobs ended.
+    /// Fault: squeue did not list jobs with flags such as `SIGNALING`, and their leases ended although the jobs ran.
     #[test]
     fn job_with_an_unusual_flag_may_run() {
         let flags = "1 RUNNING\n2 SIGNALING\n3 RESIZING\n 4 STAGE_OUT \n5 COMPLETING\n6 STOPPED\n7 NEW_FLAG\n8\n";
@@ -202,7 +199,7 @@ mod tests {
         assert_eq!(may_run("1 RUNNING\nslurm_load_jobs error\n"), Err("slurm_load_jobs error"));
     }
 
-    /// Fault: without `--cluster`, the leases of another cluster's jobs ended.
+    /// Fault: without `--cluster`, the command ended the leases of another cluster's jobs.
     #[test]
     fn cluster_of_slurm_conf_is_the_default() {
         let cluster = |text| cluster_of(&SlurmConf::parse(text, |_| None));
@@ -210,7 +207,7 @@ mod tests {
         assert_eq!(cluster("NodeName=n1\n"), None);
     }
 
-    /// Fault: a squeue that waited for slurmctld blocked the command.
+    /// Fault: if squeue waited for slurmctld, the command never ended.
     #[test]
     fn squeue_has_a_time_limit() {
         let dir = tempfile::tempdir().unwrap();

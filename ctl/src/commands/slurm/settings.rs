@@ -16,25 +16,25 @@ use crate::{
 
 use super::directory::Directory;
 
-/// Maximum number of bytes that are read from the config.
+/// Maximum number of bytes that a hook reads from the config.
 const LONGEST: u64 = gpush_core::config::MOST_BYTES as u64;
 
 /// The settings that a hook needs.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
-    /// `[slurm]` of the config.
+    /// The section `[slurm]` of the config.
     pub(super) slurm: Slurm,
-    /// `api.admin_socket` of the config.
+    /// The setting `api.admin_socket` of the config.
     admin_socket: Option<PathBuf>,
     /// The files of jobs.
     pub(super) directory: Directory,
-    /// Whether there is a config of gpushd, and so a gpushd on this node.
+    /// Whether there is a config of gpushd. If so, this node has a gpushd.
     pub(super) has_config: bool,
-    /// Whether a rule has `owner = "slurm"`.
+    /// Whether a rule reserves GPUs for Slurm (`owner = "slurm"`).
     pub(super) has_owner_slurm: bool,
     /// Time limit of the hook.
     pub(super) deadline: Duration,
-    /// When the hook gives up.
+    /// When the hook must end.
     pub(super) until: Instant,
 }
 
@@ -48,14 +48,13 @@ impl Settings {
         Self { has_config: path.exists(), ..Self::new(config, files, deadline) }
     }
 
-    /// Reads the config for TaskProlog. The environment of TaskProlog comes from the user, so it does not select the
-    /// config file.
+    /// Reads the config for TaskProlog. Its environment comes from the user, so it cannot select another config file.
     pub(super) fn of_task(files: &HookFiles) -> Self {
         let path = files.config.as_deref().unwrap_or(Path::new(offline::DEFAULT_CONFIG));
         Self::new(read(path), files, Duration::ZERO)
     }
 
-    /// Returns the socket of gpushd for hooks.
+    /// Returns the socket of gpushd that hooks use.
     pub(super) fn socket(&self, global: &Global) -> Socket {
         super::super::socket(global).for_hooks(self.admin_socket.as_deref())
     }
@@ -77,8 +76,8 @@ impl Settings {
     }
 }
 
-/// Returns the config, or the defaults if the file is missing, invalid or cannot be read. Does not
-/// fail, because a failed hook drains the node, and gpushd itself uses its own copy of the config.
+/// Reads the config. If the file is missing or invalid, returns the defaults: a hook that fails would drain the node,
+/// and gpushd has its own copy of the config.
 fn read(path: &Path) -> Config {
     let Ok(bytes) = offline::read_up_to(path, LONGEST) else { return Config::default() };
     Config::from_bytes(&bytes, &offline::name(path)).unwrap_or_default()

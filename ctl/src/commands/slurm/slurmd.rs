@@ -1,17 +1,17 @@
-//! The slurmd whose hook this process is.
+//! Finds out about the slurmd that runs this hook.
 
 use gpush_core::slurm::GpuPlugin;
 use gpush_host::proc;
 
-/// Returns the GPU plugin of the slurmd whose hook this process is. Returns `None` if the plugin is
-/// not known.
+/// Returns the GPU plugin that the slurmd of this hook has loaded. Returns `None` if this cannot be found out.
 pub(super) fn gpu_plugin() -> Option<GpuPlugin> {
-    // In a container, slurmd can be process 1.
+    // Add process 1, because in a container it can be slurmd.
     let ancestors: Vec<u32> = proc::ancestors(std::process::id()).chain([1]).collect();
     let named = |name: &str| ancestors.iter().copied().find(|pid| proc::name(*pid) == name);
     match (named("slurmd"), named("slurmstepd")) {
         (Some(slurmd), _) => GpuPlugin::in_maps(&maps(slurmd)?),
-        // With `PrologFlags=RunInJob` (24.11), slurmstepd starts Prolog, and slurmd is not an ancestor of slurmstepd.
+        // With `PrologFlags=RunInJob` (24.11), slurmstepd starts Prolog, and slurmd is not one of its parents. So check
+        // all slurmd processes.
         (None, Some(_)) => GpuPlugin::agreed(slurmds().filter_map(maps)),
         (None, None) => None,
     }

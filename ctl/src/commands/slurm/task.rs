@@ -10,7 +10,7 @@ use crate::{args::HookFiles, exit::Outcome, output::Output};
 
 pub(super) fn run(files: &HookFiles, out: &Output) -> Outcome {
     let TaskProlog { text, fails } = prolog(files);
-    // Do not write to stderr, because Slurm parses it too.
+    // Write nothing to stderr, because Slurm also parses it.
     out.verbatim(text.as_bytes())?;
     Ok(if fails { FAILS } else { 0 })
 }
@@ -23,7 +23,7 @@ fn prolog(files: &HookFiles) -> TaskProlog {
     let task = Task { job, cluster: text("SLURM_CLUSTER_NAME"), node: text("SLURMD_NODENAME") };
     match Settings::of_task(files).directory.find(&task) {
         Ok(Found::File(file)) => file.task_prolog(variable("CUDA_VISIBLE_DEVICES").as_deref()),
-        // gpush is not concerned with the job.
+        // The job does not need gpush.
         Ok(Found::Nothing) => nothing,
         Ok(Found::Several) => {
             let why = format!(

@@ -1,4 +1,4 @@
-//! The archive: a tar file, compressed with gzip, that only its owner can read.
+//! The archive: a tar file, compressed with gzip. Only its owner can read it.
 
 use std::{
     fs::{self, OpenOptions},
@@ -10,7 +10,7 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use gpush_api::{ApiError, Code};
 
-/// Packs files, each below `directory` in the archive. `time` is their modification time in seconds since 1970.
+/// Packs the files into a directory of the archive. `time` is their modification time in seconds since 1970.
 pub(super) fn pack<'f>(
     directory: &str,
     files: impl Iterator<Item = (&'f str, &'f [u8])>,
@@ -27,13 +27,12 @@ pub(super) fn pack<'f>(
     archive.into_inner()?.finish()
 }
 
-/// Returns an error if a path exists. The command calls this before it collects anything;
-/// [`write()`] checks the path again.
+/// Returns an error if the file already exists. Call this before collecting anything. [`write()`] checks again.
 pub(super) fn check_absent(path: &Path) -> Result<(), ApiError> {
     if path.symlink_metadata().is_ok() { Err(exists(path)) } else { Ok(()) }
 }
 
-/// Writes a new file with mode 0600. If that fails, no part of the file is left.
+/// Writes a new file with mode 0600. If this fails, removes the incomplete file.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), ApiError> {
     let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let mut file = match opened {

@@ -1,5 +1,4 @@
-//! The parts of a bundle. A part that cannot be collected contains the reason instead, and does not
-//! make the command fail.
+//! The files of a bundle. If a file cannot be collected, the bundle contains the reason instead.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,29 +22,28 @@ use crate::{
     render::status::Status,
 };
 
-/// Number of operations, ended leases, and audit records in a bundle.
+/// Maximum numbers of operations, ended leases and audit records in a bundle.
 const OPERATIONS: usize = 200;
 const ENDED_LEASES: usize = 200;
 const AUDIT_RECORDS: usize = 1000;
 
-/// Maximum number of bytes of a file.
+/// Maximum number of bytes that the command reads from a file.
 const LARGEST: u64 = 1 << 20;
 
-/// Arguments of journalctl for gpushd's log. `-q` omits journalctl's own remarks.
+/// Arguments with which journalctl prints gpushd's log. `-q` leaves out journalctl's own remarks.
 const JOURNAL: [&str; 8] = ["-q", "-u", "gpushd", "-n", "2000", "-o", "short-iso", "--no-pager"];
 
-/// A part of the bundle.
+/// One file of the bundle.
 #[derive(Debug)]
 pub(super) struct Part {
     /// Name of the part's file.
     pub(super) name: &'static str,
-    /// The purpose of the part, for a reader of the bundle.
+    /// Why the bundle contains this file.
     pub(super) why: &'static str,
-    /// The content of the part, or why the part is missing.
+    /// The content of the file, or why it is missing.
     pub(super) content: Result<Content, String>,
 }
 
-/// The content of a part.
 #[derive(Debug)]
 pub(super) enum Content {
     /// A JSON document.
@@ -54,7 +52,7 @@ pub(super) enum Content {
     Text(String),
 }
 
-/// Collects all parts. Adds the names and command lines in the parts to `redactor`.
+/// Collects all files. Adds the names and command lines in them to `redactor`.
 pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Result<Vec<Part>, Failure> {
     let (mut parts, config, agent) = with_agent(global, async |client| Ok(Answers::new(client).collect(out).await))?;
     let host = Host::local();
@@ -80,7 +78,7 @@ pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Res
     Ok(parts)
 }
 
-/// Adds the names and command lines in the parts to the redactor.
+/// Adds the names and command lines in the files to the redactor.
 fn learn(redactor: &mut Redactor, parts: &[Part]) {
     if let Ok(Content::Text(passwd)) = file(Path::new("/etc/passwd")) {
         redactor.learn_passwd(&passwd);
@@ -108,7 +106,7 @@ fn uid(name: &str) -> Option<u64> {
     Some(u64::from(user.uid.as_raw()))
 }
 
-/// The answers of gpushd. After a request without an answer, no more requests are sent.
+/// The answers of gpushd. If gpushd does not answer a request, the command sends no more requests.
 struct Answers<'c> {
     client: &'c mut Client,
     silent: Option<ApiError>,
@@ -119,7 +117,8 @@ impl<'c> Answers<'c> {
         Self { client, silent: None }
     }
 
-    /// Returns the parts, the path of the config file, and the state of gpushd for the doctor.
+    /// Returns the collected files, the path of the config file, and what the doctor must know
+    /// about gpushd.
     async fn collect(mut self, out: &Output) -> (Vec<Part>, Option<PathBuf>, Agent) {
         let version = self.ask(async |client| client.version().await).await;
         let health = self.ask(async |client| client.health().await).await;
@@ -161,7 +160,7 @@ impl<'c> Answers<'c> {
         self.note(answer)
     }
 
-    /// Remembers that gpushd did not answer.
+    /// Remembers if gpushd does not answer, so that the command sends no further request.
     fn note<T>(&mut self, answer: Result<T, ApiError>) -> Result<T, ApiError> {
         if let Err(error) = &answer
             && matches!(error.code, Code::Unreachable | Code::TimedOut)
@@ -183,8 +182,8 @@ impl<'c> Answers<'c> {
         self.note(answer)
     }
 
-    /// Returns the last audit records, but only to root. So a user cannot include audit records by
-    /// accident.
+    /// Returns the last audit records, but only if root runs the command. So other users cannot include
+    /// them by accident.
     async fn audit(&mut self) -> Result<Vec<gpush_api::AuditRecord>, ApiError> {
         if !nix::unistd::geteuid().is_root() {
             return Err(ApiError::new(Code::Denied, "only root gets the audit trail"));

@@ -6,8 +6,8 @@
 //! | `redact` | removes user names, command lines and secrets |
 //! | `archive` | the tar file |
 //!
-//! The command builds the whole bundle in memory before it lists the files. So the list is exact,
-//! and nothing is written before the user agrees.
+//! The command first collects the whole bundle in memory, and then shows the list of files. So the
+//! list is exact, and the command writes nothing before the user agrees.
 
 mod archive;
 mod collect;
@@ -56,7 +56,7 @@ pub(super) fn run(global: &Global, args: &SupportBundleArgs, out: &Output) -> Ou
     Ok(0)
 }
 
-/// Returns the redacted files, and the missing parts.
+/// Returns the files of the bundle without personal data, and the files that are missing.
 fn redacted(
     parts: Vec<Part>,
     redactor: &Redactor,

@@ -1,4 +1,4 @@
-//! Removes personal data and secrets from the parts of a bundle.
+//! Removes personal data and secrets from the files of a bundle.
 //!
 //! - A user name becomes `uid:1000`. Names come from the JSON documents, the config and
 //!   `/etc/passwd`. Names of system users are kept, because they are not personal.
@@ -14,43 +14,42 @@ use std::{
 
 use serde_json::Value;
 
-/// Replaces a command line.
+/// Text that replaces a command line.
 const COMMAND: &str = "(command)";
 
-/// Replaces a user name whose uid is not known.
+/// Text that replaces the name of a user whose uid is not known.
 const USER: &str = "(user)";
 
-/// Replaces a secret.
+/// Text that replaces a secret.
 const SECRET: &str = "(secret)";
 
-/// If one of these words is followed by `=` or `:`, its value is a secret.
+/// The value after one of these words and `=` or `:` is a secret.
 const SECRET_NAMES: [&str; 9] =
     ["token", "password", "passwd", "secret", "apikey", "api_key", "api-key", "credential", "bearer"];
 
-/// Uids that distributions and systemd give to system users, such as `slurm`, `nobody` and dynamic users.
+/// Uids of system users, such as `slurm`, `nobody` and dynamic users of systemd.
 const OF_SYSTEM_USERS: [RangeInclusive<u64>; 2] = [0..=999, 60_000..=65_535];
 
-/// Minimum number of equal bytes for which a text is considered the beginning of a known command
-/// line.
+/// A text counts as the beginning of a known command line if at least this many bytes are equal.
 const SHORTEST_BEGINNING: usize = 12;
 
-/// Which names and command lines are known, and whether they are removed.
+/// The names and command lines to remove.
 #[derive(Debug)]
 pub(super) struct Redactor {
     with_names: bool,
-    /// What replaces each user name.
+    /// For each user name, the text that replaces it.
     users: BTreeMap<String, String>,
     /// Known command lines.
     commands: BTreeSet<String>,
 }
 
 impl Redactor {
-    /// Creates a redactor; `with_names` keeps user names and command lines.
+    /// Creates a redactor. With `with_names`, it keeps user names and command lines.
     pub(super) fn new(with_names: bool) -> Self {
         Self { with_names, users: BTreeMap::new(), commands: BTreeSet::new() }
     }
 
-    /// Learns the users of a file in the form of `/etc/passwd`.
+    /// Adds the users in a file that has the form of `/etc/passwd`.
     pub(super) fn learn_passwd(&mut self, passwd: &str) {
         for line in passwd.lines() {
             let mut fields = line.split(':');
@@ -60,7 +59,7 @@ impl Redactor {
         }
     }
 
-    /// Learns a user. A name without a uid becomes `(user)`.
+    /// Adds a user name. If `uid` is `None`, the name is replaced by `(user)`.
     pub(super) fn learn_user(&mut self, name: &str, uid: Option<u64>) {
         let is_person = uid.is_none_or(|uid| !OF_SYSTEM_USERS.iter().any(|uids| uids.contains(&uid)));
         if is_person && !name.is_empty() {
@@ -69,15 +68,14 @@ impl Redactor {
         }
     }
 
-    /// Learns the users and command lines of a document.
+    /// Adds the users and command lines in a document.
     pub(super) fn learn(&mut self, document: &Value) {
         match document {
             Value::Object(fields) => {
                 if let Some(Value::String(name)) = fields.get("user") {
                     self.learn_user(name, fields.get("uid").and_then(Value::as_u64));
                 }
-                // Ignore a short program name without arguments: it is not personal, and may be a
-                // word of any text.
+                // Ignore a short program name without arguments. It is not personal, and may be a part of any text.
                 if let Some(Value::String(command)) = fields.get("command")
                     && (command.trim().contains(' ') || command.len() >= SHORTEST_BEGINNING)
                 {
@@ -90,7 +88,7 @@ impl Redactor {
         }
     }
 
-    /// Redacts a document.
+    /// Removes personal data and secrets from a document.
     pub(super) fn document(&self, document: &mut Value) {
         match document {
             Value::Object(fields) => {
@@ -110,7 +108,7 @@ impl Redactor {
         }
     }
 
-    /// Redacts a text, line by line.
+    /// Removes personal data and secrets from each line of a text.
     pub(super) fn text(&self, text: &str) -> String {
         text.split_inclusive('\n').map(|line| self.line(line)).collect()
     }
@@ -131,7 +129,7 @@ impl Redactor {
     }
 }
 
-/// Removes known and unknown command lines in the forms that gpushd's messages have:
+/// Removes command lines in the forms in which gpushd's messages contain them, even unknown ones:
 ///
 /// ```text
 /// python train.py (pid 4711, alice)            the text before the pid
@@ -149,7 +147,7 @@ fn without_forms(line: &str) -> String {
         if !rest.starts_with("uid ") {
             line.replace_range(user..rest.find(')').map_or(line.len(), |end| user + end), USER);
         }
-        // Keep the beginning of a journal line: time, host and program.
+        // Keep time, host and program at the beginning of a journal line.
         let kept = line[..at].find("]: ").map_or(0, |end| end + 3);
         if kept < at {
             line.replace_range(kept..at, &format!("{COMMAND} "));
@@ -176,13 +174,13 @@ fn without_forms(line: &str) -> String {
     line
 }
 
-/// Returns the text after a number at the beginning.
+/// Returns the text after the number with which the text begins.
 fn after_number(text: &str) -> Option<&str> {
     let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
     (rest.len() < text.len()).then_some(rest)
 }
 
-/// Removes a known command line, even if the line contains only its beginning.
+/// Removes a known command line. Also removes it if the line contains only its beginning.
 fn without_command(line: &str, command: &str) -> String {
     let beginning = command.get(..SHORTEST_BEGINNING.min(command.len())).unwrap_or(command);
     let (mut kept, mut rest) = (String::new(), line);
@@ -196,7 +194,7 @@ fn without_command(line: &str, command: &str) -> String {
     kept + rest
 }
 
-/// Replaces a name, except where it is a part of a longer word.
+/// Replaces a name by `replacement`, unless the name is only a part of a longer word.
 fn without_word(line: &str, name: &str, replacement: &str) -> String {
     let is_in_word = |c: char| c.is_alphanumeric() || c == '_';
     let (mut kept, mut rest) = (String::new(), line);

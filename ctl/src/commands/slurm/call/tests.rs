@@ -1,4 +1,4 @@
-//! Tests of requests, with a gpushd whose answers the test decides.
+//! Tests of the requests of hooks. The test itself answers instead of gpushd.
 
 use std::{
     io::{Read, Write},
@@ -12,7 +12,7 @@ use gpush_client::{Origin, Socket};
 
 use super::*;
 
-/// An answer of gpushd. With `None`, gpushd closes the connection without an answer.
+/// An answer of gpushd: HTTP status and body. `None` closes the connection without an answer.
 pub(in crate::commands::slurm) type Answer = Option<(u16, String)>;
 
 impl Calls {
@@ -23,7 +23,7 @@ impl Calls {
     }
 }
 
-/// Answers each request with what `answer` returns for its body.
+/// Listens on `socket`, and answers each request with what `answer` returns for its body.
 pub(in crate::commands::slurm) fn serve(socket: &Path, mut answer: impl FnMut(&str) -> Answer + Send + 'static) {
     let listener = UnixListener::bind(socket).unwrap();
     thread::spawn(move || {
@@ -37,7 +37,7 @@ pub(in crate::commands::slurm) fn serve(socket: &Path, mut answer: impl FnMut(&s
     });
 }
 
-/// Reads a request up to the end of its body, a JSON object. Returns the body.
+/// Reads a request until the end of its body, which is a JSON object. Returns the body.
 fn request(connection: &mut UnixStream) -> Option<String> {
     let mut text = String::new();
     loop {
@@ -81,8 +81,8 @@ fn job() -> SlurmJobStart {
     }
 }
 
-/// Begins a job. Each request gets the next one of `answers`. Requests after the last answer get
-/// the last answer again.
+/// Begins a job. gpushd answers the first request with the first one of `answers`, and so on. When
+/// no answer is left, it repeats the last one.
 fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<SlurmJobStarted, Unanswered> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
@@ -94,7 +94,7 @@ fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<Slur
     crate::commands::runtime().unwrap().block_on(Calls::to(&socket, time, restart).start(job()))
 }
 
-/// Fault: when the host's clock was set forward, gpushd considered the request late, and Prolog
+/// Fault: the host's clock was set forward. gpushd then considered the request late, and Prolog
 /// drained the node.
 #[test]
 fn request_that_is_late_by_the_clock_is_sent_again() {
@@ -105,18 +105,19 @@ fn request_that_is_late_by_the_clock_is_sent_again() {
     assert!(matches!(answer, Err(Unanswered::NoAnswer(_))), "{answer:?}");
 }
 
-/// Fault: if gpushd restarted late during a hook, the hook did not wait for the restart.
+/// Fault: if gpushd restarted late in a hook, the hook did not wait for it. Each restart must have
+/// its own time limit.
 #[test]
 fn every_restart_of_gpushd_has_its_time() {
     let restart = PAUSE * 5;
-    // The pauses between these requests are longer than the time of a restart.
+    // All these requests together take longer than the time limit for a restart.
     let mut answers = vec![error(&busy()); 7];
     answers.extend([None, not_concerned()]);
     let answer = start(answers, Duration::from_secs(600), restart);
     assert!(answer.is_ok(), "{answer:?}");
 }
 
-/// Fault: jobs with GPUs that gpush does not manage waited for a gpushd that was not running.
+/// Fault: jobs whose GPUs gpush does not manage waited for a gpushd that was not running.
 #[test]
 fn job_that_does_not_concern_gpush_waits_for_no_restart() {
     let begin = |concern| {

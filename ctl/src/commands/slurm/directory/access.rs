@@ -1,8 +1,8 @@
-//! Access to the file of a job: the user of the job may read the file, but does not own it.
+//! Access to the file of a job: the user of the job can read the file, but does not own it.
 //!
-//! The owner of a file can make it writable. If users owned files here, a user could fill the file
-//! system. Then no other job could begin: Prolog would fail, and Slurm would drain the node. So the
-//! file belongs to root, and its access list allows the user to read it.
+//! If a user owned the file, the user could make it writable and fill the file system. Then every
+//! Prolog would fail, and Slurm would drain the node. So root owns the file, and its access list
+//! allows the user to read it.
 
 use std::{
     fs, io,
@@ -16,13 +16,13 @@ use nix::{
     unistd::{AccessFlags, faccessat, geteuid},
 };
 
-/// Allows a user to read a file that root owns. On a file system without access lists, the user
-/// becomes the owner of the file.
+/// Allows a user to read a file of root. If the file system has no access lists, makes the user the
+/// owner of the file.
 pub(super) fn let_read(file: &Path, uid: u32) -> io::Result<()> {
     if acl::grant_read(file, uid)? { Ok(()) } else { chown(file, Some(uid), None) }
 }
 
-/// Returns whether the file is for jobs of the calling user.
+/// Returns whether the file belongs to a job of the user who runs this command.
 pub(super) fn is_own(file: &Path) -> bool {
     let Ok(meta) = fs::metadata(file) else { return false };
     if meta.uid() == geteuid().as_raw() {
@@ -36,8 +36,8 @@ pub(super) fn is_own(file: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// Regression test: the file belonged to the user, who could fill `/run` with it. Then the
-    /// Prologs of other jobs failed.
+    /// Fault: the user owned the file, and could fill `/run` with it. Then the Prologs of other
+    /// jobs failed.
     #[test]
     fn user_of_the_job_does_not_own_its_file() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Ends of jobs that a hook could not deliver to gpushd. The next hook delivers them.
+//! Ended jobs that a hook could not report to gpushd. The next hook reports them.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use gpush_core::slurm::job_files::FileName;
 
 use super::Directory;
 
-/// Suffix of the file that records an end. The name of a node never contains a `+`.
+/// Suffix of a file that records an ended job. The name of a node never contains a `+`.
 const ENDED: &str = "+ended";
 
 fn name_of(end: &SlurmJobEnd) -> String {
@@ -15,7 +15,7 @@ fn name_of(end: &SlurmJobEnd) -> String {
 }
 
 impl Directory {
-    /// Records an end that could not be delivered to gpushd. Does not replace the recorded end of a
+    /// Records an ended job that could not be reported to gpushd. Keeps an existing record of a
     /// later run.
     pub(in crate::commands::slurm) fn note_end(&self, end: &SlurmJobEnd) -> io::Result<()> {
         let _locked = self.lock()?;
@@ -26,11 +26,11 @@ impl Directory {
         }
     }
 
-    /// Removes the record of an end that was delivered. Keeps the end of a later run, which another
-    /// hook may have recorded in the meantime.
+    /// Removes the record of an ended job after it was reported. Keeps the record of a later run,
+    /// which another hook may have written meanwhile.
     pub(in crate::commands::slurm) fn end_delivered(&self, end: &SlurmJobEnd) {
         let name = name_of(end);
-        // Most jobs have no such record, so most hooks do not wait for the lock.
+        // Most jobs have no such record. So check this first, without waiting for the lock.
         if !self.path.join(&name).exists() {
             return;
         }
@@ -39,17 +39,17 @@ impl Directory {
             Ok(noted) if noted.restart > end.restart => {}
             Ok(_) => self.remove_file(&name),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // A record that cannot be read can never be delivered.
+            // A record that cannot be read can never be reported, so remove it.
             Err(_) => self.remove_file(&name),
         }
     }
 
-    /// Returns whether an end of this job was not delivered to gpushd.
+    /// Returns whether the end of this job is recorded but not reported to gpushd yet.
     pub(super) fn has_noted_end(&self, job: &FileName) -> bool {
         self.path.join(format!("{job}{ENDED}")).exists()
     }
 
-    /// Returns the ends that were not delivered to gpushd.
+    /// Returns the ended jobs that are not reported to gpushd yet.
     pub(in crate::commands::slurm) fn undelivered_ends(&self) -> Vec<SlurmJobEnd> {
         let names = self.names().unwrap_or_default();
         names.iter().filter(|name| name.ends_with(ENDED)).filter_map(|name| self.read_json(name).ok()).collect()
@@ -71,12 +71,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let directory = Directory::new(dir.path(), Instant::now() + Duration::from_secs(600));
         directory.note_end(&end("ci", "n1", 0)).unwrap();
-        // One hook delivers the end, while another hook records the end of the next run.
+        // Simulates that one hook reports the end of a run, while another hook records the end of
+        // the next run.
         let read = directory.undelivered_ends();
         directory.note_end(&end("ci", "n1", 1)).unwrap();
         directory.end_delivered(&read[0]);
         assert_eq!(directory.undelivered_ends(), [end("ci", "n1", 1)]);
-        // A late hook of the first run does not replace the end of the second run.
+        // Simulates a late hook of the first run. It must not replace the record of the second run.
         directory.note_end(&end("ci", "n1", 0)).unwrap();
         assert_eq!(directory.undelivered_ends(), [end("ci", "n1", 1)]);
         directory.end_delivered(&end("ci", "n1", 1));

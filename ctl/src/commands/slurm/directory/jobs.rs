@@ -20,40 +20,39 @@ use super::{super::hook_start::HookStart, Directory, Locked, access};
 /// Suffix of the file that records a run. The name of a node never contains a `+`.
 const RUN: &str = "+run";
 
-/// The run of a job that a Prolog began. Each file of a job belongs to one run.
+/// One run of a job, which a Prolog has begun. Each file of a job belongs to one run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::commands::slurm) struct Run {
     /// How often the job was requeued.
     restart: u32,
     /// Job id of the leader of a heterogeneous job.
     leader: Option<u32>,
-    /// Process of the Prolog.
+    /// Pid of the Prolog.
     pid: u32,
-    /// When the Prolog began, in nanoseconds since the Unix epoch. Together with the pid, this is
-    /// unique for each Prolog.
+    /// When the Prolog began, in nanoseconds since the Unix epoch. With the pid, this identifies the Prolog.
     begun_ns: i64,
     /// When Slurm started the Prolog; `None` if that is not known.
     started: Option<HookStart>,
-    /// Whether a lease of an earlier run may exist.
+    /// Whether a lease of an earlier run may still exist.
     earlier_lease: bool,
 }
 
-/// The record of a run.
+/// What the file `+run` contains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct RunRecord {
     #[serde(flatten)]
     run: Run,
-    /// The cluster and node as Slurm named them. The name of the file contains both in another form.
+    /// The names of the cluster and the node as Slurm writes them. The file name contains both in another form.
     cluster: String,
     node: String,
-    /// Whether a lease of this or an earlier run may exist.
+    /// Whether a lease of this run or of an earlier run may exist.
     may_have_lease: bool,
 }
 
 /// Which leases of a job may exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum PossibleLeases {
-    /// No lease: gpushd refused this run, and has ended the leases of earlier runs.
+    /// No lease: gpushd has refused this run and has ended the leases of earlier runs.
     None,
     /// Only leases of earlier runs, because this run did not reach gpushd.
     Earlier,
@@ -71,54 +70,51 @@ impl PossibleLeases {
     }
 }
 
-/// The run of a job that an Epilog ends.
+/// Which run of a job an Epilog ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum EndedRun {
-    /// The run whose Prolog made the file of the job.
+    /// The run whose Prolog has written the file of the job.
     OfFile {
         /// Restart count of that run.
         restart: u32,
-        /// Whether a lease of this or an earlier run may exist.
+        /// Whether a lease of that run or of an earlier run may exist.
         may_have_lease: bool,
     },
-    /// A run before the run that made the file.
+    /// A run before the one that has written the file.
     Earlier {
-        /// Restart count of the earlier run, or a larger count. `None` if another job had this job
-        /// id before, and the run belongs to that job.
+        /// The restart count of the earlier run, or a larger one. `None` if the run belongs to an earlier job with the
+        /// same id.
         restart: Option<u32>,
     },
-    /// The run is not known, because the job has no file.
+    /// The job has no file, so the run is not known.
     NoFile,
 }
 
-/// Whether a Prolog could write its result.
+/// Whether a Prolog has written its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum FileWritten {
     Yes,
-    /// Not written, because Slurm runs another Prolog for the same run of the job. That Prolog
-    /// writes the result.
+    /// No: Slurm runs another Prolog for the same run of the job, and that Prolog writes the result.
     Again,
-    /// Not written, because Epilog has run, or a later run of the job has begun. Slurm no longer
-    /// waits for this Prolog.
+    /// No: an Epilog has run, or a later run of the job has begun. Slurm no longer waits for this Prolog.
     Late,
 }
 
 /// What TaskProlog finds for a task.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum Found {
-    /// gpush is not concerned with the job.
+    /// The job does not need gpush.
     Nothing,
     /// The file of the job.
     File(JobFile),
-    /// Several clusters or nodes have a file of this job, and the environment of the task names
-    /// none of them.
+    /// There are files of this job for several clusters or nodes, and the environment of the task does not say which
+    /// one to use.
     Several,
 }
 
 impl Directory {
-    /// Begins a run of a job. Writes the file of this run with the state `begun`, and replaces the
-    /// files of earlier runs. `started` is the time at which Slurm started the Prolog. `leases`
-    /// says which leases may exist until the file is written.
+    /// Begins a run of a job: replaces the files of earlier runs by a file with the state `begun`. `started` is when
+    /// Slurm started the Prolog. `leases` says which leases may exist until the Prolog writes its result.
     pub(in crate::commands::slurm) fn begin(
         &self,
         job: &Job,
@@ -141,7 +137,7 @@ impl Directory {
         if let Some(earlier) = earlier {
             self.remove_link(&name, &earlier.run);
         }
-        // The record comes first: a file without a record could not be removed.
+        // Write the record first, because a file without a record could not be removed.
         self.write_record(job, &run, leases)?;
         self.put(&locked, job, JobState::Begun)?;
         if let Some(leader) = job.leader {
@@ -153,7 +149,7 @@ impl Directory {
         Ok(run)
     }
 
-    /// Writes what a Prolog did, and which leases may exist now.
+    /// Writes the result of a Prolog, and which leases may exist now.
     pub(in crate::commands::slurm) fn write(
         &self,
         job: &Job,
@@ -186,7 +182,7 @@ impl Directory {
         self.replace(&job.file_name().to_string(), &serde_json::to_vec(&file)?, 0o400, job.uid)
     }
 
-    /// Finds the run that an Epilog ends. `epilog` says when Slurm started the Epilog.
+    /// Finds out which run an Epilog ends. `epilog` is when Slurm started the Epilog.
     pub(in crate::commands::slurm) fn ended_run(&self, job: &Job, epilog: Option<&HookStart>) -> EndedRun {
         let Some(RunRecord { run, may_have_lease, .. }) = self.record_of(&job.file_name()) else {
             return EndedRun::NoFile;
@@ -200,18 +196,18 @@ impl Directory {
         };
         match is_earlier {
             true => EndedRun::Earlier { restart: run.restart.checked_sub(1) },
-            // For the Epilog of a requeued run, Slurm 22.05 sets the restart count of the next run, so use the count of
-            // the file.
+            // Use the restart count in the file: Slurm 22.05 gives the Epilog of a requeued run the count of the next
+            // run.
             false => EndedRun::OfFile { restart: run.restart, may_have_lease },
         }
     }
 
-    /// Removes the file of a job, unless it belongs to a later run than `restart`.
+    /// Removes the file of a job. Keeps a file of a later run than `restart`.
     pub(in crate::commands::slurm) fn remove(&self, job: &Job, restart: u32) {
         self.remove_if(job, |run| run.restart <= restart);
     }
 
-    /// Removes the file of a run, unless another Prolog of the job has begun in the meantime.
+    /// Removes the file of a run, unless another Prolog of the job has begun since.
     pub(in crate::commands::slurm) fn remove_run(&self, job: &Job, run: &Run) {
         self.remove_if(job, |now| now == run);
     }
@@ -225,7 +221,7 @@ impl Directory {
         self.remove_file(&format!("{name}{RUN}"));
     }
 
-    /// Removes the link of a heterogeneous job.
+    /// Removes the link to the file of a component of a heterogeneous job.
     fn remove_link(&self, name: &FileName, run: &Run) {
         if let Some(leader) = run.leader {
             self.remove_file(&name.of_component(leader).to_string());
@@ -242,7 +238,7 @@ impl Directory {
         self.write_json(&format!("{}{RUN}", job.file_name()), &record)
     }
 
-    /// Finds the file of a task of the calling user.
+    /// Finds the file of the job to which a task of the calling user belongs.
     pub(in crate::commands::slurm) fn find(&self, task: &Task) -> io::Result<Found> {
         let is_own = |name: &FileName| access::is_own(&self.path.join(name.to_string()));
         let names: Vec<FileName> =
@@ -263,15 +259,15 @@ impl Directory {
         }
     }
 
-    /// Finds the cluster and node of an ended job, if the environment does not contain both names.
+    /// Finds the cluster and the node of an ended job if the environment does not contain both.
     pub(in crate::commands::slurm) fn place_of(&self, ended: &Task) -> PlaceChoice {
         let names = self.names().unwrap_or_default();
         let names: Vec<FileName> = names.iter().filter_map(|name| FileName::parse(name)).collect();
         choose_place(ended, &names, &self.places())
     }
 
-    /// Returns the names of the cluster and node of a job as Slurm wrote them. Without a file of the
-    /// job, returns them in the form for file names.
+    /// Returns the names of the cluster and the node as Slurm writes them. If the job has no file, returns the names in
+    /// the form for file names.
     pub(in crate::commands::slurm) fn names_of(&self, place: &HookPlace, job: u32) -> (String, String) {
         let (cluster, node) = (place.cluster(), place.node());
         match self.record_of(&FileName::of_job(cluster, job, node)) {

@@ -10,13 +10,12 @@
 //! | `places` | the clusters and nodes whose hooks run on this host | root |
 //! | `lock` | locked while a hook changes a file | root, 0600 |
 //!
-//! Prolog creates the file of a job before it sends a request to gpushd. So the file tells Epilog
-//! whether a lease can exist.
+//! Prolog creates the file of a job before it sends a request to gpushd. So if a job has no file, Epilog knows that it
+//! has no lease.
 //!
-//! The file of the job is for the user. Hooks that run as root do not use its contents for
-//! decisions. Hooks of several jobs and runs change the directory at the same time, so each change
-//! holds the lock while it reads and writes. TaskProlog only reads, and needs no lock, because
-//! every file is replaced as a whole.
+//! The file of a job is only for its user. Hooks that run as root do not decide anything by its contents. Hooks of
+//! several jobs and runs change the directory at the same time, so each hook holds the lock while it reads and writes.
+//! TaskProlog only reads. It needs no lock, because each file is replaced as a whole.
 //!
 //! | file | subject |
 //! |---|---|
@@ -42,35 +41,34 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub(super) use self::jobs::{EndedRun, FileWritten, Found, PossibleLeases};
 
-/// Maximum number of bytes that are read from a file.
+/// Maximum number of bytes that a hook reads from a file.
 const LARGEST: u64 = 1 << 20;
 
-/// The GPUs with `owner = "slurm"`.
+/// Name of the file with the GPUs that are reserved for Slurm (`owner = "slurm"`).
 const OWNED: &str = "owned";
 
-/// The clusters and nodes whose hooks run on this host.
+/// Name of the file with the clusters and nodes whose hooks run on this host.
 const PLACES: &str = "places";
 
-/// The file that is locked. Only root can open it, because any user who can open the file could
-/// hold the lock.
+/// Name of the file that hooks lock. Only root can open it, because a user who can open it could keep the lock.
 const LOCK: &str = "lock";
 
-/// Pause between two attempts to get the lock. Other hooks hold it only for microseconds.
+/// Pause before a hook tries again to get the lock. Other hooks hold it only for microseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Minimum time that a hook waits for the lock. Several hooks may reach their deadlines together, and each must still
-/// note an end or remove a file.
+/// A hook waits at least this long for the lock, even after its deadline. Several hooks may reach their deadlines
+/// together, and each must still record an end or remove a file.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
-/// The directory of the files of jobs.
+/// The directory with the files of jobs.
 #[derive(Debug, Clone)]
 pub(super) struct Directory {
     path: PathBuf,
-    /// When the hook gives up.
+    /// The deadline of the hook.
     until: Instant,
 }
 
-/// The lock of the directory. Released when dropped.
+/// The lock of the directory. Dropping this value releases the lock.
 #[derive(Debug)]
 struct Locked {
     _file: fs::File,
@@ -88,7 +86,7 @@ impl Directory {
         &self.path
     }
 
-    /// Creates the directory. Only root may write there.
+    /// Creates the directory. Only root can write in it.
     pub(super) fn create(&self) -> io::Result<()> {
         match fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.path) {
             Ok(()) => {}
@@ -105,17 +103,16 @@ impl Directory {
             return Err(io::Error::other(why));
         }
         if meta.uid() == own && meta.mode() & 0o777 != 0o755 {
-            // slurmd may have a restrictive umask, but users must be able to read their files
-            // there.
+            // slurmd may have a restrictive umask, but users must be able to read their files in this directory.
             fs::set_permissions(&self.path, fs::Permissions::from_mode(0o755))?;
         }
         Ok(())
     }
 
-    /// Locks the directory against changes by other hooks.
+    /// Locks the directory, so that no other hook changes it.
     ///
     /// # Errors
-    /// When the lock is not free in time, or when the directory does not exist.
+    /// If the lock is not free in time, or if the directory does not exist.
     fn lock(&self) -> io::Result<Locked> {
         let path = self.path.join(LOCK);
         let file = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
@@ -133,8 +130,7 @@ impl Directory {
         }
     }
 
-    /// Stores the list of GPUs with `owner = "slurm"`. Ignores failures, because the next hook
-    /// writes the list again.
+    /// Stores which GPUs are reserved for Slurm. Ignores errors, because the next hook stores them again.
     pub(super) fn keep_owned(&self, owned: &[SlurmGpu]) {
         if self.owned().as_deref() == Some(owned) {
             return;
@@ -142,14 +138,14 @@ impl Directory {
         let _failed = self.lock().and_then(|_locked| self.replace(OWNED, &serde_json::to_vec(owned)?, 0o644, None));
     }
 
-    /// Returns the GPUs with `owner = "slurm"`, from the last answer of gpushd; `None` if there was
-    /// no answer on this boot.
+    /// Returns which GPUs are reserved for Slurm, from the last answer of gpushd. `None` if gpushd has not answered on
+    /// this boot.
     pub(super) fn owned(&self) -> Option<Vec<SlurmGpu>> {
         self.read_json(OWNED).ok()
     }
 
-    /// Records that hooks of this cluster and node run on this host. Does nothing while the
-    /// directory does not exist. Ignores failures, because the next hook records the place again.
+    /// Records that hooks of this cluster and node run on this host. Does nothing if the directory does not exist.
+    /// Ignores errors, because the next hook records this again.
     pub(super) fn keep_place(&self, place: &HookPlace) {
         if !self.path.exists() || self.places().contains(place) {
             return;
@@ -177,9 +173,9 @@ impl Directory {
         Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
     }
 
-    /// Replaces a file as a whole. The user `reader` may read it. The caller must hold the lock.
+    /// Replaces the whole file. The user `reader` can then read it. The caller must hold the lock.
     fn replace(&self, name: &str, text: &[u8], mode: u32, reader: Option<u32>) -> io::Result<()> {
-        // A hook that was killed may have left its temporary file.
+        // A hook that was killed may have left this temporary file.
         let new = self.path.join(".new");
         self.remove_file(".new");
         let written = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&new).and_then(|mut file| {
@@ -225,7 +221,7 @@ mod tests {
         assert!(Directory::new(dir.path(), Instant::now()).create().is_err());
     }
 
-    /// If one hook is suspended, another hook waits for the lock only until its own deadline.
+    /// Case: one hook is suspended and holds the lock. Another hook waits only until its own deadline.
     #[test]
     fn lock_is_awaited_until_the_deadline_alone() {
         let dir = tempfile::tempdir().unwrap();
@@ -241,7 +237,7 @@ mod tests {
         assert!(late.lock().is_ok(), "the lock is free");
     }
 
-    /// Fault: after the deadline, a hook tried the lock only once, and failed while another hook held it.
+    /// Fault: after its deadline, a hook tried only once to get the lock, and failed if another hook held it.
     #[test]
     fn hooks_that_reach_the_deadline_together_all_get_the_lock() {
         let dir = tempfile::tempdir().unwrap();

@@ -39,7 +39,7 @@ fn state(directory: &Directory, job: u32) -> Option<JobState> {
     }
 }
 
-/// Returns the names of the files, except the lock and the list of places.
+/// Returns the names of all files except the lock and the list of places.
 fn left(directory: &Directory) -> Vec<String> {
     let mut names = directory.names().unwrap();
     names.retain(|name| name != "lock" && name != "places");
@@ -56,7 +56,7 @@ fn file_of_a_job_is_its_users_and_is_found_by_the_leader() {
     let mode = |name: &str| fs::metadata(dir.path().join("jobs").join(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("ci-42@n1"), mode("ci-42@n1+run"), mode("lock"), mode("")), (0o400, 0o600, 0o600, 0o755));
     assert_eq!((state(&directory, 41), state(&directory, 42)), (Some(JobState::Begun), Some(JobState::Begun)));
-    // Epilog may know nothing but the job id.
+    // An Epilog may know only the job id.
     directory.remove(&run(42, 0, None), 0);
     assert_eq!(left(&directory), [""; 0], "the link is removed as well");
 }
@@ -72,7 +72,7 @@ fn late_epilog_of_an_earlier_run_removes_nothing() {
     assert_eq!((ended(0), ended(1)), (EndedRun::Earlier { restart: Some(0) }, of_file(1)));
     directory.remove(&run(42, 0, None), 0);
     assert_eq!(state(&directory, 42), Some(refused("second")));
-    // Prolog runs twice for one run.
+    // Slurm runs a second Prolog for the same run.
     let again = directory.begin(&run(42, 1, None), None, PossibleLeases::All).unwrap();
     assert_eq!(
         directory.write(&run(42, 1, None), &second, refused("second"), PossibleLeases::All).unwrap(),
@@ -86,7 +86,7 @@ fn late_epilog_of_an_earlier_run_removes_nothing() {
     assert_eq!(left(&directory), [""; 0]);
 }
 
-/// Slurm 22.05 gives both Epilogs the restart count of the second run.
+/// Case: Slurm 22.05 gives the Epilogs of both runs the restart count of the second run.
 #[test]
 fn epilog_that_started_before_the_prolog_ends_an_earlier_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,14 +122,14 @@ fn refused_run_has_no_lease_but_an_earlier_run_may_have_one() {
     assert!(may_have_lease(&first));
     assert!(refuse(&second, PossibleLeases::Earlier, PossibleLeases::Earlier), "gpushd does not know it yet");
     assert!(!refuse(&second, PossibleLeases::All, PossibleLeases::None), "gpushd refused it");
-    // Epilog removed the file of a run, but could not tell gpushd.
+    // Simulates an Epilog that removed the file of a run but could not reach gpushd.
     directory.remove(&second, 1);
     let end = SlurmJobEnd { cluster: "ci".to_owned(), job: 42, node: "n1".to_owned(), restart: 1, until_ms: 0 };
     directory.note_end(&end).unwrap();
     assert!(refuse(&run(42, 2, None), PossibleLeases::Earlier, PossibleLeases::Earlier));
 }
 
-/// slurmd was killed, and the Prolog of the first run continues without it.
+/// Case: slurmd was killed, and the Prolog of the first run continues without it.
 #[test]
 fn late_prolog_of_an_earlier_run_writes_and_removes_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn late_prolog_of_an_earlier_run_writes_and_removes_nothing() {
     );
     directory.remove_run(&run(42, 0, None), &first);
     assert_eq!(state(&directory, 42), Some(refused("second")));
-    // Epilog has removed the file.
+    // Simulates an Epilog, which removes the file.
     directory.remove(&run(42, 1, None), 1);
     assert_eq!(
         directory.write(&run(42, 1, None), &second, refused("late"), PossibleLeases::All).unwrap(),
@@ -152,7 +152,7 @@ fn late_prolog_of_an_earlier_run_writes_and_removes_nothing() {
     assert_eq!(left(&directory), [""; 0]);
 }
 
-/// Fault: the leader's file replaced the link. So if the leader needed no lease, tasks found no file.
+/// Fault: the leader's file replaced the link. If the leader then needed no lease, tasks found no file.
 #[test]
 fn leader_and_component_have_files_of_different_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -164,7 +164,7 @@ fn leader_and_component_have_files_of_different_names() {
     assert_eq!(state(&directory, 41), Some(JobState::Begun));
     directory.remove_run(&leader, &of_leader);
     assert_eq!(state(&directory, 41), Some(refused("component")));
-    // Remove the component before the leader.
+    // This time, the component's file is removed before the leader's.
     directory.begin(&leader, None, PossibleLeases::All).unwrap();
     directory.remove(&component, 0);
     assert_eq!(state(&directory, 41), Some(JobState::Begun));
@@ -172,7 +172,7 @@ fn leader_and_component_have_files_of_different_names() {
     assert_eq!(left(&directory), [""; 0]);
 }
 
-/// Fault: hooks read the restart count from the file that belongs to the user.
+/// Fault: hooks read the restart count from a file that the user owned.
 #[test]
 fn contents_of_the_users_file_decide_nothing_for_hooks_of_root() {
     let dir = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn contents_of_the_users_file_decide_nothing_for_hooks_of_root() {
     assert_eq!(left(&directory), [""; 0]);
 }
 
-/// Prologs and Epilogs of two runs at the same time: the file of the later run is there at the end.
+/// Case: Prologs and Epilogs of two runs run at the same time. At the end, the file of the later run must exist.
 #[test]
 fn concurrent_hooks_leave_the_file_of_the_last_run() {
     let dir = tempfile::tempdir().unwrap();
