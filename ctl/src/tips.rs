@@ -1,8 +1,8 @@
-//! Suggestions in clap's usage errors. This module removes suggestions that do not help.
+//! Removes suggestions that do not help from clap's usage errors.
 //!
-//! clap suggests the nearest word of any kind: for `operations` it suggested `version`, and for `-i
-//! 0` it suggested `-- -i 0`. This module keeps a suggestion only if the two words have the same
-//! beginning or differ in few letters.
+//! clap suggests the nearest word of any kind: `version` for `operations`, and `-- -i 0` for
+//! `-i 0`. This module keeps a suggestion only if both words have the same beginning or differ in
+//! few letters.
 
 use clap::error::{ContextKind, ContextValue, Error};
 use gpush_core::nearest::nearest;
@@ -18,11 +18,12 @@ pub(crate) fn remove_misleading_suggestions(mut error: Error) -> Error {
     for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue] {
         if error.get(kind).is_some_and(|suggested| !is_close(&typed, suggested)) {
             error.remove(kind);
-            // The usage line belongs to the suggestion that was removed.
+            // This usage line belongs to the suggestion that was removed.
             error.remove(ContextKind::Usage);
         }
     }
-    // `-- -x` would pass an option as an argument, which no command accepts.
+    // clap suggests `-- -x` for an unknown option `-x`. But no command accepts an option as an
+    // argument.
     error.remove(ContextKind::Suggested);
     error
 }

@@ -66,7 +66,7 @@ impl Appearance {
         }
     }
 
-    /// Removes control characters from text of other sources, such as a command line or a user name. gpushd does this
+    /// Replaces control characters in text of other sources, such as a command line or a user name. gpushd does this
     /// too, but an older gpushd may not. Also replaces characters that the character set does not permit.
     pub(crate) fn clean(&self, text: &str) -> String {
         let shown = |c: char| match self.charset {

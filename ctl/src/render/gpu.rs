@@ -22,19 +22,20 @@ use super::{
     timeslice,
 };
 
-/// Number of blanks before each line below a heading.
+/// Number of blanks at the beginning of each line below a heading.
 pub(crate) const INDENT: usize = 2;
 
-/// Maximum width of the profile column. A longer text moves only the rest of its line.
+/// Maximum width of the column with the profile. If a profile is longer, the rest of its line starts further to the
+/// right.
 const LONGEST_WHAT: usize = 20;
 
-/// Mark of an override that has an effect.
+/// Mark in front of an override that has an effect.
 const OVERRIDE: &str = "*";
 
-/// Age in seconds from which a reading is considered old.
+/// A reading of at least this age, in seconds, counts as old.
 const OLD: i64 = 3;
 
-/// A line for an instance, a compute instance in it, or the whole GPU.
+/// A line for a GPU instance, a compute instance, or the whole GPU.
 #[derive(Clone)]
 pub(crate) struct Row {
     mark: &'static str,
@@ -44,18 +45,18 @@ pub(crate) struct Row {
     uuid: String,
     memory: Option<Memory>,
     processes: Vec<Process>,
-    /// Text that is shown instead of processes.
+    /// Text that is shown in place of processes.
     remark: &'static str,
 }
 
 impl Row {
-    /// Returns the line without the UUID, for several GPUs that share a drawing.
+    /// Returns the line without its UUID, because several GPUs are drawn together.
     pub(crate) fn without_uuid(&self) -> Self {
         Self { uuid: String::new(), ..self.clone() }
     }
 }
 
-/// Column widths, which are the same for all GPUs of one output.
+/// The widths of the columns, which are equal for all GPUs in one output.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Columns {
     what: usize,
@@ -73,7 +74,7 @@ impl Columns {
     }
 }
 
-/// Describes how a GPU is shared, for its heading: `mig (training)`.
+/// Returns how a GPU is shared, for its heading: `mig (training)`.
 fn sharing(gpu: &Gpu, look: &Appearance) -> String {
     match &gpu.rule {
         Some(rule) => format!("{} ({})", gpu.mode.name(), look.clean(rule)),
@@ -100,15 +101,15 @@ fn memory(gpu: &Gpu) -> String {
     format!("{}/{} GiB", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
 }
 
-/// Draws the heading: the GPU on the left, memory on the right. `others` are GPUs that share this drawing. If the
-/// numbers of all these GPUs leave no room, the numbers are above the heading.
+/// Draws the heading of a GPU: its name on the left, its memory on the right. `others` are the GPUs that are drawn
+/// together with it. If their numbers do not fit into the heading, they are on a line above it.
 pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     let indexes: Vec<u32> = std::iter::once(gpu.index).chain(others.iter().map(|other| other.index)).collect();
     let mut number = gpu_numbers(&indexes);
     let (state_word, state_style) = state(gpu.state);
     let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
     let right = if gpu.memory.total_mib == 0 || others.iter().any(|other| memory(other) != memory(gpu)) {
-        // A lost GPU reports no memory. GPUs with different memory have no common value to show.
+        // Show no memory: a lost GPU reports none, or the GPUs that are drawn together have different amounts.
         String::new()
     } else {
         memory(gpu) + if others.is_empty() { "" } else { " each" }
@@ -127,8 +128,8 @@ pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     let columns = |name: &str, address: &str| {
         width(&number) + gap(name) + gap(address) + gap(&sharing) + gap(state_word) + 2 + width(&right)
     };
-    // If the heading is too wide, shorten the product name first. Then omit the address, which `gpu
-    // show` prints too.
+    // If the heading is too wide, first shorten the product name, then leave out the PCI address, which `gpu show`
+    // prints too.
     let over = columns(&name, &address).saturating_sub(look.width);
     if over > 0 {
         name = look.fit(&name, width(&name).saturating_sub(over).max(16));
@@ -155,7 +156,7 @@ pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     out + &" ".repeat(fill) + &paint(if quiet { QUIET } else { PLAIN }, &right)
 }
 
-/// Returns the lines of a GPU, in the order of their slices.
+/// Returns the lines of a GPU, in the order of its slices.
 pub(crate) fn rows(gpu: &Gpu, look: &Appearance) -> Vec<Row> {
     let mut rows = Vec::new();
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
@@ -226,13 +227,12 @@ fn bar_columns(look: &Appearance) -> usize {
     }
 }
 
-/// Returns `MIG-` and the first group of a UUID, which is enough to distinguish devices on a wide terminal.
+/// Returns `MIG-` and the first group of a UUID. This is enough to distinguish the devices of a host.
 fn short_uuid(uuid: &str) -> &str {
     uuid.char_indices().nth("MIG-00000000".len()).map_or(uuid, |(at, _)| &uuid[..at])
 }
 
-/// Draws one line, aligned to `columns`. If there is no room for the pids, the processes are drawn
-/// on a second line.
+/// Draws one line with these columns. If the pids do not fit, draws the processes on a second line.
 fn row(row: &Row, columns: Columns, look: &Appearance) -> Vec<String> {
     let mut out = " ".repeat(INDENT);
     let mut taken = INDENT;
@@ -249,7 +249,7 @@ fn row(row: &Row, columns: Columns, look: &Appearance) -> Vec<String> {
     if look.width >= 100 && columns.ids > 0 {
         push(short_uuid(&row.uuid), QUIET, 14, &mut out, &mut taken);
     }
-    // A remark explains why there is no memory to show, and takes the place of the bar.
+    // If there is a remark, it explains why there is no memory to show, and replaces the bar.
     if columns.memory && row.remark.is_empty() {
         match row.memory {
             Some(memory) => {
@@ -276,11 +276,11 @@ fn row(row: &Row, columns: Columns, look: &Appearance) -> Vec<String> {
     std::iter::once(out).chain(below).collect()
 }
 
-/// Returns the notes on a GPU: state, drift, a pending reset, an old reading.
+/// Returns the notes about a GPU: its state, drift, a pending reset, an old reading.
 pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |style: Style, label: &str, text: &str| {
-        // An override is not a fault, because an administrator requested it.
+        // An override gets its own mark instead of `!`, because an administrator has requested it.
         let first = if label == OVERRIDE { format!("  {OVERRIDE} ") } else { format!("  ! {label}") };
         let lines = look.wrap(&first, &look.clean(text));
         notes.extend(lines.iter().map(|line| paint(style, line)));
@@ -293,7 +293,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
         let said = reason.starts_with(word);
         note(style, "", &if said { reason.clone() } else { format!("{word}: {reason}") });
     }
-    // In states other than `cordoned`, the reasons of the GPU do not include its cordons.
+    // In other states than `cordoned`, the reasons do not contain the cordons, so show them here.
     for cordon in gpu.cordons.iter().filter(|_| gpu.state != GpuState::Cordoned) {
         let by = cordon
             .by
@@ -314,20 +314,20 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
         note(style, if style == NOTE { OVERRIDE } else { "" }, &text);
     }
     for drift in &gpu.drift {
-        // Align the text, so that missing and extra instances appear below each other.
+        // Pad the first word, so that the texts of missing and extra instances are aligned.
         let (label, text) = ["missing", "extra"]
             .iter()
             .find_map(|word| Some((format!("drift: {word:<7} "), drift.strip_prefix(word)?.strip_prefix(' ')?)))
             .unwrap_or_else(|| ("drift: ".to_owned(), drift.as_str()));
         note(NOTE, &label, text);
     }
-    // A reading is fresh for one second, and a slow driver may need some time for the next one. So
-    // add a note only to older readings.
+    // Add a note only if the reading is old: a reading is fresh for one second, and a slow driver takes some time for
+    // the next one.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
     let read = look.ago(gpu.observed_at);
     if gpu.stale {
         match gpu.state {
-            // Even a recent reading is from before the loss.
+            // Even a recent reading is from before the driver lost the GPU.
             GpuState::Lost => {
                 note(BAD, "", &format!("last read {read}; the present instances are not known"));
             }
@@ -370,33 +370,32 @@ fn unexplained(state: GpuState) -> &'static str {
     }
 }
 
-/// Replaces the heading of a block with one for several GPUs that share the drawing.
+/// Replaces the heading of a GPU by a heading for several GPUs that are drawn together.
 pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[&Gpu], look: &Appearance) {
     if let Some(first) = block.first_mut().filter(|_| !others.is_empty()) {
         *first = heading(gpu, others, look);
     }
 }
 
-/// Returns whether the headings of two GPUs differ only in index, address and memory.
+/// Returns whether two GPUs can have one heading: only their index, address and memory may differ.
 pub(crate) fn is_alike(one: &Gpu, other: &Gpu) -> bool {
     (&one.name, one.mode, &one.rule, one.state) == (&other.name, other.mode, &other.rule, other.state)
 }
 
-/// Returns whether the headings of two GPUs show the same memory.
+/// Returns whether the headings of two GPUs show the same amounts of memory.
 pub(crate) fn has_same_memory(one: &Gpu, other: &Gpu) -> bool {
     memory(one) == memory(other)
 }
 
-/// MPS daemons and leases that use a GPU.
+/// The MPS daemons and the leases on a GPU.
 pub(crate) struct Users<'a> {
     /// MPS daemons of the GPU.
     pub(crate) daemons: Vec<&'a MpsDaemon>,
-    /// Open leases of the host.
+    /// All leases of the host that have not ended.
     pub(crate) leases: &'a [Lease],
 }
 
-/// Draws a GPU with its MPS daemons and leases. `lines` determines whether instances are listed
-/// below the drawing.
+/// Draws a GPU with its MPS daemons and leases. If `lines` is true, also lists the instances below the drawing.
 pub(crate) fn block(
     gpu: &Gpu,
     rows: &[Row],

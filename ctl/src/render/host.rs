@@ -1,4 +1,4 @@
-//! Results that concern the whole host: maintenance, and an accepted loss.
+//! Results of commands about the whole host: maintenance, and an accepted loss of the database.
 
 use gpush_api::{Gpu, Maintenance, Recovered};
 
@@ -8,7 +8,7 @@ use super::{Appearance, status::gpu_numbers};
 const MEANWHILE: &str = "gpushd has no driver handle open, and changes nothing until an administrator runs \
                          `gpushctl maintenance leave`.";
 
-/// Returns the reason in parentheses.
+/// Returns the reason of a maintenance in parentheses.
 fn reason(maintenance: &Maintenance, look: &Appearance) -> String {
     maintenance.reason.as_ref().map_or_else(String::new, |why| format!(" ({})", look.clean(why)))
 }
@@ -23,7 +23,7 @@ pub(crate) fn entered(maintenance: Option<&Maintenance>, look: &Appearance) -> S
     paragraph(&format!("In maintenance{reason}: {MEANWHILE}"), look)
 }
 
-/// Draws the result of `maintenance leave`. `before` is the maintenance that ended.
+/// Draws the result of `maintenance leave`. `before` is the maintenance that has ended.
 pub(crate) fn left(before: Option<&Maintenance>, look: &Appearance) -> String {
     let text = match before {
         Some(before) => format!("Maintenance ended{}: gpushd opens the GPUs again.", reason(before, look)),

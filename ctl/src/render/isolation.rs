@@ -23,7 +23,7 @@ pub(crate) fn table(look: &Appearance) -> String {
             let first = format!("  {}{}", pad(mechanism.name(), NAMES), pad(cell.answer, ANSWERS));
             let sources: Vec<String> = cell.sources.iter().map(ToString::to_string).collect();
             let lines = look.wrap(&first, &format!("{} [{}]", cell.text, sources.join(",")));
-            // Only the answer is colored.
+            // Color only the answer, which is at the beginning of the line.
             let painted = first.replacen(cell.answer, &paint(style(cell.answer), cell.answer), 1);
             out += &(lines.join("\n").replacen(&first, &painted, 1) + "\n");
         }

@@ -1,4 +1,4 @@
-//! A list in every output format: the drawing, CSV, names, UUIDs.
+//! A list that can be printed in every output format: drawn for users, as CSV, as names, as UUIDs.
 
 use anstream::adapter::strip_str;
 
@@ -15,7 +15,7 @@ pub(crate) struct Listing {
     names: Vec<String>,
     uuids: Option<Vec<String>>,
     drawn: String,
-    /// Whether the drawing is only the sentence that the list is empty.
+    /// Whether the list is empty, so that it is drawn as a sentence that says so.
     only_says_empty: bool,
 }
 
@@ -31,18 +31,18 @@ impl Listing {
         Self { drawn, ..Self::of(columns.iter().map(|(name, _)| *name).collect(), rows) }
     }
 
-    /// Creates a list whose drawing is set separately.
+    /// Creates a list that is drawn as the text of a later call of `drawn`.
     pub(crate) fn of(headings: Vec<&'static str>, rows: Vec<Vec<String>>) -> Self {
         Self { headings, rows, ..Self::default() }
     }
 
-    /// Sets the drawing.
+    /// Sets the text as which the list is drawn.
     pub(crate) fn drawn(mut self, text: String) -> Self {
         self.drawn = text;
         self
     }
 
-    /// Sets what `-o name` prints: values that commands accept as arguments.
+    /// Sets the names that `-o name` prints. Commands accept them as arguments.
     pub(crate) fn names(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.names = names.into_iter().collect();
         self
@@ -54,7 +54,7 @@ impl Listing {
         self
     }
 
-    /// Sets the drawing of an empty list.
+    /// Sets the text as which the list is drawn if it is empty.
     pub(crate) fn or_empty(mut self, text: &str) -> Self {
         if self.rows.is_empty() {
             (self.drawn, self.only_says_empty) = (format!("{text}\n"), true);
@@ -62,20 +62,20 @@ impl Listing {
         self
     }
 
-    /// Appends text to the drawing.
+    /// Appends text to the drawn list.
     pub(crate) fn after(mut self, text: &str) -> Self {
         self.drawn += text;
         self.only_says_empty &= text.is_empty();
         self
     }
 
-    /// Returns the drawing.
+    /// Returns the list as it is drawn for users.
     pub(crate) fn text(&self) -> &str {
         &self.drawn
     }
 
-    /// Returns the drawing for `--no-headers`: an empty list is empty text, so that a script counts
-    /// no line.
+    /// Returns the list as it is drawn with `--no-headers`. If the list is empty, returns no text,
+    /// so that a script that counts lines finds none.
     pub(crate) fn text_without_headings(&self) -> &str {
         if self.only_says_empty { "" } else { &self.drawn }
     }
@@ -90,7 +90,7 @@ impl Listing {
         self.uuids.as_ref().map(|uuids| lines(uuids))
     }
 
-    /// Returns comma-separated values (RFC 4180, with LF), without colors.
+    /// Returns the list as comma-separated values (RFC 4180, but with LF), without colors.
     pub(crate) fn csv(&self, headings: bool) -> String {
         let line = |cells: Vec<String>| cells.join(",") + "\n";
         let heading = |name: &&str| name.to_lowercase().replace(' ', "_");

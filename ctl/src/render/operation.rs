@@ -1,4 +1,4 @@
-//! An operation: its result, and what it changed, as read from the hardware.
+//! An operation: its result, and what it has changed on the hardware.
 
 use anstyle::Style;
 use gpush_api::{
@@ -28,13 +28,13 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     }
 }
 
-/// Returns the state of an operation as text. An operation that was cancelled, or that ended before
-/// it began, is not called rolled back.
+/// Returns the result of an operation as text. If a user cancelled the operation, or it ended
+/// before it began, the text is not "rolled back".
 fn outcome(operation: &Operation) -> (&'static str, Style) {
     summary_outcome(&OperationSummary::from(operation))
 }
 
-/// Returns the state of an operation in a list, like `outcome`.
+/// Returns the result of an operation in a list, in the same words as [`outcome`].
 pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, Style) {
     let is_cancelled = operation.error.as_ref().is_some_and(|error| error.code == Code::Cancelled);
     match operation.state {
@@ -44,13 +44,14 @@ pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, St
     }
 }
 
-/// Returns whether a user cancelled the operation, and all of its changes were rolled back.
+/// Returns whether a user has cancelled the operation and gpushd has rolled back all of its
+/// changes.
 fn is_cancelled(operation: &Operation) -> bool {
     let error = operation.error.as_ref();
     operation.state == OperationState::RolledBack && error.is_some_and(|error| error.code == Code::Cancelled)
 }
 
-/// Returns the error of an operation that did not succeed.
+/// Returns the error of an operation if it did not succeed.
 pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     let first = || operation.progress.iter().find_map(|p| p.error.clone());
     let error = operation.error.clone().or_else(first);
@@ -68,11 +69,12 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
 }
 
 /// Draws the result of an operation. `before` contains the GPUs before the operation, if they were
-/// read. `now` contains the current GPUs; their ids are used only if the operation has `just`
-/// ended.
+/// read, and `now` contains the current GPUs. `just` says that the operation has just ended: only
+/// then are the ids of instances in `now` shown.
 pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Appearance) -> String {
     let (word, style) = outcome(operation);
-    // An operation that has not begun has no plan yet.
+    // Before an operation begins, its plans have no steps. This does not mean that the GPUs need no
+    // change.
     let is_same = |p: &&GpuPlan| operation.begun && plan::needs_no_change(p);
     let changed: Vec<_> = operation.plans.iter().filter(|p| !is_same(p)).collect();
     let same: Vec<u32> = operation.plans.iter().filter(is_same).map(|p| p.gpu).collect();
@@ -87,8 +89,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     if let Some(reason) = &operation.reason {
         out.extend(look.wrap("", &format!("reason: {}", look.clean(reason))).iter().map(|line| paint(QUIET, line)));
     }
-    // The error of the operation may repeat the error of a GPU, and several GPUs may have the same
-    // error. Show each error only once.
+    // Show each error only once: the operation may have the same error as a GPU, and several GPUs
+    // may have the same error.
     let mut said: Vec<&ApiError> = Vec::new();
     for plan in &changed {
         let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
@@ -133,7 +135,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         | OperationState::Interrupted => {}
         OperationState::Done if just => out.extend(overrides::override_results(operation, before, now, look)),
         OperationState::Done => {}
-        // The user requested the cancellation, so it is not an error.
+        // Show no error, because the user has requested the cancellation.
         OperationState::RolledBack if is_cancelled(operation) => {}
         OperationState::RolledBack | OperationState::Failed => {
             for error in operation.error.iter().filter(|whole| !said.iter().any(|said| said.message == whole.message)) {
@@ -144,17 +146,17 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     out.join("\n") + "\n"
 }
 
-/// Draws that a GPU is unchanged, with its desired layout in the notation of the command line.
+/// Draws that the change of a GPU has not started, with its desired layout as a user types it.
 fn not_started_line(plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.end_state())))
 }
 
-/// Returns whether the previous state of a GPU was restored, although the operation failed.
+/// Returns whether the previous state of this GPU was restored although the whole operation failed.
 fn was_rolled_back(operation: &Operation, gpu: u32) -> bool {
     operation.progress.iter().any(|p| p.gpu == gpu && p.restored)
 }
 
-/// Draws that a GPU is unchanged, and why. Omits the reason if the GPU's own error follows.
+/// Draws that a GPU is as it was before, and why. Leaves out why if the error of this GPU follows.
 fn unchanged_line(operation: &Operation, plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
     if failed.is_empty() || failed.contains(&plan.gpu) {
@@ -164,20 +166,20 @@ fn unchanged_line(operation: &Operation, plan: &GpuPlan, look: &Appearance) -> V
     look.wrap("  ", &format!("as it was before, because the change of {} failed", gpu_numbers(&failed)))
 }
 
-/// Returns the error of a GPU. If the operation's error is about the same GPU, returns the
-/// operation's error, because it contains more facts.
+/// Returns the error of a GPU. If the error of the operation is about this GPU, returns that error,
+/// because it says more.
 fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError> {
     let own = operation.progress.iter().find(|p| p.gpu == plan.gpu).and_then(|p| p.error.as_ref())?;
-    // The operation's error contains the UUID of a GPU only where it first mentions the GPU.
+    // The operation's error has the UUID of a GPU only at its first mention, so compare without
+    // UUIDs.
     let bare = |sentence: &str| sentence.replace(&format!(" ({})", plan.uuid), "");
     let is_own = |sentence: &String| bare(sentence) == bare(&own.message);
     let tells = |whole: &&ApiError| std::iter::once(&whole.message).chain(&whole.causes).any(is_own);
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 
-/// Draws which instances were destroyed, created and kept, according to the plan. The GPU may have
-/// changed since then. `gpu` is the reading right after the operation. Takes ids and UUIDs from
-/// `gpu` if it contains the planned instance.
+/// Draws what the operation has destroyed, created and kept on a GPU, according to its plan. `gpu`
+/// is the GPU as read right after the operation. Takes the ids and UUIDs of instances from it.
 fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let mut altered = false;
@@ -199,8 +201,8 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
                 out.push(paint(GONE, &text));
             }
             InstanceStep::DestroyCompute { gi, ci, profile } => {
-                // If the operation also destroyed the GPU instance that contained this compute
-                // instance, show only the line of the GPU instance.
+                // Do not show this line if the whole GPU instance was destroyed, because that has
+                // its own line.
                 let with_it = |s: &InstanceStep| matches!(s, InstanceStep::DestroyGpuInstance { gi: g, .. } if g == gi);
                 if !plan.instance_steps().any(with_it) {
                     altered = true;
@@ -217,13 +219,13 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
     let (what_width, ids_width) = (widest(|m| &m.what), widest(|m| &m.ids));
     for CreatedInstance { what, ids, uuid, .. } in &made {
         let what = look.clean(what);
-        // Compute the padding here, because format widths would include the color codes.
+        // Pad the text here: a format width would count the color codes too.
         let line = format!("  + {what:<what_width$}  {ids}");
         let fill = " ".repeat(ids_width.saturating_sub(width(ids)));
         let text = format!("{}{fill}  {}", paint(NEW, line.trim_end()), look.clean(uuid));
         out.push(text.trim_end().to_owned());
     }
-    // A kept GPU instance may have other compute instances than before.
+    // Say so if the compute instances of a kept GPU instance have changed.
     out.extend(
         match (plan.keeps.len(), altered) {
             (0, _) => None,
@@ -236,19 +238,18 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
     out
 }
 
-/// An instance that the operation created.
 struct CreatedInstance {
-    /// Name, such as `3g.40gb@4` or `1c.3g.40gb in 3g.40gb@4`.
+    /// The name of the instance, such as `3g.40gb@4` or `1c.3g.40gb in 3g.40gb@4`.
     what: String,
-    /// Ids, such as `GI 2 CI 0`, if known.
+    /// Its ids, such as `GI 2 CI 0`; empty if they are not known.
     ids: String,
-    /// MIG UUID, if known.
+    /// The UUID of its MIG device; empty if it is not known.
     uuid: String,
     /// Whether this is a compute instance in a GPU instance that existed before.
     in_kept: bool,
 }
 
-/// Returns what the plan's steps created, in the order of the slices.
+/// Returns the instances that the steps of a plan have created, in the order of the slices.
 fn created_instances(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<CreatedInstance> {
     let live = gpu.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let mut told: Vec<(u32, u32)> = Vec::new();
@@ -302,8 +303,8 @@ fn created_instances(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) ->
     all.into_iter().map(|(_, made)| made).collect()
 }
 
-/// Returns whether a compute instance existed before and had to be kept. Ids are reused, so the
-/// function needs both the reading before the operation and the plan.
+/// Returns whether a compute instance existed before and the plan has kept it. Looks at the earlier
+/// reading and at the plan, because a new instance may get the id of a destroyed one.
 fn was_kept(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
     let instances = before.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let was = instances.iter().any(|i| i.id == gi && i.compute.iter().any(|c| c.id == ci));
@@ -312,7 +313,7 @@ fn was_kept(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
         .any(|s| matches!(s, InstanceStep::DestroyCompute { gi: g, ci: c, .. } if *g == gi && *c == ci))
 }
 
-/// Describes the progress of the operation on a GPU.
+/// Draws how far the operation has come on a GPU.
 fn progress_lines(operation: &Operation, plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     let Some(progress) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { return Vec::new() };
     let way = match (progress.rolling_back, operation.state.is_final()) {

@@ -1,4 +1,4 @@
-//! Overrides, and the differences that a reload makes or would make.
+//! Overrides, and what a reload of the config changes.
 
 use gpush_api::{
     ConfigDiff, DesiredView, Gpu, GpuDiff, LeaseTerms, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded,
@@ -21,14 +21,14 @@ fn sentence(one: &Override, look: &Appearance) -> String {
     of(one, look) + &expires
 }
 
-/// Describes an override without its expiry, because the override may have ended.
+/// Describes an override. Leaves out when it expires, because it may already have ended.
 fn of(one: &Override, look: &Appearance) -> String {
     let by = one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user));
     let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&one.reason)) };
     format!("by {by} {}{reason}", look.ago(one.created_at))
 }
 
-/// Returns the index of the GPU, or its UUID if the driver does not list it.
+/// Returns the index of the override's GPU; the UUID if the driver does not list the GPU.
 fn number(one: &Override, look: &Appearance) -> String {
     one.gpu.map_or_else(|| look.clean(&one.uuid), |index| index.to_string())
 }
@@ -99,7 +99,7 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
     }
     if !reloaded.gpus.is_empty() {
         let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode.is_managed());
-        // Name the GPUs in the command, because `apply` without names would omit some of them.
+        // Name the GPUs in the command: without names, `apply` leaves some of them out.
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {
             [] => ".".to_owned(),
@@ -115,7 +115,8 @@ pub(crate) fn differs(diff: &ConfigDiff) -> bool {
     diff.trouble.is_some() || !diff.settings.is_empty() || diff.gpus.iter().any(is_other)
 }
 
-/// Returns whether the file, the active config, an override or the current layout differ.
+/// Returns whether a GPU has a difference: its config in the file is not the active one, it has an override, or its
+/// layout drifts.
 fn is_other(one: &GpuDiff) -> bool {
     one.overridden.is_some() || !one.drift.is_empty() || one.in_file.as_ref().is_some_and(|file| *file != one.in_force)
 }
@@ -164,7 +165,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Appearan
     let row = |one: &SettingDiff| {
         let when = match one.key.as_str() {
             _ if one.restart => "with the next start of gpushd",
-            // A running daemon keeps its program and its log directory.
+            // Running daemons keep their program and their log directory.
             "mps.control" | "mps.server" | "mps.log_directory" => "with the next start of each daemon",
             _ => "at once",
         };
@@ -175,7 +176,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Appearan
     format!("\n{}", table(&columns, settings.iter().map(row).collect(), 0, look))
 }
 
-/// Draws a GPU with its desired layouts, their sources, and the current layout.
+/// Draws a GPU with its desired layouts, where each comes from, and the current layout.
 fn block(one: &GpuDiff, wanted: &[(&str, Option<&DesiredView>)], look: &Appearance) -> String {
     let mut out = paint(STRONG, &format!("GPU {}", one.gpu)) + "\n";
     let mut line = |name: &str, text: &str| {
@@ -217,7 +218,7 @@ fn wish(view: &DesiredView, look: &Appearance) -> String {
     format!("{} ({rule}){layout}{shared}{leases}", view.mode.name())
 }
 
-/// Describes the lease settings of a rule that differ from the defaults.
+/// Describes the settings for leases in which a rule differs from the defaults.
 fn terms(terms: LeaseTerms) -> String {
     let usual = LeaseTerms::default();
     let mut words = Vec::new();
@@ -233,7 +234,7 @@ fn terms(terms: LeaseTerms) -> String {
     words.into_iter().map(|word| format!("; {word}")).collect()
 }
 
-/// Describes what an operation that has just ended did to overrides, from the GPUs before and after it.
+/// Describes how an operation that has just ended has changed overrides. Compares the GPUs before and after it.
 pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu], look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let on = |gpus: &[Gpu], uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid)?.overridden.clone();
@@ -247,7 +248,7 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
                 format!("{number}: override active{until}; {clear}")
             }
             (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),
-            // The layout was applied with `--once`.
+            // The user has applied the layout with `--once`.
             (None, None) if drifts(now, &plan.uuid) => format!(
                 "{number}: the layout differs from the config; if `auto_reconcile` is set, gpushd applies the config \
                  again within about a minute"
@@ -259,8 +260,8 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
     out
 }
 
-/// Returns whether the operation made the override. Times have a precision of seconds, so compares times only if the
-/// GPU was not read before the operation.
+/// Returns whether the operation has set the override. If the GPU was read before, compares generations. Otherwise
+/// compares times, which have a precision of only one second.
 fn is_new(one: &Override, operation: &Operation, before: &[Gpu], uuid: &str) -> bool {
     match before.iter().find(|gpu| gpu.uuid == uuid) {
         Some(gpu) => gpu.overridden.as_ref().is_none_or(|earlier| earlier.generation != one.generation),
@@ -273,7 +274,7 @@ fn drifts(gpus: &[Gpu], uuid: &str) -> bool {
     gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.mode == Mode::Mig && !gpu.drift.is_empty())
 }
 
-/// Returns the note about an override below the drawing of its GPU, with its style.
+/// Returns the note about an override that is shown below its GPU, with its style.
 pub(crate) fn note(one: &Gpu, look: &Appearance) -> Option<(anstyle::Style, String)> {
     let over = one.overridden.as_ref()?;
     let text = format!("override {}", sentence(over, look));

@@ -1,4 +1,4 @@
-//! Snapshots of every drawing, at 80 and 120 columns, in UTF-8 and ASCII.
+//! Snapshots of all drawings, at 80 and 120 columns, in UTF-8 and ASCII.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ mod statuses;
 
 const UTF8: Charset = Charset::Utf8;
 
-/// Checks that a drawing fits its terminal, and returns it without colors. Do not use this for
-/// drawings with text that users copy.
+/// Checks that no line of a drawing is too long for the terminal. Returns the drawing without
+/// colors. Not for drawings with text that users copy, which may be longer.
 fn fits(text: &str, look: &Appearance) -> String {
     let plain = fixtures::plain(text);
     for line in plain.lines() {
@@ -68,7 +68,7 @@ fn every_state_has_its_word() {
         one.state = state;
         let heading = fixtures::plain(&gpu::heading(&one, &[], &look));
         assert_eq!(heading.contains(gpu::state(state).0), state != GpuState::Ready, "{heading}");
-        // A state without a reason must still have an explanation.
+        // Every state except `ready` must have an explanation, even if gpushd gives no reason.
         assert_eq!(gpu::notes(&one, &look).is_empty(), state == GpuState::Ready);
     }
 }

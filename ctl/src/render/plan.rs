@@ -1,4 +1,4 @@
-//! A plan: the current state of the GPU, its state after the plan, and the steps between them.
+//! A plan: the GPU as it is now, the GPU after the plan, and the steps from one to the other.
 //!
 //! ```text
 //! GPU 0  A100-SXM4-80GB  07:00.0
@@ -7,7 +7,7 @@
 //!   1  - GPU instance 1g.10gb@4 (GI 11)
 //! ```
 //!
-//! GPUs with the same drawing are drawn once, so a host with eight equal GPUs has one drawing.
+//! GPUs whose drawings are equal are drawn only once. So a host with eight equal GPUs has one drawing.
 
 use anstyle::Style;
 use gpush_api::{Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Reset, Step, TimesliceStep};
@@ -23,7 +23,7 @@ use super::{
 /// Width of the labels `now` and `then`, left of the drawings.
 const GUTTER: usize = 7;
 
-/// The number of instances that a plan destroys, creates and keeps on one GPU.
+/// How many instances a plan destroys, creates and keeps on one GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) destroys: usize,
@@ -45,8 +45,8 @@ impl Tally {
     }
 }
 
-/// Returns what blocks plans, one sentence for each blocker. Omits the summary of an error whose causes name the
-/// blockers.
+/// Returns one sentence for each obstacle of these plans. If the causes of an error name the obstacles, leaves out its
+/// message.
 pub(crate) fn blockers(plans: &Plans) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for plan in &plans.plans {
@@ -64,19 +64,19 @@ pub(crate) fn blockers(plans: &Plans) -> Vec<String> {
     found
 }
 
-/// Returns whether a plan is possible and has no steps.
+/// Returns whether the GPU already is as planned: the plan is possible and has no steps.
 pub(crate) fn needs_no_change(plan: &GpuPlan) -> bool {
     plan.refusal.is_none() && plan.error.is_none() && plan.is_empty()
 }
 
-/// Describes the steps of a plan in order, each with its style. The drawing numbers these lines,
-/// and the progress counts them.
+/// Describes the steps of a plan in their order, each with a style. The drawing numbers these lines, and the progress
+/// counts them.
 pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
     plan.steps.iter().map(step)
 }
 
-/// Describes a step. `+` marks a step that creates or starts something, and `-` a step that
-/// destroys or stops something.
+/// Describes a step. It begins with `+` if the step creates or starts something, and with `-` if it destroys or stops
+/// something.
 fn step(step: &Step) -> (Style, String) {
     let with_reset = |reset: &Option<Reset>| match reset {
         Some(reset) => format!(", with a reset of the GPU{}", disturbed(reset)),
@@ -93,7 +93,7 @@ fn step(step: &Step) -> (Style, String) {
     }
 }
 
-/// Describes what a reset disturbs, as a suffix.
+/// Describes what a reset disturbs, as the end of a line.
 fn disturbed(reset: &Reset) -> String {
     let mut parts = Vec::new();
     if !reset.together.is_empty() {
@@ -132,7 +132,7 @@ fn instance_step(step: &InstanceStep) -> String {
     }
 }
 
-/// Returns the GPU instance profile of a compute instance profile: `3g.40gb` for `1c.3g.40gb`.
+/// Returns the profile of the GPU instance to which a compute instance profile belongs: `3g.40gb` for `1c.3g.40gb`.
 fn within(profile: &str) -> &str {
     match profile.split_once('.') {
         Some((slices, rest)) if slices.ends_with('c') => rest,
@@ -140,7 +140,7 @@ fn within(profile: &str) -> &str {
     }
 }
 
-/// Draws all plans. `gpus` are the current GPUs, if they are known.
+/// Draws all plans. `gpus` are the current GPUs; empty if they are not known.
 pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     if plans.plans.is_empty() {
         return paint(
@@ -151,8 +151,8 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
             + NOTHING_CLAIMED
             + "\n";
     }
-    // Each group contains indexes, heading and body. Equal plans are in one group. The groups are
-    // in the order of their first GPU.
+    // Group the equal plans. A group has the indexes of its GPUs, a heading and a body. The groups are in the order of
+    // their first GPUs.
     let mut groups: Vec<(Vec<u32>, Heading, Vec<String>)> = Vec::new();
     for plan in &plans.plans {
         let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
@@ -180,8 +180,8 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     out.join("\n") + "\n"
 }
 
-/// Describes the target layout of a plan. If the plan has no steps and no MIG layout, because the GPU needs no change or
-/// cannot be changed, describes how its rule shares the GPU.
+/// Describes the layout that a plan leads to. If the plan has no steps and no MIG layout, describes how the rule shares
+/// the GPU.
 fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
     let is_whole = plan.is_empty() && plan.layout.iter().all(|entry| entry == "none");
     let how = gpu.filter(|_| is_whole || needs_no_change(plan)).and_then(|gpu| match gpu.mode {
@@ -201,7 +201,7 @@ struct Heading {
     wanted: String,
 }
 
-/// Returns `GPUs 0-3  A100-SXM4-80GB  07:00.0`.
+/// Returns a heading such as `GPUs 0-3  A100-SXM4-80GB  07:00.0`.
 pub(crate) fn headline(numbers: &str, name: &str, address: &str, look: &Appearance) -> String {
     let gap = if address.is_empty() { "" } else { "  " };
     let room = look.width.saturating_sub(width(numbers) + 2 + gap.len() + width(address));
@@ -213,7 +213,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
         return trouble::lines("refused", error, 2, look);
     }
     if let Some(refusal) = &plan.refusal {
-        // gpushd sends both fields, but a saved plan may not contain the error.
+        // gpushd always sends both fields, but a saved plan may lack the error.
         let reason = serde_json::to_string(refusal).unwrap_or_default();
         return look.wrap("  refused: ", &look.clean(&reason));
     }
@@ -221,11 +221,11 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
         return vec![paint(NEW, "  as desired: nothing to do")];
     }
     let mut out = Vec::new();
-    // If the GPU has no MIG mode before and after the plan, a drawing would show nothing.
+    // Draw the GPU only if it has MIG mode before or after the plan.
     let cut = |mig: &&gpush_api::Mig| mig.enabled || plan.changes_mig();
     if let Some((gpu, mig)) = gpu.and_then(|gpu| Some((gpu, gpu.mig.as_ref().filter(cut)?))) {
         let (now, then) = cells(plan, mig);
-        // Without MIG mode there are no slices.
+        // Without MIG mode, there are no slices to draw.
         let drawn = |on: bool, cells| if on { slices::draw(cells, mig.memory_slices, GUTTER, look) } else { off() };
         out.extend(labelled("now", drawn(mig.enabled, now)));
         out.extend(labelled("then", drawn(!plan.leaves_whole(gpu), then)));
@@ -250,15 +250,15 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     out
 }
 
-/// Says which MIG devices have an MPS daemon after the plan; `None` if there are none. These daemons are not steps: gpushd
-/// starts them when the devices exist.
+/// Returns a sentence about which MIG devices get an MPS daemon; `None` if there are none. The plan has no step for
+/// such a daemon, because gpushd starts it when the device exists.
 fn shared_devices(plan: &GpuPlan) -> Option<String> {
     let shared: Vec<&str> =
         plan.layout.iter().filter_map(|entry| entry.ends_with(":mps").then_some(entry.as_str())).collect();
     (!shared.is_empty()).then(|| format!("after the change, MPS daemons run on: {}", shared.join(", ")))
 }
 
-/// Returns the cells of a GPU before and after the plan.
+/// Returns the drawn slices of a GPU: before the plan, and after it.
 fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
     let destroyed =
         |id: u32| plan.instance_steps().any(|s| matches!(s, InstanceStep::DestroyGpuInstance { gi, .. } if *gi == id));
@@ -308,7 +308,8 @@ fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
     (now, then)
 }
 
-/// Returns the parts of a split instance, such as `1c 2c`; `None` if one compute instance uses all of it.
+/// Returns the compute instances of a split GPU instance, such as `1c 2c`. `None` if one compute instance uses all of
+/// it.
 fn split(profile: &str, compute: &[&str]) -> Option<String> {
     if compute == [profile] {
         return None;
@@ -317,12 +318,12 @@ fn split(profile: &str, compute: &[&str]) -> Option<String> {
     Some(parts.join(" "))
 }
 
-/// Returns the text for a GPU without MIG mode, in place of a drawing.
+/// Returns the text that replaces the drawing of a GPU without MIG mode.
 fn off() -> Vec<String> {
     vec![format!("{}{}", " ".repeat(GUTTER), paint(QUIET, "MIG off"))]
 }
 
-/// Adds a label to a drawing, next to its middle line.
+/// Adds a label on the left of a drawing, next to its middle line.
 fn labelled(label: &str, lines: Vec<String>) -> Vec<String> {
     let middle = lines.len() / 2;
     lines

@@ -8,8 +8,8 @@ use super::{
     mps::memory,
 };
 
-/// Describes the limits of MPS clients, or the time-slicing settings. Returns `None` if the rule
-/// shares no GPU.
+/// Describes the limits of MPS clients, or the settings of time-slicing. Returns `None` if the rule
+/// has neither.
 pub(crate) fn describe(mps: Option<&MpsPolicy>, timeslice: Option<&TimeslicePolicy>) -> Option<String> {
     match (mps, timeslice) {
         (Some(policy), _) => Some(through_mps(policy)),
@@ -43,7 +43,7 @@ fn by_timeslicing(TimeslicePolicy { replicas, level, compute_mode }: &TimesliceP
     format!("{}, time-slice level {level}, compute mode {mode}", count(*replicas as usize, "replica"))
 }
 
-/// Describes the rules that share GPUs, one paragraph each.
+/// Describes each rule that shares GPUs, in one paragraph.
 pub(crate) fn of_rules(rules: &[RuleView], look: &Appearance) -> String {
     let shared: Vec<(String, String)> = rules
         .iter()

@@ -1,19 +1,19 @@
-//! The processes that use an instance, as text that fits the available room.
+//! The processes that use an instance, as a text that fits into the available width.
 
 use gpush_api::{Process, ProcessKind};
 
 use super::{Appearance, appearance::width};
 
-/// Text for a process that the viewer may not see.
+/// Text for a process of another user whose details are hidden.
 pub(crate) const ANOTHER: &str = "used by another user";
 
-/// Describes a process: `alice 4123 /usr/bin/python train.py`, with the details that the viewer may see.
+/// Describes a process: `alice 4123 /usr/bin/python train.py`. Leaves out details that are hidden.
 pub(crate) fn process(process: &Process, look: &Appearance) -> String {
     let command = process.command.as_deref().unwrap_or_default();
     format!("{} {}", name(process, look), look.clean(command)).trim_end().to_owned()
 }
 
-/// Describes a process briefly: names the program without its directory.
+/// Describes a process as [`process`] does, but leaves out the directory of the program.
 fn brief(process: &Process, look: &Appearance) -> String {
     let command = process.command.as_deref().unwrap_or_default();
     let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
@@ -37,8 +37,8 @@ fn name(process: &Process, look: &Appearance) -> String {
     }
 }
 
-/// Describes all processes in one line of `room` columns: as many names as fit, then the number of
-/// the other processes. The command is shown only if there is just one process.
+/// Describes processes in one line of `room` columns: as many names as fit, and then the number of further processes.
+/// If there is only one process, also shows its command.
 pub(crate) fn line(processes: &[&Process], room: usize, look: &Appearance) -> String {
     match processes {
         [] => String::new(),
@@ -54,7 +54,7 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Appearance) -> St
                     names.push(name(process, look));
                 }
             }
-            // Show hidden processes as one user, because their number has no meaning.
+            // Count all hidden processes as one, because their number does not matter.
             if hidden > 0 {
                 names.push(if names.is_empty() { ANOTHER.to_owned() } else { "another user".to_owned() });
             }
@@ -73,15 +73,14 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Appearance) -> St
     }
 }
 
-/// Returns the minimum width at which [`fn@line`] cuts no pid. At this width, the line contains the
-/// first name and the number of other processes.
+/// Returns the minimum width that [`fn@line`] needs for the complete first name and the number of further processes.
 pub(crate) fn least(processes: &[&Process], look: &Appearance) -> usize {
     let others = processes.len().saturating_sub(1);
     let count = if others > 0 { format!(" +{others}").len() } else { 0 };
     processes.first().map_or(0, |first| width(&name(first, look)) + count)
 }
 
-/// Returns what a process uses the GPU for.
+/// Returns for what a process uses the GPU.
 pub(crate) fn kind(kind: ProcessKind) -> &'static str {
     match kind {
         ProcessKind::Compute => "compute",

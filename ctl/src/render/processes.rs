@@ -12,8 +12,7 @@ use super::{
     trouble,
 };
 
-/// Returns the width of a command line on a terminal. The width is smaller if the table explains
-/// unleased processes.
+/// Returns the width of the column with the command line. It is smaller if the table also explains unleased processes.
 fn command_columns(unleased: bool, look: &Appearance) -> usize {
     (look.width / if unleased { 4 } else { 3 }).clamp(16, 60)
 }
@@ -21,8 +20,7 @@ fn command_columns(unleased: bool, look: &Appearance) -> usize {
 /// Text for a missing or unknown value.
 const NONE: &str = "-";
 
-/// Lists the processes of `gpushctl process list`. `unleased` is true if the user requested only
-/// unleased processes.
+/// Lists the processes for `gpushctl process list`. `unleased` is true if the user wants only unleased processes.
 pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Listing {
     let mut out = String::new();
     for error in unknown(&all.unknown) {
@@ -38,7 +36,7 @@ pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Lis
     table(&all.processes, look).or_empty(empty).after(&out)
 }
 
-/// Returns why the processes of GPUs are not known. GPUs with the same reason, such as maintenance, share one error.
+/// Returns why the processes of some GPUs are not known. GPUs with the same reason, such as maintenance, get one error.
 fn unknown(all: &[UnknownProcesses]) -> Vec<ApiError> {
     let mut groups: Vec<(Vec<u32>, &ApiError)> = Vec::new();
     for one in all {
@@ -65,8 +63,7 @@ fn processes(n: usize) -> String {
     if n == 1 { count(n, "process") } else { format!("{n} processes") }
 }
 
-/// Describes how gpushd treats the unleased processes. `exempt` is the number of processes that
-/// gpushd does not end.
+/// Describes what gpushd does with the unleased processes. `exempt` is the number of those that it does not end.
 fn policy_words(policy: UnleasedPolicy, found: usize, exempt: usize) -> String {
     let them = if found == 1 { "it" } else { "them" };
     match policy {
@@ -138,7 +135,7 @@ fn row(one: &GpuProcess, room: usize, look: &Appearance) -> Vec<String> {
     ]
 }
 
-/// Describes what a process belongs to: the target that it serves, a lease, a job or a unit.
+/// Describes to what a process belongs: the target of an MPS server, a lease, a Slurm job, or a systemd unit.
 fn belongs(one: &GpuProcess, look: &Appearance) -> String {
     if let Some(serves) = &one.serves {
         return look.clean(serves);
@@ -154,8 +151,8 @@ fn belongs(one: &GpuProcess, look: &Appearance) -> String {
     if parts.is_empty() { NONE.to_owned() } else { parts.join(", ") }
 }
 
-/// Explains why a process is unleased, and what gpushd did. Each word is colored separately,
-/// because table cells break at blanks.
+/// Explains why a process is unleased, and what gpushd has done about it. Colors each word separately, because a table
+/// breaks its cells at blanks.
 fn unleased_cell(one: &GpuProcess, look: &Appearance) -> String {
     let Some(why) = &one.unleased else { return String::new() };
     let painted =

@@ -11,7 +11,8 @@ use super::{
     table::{Align, Narrow, fitted, table},
 };
 
-/// Formats start slices and sizes as nvidia-smi does, without braces: `0-6:1`, `0,4:4`.
+/// Formats placements in the notation of nvidia-smi, but without braces: start slices and size, such as `0-6:1` or
+/// `0,4:4`.
 pub(crate) fn placements(placements: &[Placement]) -> String {
     let mut sizes: Vec<u8> = placements.iter().map(|p| p.size).collect();
     sizes.dedup();
@@ -34,8 +35,8 @@ fn starts_of(starts: &[u8]) -> String {
     }
 }
 
-/// Returns how many more instances the driver could create, and the maximum: `3/7`. If the numbers
-/// differ between the GPUs, returns a range: `0-7/7`.
+/// Returns how many more instances of a profile are possible, and the maximum: `3/7`. If the GPUs differ, the first
+/// number is a range: `0-7/7`.
 fn free(of: &[&GpuProfile]) -> String {
     let remaining: Option<Vec<u8>> = of.iter().map(|p| p.remaining).collect();
     let most = of.first().map_or(0, |p| p.max);
@@ -46,18 +47,18 @@ fn free(of: &[&GpuProfile]) -> String {
     }
 }
 
-/// A function that returns the number of engines of one kind.
+/// Returns the number of engines of one kind that a profile has.
 type CountOf = fn(&Engines) -> u8;
 
-/// Engine kinds with their headings.
+/// The kinds of engines, with their headings.
 const ENGINES: [(&str, CountOf); 5] =
     [("COPY", |e| e.copy), ("DEC", |e| e.decoder), ("ENC", |e| e.encoder), ("JPEG", |e| e.jpeg), ("OFA", |e| e.ofa)];
 
-/// Draws a table of GPU instance profiles. `gpus` are of one kind, so their profiles are the same, row by row.
+/// Draws a table of the GPU instance profiles of `gpus`. All of these GPUs have the same profiles.
 fn of_group(gpus: &[&Gpu], indent: usize, look: &Appearance) -> String {
     let all: Vec<&[GpuProfile]> = gpus.iter().filter_map(|g| g.mig.as_ref()).map(|m| m.profiles.as_slice()).collect();
     let Some(first) = all.first() else { return String::new() };
-    // Omit a column that contains only zeros. For example, no GPU with MIG has encoders.
+    // Leave out a column that has only zeros. For example, no GPU with MIG has video encoders.
     let engines: Vec<_> = ENGINES.iter().filter(|(_, of)| first.iter().any(|p| of(&p.engines) > 0)).collect();
     let mut columns = vec![
         ("PROFILE", Align::Left),
@@ -91,7 +92,7 @@ fn of_group(gpus: &[&Gpu], indent: usize, look: &Appearance) -> String {
     fitted(&columns, rows, Narrow::spare(spare), indent, look)
 }
 
-/// Returns whether two GPUs have the same profiles, even if different placements are free.
+/// Returns whether two GPUs have the same profiles. Different placements may be free.
 fn alike(a: &Gpu, b: &Gpu) -> bool {
     let profiles = |gpu: &Gpu| {
         let mut profiles = gpu.mig.as_ref().map(|m| m.profiles.to_vec()).unwrap_or_default();
@@ -133,7 +134,7 @@ pub(crate) fn profiles(gpus: &[Gpu], look: &Appearance) -> Listing {
     names.sort();
     names.dedup();
     let list = Listing::new(&columns, all().map(row).collect(), Narrow::spare(&["SM"]), look).names(names);
-    // Without headings, each line names its GPU.
+    // Without headings, each line must name its GPU.
     if look.headings { list.drawn(tables(gpus, look)) } else { list }
 }
 
@@ -169,7 +170,7 @@ pub(crate) fn tables(gpus: &[Gpu], look: &Appearance) -> String {
     out
 }
 
-/// Draws the profiles of one GPU with their compute instance profiles, for `gpu show`.
+/// Draws the GPU instance profiles of one GPU, each with its compute instance profiles, for `gpu show`.
 pub(crate) fn with_compute(gpu: &Gpu, indent: usize, look: &Appearance) -> String {
     let Some(mig) = &gpu.mig else { return String::new() };
     let mut out = of_group(&[gpu], indent, look);

@@ -1,6 +1,5 @@
-//! The progress of a running operation. On a terminal, each GPU has a progress bar. Otherwise,
-//! gpushctl prints a line at the beginning and for each unusual event. With `--quiet`, it prints
-//! nothing.
+//! The progress of a running operation. On a terminal, each GPU has a progress bar. Otherwise, gpushctl prints a line
+//! at the beginning and for each unusual event. With `--quiet`, gpushctl prints nothing.
 //!
 //! All output goes to stderr, because stdout is for the result.
 
@@ -11,22 +10,22 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::{Appearance, Charset, appearance::count, plan, status::gpu_numbers};
 
-/// How progress is shown.
+/// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
     /// One bar for each GPU, redrawn in place.
     Bars,
-    /// A line at the beginning, for a slow step, and for a GPU that is rolled back. Other steps are not printed,
-    /// because the result shows what they did.
+    /// A line at the beginning, for a slow step, and for a GPU that is rolled back. gpushctl does not print the other
+    /// steps, because the result shows what they did.
     Lines,
     /// Nothing.
     Quiet,
 }
 
-/// The progress shown so far.
+/// What was already shown of the progress.
 pub(crate) struct Progress {
     shown: Shown,
-    /// Whether the first line was printed.
+    /// Whether the line at the beginning was printed.
     begun: bool,
     /// For each GPU: whether its rollback was printed, and the last slow step that was printed.
     told: Vec<(bool, Option<String>)>,
@@ -34,8 +33,7 @@ pub(crate) struct Progress {
     noted: Vec<String>,
     /// Reasons for waiting that were already printed.
     waited: Vec<String>,
-    /// Number of steps per GPU. The number may change, because an operation that waited gets a new
-    /// plan when it begins.
+    /// The number of steps of each GPU. It may change: if an operation has waited, it gets a new plan when it begins.
     steps: Vec<u32>,
 }
 
@@ -65,7 +63,7 @@ impl Progress {
         Self::of(Shown::Lines(out), operation)
     }
 
-    /// Shows what is new since the last call.
+    /// Shows what has changed since the last call.
     pub(crate) fn update(&mut self, operation: &Operation, look: &Appearance) {
         let steps = steps(operation);
         if steps != self.steps {
@@ -76,7 +74,7 @@ impl Progress {
             self.told = vec![(false, None); operation.plans.len()];
             self.steps = steps;
         }
-        // Compare the text, because old notes may be dropped.
+        // Compare the texts of notes, because gpushd may drop old notes.
         for note in operation.notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
             look.wrap("", &look.clean(&note)).iter().for_each(|line| self.say(line));
         }
@@ -86,7 +84,7 @@ impl Progress {
             && let Some(line) = beginning(operation)
         {
             self.begun = true;
-            // stderr may be closed. The operation continues anyway, so ignore the error.
+            // Ignore an error: stderr may be closed, but the operation continues.
             let _ = writeln!(out, "{line}");
         }
         let gpus = operation.plans.iter().zip(&mut self.told).enumerate();
@@ -115,7 +113,7 @@ impl Progress {
         matches!(self.shown, Shown::Quiet)
     }
 
-    /// Prints the reasons for waiting that were not printed yet.
+    /// Prints the reasons for waiting that were not printed before.
     pub(crate) fn waits(&mut self, reasons: &[String], look: &Appearance) {
         for reason in reasons {
             if !self.waited.contains(reason) {
@@ -125,8 +123,7 @@ impl Progress {
         }
     }
 
-    /// Prints the steps that take long. With bars, prints nothing, because the bars show these
-    /// steps.
+    /// Prints the steps that take long. Prints nothing if there are progress bars, because they show the steps.
     pub(crate) fn waiting(&mut self, operation: &Operation, look: &Appearance) {
         let Shown::Lines(out) = &mut self.shown else { return };
         for (now, told) in operation.progress.iter().zip(&mut self.told) {
@@ -140,7 +137,7 @@ impl Progress {
         }
     }
 
-    /// Prints text that is not about a step.
+    /// Prints a text that does not belong to a step.
     pub(crate) fn say(&mut self, text: &str) {
         match &mut self.shown {
             Shown::Bars(all, _) => drop(all.println(text)),
@@ -149,7 +146,7 @@ impl Progress {
         }
     }
 
-    /// Removes the bars, because the result contains the same information.
+    /// Removes the progress bars, because the result shows the same information.
     pub(crate) fn end(self) {
         if let Shown::Bars(all, bars) = self.shown {
             bars.iter().for_each(ProgressBar::finish_and_clear);
@@ -173,7 +170,7 @@ fn doing(now: &StepState) -> String {
     }
 }
 
-/// Returns the first line, such as `op-7: 24 steps on GPUs 0-3`, when there are steps.
+/// Returns the line at the beginning, such as `op-7: 24 steps on GPUs 0-3`. Returns `None` if there are no steps.
 fn beginning(operation: &Operation) -> Option<String> {
     let changed = operation.progress.iter().filter(|gpu| gpu.total > 0);
     let (gpus, steps): (Vec<u32>, Vec<u32>) = changed.map(|gpu| (gpu.gpu, gpu.total)).unzip();
@@ -186,8 +183,8 @@ fn taking_back(now: &StepState) -> String {
     format!("GPU {}  rolling back {}{why}", now.gpu, count(now.done as usize, "step"))
 }
 
-/// Returns the characters of a bar: full, the end of the full part, empty. The empty part has the same character as in
-/// other bars, and does not look like a horizontal line.
+/// Returns the characters of a progress bar: its full part, the end of the full part, and its empty part. The empty
+/// part looks as in other bars, and not like a horizontal line.
 fn bar_characters(charset: Charset) -> &'static str {
     match charset {
         Charset::Utf8 => "━╸·",
@@ -198,7 +195,7 @@ fn bar_characters(charset: Charset) -> &'static str {
 fn bars(operation: &Operation, look: &Appearance) -> Shown {
     let all = MultiProgress::new();
     let characters = bar_characters(look.charset);
-    // The template is valid. If it were not, the default bar would be sufficient.
+    // The template is valid. If it were not, the default bar would do.
     let style = ProgressStyle::with_template("{prefix:>7}  {bar:20}  {pos:>2}/{len:<2}  {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars(characters);
@@ -273,7 +270,7 @@ mod tests {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let begun = fixtures::operation(OperationState::Running);
-        // A waiting operation has no steps yet.
+        // While an operation waits, it has no steps yet.
         let mut waiting = Operation { state: OperationState::Waiting, ..begun.clone() };
         waiting.plans[0].steps.clear();
         waiting.progress[0].total = 0;

@@ -14,7 +14,7 @@ fn watts(milliwatts: Option<u32>) -> String {
     value(milliwatts.map(|milliwatts| (milliwatts + 500) / 1000))
 }
 
-/// Formats the ECC errors since the driver was loaded: corrected, then uncorrected.
+/// Formats the numbers of ECC errors since the driver was loaded: corrected and uncorrected ones.
 fn ecc(sensors: &Sensors) -> String {
     match (sensors.ecc_corrected, sensors.ecc_uncorrected) {
         (None, None) => ABSENT.to_owned(),
@@ -25,7 +25,7 @@ fn ecc(sensors: &Sensors) -> String {
     }
 }
 
-/// Returns the cells UTIL, TEMP, POWER and ECC of a list.
+/// Returns the cells of the columns UTIL, TEMP, POWER and ECC.
 pub(crate) fn cells(sensors: &Sensors) -> [String; 4] {
     let with_unit = |text: String, unit: &str| if text == ABSENT { text } else { text + unit };
     let power = match (sensors.power_mw, sensors.power_limit_mw) {
@@ -40,7 +40,7 @@ pub(crate) fn cells(sensors: &Sensors) -> [String; 4] {
     ]
 }
 
-/// Draws the line below the heading of a GPU. The columns stay in place when values change.
+/// Draws the line with sensors below the heading of a GPU. When values change, the columns stay in their places.
 pub(crate) fn line(sensors: &Sensors) -> String {
     format!(
         "util {:>3}%  mem {:>3}%  {:>3} C  {:>4}/{} W  ECC {}",
@@ -53,7 +53,7 @@ pub(crate) fn line(sensors: &Sensors) -> String {
     )
 }
 
-/// Returns the values that the driver reports, with their names, for `gpu show`.
+/// Returns the values that the driver reports, each with its name, for `gpu show`.
 pub(crate) fn facts(sensors: &Sensors) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     if let Some(percent) = sensors.utilization_percent {
@@ -87,7 +87,7 @@ mod tests {
             ecc_uncorrected: Some(0),
         };
         assert_eq!(line(&sensors), "util  97%  mem  41%   61 C   313/400 W  ECC 3/0");
-        // On a GPU in MIG mode, the driver reports no utilization.
+        // The driver reports no utilization of a GPU in MIG mode.
         let in_mig = Sensors { utilization_percent: None, memory_utilization_percent: None, ..sensors };
         assert_eq!(line(&in_mig), "util   -%  mem   -%   61 C   313/400 W  ECC 3/0");
         assert_eq!(line(&Sensors::default()), "util   -%  mem   -%    - C     -/- W  ECC -");

@@ -14,7 +14,7 @@ use super::{
     timeslice,
 };
 
-/// Draws `gpushctl gpu show`. `daemons` are all daemons of the host.
+/// Draws `gpushctl gpu show`. `daemons` contains all MPS daemons of the host.
 pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
     let mut out = Vec::new();
     out.push(format!("{}  {}", paint(STRONG, &format!("GPU {}", one.index)), look.clean(product(&one.name))));
@@ -40,7 +40,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String
     );
     fact("state", gpu::state(one.state).0.to_owned());
     let rule = one.rule.as_ref().map(|rule| {
-        // A rule without a name already has the name `rule 1`.
+        // If a rule has no name, gpushd already calls it `rule 1`, so do not add the word again.
         let word = if rule.starts_with("rule ") { "" } else { "rule " };
         format!(", by {word}{}", look.clean(rule))
     });
@@ -125,7 +125,7 @@ fn nvlink(of: &NvLink, look: &Appearance) -> String {
     format!("{} to {}", count(of.links as usize, "link"), ends.join(", "))
 }
 
-/// Describes who may create a CUDA context.
+/// Describes which processes may create a CUDA context in a compute mode.
 fn contexts(mode: ComputeMode) -> &'static str {
     match mode {
         ComputeMode::Default => "programs share it",
@@ -148,8 +148,8 @@ fn architecture(of: Architecture) -> &'static str {
     }
 }
 
-/// Returns the use of a device. The device was listed without leases, so adds the leases of its
-/// GPU.
+/// Returns how a MIG device is used. Looks up its leases in `gpu`, because the device was listed
+/// without leases.
 fn usage(one: &MigDevice, gpu: &Gpu) -> DeviceUse {
     let is_leased = gpu.leases.iter().any(|lease| one.uuid.as_ref() == Some(&lease.target));
     match one.usage {
@@ -158,7 +158,7 @@ fn usage(one: &MigDevice, gpu: &Gpu) -> DeviceUse {
     }
 }
 
-/// Draws a table with one line per device: placement, ids, use, and UUID.
+/// Draws a table with one line for each MIG device: placement, ids, use and UUID.
 fn devices(gpu: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
     use Align::{Left, Right};
     let columns = [("INSTANCE", Left), ("GI", Right), ("CI", Right), ("GIB", Right), ("USE", Left), ("MIG UUID", Left)];
@@ -185,12 +185,12 @@ fn devices(gpu: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
     if rows.is_empty() {
         return none_yet(gpu, look);
     }
-    // Users copy UUIDs, so other cells are broken before a UUID is shortened.
+    // Break other cells before shortening a UUID, because users copy UUIDs.
     let narrow = Narrow { uuids: Some("MIG UUID"), ..Narrow::default() };
     fitted(&columns, rows, narrow, gpu::INDENT, look)
 }
 
-/// Says that a GPU has no instances, and names the command that creates instances.
+/// Says that a GPU has no instances, and with which command to create some.
 fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
@@ -203,7 +203,8 @@ fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
             format!("none yet: `gpushctl mig add {entry} -g {index}` (administrator) creates instances")
         }
         (Some(rule), mode) => {
-            // A rule without a name already has the name `rule 1`.
+            // If a rule has no name, gpushd already calls it `rule 1`, so do not add the word
+            // again.
             let word = if rule.starts_with("rule ") { "" } else { "rule " };
             format!("none: {word}{rule} of the config has mode `{}`", mode.name())
         }
@@ -219,14 +220,14 @@ fn can_change(state: GpuState) -> bool {
     }
 }
 
-/// Returns a profile for an example, preferably one that fits more than once.
+/// Returns a profile for an example, if possible one of which several instances fit.
 fn example(gpu: &Gpu) -> Option<&str> {
     let profiles = &gpu.mig.as_ref()?.profiles;
     let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// Draws all processes of a GPU, each with the instance in which it runs.
+/// Draws all processes of a GPU, each with its instance.
 fn processes(gpu: &Gpu, look: &Appearance) -> String {
     let mut lines = Vec::new();
     let mut push = |place: &str, process: &Process| {
@@ -265,7 +266,7 @@ mod tests {
     use super::*;
     use crate::render::{Charset, fixtures};
 
-    /// `gpu show` describes the use in the same words as `mig list`.
+    /// `gpu show` must describe the use of a device in the same words as `mig list`.
     #[test]
     fn use_of_a_device_is_reserved_on_a_cordoned_gpu() {
         let look = fixtures::look(120, Charset::Ascii);

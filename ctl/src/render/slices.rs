@@ -1,4 +1,4 @@
-//! A GPU drawn as its memory slices, to scale.
+//! Draws a GPU as its memory slices, to scale.
 //!
 //! ```text
 //! ╭───────────────────────────────────┬─────────────────┬────────┬╌╌╌╌╌╌╌╌╮
@@ -6,7 +6,7 @@
 //! ╰0──────────────────────────────────┴4────────────────┴6───────┴7╌╌╌╌╌╌╌╯
 //! ```
 //!
-//! The numbers in the lower edge are placements, as in a layout: `2g.20gb@4`.
+//! The numbers in the lower edge are start slices, as in a layout: `2g.20gb@4`.
 
 use anstyle::Style;
 use gpush_api::{GpuInstance, LeaseUse, Mig, Placement, Process};
@@ -16,31 +16,32 @@ use super::{
     appearance::{IDLE, NOTE, QUIET, USED, pad, paint, width},
 };
 
-/// A width that is divisible by the number of slices of every known GPU model (4, 8 and 12).
+/// A number of columns that is divisible by 4, 8 and 12, the numbers of slices of all known GPU models.
 const GRAIN: usize = 24;
 
-/// Maximum width of a drawing, in columns. A wider terminal leaves the additional room to the text.
+/// Maximum width of a drawing, in columns. On a wider terminal, the other columns are for text.
 const WIDEST: usize = 96;
 
-/// Returns the last column that text next to a drawing should use. On a wide terminal, a number at
-/// the right edge would be too far away from the drawing.
+/// Returns the last column for text next to a drawing. On a wide terminal, this is not the right edge, because a number
+/// there would be too far away from the drawing.
 pub(crate) fn edge(indent: usize, look: &Appearance) -> usize {
     look.width.min(indent + WIDEST + 1)
 }
 
-/// A range of slices.
+/// A range of slices that is drawn as one box.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
     /// The slices that the cell covers.
     pub(crate) placement: Placement,
-    /// Possible labels, longest first. The first one that fits is drawn.
+    /// Labels of the box, longest first. The first one that fits is drawn.
     pub(crate) labels: Vec<String>,
     /// Style of the label.
     pub(crate) style: Style,
 }
 
 impl Cell {
-    /// Creates the cell of a GPU instance: mark, profile, and its compute instances if there is room.
+    /// Creates the box of a GPU instance. Its labels have a mark, the profile, and the compute instances `inside` if
+    /// there is room.
     pub(crate) fn of(profile: &str, placement: Placement, mark: &str, inside: Option<&str>, style: Style) -> Self {
         let mut labels = Vec::new();
         if let Some(inside) = inside {
@@ -56,19 +57,19 @@ impl Cell {
     }
 }
 
-/// Returns a profile without its memory: `1g+me` for `1g.10gb+me`.
+/// Returns a profile without its memory size: `1g+me` for `1g.10gb+me`.
 fn short(profile: &str) -> String {
     let (slices, rest) = profile.split_once('.').unwrap_or((profile, ""));
     let attribute = rest.find('+').map_or("", |at| &rest[at..]);
     format!("{slices}{attribute}")
 }
 
-/// The use of an instance.
+/// How an instance is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// The instance has processes.
     Busy,
-    /// The instance has no process, but leases occupy all of it.
+    /// The instance has no process, but leases have all of it.
     Granted,
     /// The instance has no process and no lease.
     Idle,
@@ -77,8 +78,7 @@ pub(crate) enum Use {
 }
 
 impl Use {
-    /// Returns the use of a GPU instance, from the processes of the instance and the leases of its
-    /// GPU.
+    /// Returns how a GPU instance is used, from its processes and the leases on its GPU.
     pub(crate) fn of(instance: &GpuInstance, leases: &[LeaseUse]) -> Self {
         let uses = instance.compute.iter().map(|one| Self::of_target(&one.processes, one.uuid.as_deref(), leases));
         let uses: Vec<Self> = uses.collect();
@@ -93,7 +93,7 @@ impl Use {
         }
     }
 
-    /// Returns the use of a MIG device, or of a whole GPU, with this UUID.
+    /// Returns how a MIG device or a whole GPU is used. `uuid` is its UUID.
     pub(crate) fn of_target(processes: &[Process], uuid: Option<&str>, leases: &[LeaseUse]) -> Self {
         if !processes.is_empty() {
             Self::Busy
@@ -123,7 +123,8 @@ impl Use {
     }
 }
 
-/// Returns the parts of a split instance, such as `1c 2c`; `None` if one compute instance uses all of it.
+/// Returns the compute instances of a split GPU instance, such as `1c 2c`. `None` if one compute instance uses all of
+/// it.
 pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
     if let [one] = instance.compute.as_slice()
         && one.profile == instance.profile
@@ -143,8 +144,7 @@ pub(crate) fn of(mig: &Mig, leases: &[LeaseUse], indent: usize, look: &Appearanc
     draw(cells.collect(), mig.memory_slices, indent, look)
 }
 
-/// Draws cells and the free slices between them, as three lines. Returns no lines for a GPU without
-/// slices.
+/// Draws boxes and the free slices between them, in three lines. Returns no lines if the GPU has no slices.
 pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Appearance) -> Vec<String> {
     if slices == 0 {
         return Vec::new();
@@ -196,8 +196,8 @@ enum Slot {
     },
 }
 
-/// Fills gaps with free slices. Omits cells that overlap or that exceed the slices. A working
-/// driver does not report such cells, and the list below the drawing still contains them.
+/// Adds the free slices between the boxes. Leaves out boxes that overlap or exceed the slices: a driver should not
+/// report such instances, and the list below the drawing still shows them.
 fn with_free(cells: Vec<Cell>, slices: u8) -> Vec<Slot> {
     let mut out = Vec::new();
     let mut next = 0;
@@ -219,7 +219,7 @@ fn with_free(cells: Vec<Cell>, slices: u8) -> Vec<Slot> {
     out
 }
 
-/// Characters for edges: left, between, right.
+/// The characters of an edge: at the left, between boxes, at the right.
 struct Glyphs {
     line: &'static str,
     dashes: &'static str,

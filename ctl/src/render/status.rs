@@ -1,4 +1,4 @@
-//! `gpushctl status`: gpushd and the driver, every GPU, and hints for problems.
+//! `gpushctl status`: gpushd, the driver, all GPUs, and hints for problems.
 
 use gpush_api::{Gpu, GpuState, Health, HealthStatus, Lease, Mode, MpsDaemon, Version};
 use serde::Serialize;
@@ -12,39 +12,39 @@ use super::{
     slices::{self, Use},
 };
 
-/// Output of `gpushctl status --json`: several API responses in one document.
+/// The output of `gpushctl status --json`. It combines several responses of the API.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Status {
     #[serde(rename = "gpushd")]
     pub(crate) version: Version,
     pub(crate) health: Health,
     pub(crate) gpus: Vec<Gpu>,
-    /// MPS daemons of these GPUs and their MIG devices. Not requested if no GPU uses MPS.
+    /// The MPS daemons of these GPUs and their MIG devices. Empty if no GPU uses MPS.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) mps: Vec<MpsDaemon>,
-    /// Leases that have not ended, in order of arrival. Not requested if no GPU can be leased.
+    /// The leases that have not ended, in order of arrival. Empty if no GPU can be leased.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) leases: Vec<Lease>,
 }
 
-/// Draws the status. GPUs that differ only in index, address and UUIDs are drawn once. With `brief`, omits the lines
-/// below each drawing, and ignores different amounts of memory in use.
+/// Draws the status. GPUs that differ only in index, address and UUIDs are drawn once. With `brief`, leaves out the
+/// lines below each drawing, and the used memory may differ too.
 pub(crate) fn status(status: &Status, brief: bool, look: &Appearance) -> String {
     draw(status, brief, false, look)
 }
 
-/// Draws the status with the sensors of each GPU, for `--watch` and `-o wide`. GPUs are not grouped, because their
-/// sensors differ.
+/// Draws the status with sensors, for `--watch` and `-o wide`. Draws each GPU separately, because its sensors have
+/// other values.
 pub(crate) fn status_with_sensors(status: &Status, brief: bool, look: &Appearance) -> String {
     draw(status, brief, true, look)
 }
 
-/// GPUs that are drawn once.
+/// GPUs that are drawn together.
 struct Group<'s> {
     first: &'s Gpu,
-    /// Lines of the first GPU, with its UUIDs.
+    /// The lines of the first GPU, with its UUIDs.
     rows: &'s [gpu::Row],
-    /// The drawing that the GPUs have in common.
+    /// The drawing of all these GPUs.
     block: Vec<String>,
     others: Vec<&'s Gpu>,
 }
@@ -91,8 +91,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
     out.join("\n") + "\n"
 }
 
-/// Returns the GPU with descriptive names for its MPS servers, because the command lines of the
-/// servers say less.
+/// Returns the GPU, with descriptions of its MPS servers in place of their command lines, which say less.
 fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
     let mut gpu = gpu.clone();
     let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
@@ -142,7 +141,7 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
         HealthStatus::Degraded => {
             for cause in &status.health.errors {
                 out.extend(look.wrap("! ", &look.clean(&cause.message)).iter().map(|l| paint(BAD, l)));
-                // The reasons of a GPU are drawn below, together with the GPU.
+                // The reasons for the state of a GPU are drawn with that GPU, so leave them out here.
                 let below = status.gpus.iter().any(|gpu| gpu.reasons == cause.causes);
                 for deeper in cause.causes.iter().filter(|_| !below) {
                     out.extend(look.wrap("  cause: ", &look.clean(deeper)));
@@ -161,7 +160,7 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
 
 fn summary(gpus: &[Gpu]) -> String {
     let mut text = count(gpus.len(), "GPU");
-    // The instances of a lost GPU are not known.
+    // Leave out lost GPUs, because their instances are not known.
     let there = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost);
     let (mut devices, mut used, mut granted) = (0, 0, 0);
     for gpu in there {
@@ -185,7 +184,7 @@ fn summary(gpus: &[Gpu]) -> String {
     text
 }
 
-/// Returns the commands that help with the notes, once for all GPUs.
+/// Returns the commands with which the user can solve the problems of these GPUs, each only once.
 fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let mut step = |which: &[u32], one: &str, many: &str, command: &str| {
@@ -213,7 +212,7 @@ fn list(gpus: &[u32]) -> String {
     gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Returns `GPU 3`, `GPUs 0-3, 5`.
+/// Returns `GPU 3` or `GPUs 0-3, 5`.
 pub(crate) fn gpu_numbers(indexes: &[u32]) -> String {
     let mut sorted = indexes.to_vec();
     sorted.sort_unstable();

@@ -10,7 +10,7 @@ use super::{
     table::{Align, Narrow, fitted},
 };
 
-/// Totals of one kind: whole GPUs of a model, or MIG devices of a profile on that model.
+/// Totals of the GPUs of one model, or of the MIG devices of one profile on this model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Totals {
     model: String,
@@ -19,7 +19,7 @@ struct Totals {
     in_use: usize,
     granted: usize,
     free: usize,
-    /// Number of further instances that gpushd could create now.
+    /// How many more instances gpushd could create now.
     possible: Option<usize>,
 }
 
@@ -87,7 +87,7 @@ fn totals(status: &Status) -> Vec<Totals> {
             status.leases.iter().filter(|lease| lease.state.holds_capacity()).flat_map(|one| &one.members);
         let granted = members.any(|member| member.gpu == gpu.uuid);
         let takes_work = gpu.state == GpuState::Ready && gpu.cordons.is_empty();
-        // gpushd does not create instances on a GPU that takes no work, or whose rule has a mode other than `mig`.
+        // gpushd creates no instances on a GPU that accepts no new work, or whose rule has another mode than `mig`.
         let takes_instances = takes_work && matches!(gpu.mode, Mode::Mig | Mode::NoRule);
         whole.in_use += usize::from(used);
         whole.granted += usize::from(granted && !used);

@@ -1,4 +1,4 @@
-//! The list of the files in a support bundle, before the bundle is written.
+//! The list of the files in a support bundle, which is shown before gpushctl writes the bundle.
 
 use std::path::{Path, PathBuf};
 
@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::appearance::{Appearance, count, pad};
 
-/// The contents of a bundle. The archive contains this document as the file `bundle.json`. With
-/// `file`, this document is the output of `--json`.
+/// The list of a bundle's files. The archive contains this document as `bundle.json`. It is also
+/// the output of `--json`, then with `file`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Contents {
     /// Path of the archive that was written.
@@ -15,13 +15,13 @@ pub(crate) struct Contents {
     pub(crate) file: Option<PathBuf>,
     /// Version of gpushctl.
     pub(crate) gpushctl: &'static str,
-    /// Time at which the bundle was collected.
+    /// When the bundle was collected.
     pub(crate) collected_at: jiff::Timestamp,
-    /// Whether user names and command lines were kept.
+    /// Whether the bundle contains user names and command lines.
     pub(crate) with_names: bool,
     /// The files of the archive.
     pub(crate) files: Vec<BundleFile>,
-    /// Parts that could not be collected.
+    /// Files that could not be collected.
     pub(crate) missing: Vec<MissingPart>,
 }
 
@@ -30,14 +30,14 @@ pub(crate) struct Contents {
 pub(crate) struct BundleFile {
     pub(crate) name: &'static str,
     pub(crate) bytes: usize,
-    /// The purpose of the file, for a reader of the bundle.
+    /// Why the bundle contains this file.
     pub(crate) why: &'static str,
     /// The content of the file.
     #[serde(skip)]
     pub(crate) data: Vec<u8>,
 }
 
-/// A part that could not be collected.
+/// A file that could not be collected.
 #[derive(Debug, Serialize)]
 pub(crate) struct MissingPart {
     pub(crate) name: &'static str,
@@ -45,10 +45,11 @@ pub(crate) struct MissingPart {
     pub(crate) reason: String,
 }
 
-/// Width of a size in columns: `1023.9 KiB`.
+/// Width of the column with the size of a file, such as `1023.9 KiB`.
 const SIZE: usize = 10;
 
-/// Lists each file with its size and purpose, then the parts that are missing.
+/// Lists the files with their sizes, and why the bundle contains them. Then lists the files that
+/// are missing.
 pub(crate) fn list(contents: &Contents, path: &Path, look: &Appearance) -> String {
     let mut lines = vec![format!("{} will contain:", look.clean(&path.display().to_string()))];
     let names = contents.files.iter().map(|file| file.name).chain(contents.missing.iter().map(|part| part.name));
@@ -69,7 +70,7 @@ pub(crate) fn list(contents: &Contents, path: &Path, look: &Appearance) -> Strin
     lines.join("\n") + "\n"
 }
 
-/// Names the written file.
+/// Says to which file the bundle was written.
 pub(crate) fn written(contents: &Contents, bytes: usize, look: &Appearance) -> String {
     let path = contents.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let files = count(contents.files.len() + 1, "file");

@@ -1,8 +1,8 @@
 //! Tables: one line for each row, aligned columns, dim headings.
 //!
-//! On a narrow terminal, cells break at blanks, never within a word. Optional columns are omitted
-//! first. Then the text of the last column moves below its row. A cell may have colors, but each
-//! word must be colored separately.
+//! On a narrow terminal, cells break at blanks, never inside a word. Before that, optional columns are left out. As the
+//! last step, the text of the last column moves below its row. A cell may have colors, but each word must be colored
+//! separately.
 
 use std::borrow::Cow;
 
@@ -20,13 +20,13 @@ use super::{
 /// Number of blanks between two columns.
 const GAP: usize = 2;
 
-/// Minimum width of a column with prose.
+/// Minimum width of a column that contains sentences.
 pub(crate) const PROSE: usize = 24;
 
-/// Cells up to this width are broken only if nothing else helps. An example is `off > on`.
+/// A cell that is at most this wide, such as `off > on`, breaks only if nothing else helps.
 const SHORT: usize = 8;
 
-/// Number of blanks before text that is below its row.
+/// Number of blanks before a text that has moved below its row.
 pub(crate) const BELOW: usize = 4;
 
 /// The alignment of a column.
@@ -36,39 +36,39 @@ pub(crate) enum Align {
     Right,
 }
 
-/// How a table adapts to a narrow terminal.
+/// How to make a table narrower if it is wider than the terminal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Narrow {
-    /// Columns that are omitted, in this order, before a word exceeds its column.
+    /// Columns that may be left out, in this order. They are left out before a word is wider than its column.
     pub(crate) spare: &'static [&'static str],
-    /// Whether the last column has prose, which may move below its row.
+    /// Whether the last column contains sentences, which may move below their row.
     pub(crate) prose: bool,
-    /// A column of UUIDs. If the table is too wide even without `spare`, the UUIDs are shortened, with an ellipsis.
+    /// The column with UUIDs. If the table is too wide even without the columns in `spare`, the UUIDs are shortened.
     pub(crate) uuids: Option<&'static str>,
 }
 
 impl Narrow {
-    /// The table of a list with optional columns.
+    /// Creates the settings for a table in which these columns may be left out.
     pub(crate) fn spare(columns: &'static [&'static str]) -> Self {
         Self { spare: columns, ..Self::default() }
     }
 
-    /// The same for a table whose last column has prose.
+    /// Also allows the last column to move below its row.
     pub(crate) fn prose(self) -> Self {
         Self { prose: true, ..self }
     }
 }
 
-/// Number of characters that remain of a shortened UUID: `MIG-` or `GPU-`, and the first group.
+/// Number of characters of a shortened UUID: `MIG-` or `GPU-`, and the first group.
 const SHORT_UUID: usize = "GPU-00000000".len();
 
-/// Draws a table without optional columns. Columns that are too wide for the terminal break at blanks. The first
-/// column, which names the row, breaks last. In a pipe, no column breaks.
+/// Draws a table in which no column may be left out. A column that is too wide breaks at blanks. The first column,
+/// which names the row, breaks last. For a pipe, no column breaks.
 pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: usize, look: &Appearance) -> String {
     fitted(columns, rows, Narrow::default(), indent, look)
 }
 
-/// Draws a table with optional columns.
+/// Draws a table. If it is too wide, makes it narrower as `narrow` says.
 pub(crate) fn fitted(
     columns: &[(&str, Align)],
     mut rows: Vec<Vec<String>>,
@@ -86,17 +86,17 @@ pub(crate) fn fitted(
         let needed: Vec<usize> = (0..columns.len()).filter(is_needed).map(|at| least[at]).collect();
         if needed.iter().sum::<usize>() + gaps(needed.len()) > room {
             let cells = rows.iter_mut().map(|row| &mut row[at]);
-            // A row without a UUID may have a text instead.
+            // A cell with blanks is a text in place of a UUID, so do not shorten it.
             cells.filter(|cell| !cell.contains(' ')).for_each(|cell| *cell = shortened(cell, SHORT_UUID, look));
         }
     }
     for name in narrow.spare {
         let (least, whole) = measured(&columns, &rows, SHORT);
         let devices = narrow.uuids.is_some();
-        // Prose may move below its row, so it needs no room.
+        // Sentences can move below their row, so their column needs no room.
         let kept = columns.len() - usize::from(narrow.prose && devices);
-        // The first column names the row. Do not break it as long as another column can be omitted. In a list of
-        // devices, do not break the name of the device either.
+        // As long as another column can be left out, do not break the first column, which names the row. In a list of
+        // devices, do not break any other column either.
         let unbroken = if devices { kept } else { 1 };
         let needed = whole.iter().take(unbroken).chain(least.iter().take(kept).skip(unbroken)).sum::<usize>();
         if needed + gaps(kept) <= room {
@@ -139,7 +139,7 @@ pub(crate) fn fitted(
     out
 }
 
-/// Returns the number of columns of a cell, without its color codes.
+/// Returns the width of a cell in columns, without its color codes.
 fn width(cell: &str) -> usize {
     appearance::width(&bare(cell))
 }
@@ -148,7 +148,7 @@ fn bare(cell: &str) -> Cow<'_, str> {
     if cell.contains('\x1b') { Cow::Owned(strip_str(cell).to_string()) } else { Cow::Borrowed(cell) }
 }
 
-/// Breaks a cell into lines of `room` columns. No word is broken.
+/// Breaks a cell into lines of at most `room` columns. Never breaks a word.
 fn broken(cell: &str, room: usize) -> Vec<String> {
     if !cell.contains('\x1b') {
         return appearance::broken(cell, room);
@@ -163,8 +163,8 @@ fn broken(cell: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Returns two widths of each column: its longest text that cannot be broken, and its widest cell.
-/// Words, and cells of up to `short` columns, are not broken.
+/// Returns two widths for each column: the one that it needs at least, and the one of its widest cell. It needs at
+/// least its longest word; cells of up to `short` columns count as one word.
 fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (Vec<usize>, Vec<usize>) {
     let cells = |at: usize| rows.iter().map(move |row| row[at].as_str()).chain([columns[at].0]);
     let word = |cell: &str| match width(cell) {
@@ -176,8 +176,8 @@ fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (V
     (least, whole)
 }
 
-/// Distributes `room` among the columns. The columns that need the least additional room get their
-/// full width first.
+/// Gives each column its minimum width, and then distributes the rest of `room`. First come the columns that need the
+/// least additional room.
 fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
     let mut widths = least;
     let mut left = room.saturating_sub(widths.iter().sum());
@@ -191,9 +191,9 @@ fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
     widths
 }
 
-/// Draws a row, with as many lines as its longest cell needs.
+/// Draws one row, in as many lines as its longest cell needs.
 fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<String> {
-    // Do not change a cell that fits, so that its blanks are kept.
+    // Do not change a cell that fits, because this would remove blanks.
     let cell = |(cell, room): (&String, &usize)| {
         if width(cell) <= *room { vec![cell.clone()] } else { broken(cell, *room) }
     };
@@ -238,9 +238,8 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
         ("DEVICE", Left),
         ("UUID", Left),
     ];
-    // A UUID has 40 characters and leaves no room for the other columns on most terminals. Its
-    // beginning identifies the GPU too, and `-o wide` prints the whole UUID. On a narrow terminal,
-    // the PCI address is omitted.
+    // A UUID has 40 characters, which is too much for most terminals. So show only its beginning, which is enough to
+    // identify the GPU; `-o wide` prints all of it. On a narrow terminal, leave out the PCI address.
     let (pci, uuid) = match look.width {
         _ if !look.wraps => (true, usize::MAX),
         0..100 => (false, "GPU-00000000".len()),
@@ -286,7 +285,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
         .or_empty("The driver shows no GPU on this host.")
 }
 
-/// Returns the beginning of a UUID with an ellipsis, or the whole UUID if it fits.
+/// Returns the UUID if it fits into `columns`; otherwise its beginning with an ellipsis.
 pub(crate) fn shortened(uuid: &str, columns: usize, look: &Appearance) -> String {
     if uuid.len() <= columns {
         return uuid.to_owned();
@@ -294,7 +293,7 @@ pub(crate) fn shortened(uuid: &str, columns: usize, look: &Appearance) -> String
     uuid.chars().take(columns).collect::<String>() + look.pick("…", "...")
 }
 
-/// Returns MIG mode and the number of instances: `on, 4`.
+/// Returns whether MIG mode is on, and the number of instances: `on, 4`.
 fn mig(gpu: &Gpu) -> String {
     match &gpu.mig {
         None => "-".to_owned(),

@@ -1,4 +1,4 @@
-//! Time-sliced GPUs: the effective level, and whether the driver supports levels.
+//! Time-sliced GPUs: their level, and whether the driver supports levels.
 
 use gpush_api::{Gpu, TimesliceState, TimesliceView};
 
@@ -10,10 +10,10 @@ use super::{
     table::{Align, Narrow},
 };
 
-/// The limits of time-slicing. They are shown wherever a time-sliced GPU is shown.
+/// What time-slicing does not provide. gpushctl says so wherever it shows a time-sliced GPU.
 const LIMITS: &str = "no memory or fault isolation, no guaranteed share";
 
-/// Describes the level for events and lines: `time-slice level long`.
+/// Describes the time-slice level of a GPU: `time-slice level long`.
 pub(crate) fn level(turns: &TimesliceView) -> String {
     match (turns.state, turns.level) {
         (TimesliceState::Known, Some(level)) => format!("time-slice level {level}"),
@@ -22,7 +22,7 @@ pub(crate) fn level(turns: &TimesliceView) -> String {
     }
 }
 
-/// Draws the line below a GPU in `status`, and a note if there is a problem.
+/// Draws the line about time-slicing below a GPU in `status`. If there is a problem, adds a note.
 pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Appearance) -> Vec<String> {
     let Some(turns) = &gpu.timeslice else { return Vec::new() };
     let margin = " ".repeat(indent);
@@ -37,18 +37,18 @@ pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Appearance) -> Vec<String> 
     out
 }
 
-/// Describes when the level was read. The level may be older than the reading of the GPU.
+/// Describes when the level was read. This may be earlier than the reading of the GPU.
 fn read(turns: &TimesliceView, look: &Appearance) -> String {
     let read = turns.read_at.filter(|_| turns.state == TimesliceState::Known);
     read.map(|at| format!(", read {}", look.ago(at))).unwrap_or_default()
 }
 
-/// Returns why the level differs from the desired level, if the difference is worth a note.
+/// Returns why a GPU does not have its desired level, if this is worth a note.
 fn trouble(turns: &TimesliceView) -> Option<&str> {
     let told = match turns.state {
         TimesliceState::Known => turns.level != Some(turns.wanted),
         TimesliceState::Unsupported => false,
-        // If the level was never read, there is no note, because the first reading follows soon.
+        // If the level was never read, show no note, because gpushd reads it soon.
         TimesliceState::Unknown => turns.since.is_some(),
     };
     turns.reason.as_deref().filter(|_| told)
@@ -108,7 +108,7 @@ pub(crate) fn show(gpus: &[Gpu], look: &Appearance) -> String {
     if out.is_empty() { "No GPU is time-sliced.\n".to_owned() } else { out }
 }
 
-/// Returns facts for `gpu show`, by name.
+/// Returns the facts about time-slicing for `gpu show`, each with its name.
 pub(crate) fn facts(turns: &TimesliceView, look: &Appearance) -> Vec<(&'static str, String)> {
     let replicas = count(turns.replicas as usize, "replica");
     let since = turns.since.map(|since| format!(", first seen {}", look.ago(since))).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Errors as text: what failed, why, and which command helps.
+//! Errors as text: what failed, why, and which command can help.
 
 use anstyle::Style;
 use gpush_api::ApiError;
@@ -8,8 +8,8 @@ use super::{
     appearance::{BAD, IDLE, QUIET, paint},
 };
 
-/// Draws an error: `word: …`, its causes, its nested errors, its outcome and its hint. Each line starts with `indent`
-/// blanks.
+/// Draws an error: its message after `word`, its causes, its nested errors, its outcome and its hint. Each line starts
+/// with `indent` blanks.
 pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Appearance) -> Vec<String> {
     let mut out = labelled(word, BAD, &error.message, indent, look);
     for cause in &error.causes {
@@ -31,7 +31,7 @@ pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Appearan
 fn labelled(label: &str, style: Style, text: &str, indent: usize, look: &Appearance) -> Vec<String> {
     let margin = " ".repeat(indent);
     let mut out = Vec::new();
-    // A cause may have several lines, such as a line of a config file with a caret below it.
+    // A cause may have several lines, such as a line of a config file and a caret below it.
     for (at, line) in text.lines().enumerate() {
         let line = look.clean(line);
         let first = format!("{margin}{label}: ");

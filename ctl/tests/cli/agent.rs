@@ -1,4 +1,5 @@
-//! Tests of `gpushctl` against a stand-in agent: requests, output and exit statuses.
+//! Tests of `gpushctl` with a program that answers instead of gpushd: requests, output and exit
+//! statuses.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -44,7 +45,8 @@ fn health(causes: Vec<ApiError>) -> Health {
     }
 }
 
-/// Returns two A100 GPUs. The first has the instances in `made`: (id, profile, start, size).
+/// Returns two A100 GPUs. `made` contains the instances of the first one: (id, profile, start,
+/// size).
 fn gpus(made: &[(u32, &str, u8, u8)]) -> Vec<Gpu> {
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(2);
@@ -116,8 +118,8 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
         restored: false,
         error: None,
     };
-    // All answers contain the same time for the operation. This time is in the future, so that the
-    // age in the output is always 0.
+    // Use the same time in all answers. It is in the future, so that the output always shows an age
+    // of 0.
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
         begun: true,
@@ -137,8 +139,8 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     }
 }
 
-/// Starts a stand-in agent whose first GPU has the new layout after `polls` polls of the operation.
-/// `other` answers all requests that are not readings.
+/// Starts an agent for tests. After `polls` requests about the operation, its first GPU has the new
+/// layout. `other` answers all requests that do not read the GPUs.
 fn agent(host: &Host, polls: usize, other: impl Fn(&Request, usize) -> Answer + Send + Sync + 'static) -> Agent {
     let polled = Arc::new(AtomicUsize::new(0));
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
@@ -170,8 +172,8 @@ fn status_and_lists() {
     text += &host.run(&["operation", "show"]);
     text += &host.run(&["version"]);
     assert_snapshot!(text);
-    // `status` sends only one request of each kind. The version contains the driver, so the driver
-    // needs no request.
+    // `status` must send only one request of each kind. The version contains the driver, so there
+    // is no request for it.
     assert_eq!(agent.asked()[..3], ["GET /v1/version", "GET /v1/health", "GET /v1/gpus"]);
 }
 
@@ -191,7 +193,7 @@ fn json_is_the_types_of_the_api() {
     };
     let (list, code) = json(&["gpu", "list"]);
     assert_eq!((serde_json::from_value::<Vec<Gpu>>(list.clone()).unwrap(), code), (gpus(BEFORE), Some(0)));
-    // `gpu list --json` prints a host that `mig plan --offline` can read.
+    // `mig plan --offline` must be able to read the output of `gpu list --json`.
     host.write("host.json", list.to_string());
     let offline = host.run(&["mig", "plan", "--offline", "host.json", "--gpu", "0", "--layout", "3g.40gb,1g.10gb"]);
     assert!(offline.contains("- GPU instance 2g.20gb@0 (GI 5)"), "{offline}");
@@ -367,7 +369,7 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
     let mut child = host.command(&["mig", "apply"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // The first line says that the operation has begun. After that line, gpushctl handles Ctrl-C.
+    // gpushctl prints this line when the operation has begun. From then on, it handles Ctrl-C.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
@@ -385,7 +387,7 @@ fn agent_restarts_during_an_apply() {
     agent(&host, usize::MAX, |request, polls| match (request.path.as_str(), polls) {
         ("/v1/mig/apply", _) => Answer::ok(&operation(1, OperationState::Running, 0)),
         (_, 0) => Answer::ok(&operation(2, OperationState::Running, 1)),
-        // The agent cannot be reached for a while. After the restart, the agent does not know the
+        // The agent cannot be reached for a while. Then it has restarted, and no longer knows the
         // operation.
         (_, 1..5) => Answer::HangUp,
         (_, _) => Answer::error(&ApiError::new(Code::NotFound, "no operation is called op-1")),
@@ -393,8 +395,8 @@ fn agent_restarts_during_an_apply() {
     assert_snapshot!(host.run(&["mig", "apply"]));
 }
 
-/// The agent has restarted, and its operation ids start at 1 again. So op-1 is now another
-/// operation.
+/// The agent has restarted, and its operation ids begin at 1 again. So op-1 is another operation
+/// now.
 #[test]
 fn reused_operation_id_is_not_mistaken_for_the_old_operation() {
     let hour = jiff::Span::new().hours(1);

@@ -1,6 +1,6 @@
 //! Tests that run the `gpushctl` binary. They check stdout, stderr and the exit status.
 //!
-//! Helpers outside of `#[test]` functions may also panic to fail a test.
+//! Helper functions outside of `#[test]` functions may panic too, to make a test fail.
 #![allow(clippy::unwrap_used)]
 
 mod agent;

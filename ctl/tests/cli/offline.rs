@@ -1,12 +1,12 @@
-//! Tests of the commands that need no agent: usage errors, offline plans, config checks, completions and man pages.
-//! They check stdout, stderr and the exit status.
+//! Tests of commands that need no gpushd: usage errors, offline plans, config checks, completions and man pages. They
+//! check stdout, stderr and the exit status.
 
 use gpush_api::{ComputeInstance, GpuInstance, Memory, Placement, Process, ProcessKind};
 use insta::assert_snapshot;
 
 use crate::support::Host;
 
-/// Writes a saved host with one A100: an idle 2g.20gb at 0, and a 3g.40gb in use at 4.
+/// Saves a host with one A100, which has two instances: an idle 2g.20gb at 0, and a busy 3g.40gb at 4.
 fn saved(host: &Host) -> String {
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
@@ -141,7 +141,7 @@ fn impossible_plans_are_refused() {
     assert_snapshot!(text.join("\n"));
 }
 
-/// If a user adds the flags of the hint to the same command, the command prints a plan.
+/// If a user adds the flags in a hint to the command, the command must print a plan.
 #[test]
 fn hints_of_offline_plans_work_as_typed() {
     let host = Host::new();
@@ -163,7 +163,7 @@ fn hints_of_offline_plans_work_as_typed() {
             assert!(!hint.contains("gpushctl mig apply") && !hint.contains("reload"), "{hint}");
             let flags: Vec<&str> = hint.rsplit(": ").next().unwrap().split(' ').collect();
             let (code, answer) = run(&[&args[..], &flags].concat());
-            // Exit status 4: a GPU of the saved host is in use.
+            // Exit status 4 is correct too: a GPU of the saved host is in use.
             assert!(code == Some(0) || code == Some(4), "{hint}: {answer}");
             tried += 1;
         }
@@ -204,7 +204,7 @@ fn asserting_a_layout() {
         &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
         &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "9g.99gb"],
         &["mig", "assert", "--offline", "mixed", "--gpu", "5", "--layout", "1g.10gb"],
-        // A check is not refused, although the rule forbids a change.
+        // The rule forbids a change of this GPU, but a check must still work.
         &["mig", "assert", "--offline", "mixed", "--gpu", "0", "--config", "unmanaged.toml"],
     ];
     host.write("unmanaged.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n");
@@ -318,8 +318,7 @@ fn pipe_without_a_writer_is_refused() {
     let host = Host::new();
     let pipe = host.path("pipe");
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
-    // If the command waits for a writer, the test opens the pipe after 20 s, so that the test fails
-    // instead of hanging.
+    // Open the pipe after 20 s. So if gpushctl waits for a writer, the test fails and does not hang.
     let (ended, limit) = std::sync::mpsc::channel::<()>();
     let late = pipe.clone();
     let rescue = std::thread::spawn(move || {
@@ -333,8 +332,8 @@ fn pipe_without_a_writer_is_refused() {
     assert!(text.contains("can't read pipe") && text.contains("a pipe without a writer"), "{text}");
     assert!(text.ends_with("[exit 1]\n"), "{text}");
 
-    // gpushctl reads a pipe with a writer to its end. Here the pipe is stdin, and the test writes
-    // to it while the command runs.
+    // gpushctl must read a pipe with a writer to its end. Here, the pipe is stdin, and the test writes to it while
+    // gpushctl runs.
     let text = host.run_with(&["config", "check", "/dev/stdin"], CONFIG.as_bytes());
     assert!(text.contains("/dev/stdin: no errors"), "{text}");
 }
@@ -358,8 +357,7 @@ fn completion_script_of_each_shell_calls_gpushctl() {
     }
 }
 
-/// Without gpushd, completion offers the words that gpushctl itself knows, and does not wait for
-/// gpushd.
+/// Without gpushd, completion must offer the words that gpushctl itself knows, and must not wait for gpushd.
 #[test]
 fn completion_without_gpushd_offers_static_words() {
     let host = Host::new();
@@ -373,12 +371,12 @@ fn completion_without_gpushd_offers_static_words() {
         ("gpushctl lease env -o fi", "fish"),
         ("gpushctl mig plan no", "none"),
         ("gpushctl gpu drain --rea", "--reason"),
-        // Here only hidden names match.
+        // Here, only hidden names match, and completion must not offer them.
         ("gpushctl man", ""),
         ("gpushctl gpus", ""),
         ("gpushctl -o fi", ""),
         ("gpushctl mps logs --li", ""),
-        // Only gpushd knows these words.
+        // Here, only gpushd knows the words.
         ("gpushctl gpu show 0", ""),
         ("gpushctl lease show L", ""),
     ] {
@@ -386,7 +384,7 @@ fn completion_without_gpushd_offers_static_words() {
     }
 }
 
-/// Completes every word of every command: hidden commands, options and values are not offered.
+/// Tries to complete every word of every command. Completion must not offer hidden commands, options or values.
 #[test]
 fn completion_offers_no_hidden_words() {
     let host = Host::new();
@@ -400,8 +398,7 @@ fn completion_offers_no_hidden_words() {
     }
 }
 
-/// Returns the words that gpushctl offers for the last word of a line. Asks in the same way as
-/// fish.
+/// Returns the words that completion offers for the last word of a line, in the way in which fish asks.
 fn completions(host: &Host, line: &str) -> Vec<String> {
     let words = ["--"].into_iter().chain(line.split(' ')).collect::<Vec<_>>();
     let output = host.command(&words).env("COMPLETE", "fish").output().unwrap();

@@ -1,4 +1,4 @@
-//! Runs `gpushctl` as a process and captures its output. Provides a stand-in agent.
+//! Runs `gpushctl` as a process and captures its output. Provides an agent for tests, which answers instead of gpushd.
 
 use std::{
     io::{Read, Write},
@@ -31,8 +31,8 @@ impl Host {
         path
     }
 
-    /// Returns the command with a clean environment. The path of the agent's socket, `gpushd.sock`,
-    /// is relative, so that lines wrap at the same place on every machine.
+    /// Returns a command that runs gpushctl with a clean environment. The path of the socket, `gpushd.sock`, is
+    /// relative, so that lines wrap at the same place on every machine.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(GPUSHCTL);
         command
@@ -45,24 +45,23 @@ impl Host {
         command
     }
 
-    /// Runs the command, and returns a transcript of its output.
+    /// Runs gpushctl with these arguments. Returns its output and exit status as text.
     pub(crate) fn run(&self, args: &[&str]) -> String {
         self.run_with(args, b"")
     }
 
-    /// Runs the command with this input on stdin, and returns a transcript of its output.
+    /// Runs gpushctl with these arguments and this stdin. Returns its output and exit status as text.
     pub(crate) fn run_with(&self, args: &[&str], stdin: &[u8]) -> String {
         let mut command = self.command(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // A command may exit without reading stdin. The write then fails, and the test ignores the
-        // error.
+        // Ignore an error: gpushctl may exit without reading stdin.
         let _ = child.stdin.take().unwrap().write_all(stdin);
         Self::transcript(args, &child.wait_with_output().unwrap())
     }
 
-    /// Formats a transcript: `$ gpushctl …`, stdout, stderr and the exit status. Replaces the version of this build by
-    /// `VERSION`.
+    /// Formats the result of a command: `$ gpushctl …`, stdout, stderr and the exit status. Replaces the version of
+    /// this build by `VERSION`.
     pub(crate) fn transcript(args: &[&str], output: &Output) -> String {
         let quoted =
             args.iter().map(|a| if a.is_empty() || a.contains(' ') { format!("'{a}'") } else { (*a).to_owned() });
@@ -79,7 +78,7 @@ impl Host {
     }
 }
 
-/// A request that the stand-in agent received.
+/// A request that the agent for tests has got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -87,7 +86,7 @@ pub(crate) struct Request {
     pub(crate) body: String,
 }
 
-/// The reaction of the stand-in agent to a request.
+/// What the agent for tests does with a request.
 pub(crate) enum Answer {
     /// Sends this status and body.
     Json(u16, String),
@@ -107,7 +106,7 @@ impl Answer {
     }
 }
 
-/// A stand-in agent, which sends the answers that a test defines, and records all requests.
+/// An agent for tests. It gives the answers that a test defines, and records all requests.
 #[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) requests: Arc<Mutex<Vec<Request>>>,
@@ -133,7 +132,7 @@ impl Agent {
         self.requests.lock().unwrap().iter().map(|r| format!("{} {}", r.method, r.path)).collect()
     }
 
-    /// Returns the bodies of the requests to `path`.
+    /// Returns the bodies of all requests to `path`.
     pub(crate) fn bodies(&self, path: &str) -> Vec<String> {
         let requests = self.requests.lock().unwrap();
         requests.iter().filter(|r| r.path == path).map(|r| r.body.clone()).collect()
@@ -155,7 +154,7 @@ fn serve(mut stream: UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn
                 }
             }
             Answer::Silence => {
-                // Returns as soon as the client closes the connection.
+                // This read returns when the client closes the connection.
                 let _ = stream.read(&mut [0]);
                 return;
             }
@@ -164,7 +163,7 @@ fn serve(mut stream: UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn
     }
 }
 
-/// Reads one HTTP/1.1 request with `content-length`. The client sends no other kind of request.
+/// Reads one HTTP/1.1 request with `content-length`, the only kind that the client sends.
 fn read(stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Option<Request> {
     loop {
         if let Some(end) = buffer.windows(4).position(|w| w == b"\r\n\r\n") {

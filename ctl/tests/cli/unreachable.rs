@@ -1,4 +1,5 @@
-//! Tests with an agent that is absent, that denies access, that does not answer, or that is another program.
+//! Tests of gpushctl if gpushd does not run, denies access or does not answer, or if another program listens on its
+//! socket.
 
 use std::os::unix::{fs::PermissionsExt, net::UnixListener, process::CommandExt};
 
@@ -30,18 +31,17 @@ fn denied_to_another_user() {
         return;
     }
     let host = Host::new();
-    // Other users may have no access to the build directory. So the test copies the binary.
+    // Copy the program, because other users may have no access to the build directory.
     let binary = host.path("gpushctl");
-    // Use `cp`, which is another process. If this process wrote the file, a parallel test could
-    // fork in the meantime. The child of that fork would keep the file open for writing, and the
-    // copy could not be executed ("text file busy").
+    // Copy with `cp`, a separate process. If this process wrote the file, another test could fork at that time. The
+    // forked child would keep the file open for writing, and the file could not be executed ("text file busy").
     assert!(std::process::Command::new("cp").arg(GPUSHCTL).arg(&binary).status().unwrap().success());
     let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     mode(host.dir.path(), 0o755);
     std::fs::create_dir(host.path("run")).unwrap();
     let socket = host.path("run/gpushd.sock");
     let _listener = UnixListener::bind(&socket).unwrap();
-    // Every Debian has a group `sys`, and user `nobody` is not in it.
+    // Every Debian system has a group `sys`, to which the user `nobody` does not belong.
     let sys = nix::unistd::Group::from_name("sys").unwrap().map(|g| g.gid);
     nix::unistd::chown(&socket, None, sys).unwrap();
     nix::unistd::chown(&host.path("run"), None, sys).unwrap();
@@ -111,7 +111,7 @@ fn closed_stdout_is_not_an_error() {
         "/v1/gpus?profiles=true" => Answer::ok(&gpush_core::preset::gpus("dgx-a100").unwrap()),
         other => panic!("not asked for: {other}"),
     });
-    // The output is larger than the buffer of a pipe, so that a write fails in the middle.
+    // The output must be larger than the buffer of a pipe, so that a write fails in the middle.
     let mut child = host
         .command(&["gpu", "list", "--json"])
         .stdout(std::process::Stdio::piped())

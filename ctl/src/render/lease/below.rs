@@ -8,8 +8,8 @@ use crate::render::{
     appearance::{QUIET, paint, width},
 };
 
-/// Draws the leases that have a share of this GPU or wait for it, in one line. If not all of them
-/// fit, the line ends with the number of the others.
+/// Draws in one line the leases that have a share of this GPU or wait for it. If not all fit, the
+/// line ends with the number of further leases.
 pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearance) -> Vec<String> {
     let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
     let texts: Vec<String> = open.filter_map(|lease| text(lease, gpu, look)).collect();
@@ -34,13 +34,13 @@ pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearanc
     Vec::new()
 }
 
-/// Describes a lease: `L17 alice mps 25%, in 2h`. Returns `None` for a lease of other GPUs.
+/// Describes a lease: `L17 alice mps 25%, in 2h`. Returns `None` if the lease has no share of this
+/// GPU and does not wait for it.
 fn text(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<String> {
     let here: Vec<_> = lease.members.iter().filter(|member| member.gpu == gpu.uuid).collect();
     let (id, user) = (lease.id, user(&lease.holder, look));
     if here.is_empty() {
-        // A lease without members is waiting. Show it if this is the only GPU that the lease can
-        // get.
+        // A lease without members is still waiting. Show it only if it requests just this GPU.
         let request = lease.request.as_ref()?;
         let waits = lease.state == LeaseState::Queued && request.gpus == [gpu.index.to_string()];
         let place = place(lease, look).unwrap_or_default();

@@ -9,7 +9,7 @@ use crate::render::{
     listing::Listing,
 };
 
-/// Draws `gpushctl lease request`: the lease, and the commands that use it.
+/// Draws the result of `gpushctl lease request`: the lease, and the commands that can use it.
 pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Appearance) -> Listing {
     let lease = &granted.lease;
     let id = lease.id;
@@ -24,14 +24,15 @@ pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Appearance) -> 
     list(std::slice::from_ref(lease), gpus, look).drawn(drawn)
 }
 
-/// Draws the line of `run` and `lease env` on a terminal: the granted share, and what enforces it.
+/// Draws the line that `run` and `lease env` print on a terminal: the granted share, and what
+/// enforces it.
 pub(crate) fn started(lease: &Lease, look: &Appearance) -> String {
     let text =
         format!("{}, ends {}. Enforced by {}", share(lease, look), end(lease, look), enforced_by(lease.enforcement));
     lines(lease, &text, look)
 }
 
-/// Draws the line of a lease that waits.
+/// Draws the line that a command prints while its lease waits in the queue.
 pub(crate) fn waits(lease: &Lease, look: &Appearance) -> String {
     let text = match (lease.state, &lease.operation) {
         (LeaseState::Granting, Some(operation)) => format!("being granted by operation {operation}"),

@@ -43,7 +43,7 @@ pub(crate) fn state(state: LeaseState) -> (&'static str, Style) {
     (state.name(), style)
 }
 
-/// Returns the reason of an end as text.
+/// Returns why a lease has ended, as text.
 fn reason(reason: EndReason) -> &'static str {
     match reason {
         EndReason::Released => "released",
@@ -57,7 +57,7 @@ fn reason(reason: EndReason) -> &'static str {
     }
 }
 
-/// Returns the holder by name, or else by uid.
+/// Returns the name of the holder; the uid if there is no name.
 fn user(holder: &LeaseHolder, look: &Appearance) -> String {
     holder.user.as_ref().map_or_else(|| format!("uid {}", holder.uid), |user| look.clean(user))
 }
@@ -92,7 +92,7 @@ fn profile(member: &LeaseMember) -> Option<&str> {
     }
 }
 
-/// Describes the share of a request that is not granted yet.
+/// Describes the share that a waiting lease requests.
 fn requested(request: &LeaseRequest, look: &Appearance) -> String {
     let one = match &request.share {
         LeaseShare::Default => "any".to_owned(),
@@ -113,8 +113,8 @@ fn requested(request: &LeaseRequest, look: &Appearance) -> String {
     if request.count == 1 { one } else { format!("{one}*{}", request.count) }
 }
 
-/// Returns a target in the form that commands accept: the index of a GPU, or `1:2g.20gb@2`. If the
-/// GPU is not listed, returns the UUID.
+/// Returns the name of a target as commands accept it: the index of a GPU, or `1:2g.20gb@2`. If the
+/// driver does not list the GPU, returns the UUID.
 fn target(member: &LeaseMember, gpus: &[Gpu], look: &Appearance) -> String {
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == member.gpu) else { return look.clean(&member.target) };
     if member.target == gpu.uuid {
@@ -152,7 +152,7 @@ pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
     };
     match (with, lease.expires_at) {
         (None, None) => match lease.request.as_ref().and_then(|request| request.duration_s) {
-            // The duration begins at the grant.
+            // The lease has not been granted yet, and its duration begins with the grant.
             Some(seconds) => format!("after {}", duration(seconds)),
             None => "on release".to_owned(),
         },
@@ -162,7 +162,7 @@ pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
     }
 }
 
-/// Formats the exact time of an end: `2026-01-02 03:04:05 UTC`, as in errors of gpushd.
+/// Formats the exact time at which a lease ends: `2026-01-02 03:04:05 UTC`, as in errors of gpushd.
 pub(crate) fn point_in_time(at: Timestamp) -> String {
     at.strftime("%F %T UTC").to_string()
 }
@@ -171,7 +171,7 @@ fn duration(seconds: u64) -> String {
     gpush_core::duration::format(std::time::Duration::from_secs(seconds))
 }
 
-/// Describes what enforces the share, in one sentence.
+/// Describes in one sentence what enforces the share of a lease.
 pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
     match enforcement {
         Enforcement::Hardware => "hardware: MIG separates memory, compute and faults",
@@ -183,7 +183,7 @@ pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
     }
 }
 
-/// Describes the position in the queue: `position 2, behind L12 and op-7`.
+/// Describes the place of a lease in the queue: `position 2, behind L12 and op-7`.
 fn place(lease: &Lease, look: &Appearance) -> Option<String> {
     let queue = lease.queue.as_ref()?;
     let behind: Vec<String> = queue.behind.iter().map(|one| look.clean(one)).collect();

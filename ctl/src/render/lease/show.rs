@@ -12,10 +12,10 @@ use crate::render::{
     table::{Align, Narrow, fitted},
 };
 
-/// Width of the names of facts, in columns.
+/// Width of the column with the names of values, such as `state`.
 const NAMES: usize = 12;
 
-/// Number of blanks before a table of targets.
+/// Number of blanks at the beginning of each line of a table of targets.
 const INDENT: usize = 2;
 
 /// Draws `gpushctl lease show`.
@@ -88,7 +88,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     out
 }
 
-/// Draws a name and a value. A long value is wrapped in its column.
+/// Draws a name and its value. If the value is too long, it continues below itself.
 fn fact(name: &str, value: &str, look: &Appearance) -> String {
     let first = format!("  {}", pad(name, NAMES));
     let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
@@ -98,7 +98,7 @@ fn fact(name: &str, value: &str, look: &Appearance) -> String {
     lines.collect()
 }
 
-/// Draws the targets with their settings.
+/// Draws a table of a lease's targets with their settings.
 fn members(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     let columns = [("TARGET", Align::Left), ("SHARE", Align::Left), ("GIB", Align::Right), ("UUID", Align::Left)];
     let row = |member: &gpush_api::LeaseMember| {
@@ -114,7 +114,7 @@ fn members(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
         };
         vec![target(member, gpus, look), share, gib(member.memory_mib), look.clean(&member.target)]
     };
-    // Do not cut UUIDs, because users copy them. If there is no room, a UUID is on a separate line.
+    // Never shorten a UUID, because users copy it. If there is no room, draw it on its own line.
     let rows = lease.members.iter().map(row).collect();
     fitted(&columns, rows, Narrow::default().prose(), INDENT, look)
 }

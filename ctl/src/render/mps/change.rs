@@ -1,4 +1,4 @@
-//! Results of MPS commands, what they wait for, and new log lines.
+//! Results of MPS commands, what these commands wait for, and new log lines.
 
 use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSetResponse, MpsState};
 
@@ -9,8 +9,8 @@ use crate::render::{
     trouble,
 };
 
-/// Draws a target as one line with its notes, after a start, stop, restart or drain. In maintenance, gpushd starts no
-/// daemon.
+/// Draws a target as one line with its notes, after a start, stop, restart or drain. `in_maintenance` matters because
+/// gpushd starts no daemons then.
 pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
@@ -29,7 +29,7 @@ pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance)
     };
     let first = format!("{}: ", label(daemon, look));
     let lines = look.wrap(&first, &format!("{word}{what}"));
-    // Only the state is colored. It is the first match of `word`.
+    // Color only the state, which is the first occurrence of `word`.
     let mut out = lines.join("\n").replacen(word, &paint(style, word), 1) + "\n";
     for line in notes(daemon, "  ! ", look) {
         out += &(line + "\n");
@@ -40,7 +40,7 @@ pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance)
     out
 }
 
-/// Describes what a command waits for, in one line.
+/// Describes in one line what a command waits for.
 pub(crate) fn waits(daemon: &MpsDaemon, look: &Appearance) -> String {
     let (word, _) = state(daemon.state);
     let who = match daemon.state {
@@ -48,7 +48,7 @@ pub(crate) fn waits(daemon: &MpsDaemon, look: &Appearance) -> String {
             format!("; still connected: {}", clients::names(&daemon.clients, look))
         }
         MpsState::BackingOff => daemon.next_start_at.map_or_else(String::new, |at| {
-            // If the daemon waits for something, gpushd reports that as the first reason.
+            // If the daemon has not failed, its first reason is what it waits for.
             let waits = daemon.reasons.first().filter(|_| daemon.failures == 0);
             let what = waits.map_or(", restarts", |_| ", next check");
             let why = waits.map_or_else(String::new, |reason| format!(": {}", look.clean(reason)));
@@ -92,13 +92,13 @@ pub(crate) fn set(set: &MpsSetResponse, look: &Appearance) -> String {
     out
 }
 
-/// Draws logs one after the other. If there are several logs, each log starts with its path.
+/// Draws the lines of logs. If there are several logs, each one starts with its path.
 pub(crate) fn logs(logs: &MpsLogs, look: &Appearance) -> String {
     let text: Vec<String> = logs.files.iter().map(|file| log(file, logs.files.len() > 1, look)).collect();
     text.join(if logs.files.len() > 1 { "\n" } else { "" })
 }
 
-/// Draws the new lines of logs.
+/// Draws new lines of logs. `named` says whether to draw the paths of the logs.
 pub(crate) fn more_logs(new: &MpsLogs, named: bool, look: &Appearance) -> String {
     new.files.iter().map(|file| log(file, named, look)).collect()
 }

@@ -45,7 +45,7 @@ pub(crate) fn all(daemons: &[MpsDaemon], look: &Appearance) -> Listing {
     listing.drawn(table(daemons, daemons.len() > 1, 0, look)).or_empty(&none)
 }
 
-/// Draws a table of clients, with their targets if `with_target`.
+/// Draws a table of the clients of daemons. `with_target` adds a column with the targets.
 pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, look: &Appearance) -> String {
     let from = usize::from(!with_target);
     let mut rows = Vec::new();
@@ -58,13 +58,13 @@ pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, loo
 
 fn row(client: &MpsClient, label: &str, look: &Appearance) -> [String; 6] {
     let user = user(client.user.as_ref(), client.uid, look);
-    // If the viewer may not see the client, the text says that it belongs to another user.
+    // If the user may not see the client, show only that it belongs to another user.
     let command = match (&client.command, client.pid) {
         (Some(command), _) => look.fit(&look.clean(command), COMMAND),
         (None, None) if user.is_none() => process_names::ANOTHER.to_owned(),
         (None, _) => NONE.to_owned(),
     };
-    // The lease of a client that the viewer may not see is not known.
+    // If the user may not see the client, its lease is not known.
     let lease = match &client.lease {
         Some(lease) => look.clean(lease),
         None if user.is_none() && client.pid.is_none() => NONE.to_owned(),
@@ -80,7 +80,7 @@ fn row(client: &MpsClient, label: &str, look: &Appearance) -> [String; 6] {
     ]
 }
 
-/// Names the clients in one line: `alice 4123, bob 991, another user`.
+/// Returns the clients in one line: `alice 4123, bob 991, another user`.
 pub(crate) fn names(clients: &[MpsClient], look: &Appearance) -> String {
     let name = |client: &MpsClient| match (user(client.user.as_ref(), client.uid, look), client.pid) {
         (Some(user), Some(pid)) => Some(format!("{user} {pid}")),
@@ -103,7 +103,7 @@ pub(crate) fn names(clients: &[MpsClient], look: &Appearance) -> String {
 /// Maximum number of clients that a line names.
 const SHOWN: usize = 4;
 
-/// Returns the line for an empty list.
+/// Returns the line that is printed if there are no clients.
 pub(super) fn no_clients() -> String {
     paint(QUIET, "  none") + "\n"
 }

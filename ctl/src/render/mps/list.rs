@@ -1,4 +1,4 @@
-//! The table of MPS targets, and the lines of targets below their GPU.
+//! The table of MPS targets, and the lines for targets below their GPU.
 
 use gpush_api::{Gpu, Mode, MpsDaemon};
 
@@ -68,7 +68,7 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -
         .or_empty(&look.wrap("", &nothing(rules)).join("\n"))
 }
 
-/// Explains why no target is shared through MPS.
+/// Returns a text that explains why no target is shared through MPS.
 fn nothing(rules: &[String]) -> String {
     match rules {
         [] => NOTHING.to_owned(),
@@ -81,20 +81,20 @@ fn nothing(rules: &[String]) -> String {
     }
 }
 
-/// Returns whether a GPU uses MPS. If no GPU does, gpushctl need not request the daemons.
+/// Returns whether a GPU uses MPS. If no GPU does, gpushctl does not request the daemons.
 pub(crate) fn concerns(gpu: &Gpu) -> bool {
     let shared = |entry: &String| entry.to_ascii_lowercase().ends_with(":mps");
     gpu.mode == Mode::Mps || gpu.layout.iter().flatten().any(shared)
 }
 
-/// Returns the daemons of a GPU. The daemon of the whole GPU comes first.
+/// Returns the daemons of a GPU, first the one of the whole GPU.
 pub(crate) fn of<'a>(gpu: &Gpu, daemons: &'a [MpsDaemon]) -> Vec<&'a MpsDaemon> {
     let mut its: Vec<&MpsDaemon> = daemons.iter().filter(|daemon| daemon.gpu == Some(gpu.index)).collect();
     its.sort_by_key(|daemon| daemon.device.is_some());
     its
 }
 
-/// Draws one line for each daemon, with its notes. If `lines` is false, omits daemons without
+/// Draws a line for each daemon, with its notes. If `lines` is false, draws only daemons that have
 /// notes.
 pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &Appearance) -> Vec<String> {
     let margin = " ".repeat(indent);
@@ -104,7 +104,7 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &A
     };
     let at = daemons.iter().map(|daemon| width(&place(daemon))).max().unwrap_or(0);
     let words = daemons.iter().map(|daemon| width(state(daemon.state).0)).max().unwrap_or(0);
-    // Omit the word if there is no room.
+    // Leave out the word on a narrow terminal.
     let leased = if look.width < 80 { "" } else { " leased" };
     let mut out = Vec::new();
     for daemon in daemons {
@@ -128,7 +128,7 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &A
     out
 }
 
-/// Names the commands that show more, for `gpu show`.
+/// Returns a sentence for `gpu show` with the commands that show more about these daemons.
 pub(crate) fn more(daemons: &[&MpsDaemon], look: &Appearance) -> String {
     let commands: Vec<String> =
         daemons.iter().map(|daemon| format!("`gpushctl mps show {}`", displayed_argument(daemon, look))).collect();

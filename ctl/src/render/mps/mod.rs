@@ -36,7 +36,7 @@ pub(crate) fn state(state: MpsState) -> (&'static str, Style) {
     }
 }
 
-/// Explains a state for which gpushd gives no reason.
+/// Returns an explanation for a state for which gpushd gives no reason.
 fn unexplained(state: MpsState) -> &'static str {
     match state {
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Stopping => "",
@@ -57,23 +57,23 @@ fn server_state(state: MpsServerState) -> (&'static str, Style) {
     }
 }
 
-/// Colors each word of a text separately, because table cells break at blanks.
+/// Colors each word separately, because a table breaks its cells at blanks.
 fn paint_words(style: Style, text: &str) -> String {
     text.split(' ').map(|word| paint(style, word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the name of a target for messages. If the driver does not list its GPU, returns the
-/// short name, which commands accept too.
+/// Returns the name of a target in messages. If the driver does not list its GPU, returns the short name, which
+/// commands also accept.
 pub(crate) fn label(daemon: &MpsDaemon, look: &Appearance) -> String {
     look.clean(&if daemon.gpu.is_some() { daemon.label() } else { daemon.target.clone() })
 }
 
-/// Returns the name of a target for commands: the index of its GPU, `1:2g.20gb@2`, or its short name.
+/// Returns the name of a target in commands: the index of its GPU, `1:2g.20gb@2`, or its short name.
 pub(crate) fn displayed_argument(daemon: &MpsDaemon, look: &Appearance) -> String {
     look.clean(&argument(daemon))
 }
 
-/// Returns the same name as `displayed_argument`, but does not replace characters that the terminal cannot show.
+/// Returns the same name as [`displayed_argument`], with all characters, even if the terminal cannot show them.
 pub(crate) fn argument(daemon: &MpsDaemon) -> String {
     match (daemon.gpu, &daemon.device) {
         (Some(gpu), None) => gpu.to_string(),
@@ -82,7 +82,7 @@ pub(crate) fn argument(daemon: &MpsDaemon) -> String {
     }
 }
 
-/// Formats a memory limit as on the command line, in GiB if possible: `8G`, `1536M`.
+/// Formats a memory limit as a user types it: in GiB if possible, such as `8G`, else in MiB, such as `1536M`.
 pub(crate) fn memory(limit: Option<MemoryLimit>) -> String {
     match limit {
         None => "all".to_owned(),
@@ -91,29 +91,29 @@ pub(crate) fn memory(limit: Option<MemoryLimit>) -> String {
     }
 }
 
-/// Returns a user by name or uid; `None` if neither is known.
+/// Returns the name of a user, or else the uid. `None` if neither is known.
 pub(super) fn user(name: Option<&String>, uid: Option<u32>, look: &Appearance) -> Option<String> {
     name.map(|name| look.clean(name)).or_else(|| uid.map(|uid| format!("uid {uid}")))
 }
 
-/// Returns the current user of a daemon.
+/// Returns the user whom a daemon serves now.
 pub(crate) fn current_user(daemon: &MpsDaemon, look: &Appearance) -> Option<String> {
     user(daemon.user.as_ref(), daemon.uid, look)
 }
 
-/// Returns the number of clients and their maximum: `2/48`, or `?/48` if the number is not known.
+/// Returns how many clients a daemon has and may have: `2/48`. The first number is `?` if it is not known.
 pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
     let count = if daemon.clients_known { daemon.clients.len().to_string() } else { "?".to_owned() };
     format!("{count}/{}", daemon.wanted.max_clients)
 }
 
-/// Returns the sum of the percentages of all leases and its limit, as a bar and as text.
+/// Returns the sum of the percentages of all leases and the limit of this sum: as a bar, and as text.
 fn granted_bar(daemon: &MpsDaemon, columns: usize, look: &Appearance) -> (String, String) {
     let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
     (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
 }
 
-/// Returns the width of the bar that `granted_bar` draws.
+/// Returns the width of the bar of `granted_bar`.
 fn bar_columns(look: &Appearance) -> usize {
     match look.width {
         0..100 => 8,
@@ -122,11 +122,10 @@ fn bar_columns(look: &Appearance) -> usize {
     }
 }
 
-/// Returns notes about a daemon. Each note consists of one or more lines and starts with `first`.
-/// Empty if all is well.
+/// Returns the notes about a daemon; none if all is well. Each note starts with `first` and has one or more lines.
 pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
-    // The first words of each note already name the target.
+    // `first` already names the target, so remove the name of the target from the texts.
     let names = [Some(daemon.label()), daemon.gpu.map(|gpu| format!("GPU {gpu}"))];
     let unnamed = |text: &str| {
         let mut prefixes = names.iter().flatten().map(|name| format!("{name}: "));
@@ -150,8 +149,8 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
         note(style, &format!("{word}: {}", unexplained(daemon.state)));
     }
     for reason in &daemon.reasons {
-        // A daemon that is ready may still have a problem, but the problem is not the reason for
-        // its state.
+        // If the daemon is ready, a reason is only a problem and does not explain the state, so leave out the word for
+        // the state.
         let is_ready = daemon.state == MpsState::Ready;
         note(style, &if is_ready { reason.clone() } else { format!("{word}: {}", unnamed(reason)) });
     }
@@ -160,7 +159,7 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
         note(
             style,
             &match daemon.failures {
-                // The daemon itself has not failed. The reasons say what it is waiting for.
+                // The daemon has not failed. The reasons say what gpushd waits for before it starts the daemon.
                 0 => format!("the daemon has not failed; gpushd checks again {ahead}"),
                 1 => format!("the daemon has failed once; gpushd restarts it {ahead}"),
                 times => format!("the daemon has failed {times} times; gpushd restarts it {ahead}"),
@@ -173,7 +172,7 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
     out
 }
 
-/// Returns the commands that help, if the user must act.
+/// Returns the commands with which the user can solve the problem of a daemon, if any.
 fn remedy(daemon: &MpsDaemon, look: &Appearance) -> Option<String> {
     let target = displayed_argument(daemon, look);
     let what = match daemon.state {

@@ -13,10 +13,10 @@ use crate::render::{
     table::{Align, Narrow, fitted, table},
 };
 
-/// Number of blanks before everything below a heading.
+/// Number of blanks at the beginning of each line below a heading.
 const INDENT: usize = 2;
 
-/// Width of the names of facts, in columns.
+/// Width of the column with the names of values, such as `state`.
 const NAMES: usize = 14;
 
 /// Draws `gpushctl mps show`.
@@ -30,7 +30,7 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Appearance) -> String {
         let lines = look.wrap("  ", &text);
         out += &(lines.iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
     }
-    // If there are no notes, the text ends with an empty line already.
+    // Without notes, the text already ends with an empty line. Remove it.
     out.truncate(out.trim_end().len());
     out += "\n\n";
     out += &settings(daemon, look);
@@ -48,7 +48,7 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Appearance) -> String {
     out
 }
 
-/// Draws a name and a value. A long value is wrapped in its column.
+/// Draws a name and its value. If the value is too long, it continues below itself.
 fn fact(name: &str, value: &str, look: &Appearance) -> String {
     let first = format!("  {}", pad(name, NAMES));
     let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
@@ -58,7 +58,7 @@ fn fact(name: &str, value: &str, look: &Appearance) -> String {
     lines.collect()
 }
 
-/// Describes the daemon: identity, process, user and directories.
+/// Draws facts about the daemon: its identity, process, user and directories.
 fn daemon_facts(daemon: &MpsDaemon, look: &Appearance) -> String {
     let mut out = fact("UUID", &look.clean(&daemon.uuid), look);
     out += &fact("short name", &look.clean(&daemon.target), look);
@@ -75,7 +75,7 @@ fn daemon_facts(daemon: &MpsDaemon, look: &Appearance) -> String {
             (other, ..) => format!("no user: {}", state(other).0),
         };
     out += &fact("admitted", &whose, look);
-    // Users copy paths. A path contains no blanks, so `fact` does not break it.
+    // `fact` breaks lines only at blanks. A path has none, so users can copy it.
     for (name, path) in [("sockets", &daemon.pipe_directory), ("logs", &daemon.log_directory)] {
         if let Some(path) = path {
             out += &fact(name, &look.clean(path), look);
@@ -84,11 +84,12 @@ fn daemon_facts(daemon: &MpsDaemon, look: &Appearance) -> String {
     out
 }
 
-/// Compares the desired settings with those that the daemon reports.
+/// Draws a table of the desired settings and of those that the daemon reports, with a mark where
+/// they differ.
 fn settings(daemon: &MpsDaemon, look: &Appearance) -> String {
     let wanted = &daemon.wanted.settings;
     let in_force = daemon.in_force.as_ref();
-    // The daemon reports only whole GiB, so ignore a smaller difference.
+    // The daemon reports memory only in whole GiB, so ignore a smaller difference.
     let mib = |limit: Option<gpush_api::MemoryLimit>| limit.map(gpush_api::MemoryLimit::mib);
     let same_memory = |other| match (mib(wanted.memory_limit_mib), mib(other)) {
         (Some(wanted), Some(other)) => wanted.abs_diff(other) < 1024,

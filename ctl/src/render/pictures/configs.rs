@@ -204,7 +204,7 @@ fn config_diff_shows_the_changes_of_a_file() {
     assert_snapshot!("config-diff", pictures.join("---\n"));
 }
 
-/// An earlier operation may have made an override in the same second.
+/// An earlier operation may have set the override in the same second.
 #[test]
 fn only_a_new_override_is_a_result_of_an_operation() {
     let look = fixtures::look(80, UTF8);

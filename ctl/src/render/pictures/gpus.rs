@@ -9,7 +9,7 @@ fn gpus_as_a_table() {
         let look = fixtures::look(width, UTF8);
         assert_snapshot!(format!("gpu-list-{width}"), fits(table::gpus(&gpus, &look).text(), &look));
     }
-    // `-o wide` shows all columns, at any width.
+    // With `-o wide`, all columns are shown, even if they do not fit.
     let wide = Appearance { wraps: false, wide: true, ..fixtures::look(60, UTF8) };
     assert_snapshot!("gpu-list-wide", fixtures::plain(table::gpus(&gpus, &wide).text()));
 }
@@ -20,7 +20,7 @@ fn gpu_with_all_details() {
     let mut gpus = fixtures::mixed();
     gpus[0].layout = Some(vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb".into()]);
     gpus[0].mig.as_mut().unwrap().profiles = profiles_of("dgx-a100");
-    // MIG UUIDs are not cut, so this drawing may be wider than the terminal.
+    // gpushctl does not shorten MIG UUIDs here, so this drawing may be wider than the terminal.
     assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &[], &look)));
     assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &[], &look)));
     let named = |rule: &str| {

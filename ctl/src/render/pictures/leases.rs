@@ -5,7 +5,7 @@ use gpush_api::{EndReason, Enforcement, LeaseGrant, LeaseState, LeaseUse};
 use super::*;
 use crate::render::lease;
 
-/// The GPUs of the fixtures.
+/// Returns the GPUs of the sample host.
 fn host() -> Vec<Gpu> {
     fixtures::mixed()
 }
@@ -34,7 +34,7 @@ fn lease_show_of_every_kind_and_state() {
     for width in [60, 80, 120] {
         let look = fixtures::look(width, UTF8);
         let text = fixtures::plain(lease::show(&fixtures::lease::all(), &gpus, &look).text());
-        // UUIDs are not cut, because users copy them.
+        // Skip lines with UUIDs: gpushctl does not shorten UUIDs, because users copy them.
         for line in text.lines().filter(|line| !line.contains("MIG-") && !line.contains("GPU-")) {
             assert!(appearance::width(line) <= width, "{line}");
         }

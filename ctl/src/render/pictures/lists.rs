@@ -5,14 +5,14 @@ use gpush_api::{Event, EventPayload, Resync, ResyncReason, TimesliceState, Times
 use super::*;
 use crate::render::{audit, devices, events, lease, listing::Listing, mps, processes, timeslice};
 
-/// Returns the lists, by command.
+/// Returns a sample of each list, with the command that prints it.
 fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
     let gpus = fixtures::mixed();
     let daemons = fixtures::mps::all();
     let operations =
         [OperationState::Done, OperationState::Running, OperationState::Failed, OperationState::RolledBack];
     let mut operations = operations.map(|state| OperationSummary::from(&fixtures::operation(state)));
-    // The last operation ended before it began.
+    // In the sample, the last operation ended before it began.
     operations[3].begun = false;
     let actor = Actor { uid: 1000, user: Some("alice".to_owned()), pid: Some(4123) };
     let one = Override {
@@ -90,7 +90,7 @@ fn every_list_is_drawn_at_60_and_120_columns() {
     }
 }
 
-/// A command that prints a list must be in [`lists`].
+/// If this test fails, add the list of the new command to [`lists`].
 #[test]
 fn every_list_has_a_snapshot() {
     fn count(directory: &std::path::Path) -> usize {

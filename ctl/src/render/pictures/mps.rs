@@ -21,7 +21,7 @@ fn targets_as_a_table() {
     let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let lines = fixtures::plain(list::list(&all, &[], &pipe).text());
     assert!(all.iter().all(|one| lines.lines().any(|line| line.starts_with(&mps::label(one, &pipe)))), "{lines}");
-    // The list of a healthy target has only a heading and one line.
+    // The list of a target without problems has only a heading and one line.
     assert_eq!(list::list(&[fixtures::mps::daemon(0)], &[], &pipe).text().lines().count(), 2);
     let look = fixtures::look(80, UTF8);
     assert_snapshot!("mps-list-none", fits(list::list(&[], &[], &look).text(), &look));
@@ -30,7 +30,7 @@ fn targets_as_a_table() {
 #[test]
 fn targets_in_colour() {
     let look = fixtures::look(80, UTF8);
-    // Make escape codes visible, so that a diff of the snapshot is readable.
+    // Replace escape characters, so that a difference in the snapshot is readable.
     assert_snapshot!("mps-list-colour", list::list(&fixtures::mps::all(), &[], &look).text().replace('\x1b', "^["));
 }
 

@@ -88,7 +88,7 @@ fn plans_before_and_after() {
     assert_snapshot!("plan-none", fits(&plan::plans(&Plans { plans: Vec::new() }, &gpus, &look), &look));
 }
 
-/// A failed rollback: each fact appears once, and nothing is shown as still running.
+/// If a rollback has failed, each fact must appear once, and no step may look as if it still ran.
 #[test]
 fn failed_rollback_is_shown_once() {
     let look = fixtures::look(120, UTF8);
@@ -121,8 +121,8 @@ fn operations_and_their_ends() {
         fits(&operation::operation(&done, &[], &[], true, &look), &look)
     );
 
-    // Other users may have changed the GPU since then. So the drawing shows only the record of the
-    // operation, without current ids.
+    // If the operation ended some time ago, the GPU may have changed since. So the drawing must not
+    // show current ids.
     let later = operation::operation(&done, &[], &after, false, &look);
     assert_snapshot!("operation-done-later", fits(&later, &look));
 
@@ -143,7 +143,8 @@ fn operations_and_their_ends() {
     );
     assert_eq!(operation::error(&rolled), Some(error));
 
-    // The operation's error adds a cause to the GPU's error. The drawing shows both as one error.
+    // The operation has the error of the GPU with one more cause. The drawing must show only one
+    // error.
     let whole = rolled.error.take().map(|error| error.outcome("the previous layout was restored and read back"));
     rolled.error = whole;
     let text = fits(&operation::operation(&rolled, &before, &before, true, &look), &look);
@@ -157,8 +158,8 @@ fn operations_and_their_ends() {
     assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, true, &look), &look));
     assert_eq!(operation::error(&failed).unwrap().code.exit_status(), 8);
 
-    // The steps of another GPU were done when the first GPU failed. They were rolled back, and the
-    // drawing says why.
+    // In this sample, the steps of a second GPU had succeeded when the first GPU failed. gpushd
+    // rolled them back, and the drawing must say why.
     let mut both = failed.clone();
     both.plans[1] = gpush_api::GpuPlan { gpu: 1, ..fixtures::plan() };
     both.progress[1] = gpush_api::StepState {
@@ -172,7 +173,8 @@ fn operations_and_their_ends() {
     let text = fits(&operation::operation(&both, &before, &before, true, &look), &look);
     assert!(text.contains("  as it was before, because the change of GPU 0 failed\n"), "{text}");
     assert!(!text.contains("6 of 6 steps"), "{text}");
-    // GPU 0 failed too, but its previous state was restored. Only GPU 1 could not be restored.
+    // In this sample, the previous state of GPU 0 was restored after its failure. Only GPU 1 could
+    // not be restored.
     both.progress[0] = gpush_api::StepState { rolling_back: true, restored: true, ..both.progress[0].clone() };
     both.progress[1].restored = false;
     let text = fits(&operation::operation(&both, &before, &before, true, &look), &look);

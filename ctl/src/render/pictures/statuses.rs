@@ -9,7 +9,7 @@ fn status_of_a_mixed_host() {
     assert_snapshot!("status-120", drawn(&shown, false, &fixtures::look(120, UTF8)));
     assert_snapshot!("status-ascii", drawn(&shown, false, &fixtures::look(80, Charset::Ascii)));
     assert_snapshot!("status-brief", drawn(&shown, true, &fixtures::look(80, UTF8)));
-    // At any width, the numbers appear above the drawing that they belong to.
+    // Even on a wide terminal, the numbers of the GPUs must be right above their drawing.
     let wide = drawn(&shown, true, &fixtures::look(200, UTF8));
     let edge = |part: &str| wide.lines().filter(|line| line.contains(part)).map(appearance::width).max().unwrap();
     assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
@@ -48,12 +48,12 @@ fn status_in_ascii_is_ascii() {
 fn status_in_colour() {
     let look = fixtures::look(80, UTF8);
     let text = status::status(&fixtures::status(fixtures::mixed(), true), false, &look);
-    // Make escape codes visible, so that a diff of the snapshot is readable.
+    // Replace escape characters, so that a difference in the snapshot is readable.
     assert_snapshot!("status-colour", text.replace('\x1b', "^["));
 }
 
-/// GPUs that are alike are grouped even if other GPUs are between them. A GPU that differs in anything but its index,
-/// address and UUIDs is drawn separately.
+/// GPUs that are alike are drawn once, even if other GPUs are between them. They may differ only in index, address and
+/// UUIDs.
 #[test]
 fn status_of_many_gpus_groups_those_that_are_alike() {
     let idle = |index: u32| {
@@ -76,7 +76,7 @@ fn status_of_many_gpus_groups_those_that_are_alike() {
     let mut cut: Vec<Gpu> = (64..66).map(|index| fixtures::gpu(index, "NVIDIA A100", 81_920, instances(1))).collect();
     cut[1].mig.as_mut().unwrap().instances[0].compute[0].uuid = Some("MIG-other".into());
     gpus.extend(cut);
-    // The ids of the instances differ.
+    // The instances of this GPU have other ids than those of the other GPUs.
     gpus.push(fixtures::gpu(66, "NVIDIA A100", 81_920, instances(7)));
     assert_snapshot!("status-many-120", drawn(&fixtures::status(gpus, false), false, &fixtures::look(120, UTF8)));
     let mut odd: Vec<Gpu> = (0..64).map(idle).collect();
@@ -101,7 +101,7 @@ fn status_fits_any_width() {
             drawn(&shown, false, &fixtures::look(width, charset));
             tried += 1;
         }
-        // On a narrower terminal, lines may be too long, but the drawing must not fail.
+        // On a narrower terminal, lines may be too long, but gpushctl must not panic.
         for width in 1..72 {
             status::status(&shown, false, &fixtures::look(width, charset));
             tried += 1;
@@ -111,7 +111,7 @@ fn status_fits_any_width() {
     assert_eq!(tried, 480);
 }
 
-/// Returns the pids of all visible processes, on the GPU and in its instances.
+/// Returns the pids of all processes that the user may see, on the GPU and in its instances.
 fn pids(gpus: &[gpush_api::Gpu]) -> Vec<String> {
     let compute = |i: &gpush_api::GpuInstance| i.compute.iter().flat_map(|c| c.processes.clone()).collect::<Vec<_>>();
     let instances = gpus.iter().flat_map(|g| &g.mig).flat_map(|mig| &mig.instances);
@@ -129,7 +129,7 @@ fn no_pid_is_cut_at_sixty_columns() {
     );
     assert_snapshot!("status-60", text);
     for gpu in &gpus {
-        // If there are several processes, the drawing names the first one and counts the others.
+        // If there are several processes, the drawing must contain at least the pid of the first one.
         let Some(pid) = pids(std::slice::from_ref(gpu)).first().cloned() else { continue };
         assert!(text.split([' ', ',', '\n']).any(|word| word == pid), "{pid} is not whole:\n{text}");
     }
@@ -185,8 +185,8 @@ fn status_of_an_agent_without_a_driver() {
 fn odd_readings_do_not_break_the_drawing() {
     let mut gpus = fixtures::mixed();
     let mig = gpus[0].mig.as_mut().unwrap();
-    // Instances that overlap, that exceed the slices, that have no slices, or that have an unknown
-    // profile.
+    // Add instances that a driver should not report: some overlap, exceed the slices, have no slices, or have an
+    // unknown profile.
     mig.instances.push(fixtures::instance(20, "profile 99", 5, 4, (0, 0), &[]));
     mig.instances.push(fixtures::instance(21, "2g.20gb", 7, 2, (0, 0), &[]));
     mig.instances.push(fixtures::instance(22, "\u{1b}[31m", 7, 1, (9, 1), &[]));
@@ -195,8 +195,8 @@ fn odd_readings_do_not_break_the_drawing() {
     assert_snapshot!("status-odd", drawn(&fixtures::status(gpus, false), false, &fixtures::look(80, UTF8)));
 }
 
-/// A reading from before a loss or from during a change must not be shown as current, even if it is
-/// recent.
+/// If a reading is from before the loss of a GPU or from during a change, the drawing must say so, even if the reading
+/// is recent.
 #[test]
 fn drawing_of_an_old_reading_says_so() {
     let look = fixtures::look(100, UTF8);

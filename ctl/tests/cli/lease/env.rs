@@ -26,7 +26,7 @@ fn request_flags_reach_the_agent() {
     let request = requested(&agent);
     assert_eq!(request.target.as_deref(), Some("1:2g.20gb@2"));
     assert_eq!((request.process, request.holder), (Some(4000), Some(7)));
-    // `-i` and `--target` exclude each other.
+    // A request may not have both `-i` and `--target`.
     assert_eq!(host.command(&words).output().unwrap().status.code(), Some(2));
 }
 
@@ -53,8 +53,8 @@ fn evaluated_environment_sets_the_variables() {
     assert_eq!(stdout(&shell(&host, &script).output().unwrap()), "L17 /run/gpush-mps/g5d1b03a2/1");
 }
 
-/// `eval` ignores the exit status of gpushctl. If gpushctl did not print `false`, the program would
-/// run outside of the lease.
+/// `eval` ignores the exit status of gpushctl. If gpushctl did not print `false`, the next program would run without
+/// the lease.
 #[test]
 fn failed_lease_env_makes_eval_fail() {
     let host = Host::new();
@@ -107,7 +107,7 @@ fn lease_whose_output_fails_is_released() {
     }
 }
 
-/// Returns a command that runs a shell as session leader. Returns `None` if this host has no `setsid`.
+/// Returns a command that runs a shell as session leader. Returns `None` if this host has no program `setsid`.
 fn session(host: &Host, script: &str) -> Option<Command> {
     let mut command = Command::new("setsid");
     command.args(["--wait", "/bin/sh", "-c", script]);
@@ -129,15 +129,15 @@ fn lease_without_another_end_is_bound_to_the_session() {
     let request = requested(&agent);
     assert_eq!((request.process, request.duration_s), (leader.trim().parse().ok(), None));
 
-    // The script continues in the background after its session leader has ended. The end of stdin shows that the leader
-    // has ended.
+    // The background part of the script waits until stdin ends. The test closes stdin after the session leader has
+    // ended.
     let script = format!("(cat; {GPUSHCTL} lease env --mps 25 > out 2>&1; echo \"exit $?\" >> out) <&3 & exit 0");
     let Some(mut leader) = session(&host, &format!("exec 3<&0; {script}")) else { return };
     let mut leader = leader.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (stdin, mut inherited) = (leader.stdin.take(), leader.stdout.take().unwrap());
     assert!(leader.wait().unwrap().success());
     drop(stdin);
-    // The background process inherited stdout, so stdout ends with that process.
+    // The background process has inherited stdout, so stdout ends when this process ends.
     inherited.read_to_end(&mut Vec::new()).unwrap();
     let text = std::fs::read_to_string(host.path("out")).unwrap();
     assert!(
@@ -155,7 +155,7 @@ fn waiting_shows_the_place_in_the_queue() {
     let host = Host::new();
     let polls = std::sync::Arc::new(AtomicUsize::new(0));
     let seen = std::sync::Arc::clone(&polls);
-    // The stand-in agent answers the POST after the client has read the queue twice.
+    // The agent grants the lease only after gpushctl has read the queue twice.
     Agent::listen(&host.path("gpushd.sock"), move |request: &Request| match request.method.as_str() {
         "POST" => {
             while seen.load(Ordering::SeqCst) < 2 {

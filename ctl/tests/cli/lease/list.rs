@@ -25,7 +25,7 @@ fn leases_are_listed_shown_and_ended() {
         &["lease", "revoke", "L17"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
-    // The test removes the times of day: they depend on the time zone and on the current time.
+    // Remove times of day, which depend on the current time and the time zone.
     let text = text.join("\n");
     let lines = text.lines().map(|line| match line.split_once(" (20") {
         Some((before, _)) => format!("{before} (...)"),

@@ -1,4 +1,5 @@
-//! Tests of `gpushctl run` and `gpushctl lease` against a stand-in agent: requests, output and exit statuses.
+//! Tests of `gpushctl run` and `gpushctl lease` with a program that answers instead of gpushd: requests, output and
+//! exit statuses.
 
 mod env;
 mod list;
@@ -19,10 +20,10 @@ use insta::assert_snapshot;
 
 use crate::support::{Agent, Answer, GPUSHCTL, Host, Request};
 
-/// UUID of GPU 0 of the preset host.
+/// UUID of GPU 0 of the sample host.
 const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";
 
-/// Returns a time in the future, so that its age in the output is always 0.
+/// Returns a time in the future, so that the output always shows an age of 0.
 fn at(second: i64) -> jiff::Timestamp {
     let start: jiff::Timestamp = "2999-01-01T00:00:00Z".parse().unwrap();
     start.checked_add(jiff::SignedDuration::from_secs(second)).unwrap()
@@ -120,8 +121,8 @@ fn no_lease(id: &str) -> Answer {
     Answer::error(&error.hint("list all leases with `gpushctl lease list`"))
 }
 
-/// Starts a stand-in agent with lease L17 of this user and lease L18 of another user. The agent
-/// grants every request as L17.
+/// Starts an agent for tests. It has lease L17 of this user and lease L18 of another user, and answers every request
+/// for a lease with L17.
 fn agent(host: &Host) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), answer)
 }
@@ -144,7 +145,7 @@ fn answer(request: &Request) -> Answer {
         ("GET", "/v1/leases/L18") => Answer::ok(&lease(18, other)),
         ("GET", "/v1/leases/L19") => Answer::ok(&queued()),
         ("GET", "/v1/leases/L17/environment") => Answer::ok(&granted(17, me())),
-        // An administrator may read the environment of every lease.
+        // Administrators may read the environment of every lease.
         ("GET", "/v1/leases/L18/environment") => Answer::ok(&granted(18, other)),
         ("POST", "/v1/leases/L17/renew") => {
             let mut renewed = lease(17, me());
@@ -160,12 +161,12 @@ fn answer(request: &Request) -> Answer {
     }
 }
 
-/// Returns the last request for a lease.
+/// Returns the last request for a lease that the agent has got.
 fn requested(agent: &Agent) -> LeaseRequest {
     serde_json::from_str(&agent.bodies("/v1/leases").pop().expect("a request")).unwrap()
 }
 
-/// Returns a shell command in the directory of the host, with the socket of its agent.
+/// Returns a command that runs a shell script in the directory of the host, with the socket of its agent.
 fn shell(host: &Host, script: &str) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock");

@@ -21,14 +21,14 @@ fn run_becomes_the_command_and_keeps_its_status() {
         &["run", "--lease", "L17", "--mps", "25", "--", "true"],
     ];
     let run = |args: &[&str]| {
-        // `host.command` clears the environment of gpushctl. The command of `run` inherits this
-        // environment, so it needs a PATH.
+        // `host.command` clears the environment of gpushctl. The command that `run` starts inherits it and needs a
+        // PATH.
         let output = host.command(args).env("PATH", "/usr/bin:/bin").output().unwrap();
         Host::transcript(args, &output)
     };
     let text: Vec<_> = cases.iter().map(|args| run(args)).collect();
     assert_snapshot!(text.concat());
-    // gpushctl releases a lease if it could not start the command. Otherwise the lease ends with the command.
+    // gpushctl releases a lease only if it could not start the command. Otherwise the lease ends with the command.
     let asked = agent.asked();
     let count = |what: &str| asked.iter().filter(|one| one.as_str() == what).count();
     assert_eq!((count("POST /v1/leases"), count("POST /v1/leases/L17/release")), (4, 2), "{asked:?}");
@@ -53,8 +53,8 @@ fn lease_is_bound_to_the_command_itself() {
     let agent = agent(&host);
     let waits = "trap 'echo term; exit 9' TERM; trap 'echo int; exit 8' INT; echo $$; while :; do sleep 0.01; done";
     for (sent, printed, status) in [(Signal::SIGTERM, "term\n", 9), (Signal::SIGINT, "int\n", 8)] {
-        // A shell starts background processes with SIGINT ignored, and children inherit this
-        // setting.
+        // A shell starts background processes so that they ignore SIGINT, and child processes inherit this. So start
+        // gpushctl through `env`, which restores the default.
         let mut child = Command::new("env");
         child.args(["--default-signal=INT,TERM", "setsid", "--wait", GPUSHCTL, "run", "--", "/bin/sh", "-c", waits]);
         child.current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock").env_remove("GPUSH_LEASE");
@@ -136,7 +136,7 @@ fn lease_of_a_container_is_entered_in_the_container() {
         }
     });
     assert_snapshot!(host.run(&["run", "--lease", "L17", "--", "true"]));
-    // A process of the container has the lease's environment, and needs no `--lease`.
+    // A process in the container already has the lease in its environment, so it needs no `--lease`.
     let args = ["run", "--", "/bin/sh", "-c", "echo $GPUSH_LEASE"];
     let output = host.command(&args).env("GPUSH_LEASE", "L17").output().unwrap();
     assert_eq!(stdout(&output), "L17\n");
@@ -155,7 +155,7 @@ fn nested_run_uses_the_outer_lease_or_refuses() {
     let text = run(&["run", "--", "/bin/sh", "-c", "echo $GPUSH_LEASE"], "L17");
     assert!(text.contains("L17\n[exit 0]"), "{text}");
     assert!(agent.bodies("/v1/leases").is_empty(), "it runs in the lease around it");
-    // gpushctl ignores a `GPUSH_LEASE` whose lease has ended, belongs to another user, or has an invalid id.
+    // gpushctl must ignore `GPUSH_LEASE` if the lease has ended, belongs to another user, or is not a lease id.
     for around in ["L99", "L18", "17", ""] {
         let text = run(&["run", "--mps", "25", "--", "/bin/true"], around);
         assert!(text.ends_with("[exit 0]\n"), "{around}: {text}");

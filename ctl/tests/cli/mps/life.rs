@@ -1,9 +1,9 @@
-//! Tests of starting, stopping and draining daemons, and of watching them.
+//! Tests of commands that start, stop or drain MPS daemons, or wait for this.
 
 use super::*;
 
-/// Starts a stand-in agent whose daemon is in state `before` until a POST. Each GET after the POST
-/// returns the next element of `states`.
+/// Starts an agent for tests. Until the first POST, its daemon is as in `before`. Then each GET
+/// returns the next one of `states`.
 pub(super) fn agent_with_states(host: &Host, before: MpsDaemon, accepted: Answer, states: Vec<MpsDaemon>) -> Agent {
     let asked = AtomicUsize::new(0);
     let accepted = std::sync::Mutex::new(Some(accepted));
@@ -82,7 +82,7 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // The first line names the clients that gpushctl waits for. After that line, gpushctl handles
+    // gpushctl prints this line to name the clients that it waits for. From then on, it handles
     // Ctrl-C.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "GPU 0: draining; still connected: alice 5120\n");

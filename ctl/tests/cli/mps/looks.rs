@@ -1,4 +1,4 @@
-//! Tests of the commands that only read: `mps list`, `show`, `clients` and `logs`, and `process list`.
+//! Tests of commands that change nothing: `mps list`, `show`, `clients` and `logs`, and `process list`.
 
 use super::{life::agent_with_states, *};
 
@@ -77,8 +77,8 @@ fn health() -> Health {
     }
 }
 
-/// Starts a stand-in agent with two GPUs. The first GPU is in `mode`; `mps` answers requests for
-/// the MPS daemons.
+/// Starts an agent for tests with two GPUs. The first one has the mode `mode`. `mps` answers requests for the MPS
+/// daemons.
 fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&version()),
@@ -109,7 +109,7 @@ fn status_requests_mps_only_if_a_gpu_uses_it() {
     assert!(!text.contains("\"mps\":"), "{text}");
     assert_eq!(agent.asked().len(), 4, "{:?}", agent.asked());
 
-    // If the MPS daemons cannot be read, the rest of the status is shown.
+    // If the MPS daemons cannot be read, `status` must still show the rest.
     let host = Host::new();
     whole(&host, Mode::Mps, || Answer::error(&ApiError::new(Code::Unavailable, "gpushd is starting")));
     let text = host.run(&["status", "--brief"]);
@@ -128,7 +128,7 @@ fn json_is_the_types_of_the_api() {
     }
     let all = vec![busy(), idle_device()];
     assert_eq!(json(&host, &["mps", "list"]), (all, Some(0)));
-    // `mps clients --json` prints its own document: one object for each client, with its target.
+    // `mps clients --json` must print an object for each client, with its target.
     for which in [&["mps", "clients"][..], &["mps", "clients", "0"]] {
         let (clients, code) = json::<Vec<serde_json::Value>>(&host, which);
         assert_eq!((clients.len(), code), (busy().clients.len(), Some(0)), "{which:?}");

@@ -1,4 +1,5 @@
-//! Tests of `gpushctl mps` and `process` against a stand-in agent: requests, output and exit statuses.
+//! Tests of `gpushctl mps` and `process` with a program that answers instead of gpushd: requests, output and exit
+//! statuses.
 
 mod life;
 mod looks;
@@ -18,7 +19,7 @@ use insta::assert_snapshot;
 
 use crate::support::{Agent, Answer, Host, Request};
 
-/// Returns a time in the future, so that its age in the output is always 0.
+/// Returns a time in the future, so that the output always shows an age of 0.
 fn at(second: i64) -> jiff::Timestamp {
     let start: jiff::Timestamp = "2999-01-01T00:00:00Z".parse().unwrap();
     start.checked_add(jiff::SignedDuration::from_secs(second)).unwrap()
@@ -148,7 +149,7 @@ fn not_shared(target: &str) -> Answer {
     Answer::error(&error.hint("`gpushctl mps list` shows what is"))
 }
 
-/// Starts a stand-in agent with two targets: a GPU with two clients, and an idle MIG device.
+/// Starts an agent for tests. It has two MPS targets: a GPU with two clients, and an idle MIG device.
 fn agent(host: &Host) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), |request| match (request.method.as_str(), request.path.as_str()) {
         (_, "/v1/mps") => Answer::ok(&[busy(), idle_device()]),
