@@ -39,7 +39,7 @@ impl LateDriver {
         Self { proc, host_root, record, at_start, is_service }
     }
 
-    /// Returns when gpushd must stop, so that systemd starts it again with access to the driver's devices.
+    /// Waits until gpushd must stop. systemd then starts it again, with access to the driver's devices.
     pub(crate) async fn needs_restart(self, mut status: watch::Receiver<Status>) {
         if !self.is_service {
             return std::future::pending().await;

@@ -13,7 +13,7 @@
 //! | `planner` | plans from fresh readings |
 //! | `begin` | turns a request into a recorded operation |
 //! | `queue` | operations that wait for GPUs, or for instances to become idle |
-//! | `part` | one GPU's part of an operation |
+//! | `part` | the data of an operation about one of its GPUs |
 //! | `engine` | the handles that are needed to queue and begin operations |
 //! | `executor` | executes an operation on all its GPUs, or restores all of them |
 //! | `phases` | executes the forward steps: brackets and phases |

@@ -1,4 +1,4 @@
-//! One GPU's part of an operation.
+//! The data of an operation about one of its GPUs.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
     state::{Change, RecoveryCheck},
 };
 
-/// One GPU's part of an operation.
+/// The data of an operation about one of its GPUs.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     /// Position in the operation's plans.
@@ -40,7 +40,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Creates the part for a plan that was made from `reading`. `before` is the GPU's MIG state when the operation
+    /// Creates the data for a plan that was made from `reading`. `before` is the GPU's MIG state when the operation
     /// began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let outcome = plan::outcome(instances(reading.mig.as_ref()), plan.instance_steps());
@@ -48,7 +48,7 @@ impl Part {
         Self { position, plan, before, found: reading.mig.clone(), outcome, lasting: None, reset }
     }
 
-    /// Creates the part for a plan of an operation that waits in the queue. Such a plan is only displayed.
+    /// Creates the data for an operation that waits in the queue. Its plan is only displayed.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
         // Every user can read the operation, but the steps may contain details that only the caller may see.
         let steps = plan.steps.into_iter().filter(|step| !matches!(step, Step::Instance(_))).collect();
@@ -56,13 +56,14 @@ impl Part {
         Self { position, plan, before: None, found: None, outcome: Vec::new(), lasting: None, reset: None }
     }
 
-    /// Creates the part from the journal. It serves only to compare the GPU's current state with the recorded states.
+    /// Creates the data from the journal, only to compare the GPU's current state with the recorded states.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
         let (plan, before) = (intent.plan.clone(), intent.before.clone());
         Self { position, plan, before, found: None, outcome: outcome(intent), lasting: None, reset: None }
     }
 
-    /// Creates the part of an interrupted operation. `plan` has only the steps that `reading` shows as not done yet.
+    /// Creates the data for an interrupted operation. `plan` has only the steps that are not done yet, as `reading`
+    /// shows.
     pub(super) fn interrupted(
         position: usize,
         intent: &GpuIntent,

@@ -143,7 +143,7 @@ pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>
     }
 }
 
-/// Makes one attempt to restore the layout. Returns what could not be restored; `None` if everything was.
+/// Makes one attempt to restore the layout. Returns what could not be restored; `None` if all of it was restored.
 ///
 /// `stays` contains the ids of the instances that the driver refused to destroy. The attempt leaves these instances
 /// alone, and also instances whose processes the driver does not list. If `stays` is `None`, the attempt fails instead

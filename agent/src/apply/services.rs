@@ -228,7 +228,7 @@ impl Services {
         }
         self.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
         let services = self.clone();
-        // The task is not in `tasks`, so gpushd does not wait for it before it exits.
+        // gpushd does not wait for this task before it exits.
         tokio::spawn(async move {
             let mut pause = RETRY_PAUSE.0;
             loop {

@@ -68,10 +68,10 @@ struct Inner {
     /// The state of the host. It shows which operation changes a GPU.
     host: state::State,
     known: Mutex<LaneStates>,
-    /// Changes when a waiting operation, lease or reconciler may be able to begin: an operation has begun or ended, or
-    /// an entry has left the queue.
+    /// A new value wakes operations, leases and reconcilers that wait, because an operation has begun or ended, or an
+    /// entry has left the queue.
     room: watch::Sender<u64>,
-    /// Changes when a reconciler or a grant has finished.
+    /// A new value tells waiting tasks that a reconciler or a grant has finished.
     finished: watch::Sender<u64>,
 }
 

@@ -35,7 +35,7 @@ pub(crate) enum Reserve {
 /// What an entry needs on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The GPU's lane, and exclusive use of the targets or the GPU in [`Reserve`].
+    /// An operation needs the lane of the GPU, and exclusive use of what [`Reserve`] names.
     Lane(Reserve),
     /// Parts of these targets, by UUID.
     Parts(BTreeSet<String>),

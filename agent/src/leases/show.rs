@@ -126,7 +126,7 @@ pub(super) fn job_denied(record: &LeaseRecord, caller: &Caller, what: &str) -> O
     Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end this lease").hint(hint))
 }
 
-/// Returns an active lease and its environment, as the answer to a grant.
+/// Returns an active lease and its environment, in the form of the answer to a granted request.
 ///
 /// # Errors
 /// If the lease has an MPS daemon without a pipe directory.

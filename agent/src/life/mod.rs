@@ -74,7 +74,7 @@ use crate::{
     timeslice, watchdog,
 };
 
-/// Used instead of the boot id if it cannot be read.
+/// Placeholder for the boot id if gpushd cannot read the boot id.
 const UNKNOWN_BOOT: &str = "unknown";
 
 /// The task of an accept loop.
@@ -370,7 +370,7 @@ async fn serve(
     first_reading.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());
-    // Event streams still send the ends of the operations, and then close.
+    // Event streams still send the events about the ended operations, and then close.
     state.events().close();
     monitoring.abort();
     closing.cancel();

@@ -142,7 +142,7 @@ pub(crate) struct Inner {
     /// Whether the MPS control program supports several users. gpushd finds this out when a rule requests several
     /// users.
     many: Mutex<Option<multi_user_support::ProgramSupport>>,
-    /// Locked while the control program runs to find out `many`.
+    /// Locked while gpushd runs the MPS control program to determine `many`.
     asking_many: tokio::sync::Mutex<()>,
     wakes: Wakes,
 }

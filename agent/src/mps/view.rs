@@ -36,7 +36,7 @@ pub(super) fn state(seen: &Report) -> MpsState {
         // The daemon has exited, but clients of it still run and may finish.
         SupervisorState::Stopped if seen.behind => MpsState::Draining,
         SupervisorState::Stopped => MpsState::Stopped,
-        // Show a daemon that gpushd has just found as starting, because gpushd polls it at once.
+        // If gpushd has just found the daemon, show it as starting, because gpushd polls it at once.
         SupervisorState::Starting { .. } | SupervisorState::Found { .. } => MpsState::Starting,
         SupervisorState::Ready { .. } => MpsState::Ready,
         SupervisorState::Hung { .. } => MpsState::Hung,

@@ -1,4 +1,4 @@
-//! Decides when gpushd tries again at once to apply layouts.
+//! Decides after which changes gpushd tries again immediately to apply layouts.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -92,7 +92,7 @@ pub(crate) struct Inner {
     /// least once. Support cannot change while the host is up, so entries are never removed.
     proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
-    /// Changes when the reconciler must run.
+    /// Each new value wakes the reconciler.
     wake: watch::Sender<u64>,
     /// Locked while `nvidia-smi` runs.
     smi: tokio::sync::Mutex<()>,

@@ -29,8 +29,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Returns whether gpushd must read the levels now; if so, stores the time. It must if
-    /// something is `new`, or if the last reading is old and there are levels to keep.
+    /// Returns whether gpushd must read the levels now; if so, stores the time. This is so
+    /// if something is `new`, or if the last reading is old and there are levels to keep.
     pub(super) fn is_due(&mut self, new: bool, some_to_keep: bool) -> bool {
         let waited = self.read_at.is_none_or(|at| at.elapsed() >= INTERVAL);
         let due = new || some_to_keep && waited && self.may_try(&TroubleSubject::Program);

@@ -123,7 +123,7 @@ async fn until_idle(
     out: &Output,
 ) -> Result<(Waited, Vec<u32>), Failure> {
     // Accept only readings from after the cordon: an earlier reading may not show a process that
-    // started just before it.
+    // started just before the cordon.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();

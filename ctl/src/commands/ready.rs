@@ -26,7 +26,7 @@ use crate::{
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Work of gpushd after a start that is not done yet.
+/// Work that gpushd does after its start and has not finished yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Unfinished {
     /// gpushd is still doing this work.

@@ -241,9 +241,9 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
 struct CreatedInstance {
     /// The name of the instance, such as `3g.40gb@4` or `1c.3g.40gb in 3g.40gb@4`.
     what: String,
-    /// Its ids, such as `GI 2 CI 0`; empty if they are not known.
+    /// The ids of the instance, such as `GI 2 CI 0`; empty if not known.
     ids: String,
-    /// The UUID of its MIG device; empty if it is not known.
+    /// The UUID of the MIG device; empty if not known.
     uuid: String,
     /// Whether this is a compute instance in a GPU instance that existed before.
     in_kept: bool,

@@ -80,7 +80,7 @@ pub(crate) fn least(processes: &[&Process], look: &Appearance) -> usize {
     processes.first().map_or(0, |first| width(&name(first, look)) + count)
 }
 
-/// Returns for what a process uses the GPU.
+/// Returns what a process uses the GPU for.
 pub(crate) fn kind(kind: ProcessKind) -> &'static str {
     match kind {
         ProcessKind::Compute => "compute",

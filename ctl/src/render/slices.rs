@@ -69,7 +69,7 @@ fn short(profile: &str) -> String {
 pub(crate) enum Use {
     /// The instance has processes.
     Busy,
-    /// The instance has no process, but leases have all of it.
+    /// The instance has no process, but leases occupy all of it.
     Granted,
     /// The instance has no process and no lease.
     Idle,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// Names that may have different types, each with the reason.
 const EXCEPTIONS: [&str; 1] = [
-    // `do` is the kind of a step. Each schema of a step has another constant here.
+    // `do` contains the kind of a step. In each schema of a step, it is a different constant.
     "do",
 ];
 

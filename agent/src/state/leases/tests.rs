@@ -123,7 +123,7 @@ fn lease_expires_by_either_clock() {
     assert!(!lease.has_expired(now, at));
     // The wall clock is ahead, the monotonic clock is not.
     assert!(lease.has_expired(in_an_hour, at));
-    // The wall clock was set back, but the monotonic clock is past the end.
+    // The wall clock was set back, but by the monotonic clock, the end time of the lease has passed.
     assert!(lease.has_expired(Timestamp::UNIX_EPOCH, at + Duration::from_secs(3601)));
     assert!(!OpenLease::new(record(1, 1000, "GPU-0")).has_expired(Timestamp::MAX, at + Duration::from_secs(1 << 30)));
 }

@@ -3,8 +3,8 @@
 //! If the last reading is fresh, a caller gets it without a driver call. If a reading is running, a caller waits for
 //! its result. If a reading fails or takes too long, callers get the last good reading, marked as stale.
 //!
-//! Callers wait only until a fixed time after the reading began. So a reading that hangs delays only callers that ask
-//! soon after that.
+//! A caller waits for a reading only until a certain time after the reading began. So if a reading hangs, it delays
+//! only callers that ask soon after it began.
 
 use std::{
     fmt,

@@ -64,8 +64,8 @@ fn check(entries: &[String]) -> Result<(), ApiError> {
     entries.iter().find_map(|entry| crate::args::habits::layout(entry)).map_or(Ok(()), Err)
 }
 
-/// Returns the layouts after MIG mode is on or off. If MIG mode is already on, a GPU keeps its
-/// instances.
+/// Returns the layouts of the selected GPUs with MIG mode on, or off. A GPU whose MIG mode is already
+/// on keeps its instances.
 pub(super) async fn switched(client: &mut Client, selectors: &[String], on: bool) -> Result<Vec<GpuLayout>, Failure> {
     if on {
         return edited(client, selectors, |gpu, shared| edit::added(gpu, shared, &["none".to_owned()])).await;

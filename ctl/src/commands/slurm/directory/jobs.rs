@@ -80,7 +80,7 @@ pub(in crate::commands::slurm) enum EndedRun {
         /// Whether a lease of that run or of an earlier run may exist.
         may_have_lease: bool,
     },
-    /// A run before the one that has written the file.
+    /// A run that is earlier than the run whose Prolog has written the file of the job.
     Earlier {
         /// The restart count of the earlier run, or a larger one. `None` if the run belongs to an earlier job with the
         /// same id.
