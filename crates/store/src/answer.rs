@@ -15,7 +15,7 @@ use crate::{
 /// An answer to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewAnswer<'a> {
-    /// Owner of the key. Equal keys of different users are independent.
+    /// User who sent the key. Two users can use equal keys: their answers are separate.
     pub uid: u32,
     /// The key.
     pub key: String,
@@ -99,13 +99,13 @@ impl Record for StoredAnswer {
 }
 
 fn fingerprint(request: &[u8]) -> String {
-    // A 64-bit digest and the length detect an accidental reuse, but do not stop an attacker. This
-    // is enough, because callers can only confuse their own keys.
+    // The digest and the length detect a key that a caller reuses by accident. They need not stop an attack, because a
+    // caller can only confuse its own keys.
     format!("{:016x}-{}", digest(request), request.len())
 }
 
 impl View<'_> {
-    /// Looks up a user's key for this request.
+    /// Looks up the answer that is stored under a user's idempotency key.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -132,8 +132,8 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Looks up a user's key for this request, in the transaction that will store the answer. So if
-    /// two requests are concurrent, the second one sees the answer to the first.
+    /// Looks up a user's key inside the transaction that will store the answer. If two requests use the key at the same
+    /// time, the second request finds the answer to the first.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -160,12 +160,11 @@ impl Tx<'_> {
         record::put(self.connection, &kept)
     }
 
-    /// Deletes expired answers, and the oldest ones beyond the limits.
+    /// Deletes expired answers. Also deletes the oldest answers if a user has more answers than the limit for one user.
     ///
-    /// Each user has a limit. If all users together have too many answers, deletes the oldest
-    /// answers of the users with the most answers first. So one user's requests never displace an
-    /// answer to a user with fewer answers. Answers to root and to gpushd's own user do not count
-    /// towards either limit.
+    /// If all users together have too many answers, deletes the oldest answers of the users with the most answers
+    /// first. So one user's requests never displace an answer to a user with fewer answers. Answers to root and to
+    /// gpushd's own user do not count towards either limit.
     pub(crate) fn prune_answers(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;

@@ -1,10 +1,9 @@
 //! The audit trail. Each mutation adds one record, in the transaction of the mutation. Records
 //! never change. The oldest records are deleted when there are too many, or when they are too old.
 //!
-//! Any user can cause many records: by leases, or by administrator requests that are refused. So
-//! each of these two kinds has a limit for each user. Beyond the limit, a new record replaces an
-//! older record of the same user and kind. A new record never replaces a record of an
-//! administrator's action.
+//! Any user can cause many records, either about the user's leases or about refused administrator requests. So each of
+//! these two kinds has a limit for each user. Beyond the limit, a new record replaces an older record of the same user
+//! and kind. A new record never replaces a record of an administrator's action.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -37,10 +36,9 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome, such as `accepted`, `done`, `refused`.
     pub result: String,
-    /// Other data. A search for a GPU or MIG device finds the record if `uuid` or `gpu_uuid` is the
-    /// UUID of that device, or if `gpu_uuids` or `targets` contains that UUID. For an operation,
-    /// this data contains a list `gpus` of objects with a `gpu_uuid`. A search for one of these
-    /// GPUs finds all records of the operation.
+    /// Details for programs. If `uuid` or `gpu_uuid` is a device's UUID, or if `gpu_uuids` or `targets` contains it, a
+    /// search for this device finds the record. The details of an operation contain a list `gpus` of objects with a
+    /// `gpu_uuid`. A search for one of these GPUs finds all records of the operation.
     pub detail: Value,
 }
 
@@ -59,7 +57,7 @@ pub struct AuditRecord {
     pub object: String,
     /// The outcome.
     pub result: String,
-    /// Other data.
+    /// Other data, as in [`NewAudit`].
     pub detail: Value,
 }
 
@@ -73,9 +71,8 @@ pub struct AuditQuery {
     pub limit: usize,
     /// Whether to select the last records instead of the first.
     pub latest: bool,
-    /// Selects the records that name one of these values as their object, as a GPU of their
-    /// operation or lease, as a target, as the user who acted, or as the holder of the lease. If
-    /// `objects` and `operations_of` are empty, selects all records.
+    /// Selects the records that contain one of these values: as object, GPU of the operation or lease, target, acting
+    /// user, or lease holder. If `objects` and `operations_of` are both empty, the query selects all records.
     pub objects: Vec<String>,
     /// Also selects the operations that concern one of the GPUs with these UUIDs.
     pub operations_of: Vec<String>,
@@ -117,7 +114,8 @@ impl View<'_> {
     /// The store cannot be read.
     pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
         let order = if query.latest { "DESC" } else { "ASC" };
-        // Damaged JSON must not abort the search. The seal of every returned record is checked.
+        // A record with damaged JSON must not abort the search. The seal (checksum) of every record that the search
+        // returns is checked later.
         let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";
         let wanted = "(SELECT value FROM json_each(?2))";
         let concerned = |gpus: &str| {
@@ -200,8 +198,8 @@ impl Tx<'_> {
     /// belongs to the caller, or to the holder of the lease if gpushd itself acted.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        // Damaged JSON must not abort the deletion. The seal of every record is checked when it is
-        // read.
+        // A record with damaged JSON must not abort the deletion. The seal (checksum) of every record is checked when
+        // the record is read.
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
         let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let ranked = format!(
@@ -223,8 +221,9 @@ impl Tx<'_> {
         Ok(per_user + in_all)
     }
 
-    /// Deletes the records beyond `most`, and the old records beyond the minimum. Applies to
-    /// records whose action satisfies the SQL condition `of`, in which `?1` is `actions`.
+    /// Deletes the oldest records beyond `most`. Of the other records, deletes those that are too old, but keeps at
+    /// least `audit_least` records. Applies only to records whose action satisfies the SQL condition `of`, in which
+    /// `?1` is `actions`.
     fn prune_audit_of(&mut self, of: &str, actions: &str, most: usize, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let beyond = format!("(SELECT sequence FROM audit WHERE {of} ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");

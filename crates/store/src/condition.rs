@@ -47,7 +47,7 @@ impl ConditionKind {
     /// All kinds.
     pub const ALL: [Self; 4] = [Self::Cordon, Self::Maintenance, Self::Degraded, Self::Held];
 
-    /// Returns the name in the table.
+    /// Returns the name of the kind in the database.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ pub struct Condition {
     pub reason: String,
     /// The user who set the condition, if any.
     pub by: Option<Actor>,
-    /// Since when the condition is active.
+    /// When the condition was set.
     pub since: Timestamp,
     /// Boot on which the condition was set.
     pub boot_id: String,
@@ -180,8 +180,8 @@ impl Tx<'_> {
         Ok(cleared)
     }
 
-    /// Clears the conditions of earlier boots that a reboot resolves: degraded GPUs, and GPUs held
-    /// after a loss. Their instances and grants no longer exist. Cordons and maintenance stay.
+    /// Clears `Degraded` and `Held` conditions that were set on earlier boots. The reboot removed the MIG instances and
+    /// grants that caused them. Cordons and maintenance stay.
     ///
     /// # Errors
     /// The record cannot be written.

@@ -18,7 +18,8 @@ pub type CreatedInstances = BTreeMap<String, BTreeSet<Placement>>;
 
 const CREATED: &str = "created_instances";
 
-/// The stored value, which is valid only on its boot, because a reboot removes all instances.
+/// The record in the database. It is valid only on the boot on which it was written, because a reboot removes all GPU
+/// instances.
 #[derive(Debug, Serialize, Deserialize)]
 struct Created {
     boot_id: String,

@@ -71,23 +71,20 @@ pub(crate) enum Class {
 
 /// A write and its reply.
 pub(crate) trait Write: Send {
-    /// Returns the class of the write.
     fn class(&self) -> Class;
-    /// Executes the write. The store calls this again if another write of the batch caused a
-    /// rollback.
+    /// Executes the write. The store calls this method again if the first transaction was rolled back because another
+    /// write failed.
     fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError>;
     /// Reports the outcome to the caller.
     fn reply(self: Box<Self>, outcome: Result<(), StoreError>);
 }
 
-/// A read, which also replies to its caller.
+/// A read that sends its result to the caller.
 pub(crate) type Read = Box<dyn FnOnce(&View<'_>) + Send>;
 
-/// Work for the thread.
+/// A job for the store's thread.
 pub(crate) enum Job {
-    /// A read.
     Read(Read),
-    /// A write.
     Write(Box<dyn Write>),
 }
 
@@ -100,7 +97,7 @@ pub(crate) struct Counters {
     pub(crate) commits: AtomicU64,
     /// Writes in all commits so far.
     pub(crate) writes: AtomicU64,
-    /// Why writes are refused now, if they are.
+    /// Error that the store returns for each write; `None` while it accepts writes.
     pub(crate) trouble: Mutex<Option<StoreError>>,
 }
 
@@ -133,7 +130,7 @@ pub(crate) enum EngineCondition {
     Refusing(StoreError),
 }
 
-/// The state of the thread.
+/// The store's thread, which owns the database.
 pub(crate) struct Engine {
     pub(crate) connection: Connection,
     pub(crate) files: Files,
@@ -150,7 +147,8 @@ pub(crate) struct Engine {
     pub(crate) commits_since_checkpoint: u64,
     pub(crate) commits_since_prune: u64,
     pub(crate) pruned: Option<Instant>,
-    /// Dropped last, because another process may open the database as soon as it has the lock.
+    /// The lock of the state directory. This field is dropped last, because another process may open the database as
+    /// soon as the lock is free.
     pub(crate) _lock: Lock,
 }
 
@@ -223,7 +221,7 @@ impl Engine {
             match job {
                 Job::Read(read) => {
                     let view = View { connection: &self.connection, head: &self.head, now, sealed: self.sealed };
-                    // If a read panics, its caller notices that the sender was dropped.
+                    // If the read panics, its reply channel closes, and the caller gets an error.
                     let _ = catch_unwind(AssertUnwindSafe(|| read(&view)));
                 }
                 Job::Write(job) => writes.push(Entry { job, outcome: Ok(()) }),
@@ -340,7 +338,7 @@ impl Engine {
             self.sql("RELEASE job")?;
         }
         if self.head.sequence == before {
-            // Every change takes a sequence number. No number was taken, so nothing has changed.
+            // No sequence number was taken. Every change takes one, so this transaction changed nothing.
             return self.sql("ROLLBACK");
         }
         self.head.at = now;
@@ -419,7 +417,8 @@ impl Engine {
                 tracing::debug!("no space to write the log into the database");
             } else {
                 tracing::warn!(%error, "cannot write the log into the database");
-                // A second attempt might report success for pages that the kernel has dropped.
+                // Do not try again: the kernel may have dropped the unwritten pages, and a second sync could then
+                // report success.
                 let file = self.files.database.clone();
                 self.refuse_from_now_on(StoreError::Broken { file, cause: error.to_string() });
             }

@@ -188,7 +188,7 @@ pub enum StoreError {
         /// The damage.
         what: String,
     },
-    /// The operation cannot change from one stage to the other.
+    /// The operation cannot change from its current state to the requested state.
     #[error("operation {operation} is {from} and can't become {to}")]
     Transition {
         /// The operation.
@@ -201,7 +201,7 @@ pub enum StoreError {
     /// There is no such operation, or its record was deleted.
     #[error("there is no operation {0}; `gpushctl operation list` shows the known operations")]
     NoSuchOperation(OperationId),
-    /// The lease cannot change from one state to the other.
+    /// The lease cannot change from its current state to the requested state.
     #[error("lease {lease} is {from} and can't become {to}")]
     LeaseTransition {
         /// The lease.

@@ -15,12 +15,9 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// A name and its value.
 #[derive(Debug)]
 pub(crate) struct Fact {
-    /// Name.
     pub(crate) name: String,
-    /// Value.
     pub(crate) value: String,
 }
 
@@ -95,13 +92,14 @@ pub struct Lost {
     pub holds: bool,
 }
 
-/// Older databases recorded only losses for which GPUs are held.
+/// Returns the default for a loss that an older gpushd recorded. Older versions recorded only losses for which GPUs are
+/// held.
 fn held_by_default() -> bool {
     true
 }
 
-/// The time since which all grants are recorded. This time is set when a loss on this boot is
-/// accepted.
+/// The time from which the record of grants is complete. The store sets this time when an administrator accepts a loss
+/// on the same boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownSince {
     /// The kernel's id of the boot.
@@ -200,8 +198,8 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: BOOT.to_owned(), value })
     }
 
-    /// Records an observation about a GPU. Replaces the previous observation. With this record,
-    /// gpushd reacts to a lasting fault only once, and not again after each restart.
+    /// Records an observation about a GPU. Replaces the previous observation. gpushd uses this record to react to a
+    /// lasting fault only once, and not again after each restart.
     ///
     /// # Errors
     /// The record cannot be written.
@@ -213,7 +211,7 @@ impl Tx<'_> {
         record::put(self.connection, &Fact { name: OBSERVATIONS.to_owned(), value })
     }
 
-    /// Records the time since which all grants are recorded.
+    /// Sets the time from which the record of grants is complete.
     ///
     /// # Errors
     /// The record cannot be written.

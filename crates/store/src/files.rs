@@ -40,7 +40,7 @@ impl Files {
     pub(crate) fn find_missing_or_replaced(&mut self) -> Option<&Path> {
         for file in &mut self.watched {
             let found = identity(&file.path);
-            // The first commit may create the log.
+            // The log may be missing until the first commit creates it. Its identity is recorded when it first exists.
             let first = file.identity.is_none().then(|| file.identity = found).is_some();
             if found.is_none() || (!first && found != file.identity) {
                 return Some(&file.path);

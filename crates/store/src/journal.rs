@@ -64,8 +64,8 @@ impl View<'_> {
         Ok(rows.into_iter().next().map(|row| row.intent))
     }
 
-    /// Returns parts of the intents of the operations from `first` on, before `before`. Reads no plans, so it is cheap
-    /// for a list.
+    /// Returns summaries of the intents of the operations from number `first` to the number before `before`. Does not
+    /// read plans, so it is cheap for a list.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -75,7 +75,7 @@ impl View<'_> {
         before: Option<OperationId>,
     ) -> Result<BTreeMap<OperationId, IntentSummary>, StoreError> {
         let before = before.map_or(i64::MAX, |id| i64::try_from(id.0).unwrap_or(i64::MAX));
-        // Damaged JSON must not abort the list.
+        // An operation with damaged JSON must not abort the list.
         let intent = "iif(json_valid(intent), intent, '{}')";
         let sql = format!(
             "SELECT operation, {intent} ->> '$.begun' IS NOT NULL, \
@@ -244,7 +244,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Replaces the notes of an operation, which are for users.
+    /// Replaces the notes that an operation shows to users.
     ///
     /// # Errors
     /// The operation has ended, or the record cannot be written.

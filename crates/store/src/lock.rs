@@ -66,8 +66,8 @@ impl Lock {
         let note = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         match note {
             Ok(()) => {}
-            // On a full disk, the file lacks only the pid, which is for a message. gpushd must
-            // start even if the disk is full.
+            // On a full disk, the pid cannot be written. gpushd must start nevertheless, and other
+            // processes use the pid only in a message.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
             Err(error) => return Err(unusable(error)),
         }
@@ -75,7 +75,7 @@ impl Lock {
     }
 }
 
-/// Returns the pid in the file, if that process exists. The gpushd that wrote the pid may have
+/// Returns the pid in the file if that process exists. The process that wrote the pid may have
 /// ended.
 fn holder(mut file: fs::File) -> Option<u32> {
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! MPS targets: whether their daemons were stopped, and settings that override their rules. `shared_gpu` records the
-//! previous compute mode of a GPU.
+//! MPS targets: whether their daemons were stopped, and settings that override their rules. The module `shared_gpu`
+//! records the compute mode that a GPU had before.
 
 use gpush_api::{Actor, MpsSettings};
 use jiff::Timestamp;
@@ -11,7 +11,7 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// The stop of a daemon, with a deadline for its clients.
+/// The record that a user stopped an MPS daemon, with the deadline for its clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsStopped {
     /// The user who stopped the daemon.
@@ -21,7 +21,7 @@ pub struct MpsStopped {
     pub end_at: Option<Timestamp>,
 }
 
-/// Settings that override those of a rule.
+/// MPS settings that override the settings of a config rule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MpsSet {
     /// The new settings.
@@ -39,8 +39,8 @@ pub struct MpsTarget {
     pub stopped: Option<MpsStopped>,
     /// Settings that override the rule's.
     pub set: Option<MpsSet>,
-    /// Boot on which an operation started the daemon of a whole GPU. If this boot is set, each
-    /// write of the record replaces it with the current boot.
+    /// Boot on which an operation started the MPS daemon of a whole GPU. If the field is set when the record is
+    /// written, the store replaces its value with the current boot.
     pub in_force: Option<String>,
 }
 
@@ -71,8 +71,7 @@ impl View<'_> {
 }
 
 impl Tx<'_> {
-    /// Removes the note that an operation started the daemon on another boot. Deletes records that
-    /// become empty.
+    /// Clears [`MpsTarget::in_force`] if it names another boot. Deletes records that become empty.
     ///
     /// # Errors
     /// The record cannot be written.

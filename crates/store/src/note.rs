@@ -92,7 +92,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The open store and its notes.
+/// The open store, and the notes that opening it returned.
 #[derive(Debug)]
 pub struct Opened {
     /// The store.
@@ -136,7 +136,7 @@ pub enum Note {
         /// Newest schema that this build supports.
         known: u32,
     },
-    /// Recorded state was lost. If [`Lost::holds`], the managed GPUs are `held`.
+    /// Recorded state was lost. If [`Lost::holds`] is set, the managed GPUs are `held`.
     Lost(Lost),
     /// The database belonged to another machine, because the file system was cloned or moved. The
     /// store has set the database aside.

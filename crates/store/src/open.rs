@@ -65,9 +65,8 @@ enum Found {
     /// the migration.
     Ours(Connection, Head, u32),
     Newer(Connection, Head, u32),
-    /// A database that is not trusted, with the reason. `on_this_boot`: whether grants and
-    /// operations of this boot may be lost. `sequence`: the last sequence number, if it could be
-    /// read.
+    /// A database that is not trusted, with the reason. `on_this_boot` says whether grants and operations of this boot
+    /// may be lost. `sequence` is the last sequence number, if it could be read.
     Damaged {
         cause: String,
         on_this_boot: bool,
@@ -298,7 +297,7 @@ fn inspect(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Ope
     match examine(file, evidence, boot_id) {
         Ok(found) => Ok(found),
         Err(StoreError::Corrupt { table, what }) => Ok(damaged(format!("{table}: {what}"))),
-        // The statement is valid, so the content of the file caused the error.
+        // The SQL statement is valid, so damage in the file caused this error.
         Err(StoreError::Internal(what)) => Ok(damaged(what)),
         Err(error) => Err(database_error(file, &error)),
     }

@@ -105,7 +105,7 @@ pub struct NewOperation {
     pub reason: Option<String>,
     /// The current plan. A waiting operation gets a new plan when it starts.
     pub intent: Intent,
-    /// Progress of each GPU: the number of its steps, with none done.
+    /// Progress of each GPU: its number of steps, with 0 steps done.
     pub progress: Vec<StepState>,
 }
 
@@ -149,7 +149,7 @@ pub struct OperationRecord {
 pub struct Undo {
     /// Position in the order of the actions. gpushd undoes actions in reverse order.
     pub position: u64,
-    /// The action that undoes this one.
+    /// What gpushd must do to undo the action.
     pub what: serde_json::Value,
     /// Whether the action was undone.
     pub undone: bool,

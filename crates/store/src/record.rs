@@ -164,8 +164,8 @@ fn milliseconds(time: Timestamp) -> Value {
     Value::Integer(time.as_millisecond().clamp(first, last))
 }
 
-/// Reads the records that `rest` (`WHERE … ORDER BY …`) selects. Without `sealed`, does not check seals: the database
-/// is of a newer gpushd, whose rows may have unknown columns.
+/// Reads the records that `rest` (`WHERE … ORDER BY …`) selects. If `sealed` is false, the seals are not checked: a
+/// newer gpushd wrote the database, and its rows may have unknown columns.
 pub(crate) fn select<R: Record>(
     connection: &Connection,
     rest: &str,

@@ -33,8 +33,8 @@ pub struct ComputeModeSet {
     pub before: ComputeMode,
     /// The mode that was set.
     pub set: ComputeMode,
-    /// The mode that gpushd set before this one. That mode is kept until the change is read back,
-    /// because until then the GPU may have either mode.
+    /// The mode that gpushd had set before. It is kept until gpushd reads the new mode back from the driver. Until
+    /// then, the GPU may have either mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<ComputeMode>,
     /// The GPU mode for which gpushd set the compute mode. Only the code of that GPU mode restores
@@ -56,8 +56,8 @@ impl ComputeModeSet {
 pub struct LevelSet {
     /// The level that was set.
     pub set: TimesliceLevel,
-    /// The level that gpushd set before this one. That level is kept until the change is read back,
-    /// because until then the GPU may have either level.
+    /// The level that gpushd had set before. It is kept until gpushd reads the new level back from the driver. Until
+    /// then, the GPU may have either level.
     pub last: Option<TimesliceLevel>,
 }
 

@@ -233,8 +233,8 @@ impl Drop for Inner {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take()
-            // If a closure held the last handle, the store's thread drops that handle, and must not wait for its own
-            // end.
+            // If a closure owned the last handle, the store's thread drops that handle. The thread must not wait for
+            // its own end.
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();

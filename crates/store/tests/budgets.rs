@@ -10,7 +10,7 @@ use gpush_store::{Answer, AuditQuery, Bounds, NewAnswer, NewAudit, Options, Stor
 use jiff::Timestamp;
 use scene::{actor, options};
 
-/// A user who sends very many requests, a user who sends few, and root.
+/// Uid of a user who sends very many requests. The next constants are a user who sends few, and root.
 const FLOOD: u32 = 1001;
 const LITTLE: u32 = 1002;
 const ROOT: u32 = 0;
@@ -47,7 +47,7 @@ fn flood_of_answers_evicts_the_users_own_only() {
     answer(&store, ROOT, "apply".to_owned());
     (0..5).for_each(|n| answer(&store, LITTLE, n.to_string()));
     (0..100).for_each(|n| answer(&store, FLOOD, n.to_string()));
-    // Many uids with one answer each, as with a user's subordinate uids.
+    // Simulate a user with subordinate uids (`/etc/subuid`): many uids with one answer each.
     (0..30).for_each(|n| answer(&store, 100_000 + n, "key".to_owned()));
     // Closing the store deletes old records.
     drop(store);

@@ -46,7 +46,7 @@ fn kill_at_random_moment_keeps_whole_reported_transactions() {
         for thread in 0..THREADS {
             let (there, before) = (now[&thread], before.get(&thread).copied().unwrap_or(0));
             let told = told.get(&thread).copied().unwrap_or(before);
-            // Each thread has at most one unfinished transaction.
+            // When the process was killed, each thread had at most one transaction that was not reported.
             assert!(there >= told && there <= told + 1, "round {round}: thread {thread} {told} told, {there} there");
             recorded += told - before;
             beyond += there - told;
@@ -146,15 +146,14 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             } else if ended {
                 if text.lines().filter(|line| line.starts_with("recorded")).count() == 3 { "survived" } else { "?" }
             } else {
-                // The failure was in the last transaction.
+                // The disk failed during the last transaction, which records an ending.
                 assert!(text.contains("ending Err"), "{what}");
                 "told"
             };
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
-            // The process may survive some failing calls, such as those of the watermark. If it
-            // survives three numbers in a row, it makes fewer calls than these numbers, so the loop
-            // ends.
+            // The process may survive some failing calls, such as writes of the watermark. If it survives three call
+            // numbers in a row, it makes fewer calls than these numbers, so the loop ends.
             in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
             if in_a_row == 3 {
                 break;

@@ -216,7 +216,7 @@ fn damaged_log_is_reported_or_unchanged() {
     let mut gone = whole.clone();
     gone.remove(log);
     assert_eq!(judge(&target, &gone, &recorded, "log deleted"), Outcome::Said);
-    // Without its watermark, no evidence shows that the database is complete.
+    // Without the watermark, nothing outside the database shows that the database is complete.
     let mut marks = Counts::default();
     for bit in (0..48 * 8).step_by(2) {
         let mut bad = whole.clone();

@@ -208,7 +208,7 @@ fn flood_of_leases_evicts_the_users_own_history_only() {
     for _ in 0..100 {
         end(&store, grant(&store, 1001).id);
     }
-    // Many uids, as with a user's subordinate uids.
+    // Simulate a user with subordinate uids (`/etc/subuid`): many uids with a few leases each.
     for uid in 0..30 {
         end(&store, grant(&store, 100_000 + uid).id);
     }

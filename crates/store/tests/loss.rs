@@ -1,6 +1,6 @@
-//! Loss of state. If part of the state directory is missing, old, or from another host, opening the
-//! store reports the loss. GPUs are held if and only if grants or operations of this boot may be
-//! lost.
+//! Loss of state. If a part of the state directory is missing, outdated, or from another host, the
+//! store reports the loss when it is opened. GPUs are held if and only if grants or operations of
+//! this boot may be lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
@@ -163,7 +163,8 @@ fn missing_or_damaged_watermark_does_not_hide_lost_commits() {
     for watermark in [None, Some("damaged"), Some("")] {
         for reboots in [false, true] {
             let mut scene = Scene::used();
-            // The database as it was before its last commits, as if its log were gone too.
+            // A copy of the database file from before the last commits. Restoring it simulates a
+            // lost log.
             let old = fs::read(scene.file(DATABASE)).unwrap();
             let opened = scene.open();
             scene.record(&opened, "second");

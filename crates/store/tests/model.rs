@@ -28,7 +28,7 @@ enum Action {
     Uncordon(u8, Option<u8>),
     Audit(u8),
     Generation,
-    /// A transaction that its closure aborts.
+    /// A transaction whose closure returns an error.
     GivenUp(u8),
     Reopen,
 }

@@ -183,7 +183,7 @@ fn power_cut_keeps_reported_changes() {
             let keep = |number: usize| match way {
                 0 => false,
                 1 => true,
-                // Any subset of the changes, in any order.
+                // Keep a pseudo-random subset of the changes.
                 _ => (number.wrapping_mul(0x9e37_79b9) ^ position.wrapping_mul(0x85eb_ca6b)) >> (way + 5) & 1 == 1,
             };
             let target = memory.path().join("cut");

@@ -119,13 +119,13 @@ fn operation_follows_its_states_and_survives_reopening() {
     };
     assert_eq!((ended.error, ended.progress[0].doing.clone()), (Some(error), None));
     assert!(ended.ended_at.is_some());
-    // Clients may have seen a higher revision than the recorded one, never a lower one.
+    // Clients may have seen a higher revision than the store recorded.
     let told = ended.revision + 5;
     for (revision, now) in [(told, told), (told - 3, told)] {
         let raised = store.write_ending(move |tx| tx.raise_revision(id, revision)).wait().unwrap();
         assert_eq!((raised.revision, raised.stage), (now, OperationState::RolledBack));
     }
-    // The operation has ended, but a service must still be started again.
+    // The operation has ended, but a service that it stopped must still be started again.
     let found = store.read(|view| view.unfinished()).wait().unwrap();
     assert_eq!(
         found.iter().map(|one| one.record.stage).collect::<Vec<_>>(),

@@ -13,7 +13,7 @@ fn share_records_evict_no_administrator_records() {
     let bounds = Bounds { audit_most: 40, audit_shares: 25, audit_least: 5, reserve: 1 << 16, ..Bounds::default() };
     let open = || Store::open(scratch.path(), Options { bounds, ..options() }).unwrap().store;
     let store = open();
-    // One in three of the first 45 records is an administrator's. All others are about leases.
+    // Of the first 45 records, every third one is an administrator's. All other records are about leases.
     let action = |n: u64| if n < 45 && n.is_multiple_of(3) { "gpu.cordon" } else { "lease.grant" };
     for n in 0..200 {
         store.write(move |tx| tx.audit(audit(action(n), &n.to_string()))).wait().unwrap();

@@ -305,7 +305,7 @@ fn full_disk_loses_nothing_and_records_endings() {
     let scratch = tempfile::tempdir().unwrap();
     let Some(disk) = Disk::mount(&scratch.path().join("disk"), "5m") else { return };
     let mut refused = 0;
-    // Numbers of free pages. With each number, the disk becomes full at another write.
+    // Each run leaves a different number of free pages, so the disk becomes full at a different write.
     const LEFT: usize = 60;
     for left in 0..LEFT {
         let directory = disk.0.join(format!("state-{left}"));
@@ -313,7 +313,7 @@ fn full_disk_loses_nothing_and_records_endings() {
         let id = store.write(|tx| Ok(tx.begin(operation("mig.apply", 7))?.id)).wait().unwrap();
         disk.fill(left * 4096);
         let mut recorded = store.read(everything).wait().unwrap();
-        // Ordinary changes succeed until one is refused. The refused one changes nothing.
+        // Ordinary changes succeed until the disk is full. The refused change has no effect.
         let error = loop {
             let change = store.write(|tx| {
                 let n = tx.read(|view| view.sequence());

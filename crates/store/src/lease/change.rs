@@ -80,7 +80,7 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { expires_at, ..lease })
     }
 
-    /// Records that an active lease is releasing. Send this change through [`crate::Store::write_ending`].
+    /// Changes an active lease to the state `releasing`. Send this change through [`crate::Store::write_ending`].
     ///
     /// # Errors
     /// Fails if the lease is not active, or if the store cannot write the record.

@@ -3,8 +3,8 @@
 use super::LeaseRecord;
 use crate::{error::StoreError, note::Bounds, record, tx::Tx};
 
-/// Ended leases with their rank among the ended leases of the same user. Rank 1 is the lease that
-/// ended last.
+/// All ended leases, each with its rank among the ended leases of the same user. Rank 1 is the
+/// lease that ended last.
 const RANKED: &str = "SELECT id, sequence, row_number() OVER (PARTITION BY uid ORDER BY sequence DESC) AS age \
                       FROM leases WHERE state = 'ended'";
 

@@ -48,7 +48,7 @@ pub struct NewLease {
     pub binding: LeaseBinding,
 }
 
-/// The source of a granted lease.
+/// Whether a grant creates a new lease record or changes the record of a queued lease.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseSource {
     /// A new lease.

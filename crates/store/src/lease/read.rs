@@ -13,7 +13,7 @@ pub(super) const ENDED_OF_USER: &str =
 /// Ended leases of all users. The leases that ended last come first.
 pub(super) const ENDED: &str = "WHERE state = 'ended' AND sequence < ?1 ORDER BY sequence DESC LIMIT ?2";
 
-/// Which ended leases to read.
+/// A selection of ended leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseHistory {
     /// Only leases of this user.

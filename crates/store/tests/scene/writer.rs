@@ -1,6 +1,6 @@
-//! A process that commits continuously until it is killed. The process is the test program, started
-//! again with `GPUSH_STORE_ROLE` set. In that process, the test `the_process_that_is_killed` runs
-//! the role. In an ordinary run, that test does nothing.
+//! A process that commits continuously until it is killed. The process is the test program, started again with
+//! `GPUSH_STORE_ROLE` set. In that process, the test `the_process_that_is_killed` calls [`role`]. In an ordinary test
+//! run, it does nothing.
 
 #![allow(dead_code, reason = "each test program uses its part of it")]
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
@@ -89,9 +89,8 @@ fn say(line: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// Runs as the process that the test kills. `forever` commits from all threads; `few N` commits N
-/// times from one
-/// thread and exits without closing; `open` opens and closes the store.
+/// Runs as the process that the test kills, in one of three modes. `forever` commits from all threads. `few N` commits
+/// N times from one thread and exits without closing the store. `open` opens and closes the store.
 pub(crate) fn role() {
     let Ok(role) = std::env::var("GPUSH_STORE_ROLE") else { return };
     let directory = PathBuf::from(std::env::var_os("GPUSH_STORE_DIRECTORY").unwrap());
