@@ -128,7 +128,8 @@ fn find<T: Copy + fmt::Display>(text: &str, what: &'static str, all: &[T]) -> Re
 impl FromStr for ComputeMode {
     type Err = UnknownName;
 
-    /// Reads a name in upper or lower case, with `-` or `_`: `EXCLUSIVE_PROCESS`, `exclusive-process`.
+    /// Reads the name of a compute mode in upper or lower case, with `-` or `_`: `EXCLUSIVE_PROCESS`,
+    /// `exclusive-process`.
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         find(text, "compute mode", &Self::ALL)
     }
@@ -137,7 +138,7 @@ impl FromStr for ComputeMode {
 impl FromStr for TimesliceLevel {
     type Err = UnknownName;
 
-    /// Reads a name in upper or lower case.
+    /// Reads the name of a time-slice level in upper or lower case.
     fn from_str(text: &str) -> Result<Self, UnknownName> {
         find(text, "time-slice level", &Self::ALL)
     }

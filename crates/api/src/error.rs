@@ -19,8 +19,8 @@ pub enum Code {
     LayoutImpossible,
     /// The state of the GPU, or something that is in use, blocks the request.
     Blocked,
-    /// Another operation uses the GPU, a rule gives the GPU another mode, or another request
-    /// changed the desired state.
+    /// Another operation uses the GPU, the GPU's rule has another mode, or another request changed
+    /// the desired state.
     Conflict,
     /// A GPU is being reset. Until the reset ends, no GPU can be read or changed.
     Resetting,
@@ -45,8 +45,8 @@ pub enum Code {
     /// Reported only by clients: no program answers on the socket, or the program does not speak
     /// this API.
     Unreachable,
-    /// An operation did not begin, or a lease was not granted, in the given time. When a client
-    /// reports this code: gpushd did not answer in time, and the request may still take effect.
+    /// An operation did not begin, or a lease was not granted, in the given time. If a client
+    /// reports this code, gpushd did not answer in time, and the request may still take effect.
     TimedOut,
     /// A bug of gpush.
     Internal,
@@ -90,7 +90,7 @@ impl Code {
 pub struct ApiError {
     /// Kind of the error, for programs.
     pub code: Code,
-    /// One sentence that names the object, without its causes.
+    /// One sentence that names the object of the error, without the causes.
     pub message: String,
     /// Causes, outermost first. Each cause adds facts to the previous one.
     #[serde(default)]
@@ -113,7 +113,8 @@ pub struct ApiError {
     pub retryable: bool,
 }
 
-/// Kind of advice in a hint. `gpushctl` replaces hints that do not help without gpushd.
+/// Kind of advice in a hint. When `gpushctl` plans without gpushd, it replaces hints that work only
+/// with gpushd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remedy {
     /// Choose among the GPUs of the host.

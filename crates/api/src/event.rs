@@ -154,8 +154,8 @@ pub struct OperationChange {
     pub note: Option<String>,
 }
 
-/// The state of a GPU after a change. A client that listens to events does not cause readings:
-/// another request caused the reading that found this change.
+/// The state of a GPU after a change. A client that listens to events does not make gpushd read the GPU: another
+/// request caused the reading that found this change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuChange {
@@ -230,9 +230,9 @@ pub struct MpsChange {
     pub target: String,
     /// UUID of the GPU or MIG device.
     pub uuid: String,
-    /// UUID of the GPU: the target, or the GPU of the MIG device.
+    /// UUID of the GPU that is the target, or that contains the MIG device.
     pub gpu_uuid: String,
-    /// Index of that GPU; absent while the index is not known.
+    /// Index of that GPU; absent while it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
     /// State of the daemon.
@@ -304,7 +304,7 @@ pub struct UnleasedChange {
     pub step: UnleasedStep,
 }
 
-/// What gpushd did about an unleased process. Events and audit records have only `asked` and `killed`.
+/// What gpushd did about an unleased process. Events and audit records contain only the steps `asked` and `killed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

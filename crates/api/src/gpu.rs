@@ -124,7 +124,7 @@ pub struct GpuProfile {
     pub compute: Vec<ComputeProfile>,
 }
 
-/// Kind of use. It follows from the process list of the driver that contains the process.
+/// Kind of GPU use. The driver has one list of processes for each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -202,8 +202,7 @@ pub struct GpuInstance {
     /// Compute instances, in the order of their ids.
     #[serde(default, rename = "compute_instances")]
     pub compute: Vec<ComputeInstance>,
-    /// Processes that the driver reports for this GPU instance, but for none of its compute
-    /// instances.
+    /// Processes that the driver reports for this GPU instance but not for one of its compute instances.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
 }
@@ -403,7 +402,7 @@ pub struct Gpu {
     pub drift: Vec<String>,
     /// State of the GPU.
     pub state: GpuState,
-    /// Reasons for `state` and for `processes_known`, one sentence each.
+    /// Reasons why the GPU is in this `state`, or why `processes_known` is false, one sentence each.
     #[serde(default)]
     pub reasons: Vec<String>,
     /// Cordons of the GPU. A cordon also applies while `state` shows another state.
@@ -430,8 +429,8 @@ pub struct Gpu {
     /// Leases on the GPU and its MIG devices. A leased target is in use even if no process runs on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leases: Vec<LeaseUse>,
-    /// Whether the driver reported all processes. If false, even an instance without processes may
-    /// be in use, so gpushd destroys no instance on the GPU. Absent if true.
+    /// Whether the driver reported all processes. If false, even an instance without processes may be in use, so gpushd
+    /// destroys no instance on the GPU. The field is absent if it is true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub processes_known: bool,
     /// Error of the driver because of which `processes_known` is false.

@@ -51,9 +51,9 @@ pub enum HealthStatus {
 pub struct LayoutsAtStart {
     /// Whether all GPUs are settled: gpushd makes no further attempt before the next boot.
     pub complete: bool,
-    /// UUIDs of the settled GPUs: gpushd makes no further attempt on them before the next boot. The
-    /// layout of a settled GPU is applied, was refused or failed too often, or is not required by
-    /// any rule. A GPU is also settled if a caller changed it or cancelled the attempt.
+    /// UUIDs of the settled GPUs, on which gpushd makes no further attempt before the next boot. A GPU is settled if
+    /// its layout is applied, was refused, or failed too often, or if no rule requires a layout. A GPU is also settled
+    /// if a caller changed it or cancelled the attempt.
     pub settled: Vec<String>,
 }
 
@@ -92,8 +92,8 @@ pub struct MaintenanceRequest {
     /// Reason for the request, at most 500 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// UUIDs of the GPUs that the caller resets during the maintenance. Then only leases of these GPUs
-    /// prevent the maintenance. Without UUIDs, every lease of the host prevents it.
+    /// UUIDs of the GPUs that the caller resets during the maintenance. If the list is empty, every lease on the host
+    /// prevents the maintenance. Otherwise, only leases on these GPUs prevent it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu_uuids: Vec<String>,
 }

@@ -121,7 +121,7 @@ pub struct StepState {
     pub error: Option<ApiError>,
 }
 
-/// Default for answers of an older gpushd, which does not report `begun`.
+/// Returns the value of `begun` for answers of an older gpushd, which does not report that field.
 fn begun() -> bool {
     true
 }

@@ -21,8 +21,8 @@ use crate::{
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LayoutSource {
-    /// The layout of each GPU's config rule. On GPUs that the request names, this ends an active
-    /// override. Other GPUs keep their overrides.
+    /// The layout of each GPU's config rule. If the request names a GPU that has an override, the override ends. Other
+    /// GPUs keep their overrides.
     #[default]
     Config,
     /// The desired layout of each GPU: the layout of the active override, or of the config rule if
@@ -36,8 +36,8 @@ pub enum LayoutSource {
     PerGpu(Vec<GpuLayout>),
 }
 
-/// Reads a layout source. If the value has none of the accepted forms, the error lists these forms.
-/// The error of the derived code would not list them.
+/// Reads a layout source. If the value has no accepted form, the error lists all accepted forms. The error of serde's
+/// derived code would not list them.
 fn layout_source<'de, D: Deserializer<'de>>(from: D) -> Result<LayoutSource, D::Error> {
     struct Forms;
 

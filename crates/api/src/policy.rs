@@ -9,10 +9,11 @@ use crate::{error::ApiError, lease::LeaseTerms, mps::MpsPolicy, overrides::Overr
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Mode {
-    /// No rule of the config claims the GPU. gpushd shows it, but never changes it unasked. A rule cannot have this mode.
+    /// No rule of the config claims the GPU. gpushd shows the GPU, but changes it only on request. A rule cannot have
+    /// this mode.
     #[default]
     NoRule,
-    /// A rule says that gpushd must not change the GPU, also on request.
+    /// A rule says that gpushd must not change the GPU, not even on request.
     Unmanaged,
     /// Used as a whole, by one lease holder at a time.
     Exclusive,
@@ -38,7 +39,7 @@ impl Mode {
         }
     }
 
-    /// Returns whether gpushd brings GPUs of this mode to a desired state.
+    /// Returns whether gpushd brings a GPU with this mode to its desired state.
     #[must_use]
     pub fn is_managed(self) -> bool {
         match self {
@@ -233,7 +234,8 @@ pub struct ConfigDiff {
     /// GPUs, in the order of their indexes.
     #[serde(rename = "gpu_diffs")]
     pub gpus: Vec<GpuDiff>,
-    /// Errors for GPUs whose actual state is not known. Without a driver, one error for the whole host.
+    /// Errors for GPUs whose actual state is not known. If there is no driver, the list contains one error for the
+    /// whole host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unseen: Vec<ApiError>,
     /// Generation of the desired state, as in [`crate::Overrides`].
@@ -245,7 +247,8 @@ pub struct ConfigDiff {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ReloadRequest {
-    /// Whether to end overrides whose rule the file changes. If false, such a file is refused.
+    /// Whether to end the overrides whose rule the new file changes. If false, gpushd refuses a file that changes the
+    /// rule of an override.
     #[serde(default)]
     pub clear_overrides: bool,
 }

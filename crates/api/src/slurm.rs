@@ -28,15 +28,16 @@ pub enum SlurmDevice {
         /// Id of the compute instance in the GPU instance.
         compute_instance: u32,
     },
-    /// A whole GPU that slurmd found through NVML (`AutoDetect=nvml`). slurmd sorts whole GPUs by their position in the
-    /// driver's list, and MIG devices by their position on their GPU.
+    /// A whole GPU that slurmd found through NVML (`AutoDetect=nvml`). slurmd sorts whole GPUs in the order of the
+    /// driver's list, and the MIG devices of a GPU in their order on that GPU.
     Detected {
         /// Index in `SLURM_JOB_GPUS`.
         index: u32,
         /// Number of GPUs and MIG devices that slurm.conf gives the node.
         #[serde(rename = "device_count")]
         devices: u32,
-        /// Minor number of the GPU of each GPU and MIG device that gres.conf lists; empty if slurmd uses all.
+        /// For each GPU and MIG device that gres.conf lists: the minor number of its GPU. The list is empty if slurmd
+        /// uses all devices.
         #[serde(default)]
         minors: Vec<u32>,
     },
@@ -159,8 +160,8 @@ pub struct SlurmLeftover {
     pub gpus: Vec<u32>,
     /// What the lease waits for, one sentence each.
     pub waits_for: Vec<String>,
-    /// Whether nothing of the job itself is left. Then only processes outside the job's cgroup, or
-    /// an MPS daemon that does not answer, keep the GPUs in use. A user can cause that.
+    /// Whether only processes outside the job's cgroup, or an MPS daemon that does not answer, keep the GPUs in use. A
+    /// user can cause this state even after all processes in the job's cgroup have ended.
     #[serde(default)]
     pub unattributed: bool,
 }

@@ -198,7 +198,7 @@ impl MigModeStep {
 }
 
 impl InstanceStep {
-    /// Returns the id of the GPU instance that the step destroys, completely or in part.
+    /// Returns the id of the GPU instance that the step destroys, or whose compute instance it destroys.
     #[must_use]
     pub fn destroys(&self) -> Option<u32> {
         match self {
@@ -288,8 +288,8 @@ mod tests {
         assert!(serde_json::from_str::<Step>("{\"do\": \"reboot\"}").is_err());
     }
 
-    /// Different parts of gpushd add steps in any order. The phases must stay in order, and so must
-    /// the steps within a phase.
+    /// Different parts of gpushd add steps in any order. The plan must still order the steps by phase, and keep the
+    /// order of the steps within a phase.
     #[test]
     fn plan_keeps_phase_order_however_steps_are_added() {
         let steps = of_each_kind();

@@ -6,12 +6,11 @@
 
 use unicode_width::UnicodeWidthChar;
 
-/// Shown in place of a character that must not be shown.
+/// The character that replaces a character that must not be shown.
 pub const REPLACEMENT: char = '?';
 
-/// Returns whether a character is shown unchanged. Control characters, Unicode's line breaks and
-/// characters without width are not shown. Characters that only change the direction of text have
-/// no width.
+/// Returns whether a character is shown unchanged. Control characters, Unicode line breaks, and characters without
+/// width are not. Characters that only change the text direction have no width.
 #[must_use]
 pub fn is_plain(c: char) -> bool {
     !c.is_control()

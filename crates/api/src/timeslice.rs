@@ -23,7 +23,7 @@ pub struct TimeslicePolicy {
 }
 
 impl Default for TimeslicePolicy {
-    /// Returns one replica, so that a GPU is oversubscribed only if the config says so.
+    /// Returns a policy with one replica, so that only an explicit setting oversubscribes a GPU.
     fn default() -> Self {
         Self { replicas: 1, level: TimesliceLevel::Default, compute_mode: Some(ComputeMode::Default) }
     }
@@ -70,7 +70,7 @@ pub enum TimesliceState {
     Known,
     /// The driver reports no levels for this GPU. Only Turing and later GPUs have levels.
     Unsupported,
-    /// The level could not be read, or was not read yet.
+    /// gpushd could not read the level, or has not read it yet.
     #[default]
     Unknown,
 }

@@ -1,4 +1,4 @@
-//! Members and bindings: the targets of a lease, and what the lease is bound to.
+//! The members of a lease (its targets), and the process, cgroup or job that the lease is bound to.
 
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,8 @@
 //! The holder and the caller who requested the lease may be different users. An administrator or a Slurm hook can
 //! request a lease for a user. The holder may use the targets.
 //!
-//! Other callers see a lease only after [`Lease::redact`]. They see user name, kind, members and
-//! end time, but no process id, cgroup, command or request.
+//! Other callers get a lease only after [`Lease::redact`] has removed private fields. They see user name, kind, members
+//! and end time, but no process id, cgroup, command or request.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -82,7 +82,7 @@ pub struct Lease {
     pub asked_by: Option<Actor>,
     /// Kind of the lease: how it shares GPUs.
     pub kind: LeaseKind,
-    /// What keeps the holder within the share.
+    /// What prevents the holder from using more than the share.
     pub enforcement: Enforcement,
     /// State of the lease.
     pub state: LeaseState,

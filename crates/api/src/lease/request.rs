@@ -139,8 +139,8 @@ pub struct LeaseRequest {
     /// exits. The process must belong to the holder, unless the caller is an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<u32>,
-    /// What to bind the lease to. If that is not possible, for example because the host has no
-    /// systemd, gpushd binds the lease as for `process`, and the answer says why.
+    /// What to bind the lease to. If that is not possible, for example because the host has no systemd, gpushd binds
+    /// the lease as if `bind_to` were `process`, and the answer says why.
     #[serde(default, skip_serializing_if = "BindTo::is_default")]
     pub bind_to: BindTo,
 }

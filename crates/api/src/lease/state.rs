@@ -34,7 +34,7 @@ impl LeaseKind {
         }
     }
 
-    /// Returns what keeps a holder within a share of this kind.
+    /// Returns what prevents a holder from using more than a share of this kind.
     #[must_use]
     pub fn enforcement(self) -> Enforcement {
         match self {
@@ -52,7 +52,7 @@ impl fmt::Display for LeaseKind {
     }
 }
 
-/// What keeps the holder of a lease within the share.
+/// What prevents the holder of a lease from using more than the share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

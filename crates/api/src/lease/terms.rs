@@ -75,7 +75,7 @@ impl LeaseOwner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseTerms {
-    /// Whether processes need a lease. If absent, processes need one only on targets that are
+    /// Whether processes need a lease. If absent, processes need a lease only on targets that are
     /// shared through MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requirement: Option<LeaseRequirement>,

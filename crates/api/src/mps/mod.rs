@@ -41,8 +41,8 @@ impl Default for MpsSettings {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum MpsUsers {
-    /// Clients of one user. A client of another user would wait without a message until the clients
-    /// of the first user have ended.
+    /// Clients of one user. If a client of another user connects, it waits without a message until all clients of the
+    /// first user have ended.
     #[default]
     One,
     /// Clients of several users, if the daemon supports it. They share one server, so a fault
@@ -115,7 +115,7 @@ pub enum MpsState {
     BackingOff,
     /// The daemon failed too often. Only an administrator can start it.
     GivenUp,
-    /// The daemon is no longer desired. Its clients may run until they finish.
+    /// gpushd no longer needs the daemon. Its clients may run until they finish.
     Draining,
     /// gpushd asked the daemon to end.
     Stopping,
@@ -221,7 +221,7 @@ pub struct MpsDaemon {
     /// clients, clients of a second user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
-    /// Desired policy: the policy of the rule, with the limits that an administrator has changed.
+    /// Desired policy: the policy of the rule, with the limits that an administrator changed.
     #[serde(rename = "desired_policy")]
     pub wanted: MpsPolicy,
     /// Limits of the rule; present only if an administrator has changed them.
@@ -283,7 +283,7 @@ pub struct MpsDaemon {
     /// Leases on the target that have not ended.
     #[serde(rename = "granted_leases", default)]
     pub leases: Vec<Lease>,
-    /// Sum of the percentages of these leases, rounded up.
+    /// Sum of the percentages of the leases in `leases`, rounded up.
     #[serde(default)]
     pub granted_percent: u32,
     /// Whether an administrator has stopped the daemon. The daemon then stays stopped, even after a
@@ -372,7 +372,7 @@ pub struct MpsLog {
     pub path: String,
     /// Last lines of the log.
     pub lines: Vec<String>,
-    /// Number of lines that were left out, because only probes of gpushd caused them.
+    /// Number of lines that the answer omits, because only gpushd's own probes of the daemon caused them.
     #[serde(default)]
     pub left_out: usize,
     /// Why the log cannot be read.

@@ -27,7 +27,7 @@ impl std::error::Error for BadValue {}
 /// An active thread percentage: more than 0, at most 100, with at most one decimal. In JSON it is a number: `25`,
 /// `12.5`.
 ///
-/// Only one decimal is allowed: the daemon reports only one, so gpushd could not verify more.
+/// Only one decimal is allowed. The daemon reports only one, so gpushd could not verify further decimals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Percentage {
     tenths: u16,
