@@ -119,9 +119,9 @@ enum EarlierOutcome {
 }
 
 impl EarlierOutcome {
-    /// Updates the outcome after another attempt. If an attempt after a refusal gets no answer, the
-    /// refusal is still certain only if both attempts used the same connection and the refusing
-    /// gpushd was stopping.
+    /// Updates the outcome after another attempt. If that attempt gets no answer, an earlier
+    /// refusal counts only if a stopping gpushd refused the change, and if both attempts used the
+    /// same connection.
     fn after_attempt(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
             // The repeated request reached a restarted gpushd. Even if that gpushd refuses the
@@ -190,7 +190,8 @@ impl Connection {
             return self.until_answered(question, first, until, deadline).await;
         }
         match first {
-            // gpushd may close an idle connection, even if gpushd has not ended.
+            // gpushd may have closed the connection while it was idle, so try once more with a new
+            // connection.
             Err(error) if error.kind == Kind::Lost && reused => self.attempt(question, until, deadline).await,
             other => other,
         }

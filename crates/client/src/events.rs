@@ -145,11 +145,12 @@ impl Parser {
                 match field {
                     "id" => self.place = Some(value.to_owned()),
                     "data" => data += value,
-                    // The data also contains `event:`. Other fields are not used.
+                    // Ignore `event:`, because the data contains the kind of the event too. Ignore
+                    // unknown fields.
                     _ => {}
                 }
             }
-            // An item without data only changes the position.
+            // An event without data only changes the id of the last event.
             if let Ok(value) = serde_json::from_str(&data) {
                 return Some(ReceivedEvent::of(value));
             }
@@ -183,7 +184,7 @@ mod tests {
             "{told:?}"
         );
         assert!(matches!(&told[1], (ReceivedEvent::Unknown(value), _) if value["sun"] == true), "{told:?}");
-        // Incomplete items are ignored.
+        // An incomplete event at the end is ignored.
         assert_eq!(parser.place.as_deref(), Some("e-9"));
     }
 

@@ -157,7 +157,7 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         )
         .hint("try again; if that fails too, see `journalctl -u gpushd`")
         .retryable(),
-        // The socket was deleted or created between the two calls. A second attempt will show the
+        // Between the calls of `connect` and `stat`, the socket was deleted or created. A second attempt will show the
         // current state.
         (PathContent::Nothing, io::ErrorKind::NotFound) => {
             let missing = facts.own.as_ref().map_or_else(

@@ -67,11 +67,13 @@ impl Socket {
         self
     }
 
-    /// Returns the socket for Slurm's hooks, because gpushd refuses hooks on the first socket. If
-    /// `--socket` gave this path, returns this path. Otherwise, returns `configured`, which is
-    /// `api.admin_socket` of the config, or else the admin socket in the directory of this path.
-    /// The admin socket need not exist yet. Exception: without `configured`, returns a path from
-    /// `GPUSH_SOCKET` that exists and has no admin socket next to it.
+    /// Returns the socket for Slurm's hooks. gpushd refuses hooks on the socket that all users may use.
+    ///
+    /// - If `--socket` gave this path, the hooks use this path.
+    /// - Otherwise, they use `configured`, which is `api.admin_socket` of the config.
+    /// - Without `configured`, they use the admin socket in the directory of this path, even if it does not exist yet.
+    ///   Exception: if `GPUSH_SOCKET` gave this path, the path exists, and no admin socket exists next to it, they use
+    ///   this path.
     #[must_use]
     pub fn for_hooks(self, configured: Option<&Path>) -> Self {
         let beside = self.path.with_file_name(ADMIN_SOCKET);
@@ -121,8 +123,8 @@ mod tests {
         assert_eq!(socket().with_admin(own + 1).admin, None);
     }
 
-    /// Regression test: a hook that ran while gpushd restarted found no admin socket, and waited
-    /// for the other socket.
+    /// Regression test: a hook that ran while gpushd restarted found no admin socket. The hook then waited for the
+    /// socket of all users.
     #[test]
     fn hooks_use_the_admin_socket_also_while_it_does_not_exist() {
         let system = Socket::given("/run/none/gpushd.sock", Origin::System).with_admin(0);
