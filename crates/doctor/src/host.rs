@@ -18,7 +18,7 @@ const MOST: u64 = 64 << 10;
 #[derive(Debug, Clone)]
 pub struct Host {
     root: PathBuf,
-    /// Path of slurm.conf that the environment names.
+    /// Value of the environment variable `SLURM_CONF`: a path of slurm.conf.
     slurm_conf: Option<String>,
 }
 
@@ -49,7 +49,6 @@ impl Host {
         Self { slurm_conf: path.filter(|path| !path.is_empty()), ..self }
     }
 
-    /// Returns the path of slurm.conf that the environment names.
     pub(crate) fn slurm_conf(&self) -> Option<&str> {
         self.slurm_conf.as_deref()
     }

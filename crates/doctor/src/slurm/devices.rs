@@ -43,7 +43,8 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
             "check the file with `slurmd -G`, which refuses keys that it does not know",
         ));
     }
-    // If the plugin is not known, for example because slurmd does not run, assume that slurmd can load NVML's library.
+    // If slurmd's GPU plugin is not known, for example because slurmd does not run, assume that slurmd can load NVML's
+    // library.
     let assumed = (conf.auto_detect == Some(AutoDetect::Nvml)).then_some(GpuPlugin::Nvml);
     let plugin = gpu_plugin(host).or(assumed);
     let configured = counts.get("gpu").copied().unwrap_or_default();
@@ -62,9 +63,9 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         findings.extend(gpus::order(agent, &path, &numbering, has_owner));
         findings.extend(gpus::leased_by_users(agent, &path, &numbering));
     }
-    // slurmd finds the other devices itself, and compares them with the file.
+    // In all other cases, slurmd finds the devices itself and compares them with gres.conf.
     let Numbering::Listed(conf) = numbering else { return findings };
-    // The other finding names the missing GPUs, and slurmd may have read other lines.
+    // If `uses_lines` is true, the finding above already names the missing GPUs, and slurmd may have read other lines.
     if configured > listed && !uses_lines {
         let message =
             format!("gres.conf lists fewer GPUs for node {node} than slurm.conf, so Slurm marks the node as invalid");
