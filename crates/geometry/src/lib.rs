@@ -311,7 +311,7 @@ mod tests {
         };
         let three = profile("a100-40", "3g.20gb");
         assert_eq!([450, 470, 525, 595].map(|branch| three.memory_mib_under(branch)), [20096, 20096, 19968, 19968]);
-        // A size that an unknown driver reported is stored, but not used.
+        // The memory size for this profile is from an unknown driver, so it is stored but not used.
         let one = profile("b200-180", "1g.23gb");
         assert_eq!((one.variants.len(), one.memory_mib_under(570)), (1, one.memory_mib));
     }
