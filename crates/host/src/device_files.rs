@@ -34,7 +34,8 @@ const CAPS: (u32, u32) = (3, 135);
 pub fn holders(proc: &Path, minors: &[u32], except: &[u32]) -> io::Result<Vec<Holder>> {
     let mut found = BTreeMap::new();
     for (pid, dir) in processes(proc)? {
-        // The process has ended, or gpushd is not root and may not read this directory.
+        // Skip a process that has ended. A gpushd without root privileges also cannot read this directory for other
+        // users' processes.
         let Ok(open) = fs::read_dir(dir.join("fd")) else { continue };
         if except.contains(&pid) {
             continue;

@@ -31,7 +31,7 @@ pub fn majors(proc: &Path) -> BTreeSet<u32> {
 /// does if the rules of the process's cgroup do not allow the device.
 pub fn is_denied(root: &Path) -> bool {
     let opened = OpenOptions::new().read(true).write(true).open(root.join("dev/nvidiactl"));
-    // Missing permission of the file itself would be EACCES.
+    // The device rules of a cgroup cause EPERM. Missing permission of the file itself would cause EACCES.
     opened.is_err_and(|error: io::Error| error.raw_os_error() == Some(nix::libc::EPERM))
 }
 

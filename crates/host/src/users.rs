@@ -189,7 +189,7 @@ mod tests {
     #[tokio::test]
     async fn own_user_and_group_are_found() {
         let names = NameService::start().unwrap();
-        // Every host has the user and the group.
+        // Every host has the user `root` and a group with gid 0.
         assert_eq!(names.users.get(0, GROUP_WAIT).await.as_deref(), Some("root"));
         let root = Group::from_gid(0.into()).unwrap().unwrap().name;
         assert_eq!(names.group(&root).await, Some(0));

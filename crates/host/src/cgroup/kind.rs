@@ -96,7 +96,7 @@ pub enum BindTarget {
     NewScope,
     /// This cgroup. No process is moved.
     Cgroup(String),
-    /// No cgroup, for this reason.
+    /// The lease is bound to no cgroup, for this reason.
     None(&'static str),
 }
 
@@ -166,7 +166,8 @@ impl CgroupKind {
             BindRequest::Present => BindTarget::None(otherwise),
         };
         match self {
-            // The process keeps the limits and devices of its job or container.
+            // Do not move the process, so that it keeps the limits and devices of its job or
+            // container.
             Self::SlurmJob { cgroup, .. } | Self::Container { cgroup } => BindTarget::Cgroup(cgroup),
             Self::Session { cgroup, uid: of } => match wish {
                 BindRequest::Present if of == uid => BindTarget::Cgroup(cgroup),

@@ -78,8 +78,8 @@ pub async fn wait_until_empty(cgroup: &str) {
                 break;
             }
         }
-        // If only zombies are left, or processes that gpushd cannot see, there was nothing to wait
-        // for.
+        // gpushd cannot wait for zombies or for processes that it cannot see. If no other process is left, only this
+        // pause limits how often gpushd reads the cgroup.
         pause = pauses.after(begun.elapsed());
     }
 }

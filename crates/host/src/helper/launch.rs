@@ -21,9 +21,9 @@ const ERROR_OUTPUT: u64 = 4096;
 /// How keepers are started.
 #[derive(Debug, Clone)]
 pub(super) enum Launcher {
-    /// As transient units.
+    /// Starts keepers as transient systemd units.
     Systemd(Arc<Manager>),
-    /// As detached children, which outlive gpushd.
+    /// Starts keepers as detached child processes, which outlive gpushd.
     Child,
 }
 

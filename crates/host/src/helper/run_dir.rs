@@ -247,7 +247,7 @@ mod tests {
         assert_eq!((run.name(), run.operation(), run.step()), ("op-1.reset.1", "op-1", "reset"));
         assert!(!run.runs());
         assert_eq!(end(&run), Some(End::Void));
-        // Running: the lock is held by the keeper, or by the program alone.
+        // A run is in progress while the keeper, or the program alone, holds the lock.
         let run = create();
         let lock = run.lock().unwrap().unwrap();
         let program = lock.try_clone().unwrap();
@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(end(&run), Some(End::Exited(3)));
         assert_eq!(run.outcome().unwrap().output_suffix(), ": a | ?b");
         assert!(!run.runs());
-        // Voided before it began.
+        // A run that is cancelled before it begins is void.
         let run = create();
         assert!(run.cancel().unwrap());
         assert_eq!(RunDir::all(scratch.path(), "op-1").len(), 4);

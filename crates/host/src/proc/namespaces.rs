@@ -85,7 +85,8 @@ mod tests {
     fn process_in_another_pid_namespace_is_not_on_this_host() {
         in_other_namespaces(&["--fork", "--pid"], |pid| {
             assert!(!is_in_our_pid_namespace(pid) && !is_on_this_host(pid));
-            // `is_on_this_host` uses the number of pids if gpushd may not see the namespaces.
+            // If gpushd may not see the namespaces, `is_on_this_host` compares the number of pids
+            // instead.
             assert_eq!(Status::of(pid).unwrap().pids.len(), 2);
         });
     }

@@ -161,7 +161,7 @@ mod tests {
         let mut child = sleeper();
         let pid = child.id();
         assert!(is_alive(pid) && is_alive_since(pid, Duration::ZERO));
-        // The process is younger than an hour.
+        // The process started less than an hour ago.
         assert!(start(pid).unwrap() <= now());
         assert!(!is_alive_since(pid, Duration::from_secs(3600)) || start(pid).unwrap() < 100 * 3600);
         child.kill().unwrap();

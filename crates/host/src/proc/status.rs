@@ -111,7 +111,7 @@ mod tests {
         assert_eq!((status.uid(), &status), (1001, &expected));
         assert_eq!(Status::parse(""), None);
         assert_eq!(Status::parse("Uid:\t1\t2\t3\n"), None);
-        // Only old kernels omit the field. Without it the namespace is unknown.
+        // Old kernels omit the pids in nested namespaces, so the pid namespace is unknown.
         assert_eq!(Status::parse("Uid:\t1\t1\t1\t1\n").unwrap().pids, [] as [u32; 0]);
     }
 

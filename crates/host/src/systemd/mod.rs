@@ -68,7 +68,8 @@ struct Link {
     connection: Connection,
     /// Whether systemd sends signals to the connection.
     is_subscribed: bool,
-    /// Whether systemd takes the process of a scope as a pidfd. Read with the subscription.
+    /// Whether this version of systemd accepts a pidfd as the process of a scope. gpushd reads the
+    /// version when it subscribes to systemd's signals.
     takes_pidfds: bool,
 }
 

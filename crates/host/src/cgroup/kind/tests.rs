@@ -2,7 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A host on which root owns every directory, except those below a delegated unit of user 1000.
+/// Returns the kind of a cgroup on a host where root owns every directory, except those below a
+/// delegated unit of user 1000.
 fn place(cgroups: &str) -> CgroupKind {
     CgroupKind::parse_with(cgroups, |_, path| {
         let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
@@ -117,7 +118,8 @@ fn forged_names_below_a_delegated_cgroup_are_ignored() {
     }
 }
 
-/// The same names, in a top-level directory that belongs to a user: root owns none of the cgroups.
+/// Root owns none of these cgroups: a user created their names in a top-level directory that
+/// belongs to the user.
 #[test]
 fn cgroup_not_created_by_root_is_ignored() {
     for text in [
