@@ -135,7 +135,7 @@ fn terms<'w>(text: &mut String, terms: impl Iterator<Item = (String, &'w str)>) 
 /// Escapes a line of text for roff.
 fn plain(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
-    // At the start of a line, roff would read either character as the start of a request.
+    // roff treats a line that starts with `.` or `'` as a request.
     if escaped.starts_with(['.', '\'']) { format!("\\&{escaped}") } else { escaped }
 }
 
