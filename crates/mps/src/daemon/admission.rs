@@ -98,8 +98,8 @@ impl SupervisorTask {
             .retryable())
     }
 
-    /// Returns whether the daemon serves several users; before a start, whether the next daemon
-    /// will serve several users.
+    /// Returns whether the running daemon serves several users. If no daemon runs, returns whether the next daemon will
+    /// serve several users.
     pub(super) fn is_multi_user(&self) -> bool {
         match (&self.process, &self.spec) {
             (Some(_), Some(spec)) => spec.multi_user,
@@ -197,7 +197,7 @@ impl SupervisorTask {
         }
         match self.dir.set_access(access.0, &access.1) {
             Ok(()) => self.access = Some(access),
-            // The directory does not exist, so no user can reach it.
+            // The directory does not exist, so no user can reach it, and the access counts as set.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => self.access = Some(access),
             Err(error) => {
                 let message = format!("cannot change the access to the pipe directory of {}", self.target);

@@ -21,9 +21,9 @@ use super::{
 /// The result of one probe.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Health {
-    /// Servers with their states.
+    /// Pid and state of each server.
     pub(super) servers: Vec<(i32, Option<MpsServerState>)>,
-    /// Clients, each with its server.
+    /// Pid of each client, with the pid of its server.
     pub(super) clients: Vec<(i32, i32)>,
     /// Settings of each server that answered.
     pub(super) settings: Vec<ServerSettings>,

@@ -175,9 +175,9 @@ pub struct Report {
     pub pid: Option<i32>,
     /// The effective settings, as read back from the daemon.
     pub in_force: Option<MpsSettings>,
-    /// Servers with their states.
+    /// Pid and state of each server.
     pub servers: Vec<(i32, Option<MpsServerState>)>,
-    /// Clients, each with its server.
+    /// Pid of each client, with the pid of its server.
     pub clients: Vec<(i32, i32)>,
     /// Whether all clients are known, including those that wait.
     pub clients_known: bool,
@@ -260,8 +260,7 @@ impl Daemon {
             while !has_ended(task.run(&mut asks, &publish, &changed)).await {
                 sleep(PAUSE).await;
                 task = create();
-                // When the owner of the callback is called, it sends the desired state to the new
-                // task.
+                // The owner of the callback reacts to this call: it sends the desired state to the new task.
                 changed(&task.report());
             }
         });

@@ -157,12 +157,13 @@ impl SupervisorTask {
         self.dir.check_path_length()?;
         let control = Helpers::may_run(&wanted.control.to_string_lossy())?;
         Helpers::may_run(&wanted.server.to_string_lossy())?;
-        // The spec does not contain a user who got a lease before the directory existed.
+        // A user may have got a lease before the directory existed. The previous spec does not contain this user, so
+        // use the first of the users with a lease.
         let multi_user = wanted.policy.users == MpsUsers::Many;
         let first = self.users.first().copied().filter(|_| !multi_user);
         let (tenure, user) = match (&self.spec, self.next_user.filter(|_| !multi_user)) {
             (None, user) => (1, user.or(first)),
-            // One of the two directories is for several users, and the other is for one user.
+            // The previous directory and the new one differ: one is for several users, and the other is for one user.
             (Some(before), user) if before.multi_user != multi_user => (before.tenure + 1, user.or(first)),
             (Some(before), None) => (before.tenure, before.user.or(first)),
             // Use a new directory: a process of the old user may still have the old directory open,

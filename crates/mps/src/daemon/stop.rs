@@ -31,7 +31,7 @@ impl SupervisorTask {
     /// Starts a task that sends `terminate_client` for each client and then `quit`. The task
     /// repeats `quit` until the daemon's process has ended.
     pub(super) fn begin_stop(&mut self) {
-        // The daemon accepts one connection at a time.
+        // The daemon accepts only one connection at a time, so end the probe.
         self.abort_probe();
         let Some(control) = self.control.clone() else { return };
         let (target, clients) = (self.target.clone(), self.health.clients.clone());

@@ -338,7 +338,7 @@ mod tests {
         place.create(&spec(scratch.path(), 1)).unwrap();
         assert_eq!(fs::read_dir(place.pipe(1)).unwrap().count(), 0);
         assert_eq!(acl::users_with_access(&place.pipe(1)).unwrap(), BTreeSet::new());
-        // Another user.
+        // Another user gets another pipe directory.
         place.create(&spec(scratch.path(), 2)).unwrap();
         assert!(!place.pipe(1).exists() && place.pipe(2).is_dir());
         assert_eq!(TargetDir::all(scratch.path()), [(place.clone(), spec(scratch.path(), 2))]);

@@ -70,7 +70,7 @@ async fn task_that_panics_is_replaced() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = TargetDir::of(scratch.path(), "g1");
     std::fs::create_dir(dir.dir()).unwrap();
-    // With leftovers, the task asks the driver for their clients.
+    // The held lock stands for leftovers. The task asks the driver for their clients.
     let _lock = dir.lock().unwrap().unwrap();
     let panics = Arc::new(AtomicBool::new(true));
     let once = Arc::clone(&panics);
@@ -136,7 +136,7 @@ async fn stop_of_leftovers_with_a_client_kills_them() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = TargetDir::of(scratch.path(), "g1");
     std::fs::create_dir(dir.dir()).unwrap();
-    // The server of a daemon that has ended. Its standard input is the lock.
+    // The child stands for a server whose daemon has ended: its standard input is the lock.
     let lock = dir.lock().unwrap().unwrap();
     let mut server = std::process::Command::new("/bin/sleep").arg("600").stdin(lock).spawn().unwrap();
     let client = std::process::id().cast_signed();

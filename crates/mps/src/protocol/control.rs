@@ -73,7 +73,7 @@ pub enum ControlError {
     },
 }
 
-/// The control connection to a daemon. gpushd uses one for each daemon and all commands.
+/// The control connection to a daemon. gpushd uses one such connection for all commands to the daemon.
 #[derive(Debug)]
 pub struct Control {
     directory: PathBuf,

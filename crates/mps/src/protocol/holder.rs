@@ -189,7 +189,7 @@ mod tests {
         let socket = OwnedFd::from(UnixStream::connect(path).unwrap());
         let mut shell = Command::new("sh");
         shell.args(["-c", "exec 3<&0; cat <&3 > /dev/null 2>&1 & echo $!"]).stdin(socket);
-        // The shell has ended now.
+        // The shell has ended, so the process that it started is not a child of this test.
         String::from_utf8(shell.output().unwrap().stdout).unwrap().trim().parse().unwrap()
     }
 

@@ -146,7 +146,6 @@ impl Launcher {
 /// The process of a daemon. It need not be a child of gpushd.
 #[derive(Debug)]
 pub(super) struct DaemonProcess {
-    /// Pid of the process.
     pub(super) pid: i32,
     handle: AsyncPidFd,
     /// The exit status, if the process is a child of this gpushd.
@@ -174,7 +173,6 @@ impl DaemonProcess {
         self.handle.kill()
     }
 
-    /// Returns whether the process has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.handle.has_ended()
     }

@@ -31,7 +31,8 @@ use gpush_host::proc::{self, Environment, FileId, pids, program};
 use super::DaemonProcess;
 use crate::daemon::target_dir::{Spec, TargetDir};
 
-/// How often to search for processes. A process may start others before it is killed, so one search is not enough.
+/// Number of searches for the processes to kill. One search is not enough, because a process may start others before it
+/// is killed.
 const ROUNDS: u32 = 4;
 
 /// The process that holds the lock of a pipe directory.
@@ -114,7 +115,7 @@ pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedPr
         let is_orphan = Some(file) != here;
         if is_orphan {
             let below = path.parent().and_then(Path::parent) == base.as_deref() && owner == own_uid();
-            // The directory may have been renamed.
+            // The directory may have been renamed, so compare the target's UUID too.
             let its = || path.parent() == Some(canonical(place.dir()).as_path()) || serves(pid, uuid);
             if !below || !its() {
                 return None;
@@ -136,7 +137,7 @@ pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
                 continue;
             }
             let Ok(Some(process)) = DaemonProcess::of(pid) else { continue };
-            // Another process may have reused the pid before it was opened.
+            // Between the search and the opening of the pid, another process may have got the pid.
             if !has_one(pid) {
                 continue;
             }

@@ -168,7 +168,7 @@ fn of(target: &str) -> String {
 
 fn not_started(error: &Error) -> StartError {
     match error {
-        // systemd may still start the daemon. Then gpushd adopts it.
+        // systemd may still start the daemon. In that case, gpushd adopts the daemon.
         Error::Bus(_) | Error::Deadline { .. } => StartError::Later(error.in_full()),
         Error::Refused { .. } | Error::Job { .. } => StartError::Failed(error.in_full()),
     }

@@ -119,7 +119,7 @@ impl Filter {
                 self.left_out += session.end(&mut show);
                 *session = Session::new(true);
             }
-            // The input may begin here, because the log was truncated.
+            // If the log was truncated here, the line before this one is missing.
             Line::Opens if session.lines == 1 && !session.is_open || is_first && !self.begins => {
                 session.is_open = true;
             }
@@ -139,7 +139,7 @@ impl Filter {
 
     /// Ends the log. `silent` is the time since its last line was written. Returns the number of omitted lines.
     pub(super) fn end(mut self, silent: Duration, mut show: impl FnMut(String)) -> usize {
-        // The last session may still be open.
+        // The last session may still be open. If it has been silent for too long, it is not a probe.
         self.session.quiet &= silent < QUICK;
         self.left_out + self.session.end(&mut show)
     }
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(filtered(&["Server 7 exited with status 1"], false, NOW).len(), 1);
     }
 
-    /// Checks all logs of up to five lines.
+    /// Checks every possible log of up to five lines.
     #[test]
     fn filter_shows_every_event() {
         let kinds = [

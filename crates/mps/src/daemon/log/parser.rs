@@ -62,7 +62,8 @@ impl LogParser {
         // The log should have grown: the daemon logs each command, and this probe has just sent
         // some commands.
         self.mute = before == Some(length);
-        // The kernel charges the daemon before the daemon writes the line.
+        // The kernel charges the resources of an ended server to the daemon before the daemon writes the line about the
+        // end.
         let has_ended = matches!((self.charged, charged.1), (Some(before), Some(now)) if before != now);
         self.charged = charged.0;
         // After a rotation, read the rest of the previous log and all of the new one.
@@ -174,7 +175,7 @@ mod tests {
         std::fs::write(&path, format!("{line} 1\n").repeat(9)).unwrap();
         let mut parser = LogParser::default();
         let mut charges = 7;
-        // A server ended.
+        // Reads the log as a probe does after a server has ended.
         let mut look = |parser: &mut LogParser| {
             charges += 100;
             parser.read(logs.path(), (Some(charges - 50), Some(charges)));

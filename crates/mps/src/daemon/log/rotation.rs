@@ -83,7 +83,7 @@ impl SupervisorTask {
 impl LogRotation {
     fn keep(&mut self, kept: RotationConfig) {
         match &self.keeps {
-            // The running task keeps its measurements.
+            // Update the running task, so that it keeps its measurements of the growth.
             Some((now, _)) => {
                 now.send_if_modified(|now| {
                     let is_other = *now != kept;

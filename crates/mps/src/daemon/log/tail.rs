@@ -28,7 +28,7 @@ pub fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
         let filtered = name == CONTROL_LOG && !all;
         match end_of(&path, lines, filtered) {
             Ok(End { lines, left_out }) => MpsLog { path: shown, lines: lines.into(), left_out, error: None },
-            // No server has started yet.
+            // The servers' log does not exist before the first server starts.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 MpsLog { path: shown, lines: Vec::new(), left_out: 0, error: None }
             }
