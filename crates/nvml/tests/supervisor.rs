@@ -20,7 +20,7 @@ const A: &str = "GPU-a";
 const B: &str = "GPU-b";
 const WHOLE: Placement = Placement { start: 0, size: 8 };
 
-/// A scripted worker, and the hardware that uses it.
+/// The hardware under test, and the directory of its worker's script.
 struct Stage {
     dir: tempfile::TempDir,
     hardware: Hardware,

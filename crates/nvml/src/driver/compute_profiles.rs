@@ -29,8 +29,8 @@ const SLICES: [(u32, u8); 5] = [
 
 /// Computes the compute instance profiles that `profile` will offer.
 ///
-/// - Spans start at multiples of their size rounded up to a power of two. From Hopper on, the spans
-///   also have that rounded size.
+/// - The start of a placement is a multiple of its size, rounded up to a power of two. From Hopper on, the placement
+///   also has that rounded size.
 /// - Profiles with three slices exist only in GPU instances of three and of seven slices.
 /// - A compute instance has as many streaming multiprocessors as the GPU instance profile with the same number of
 ///   slices.
@@ -129,11 +129,11 @@ impl OpenGpuInstance<'_> {
     }
 
     fn compute_figures_v2(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
-        // SAFETY: as above.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlComputeInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
         info.version = version::<sys::nvmlComputeInstanceProfileInfo_v2_t>(2);
         let engines = sys::NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED;
-        // SAFETY: as above.
+        // SAFETY: the version word tells the driver which struct the pointer refers to.
         unsafe {
             nvml!(
                 self.gpu.driver,
@@ -145,7 +145,7 @@ impl OpenGpuInstance<'_> {
     }
 
     fn compute_figures_v1(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
-        // SAFETY: as above.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlComputeInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
         let engines = sys::NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED;
         // SAFETY: this call fills this struct.

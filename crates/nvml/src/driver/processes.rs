@@ -30,7 +30,6 @@ const LISTING: &str = "listing processes";
 /// An entry of a process list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Process id.
     pub(super) pid: u32,
     /// Kind of the list that contained the entry.
     pub(super) kind: ProcessKind,
@@ -98,7 +97,7 @@ impl Driver {
         });
         let second = match newest {
             Err(error) if error.kind == ErrorKind::MissingSymbol => grow(|count, buffer: *mut nvmlProcessInfo_v2_t| {
-                // SAFETY: as above; the second version uses the same struct.
+                // SAFETY: the buffer has room for `count` entries. The second version of the call uses the same struct.
                 unsafe {
                     match kind {
                         ProcessKind::Compute => nvml!(self, nvmlDeviceGetComputeRunningProcesses_v2(of, count, buffer)),
@@ -288,7 +287,7 @@ mod tests {
         let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
             // SAFETY: `grow` passes either a pointer to `*count` entries, or null and zero.
             let room = unsafe { *count };
-            // SAFETY: as above.
+            // SAFETY: `count` belongs to `grow`.
             unsafe { *count = population };
             if room < population {
                 if births > 0 {

@@ -135,10 +135,10 @@ impl Gpu<'_> {
     }
 
     fn figures_v2(&self, index: u32) -> Result<Figures, DriverError> {
-        // SAFETY: as above.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlGpuInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
         info.version = version::<sys::nvmlGpuInstanceProfileInfo_v2_t>(2);
-        // SAFETY: as above.
+        // SAFETY: the version word tells the driver which struct the pointer refers to.
         unsafe { nvml!(self.driver, nvmlDeviceGetGpuInstanceProfileInfoV(self.handle, index, &raw mut info)) }?;
         Ok(Figures {
             id: info.id,
@@ -157,7 +157,7 @@ impl Gpu<'_> {
     }
 
     fn figures_v1(&self, index: u32) -> Result<Figures, DriverError> {
-        // SAFETY: as above.
+        // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: this call fills this struct.
         unsafe { nvml!(self.driver, nvmlDeviceGetGpuInstanceProfileInfo(self.handle, index, &raw mut info)) }?;

@@ -95,7 +95,7 @@ impl WorkerSocket {
 }
 
 impl Drop for WorkerSocket {
-    /// Ends the worker, because the runtime drops the supervisor when the runtime stops.
+    /// Ends the worker. The async runtime drops the supervisor when the runtime stops.
     fn drop(&mut self) {
         self.kill();
     }

@@ -241,8 +241,8 @@ impl Machine {
             }
             Event::Unpause => {
                 self.paused = false;
-                // The time limit of the queue is for starting a worker, so the limit starts again
-                // after the pause.
+                // The queue's time limit covers the start of a worker. No worker starts during a pause, so the limit
+                // begins again after the pause.
                 self.queue.iter_mut().for_each(|pending| pending.until = now + self.limits.queue);
             }
             Event::Started { worker, result } => self.start_result(now, worker, result),
