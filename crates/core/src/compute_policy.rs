@@ -75,7 +75,8 @@ pub fn level_of<'a>(
 
 fn parse_line(text: &str) -> Option<(GpuIdentifier, LevelReport)> {
     match text.split_once("Failed to ") {
-        // `Failed to retrieve compute policies for requested devices : …` does not name a GPU.
+        // A message such as `Failed to retrieve compute policies for requested devices : …` names
+        // no GPU, so the parser ignores it.
         Some((_, failed)) => {
             let (subject, reason) = failed.split_once(" : ")?;
             Some((split_words(subject).find_map(gpu_name)?, failure_report(reason.trim())))

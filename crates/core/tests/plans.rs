@@ -117,9 +117,10 @@ fn double_memory_names_mean_different_compute_profiles() {
         target.instances.iter().map(|i| i.compute.iter().map(|c| c.profile_id).collect()).collect()
     };
     assert_eq!(ids("h100-80-sxm", "1g.20gb, 1c.1g.20gb"), [[7], [0]]);
-    // One GPU instance never has room for two such compute instances.
+    // A `1g` GPU instance never has room for two compute instances `1c.1g.20gb`.
     assert_eq!(ids("h100-80-sxm", "1c.1g.20gb*2"), [[0], [0]]);
-    // Before Hopper there is only one such profile, and both names select it.
+    // Before Hopper, a `1g` GPU instance with double memory has only one compute profile, and both
+    // names select it.
     assert_eq!(ids("a100-80", "1g.20gb, 1c.1g.20gb"), [[0], [0]]);
     assert_eq!(ids("h100-80-sxm", "1c.1g.10gb, 3c.3g.40gb"), [[0], [2]]);
 }
@@ -131,16 +132,16 @@ fn double_memory_instances_are_kept_by_their_own_name_only() {
     for (there, other) in [("1c.1g.20gb", "1g.20gb"), ("1g.20gb", "1c.1g.20gb")] {
         let mut instances = standing(&h100, &format!("{there}*4"));
         assert_eq!(exact_layout(&instances)[0], format!("{there}@0"));
-        // The instances are in use. The target requests them by their own name, at any placement,
-        // so the plan has no steps.
+        // The instances are in use. The target requests these instances by their own name, at any
+        // placement, so the plan has no steps.
         instances.iter_mut().for_each(|i| i.compute[0].processes.push(process()));
         for layout in [format!("{there}*4"), format!("{there}@6,{there}@2,{there}*2")] {
             assert_eq!(text(&plan(&h100, &instances, &resolve(&h100, &layout)).unwrap()), "keeps [1, 2, 3, 4]\n");
         }
         let exact = Layout::parse_list(&exact_layout(&instances)).unwrap();
         assert!(plan(&h100, &instances, &Target::resolve(&h100, &exact).unwrap()).unwrap().steps.is_empty());
-        // The target requests them by the other name. An instance in use blocks this plan; an idle
-        // instance is replaced within its GPU instance.
+        // The target requests the instances by the other name. An instance in use blocks this plan.
+        // An idle instance is replaced within its GPU instance.
         let target = resolve(&h100, &format!("{other}, {there}*3"));
         assert!(matches!(plan(&h100, &instances, &target), Err(Refusal::Blocked { blockers }) if blockers.len() == 1));
         instances[2].compute[0].processes.clear();
@@ -239,7 +240,8 @@ fn driver_without_ci_placements_gets_none() {
     let exact = Target::of_instances(&geometry, &instances);
     assert!(plan(&geometry, &instances, &exact).unwrap().steps.is_empty());
 
-    // The same is true if the driver has not reported the placements of a profile.
+    // An instance can also be created again if the driver has not reported the placements of its
+    // profile.
     let model = gpush_geometry::model("a100-80").unwrap();
     let mut bare = profiles_of_model(&model);
     bare.iter_mut().flat_map(|p| &mut p.compute).for_each(|c| c.placements.clear());

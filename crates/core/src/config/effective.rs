@@ -70,9 +70,9 @@ impl Config {
         out
     }
 
-    /// Returns the settings that take effect only after a restart and that differ between `self`
-    /// and the file. In `self`, these settings have the values from the start of gpushd. All other
-    /// settings of `self` are from the file.
+    /// Returns the settings that differ between `self` and the file, and that take effect only
+    /// after a restart of gpushd. In `self`, these settings have their values from the start of
+    /// gpushd. All other settings of `self` are from the file.
     #[must_use]
     pub fn pending_restart(&self, in_file: &Self) -> Vec<PendingRestart> {
         let both = self.settings().into_iter().zip(in_file.settings());

@@ -251,8 +251,7 @@ pub struct Rule {
     /// Layout; set if and only if the mode is `mig`.
     pub layout: Option<RuleLayout>,
     /// How MPS clients share the GPUs. Always set in mode `mps`. In mode `mig`, set only if the
-    /// file contains the key. In mode `mig`, the policy applies to the MIG devices that the layout
-    /// shares.
+    /// file contains the key. The policy then applies to the MIG devices that the layout shares.
     pub mps: Option<MpsPolicy>,
     /// How lease holders share the time of the GPUs; set if and only if the mode is `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,

@@ -149,7 +149,8 @@ fn subjects(
         let span = get(table, "everybody").map(toml::Spanned::span).unwrap_or_default();
         found.push((Subject::Everybody, span));
     }
-    // A key with an error or with a misspelt name still shows that the quota names users.
+    // Even a key with an error or a misspelt name shows that the author of the quota wants to name
+    // users.
     let is_wrong = reader.problems.len() > before
         || meant.iter().any(|key| ["users", "groups", "everybody"].contains(&key.as_str()));
     if found.is_empty() && !is_wrong {
@@ -350,8 +351,8 @@ impl QuotaRule {
 }
 
 impl Config {
-    /// Returns the quotas for a host with these GPUs, in order. For a user, only the first quota
-    /// applies.
+    /// Returns the quotas for a host with these GPUs, in order. Only the first quota that matches a
+    /// user applies to that user.
     #[must_use]
     pub fn quotas(&self, gpus: &[Gpu]) -> Vec<Quota> {
         let of = |rule: &QuotaRule| {

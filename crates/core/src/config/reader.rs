@@ -37,7 +37,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Returns the position in the file of a part of the value.
+    /// Returns the position of a part of this string in the file.
     pub(super) fn part(&self, of: &Range<usize>) -> Range<usize> {
         match self.inner {
             Some(from) if !self.value.trim().is_empty() => from + of.start..from + of.end,

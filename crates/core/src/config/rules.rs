@@ -65,8 +65,8 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
             continue;
         };
         let header = reader.clip(item.span());
-        // If a key is misspelt, the known key that the author probably meant is not reported as
-        // missing too.
+        // If a key is misspelt, do not also report the key that the author probably meant as
+        // missing.
         let meant = reader.report_unknown_keys(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);
@@ -232,7 +232,7 @@ fn layout(
     match named.filter(|text| is_name(text.value.trim())) {
         Some(text) => reference(reader, text.value.trim(), value, known),
         None => match texts.as_slice() {
-            // The author of a list with one name probably means the layout of that name.
+            // A list that contains only one name probably means the layout with that name.
             [only] if is_name(&only.value) && reserved(&only.value).is_none() => {
                 let hint = format!(
                     "to use the layout of this name under [layouts], write layout = \"{}\" without brackets",

@@ -57,8 +57,7 @@ pub(super) fn plan(
     for (at, want) in &wanted {
         match want {
             RequestedMode::On(_) => check_mode(&gpus[*at], &desired_states[*at], others.as_deref())?,
-            // A request may turn MIG mode off on a GPU of any mode, but must not change an
-            // unmanaged GPU.
+            // A request may turn MIG mode off on a GPU whose rule has any mode except `unmanaged`.
             RequestedMode::Off => {
                 let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
                 if !stands && desired_states[*at].mode == Mode::Unmanaged {

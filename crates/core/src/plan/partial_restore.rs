@@ -66,7 +66,8 @@ pub fn partial_restore(
                 found.target = more;
                 continue;
             }
-            // Enough slices are free, but not enough engines.
+            // Enough slices are free, but not enough engines. So every remaining instance counts as
+            // an obstacle.
             behind = standing.iter().map(|i| i.placement).collect();
         }
         found.missing.push(Missing { what: name(instance), behind });

@@ -258,11 +258,11 @@ fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>,
 /// Whether new daemons may be started on a GPU.
 #[derive(Debug, Clone, Copy)]
 enum DaemonStart {
-    /// Yes.
+    /// New daemons may be started.
     Allowed,
-    /// No: existing daemons are kept, but no new daemon starts. Contains the reason.
+    /// Existing daemons are kept, but no new daemon is started. Contains the reason.
     ExistingOnly(&'static str),
-    /// No: the GPU cannot be shared at all. Contains the reason.
+    /// The GPU cannot be shared at all. Contains the reason.
     Forbidden(&'static str),
 }
 
@@ -281,7 +281,7 @@ fn daemon_start(gpu: &Gpu) -> DaemonStart {
         GpuState::Ready | GpuState::Cordoned if gpu.stale => {
             DaemonStart::ExistingOnly("the GPU can't be read, so no MPS daemon is started on it")
         }
-        // A cordon does not stop daemons: admission keeps new clients away.
+        // A cordon does not prevent a start. gpushd keeps new clients away from the daemon instead.
         GpuState::Ready | GpuState::Cordoned => DaemonStart::Allowed,
     }
 }

@@ -74,9 +74,9 @@ pub enum Concern {
 }
 
 impl Concern {
-    /// Returns why a job needs gpushd. `owned`: a GPU of the job has `owner = "slurm"`.
-    /// `has_request`: the user of the job requests a share. `has_gpus`: Slurm allocated GPUs, and
-    /// the node has a gpushd.
+    /// Returns why a job needs gpushd. `owned` says whether a GPU of the job has `owner = "slurm"`. `has_request` says
+    /// whether the user of the job requests a share. `has_gpus` says whether Slurm allocated GPUs and the node has a
+    /// gpushd.
     #[must_use]
     pub fn of(owned: bool, has_request: bool, has_gpus: bool) -> Self {
         match (owned, has_request, has_gpus) {
@@ -116,8 +116,8 @@ pub fn prolog(started: Started, concern: Concern, agent_down: AgentDown) -> Verd
     }
 }
 
-/// Returns whether Prolog must note the end of the job, because no task uses a lease that gpushd may
-/// have granted or may yet grant. `is_sent`: gpushd may have received the request.
+/// Returns whether Prolog must note that the job has ended. gpushd may have granted a lease, or may yet grant one, that
+/// no task will use. `is_sent` says whether gpushd may have received the request.
 #[must_use]
 pub fn must_note_end(started: Started, concern: Concern, is_sent: bool) -> bool {
     match (started, concern) {

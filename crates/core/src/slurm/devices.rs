@@ -179,7 +179,7 @@ pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: 
     let Some(cached) = cached else { return has_rule && !devices.is_empty() };
     devices.iter().any(|device| {
         cached.iter().any(|gpu| match device {
-            // Only gpushd knows the order of the driver.
+            // Only gpushd knows the driver's order, so this device counts as a GPU with `owner = "slurm"`.
             SlurmDevice::Detected { .. } => true,
             SlurmDevice::Minor(minor) | SlurmDevice::Mig { minor, .. } => gpu.minor == *minor,
             SlurmDevice::Uuid(uuid) => gpu.uuid == *uuid || gpu.mig_devices.contains(uuid),

@@ -38,8 +38,8 @@ pub enum Unnumbered {
     /// gres.conf has `AutoDetect=nvml`, and the plugin of slurmd is not known. So it is not known
     /// whether slurmd uses the order of NVML or the lines of gres.conf.
     NoPlugin,
-    /// slurmd uses a plugin that finds GPUs, and gres.conf does not have the `AutoDetect` for this
-    /// plugin. So gres.conf can also have other lines than those that slurmd has read.
+    /// slurmd uses a plugin that finds GPUs, but gres.conf does not have the `AutoDetect` of this plugin. So gres.conf
+    /// was changed, and its lines may differ from those that slurmd has read.
     NotRestarted,
     /// gres.conf has an `AutoDetect` that slurmd does not use, and lists too few devices.
     NotListed,
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::preset;
 
-    /// Four GPUs with these minor numbers and numbers of MIG devices.
+    /// Returns four GPUs with these minor numbers and numbers of MIG devices.
     fn host(minors: [u32; 4], mig_devices: [u32; 4]) -> Vec<Gpu> {
         let mut gpus = preset::gpus("dgx-h100").expect("a preset");
         gpus.truncate(4);
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Indexes of the driver, by Slurm's index.
+    /// Returns the driver's index of the GPU at each of Slurm's indexes.
     fn found(gpus: &[Gpu], indexes: std::ops::Range<u32>, devices: u32, minors: &[u32]) -> Vec<Option<u32>> {
         indexes.map(|index| whole_gpu(gpus, index, devices, minors).map(|gpu| gpu.index)).collect()
     }

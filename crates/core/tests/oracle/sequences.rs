@@ -19,7 +19,7 @@ fn any_target(part: &ModelStates, rng: &mut fastrand::Rng, possible: &[Multiset]
             let arrangement = *rng.choice(&part.by_multiset[&multiset]).unwrap();
             fixed = some_of(part.states[arrangement].state, 2, rng);
         }
-        // Any instances, with any fixed placements.
+        // Random instances are requested, with random fixed placements.
         _ => {
             for _ in 0..rng.usize(..3) {
                 let pair = rng.usize(..part.pairs.len());

@@ -246,7 +246,7 @@ fn quotas_are_resolved_for_the_host() {
     };
     assert!(quotas[..3].iter().all(|quota| quota.limits == limits), "{quotas:?}");
     assert_eq!(quotas[3].limits, Limits { memory: Some(MemoryAmount::Mib(40 * 1024)), ..Limits::default() });
-    // 3000 thousandths of a GPU: 37.5 % of 8 GPUs.
+    // 37.5 % of 8 GPUs is 3000 thousandths of a GPU.
     assert_eq!(quotas[4].limits.memory, Some(MemoryAmount::Gpus(3000)));
     assert!(Config::default().quotas(&[]).is_empty());
 }

@@ -98,7 +98,7 @@ impl Scene {
         }
     }
 
-    /// Adds the processes and leases that the owners imply.
+    /// Adds processes and leases that match the owner of each instance.
     fn settle(&mut self) {
         let mut leases = Vec::new();
         let mig = self.gpu.mig.as_mut().unwrap();

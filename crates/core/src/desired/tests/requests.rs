@@ -207,7 +207,8 @@ fn gpu_with_unknown_users_keeps_its_instances() {
     }
     let grown = ask("3g.40gb,1g.10gb*2");
     assert!(grown.error.is_none() && !grown.steps.is_empty(), "{:?}", grown.error);
-    // Older versions do not output this field. A missing field is read as true.
+    // Older versions do not output the field `processes_known`. If the field is missing, it is read
+    // as true.
     let mut json = serde_json::to_value(&gpu).unwrap();
     assert_eq!(json.as_object_mut().unwrap().remove("processes_known"), Some(serde_json::json!(false)));
     assert!(serde_json::from_value::<Gpu>(json).unwrap().processes_known);

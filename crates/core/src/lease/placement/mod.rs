@@ -229,9 +229,9 @@ pub fn place(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) ->
 /// Whether the search may choose capacity that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UseOccupied {
-    /// No: the assignment is executed now.
+    /// The search chooses only free capacity, because the assignment is executed now.
     Never,
-    /// Only if no other choice is possible: the assignment is a reservation.
+    /// The search chooses capacity in use only if no other choice is possible. Such an assignment is a reservation.
     Last,
 }
 

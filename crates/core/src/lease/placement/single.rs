@@ -6,7 +6,8 @@ use super::{
     gang::GpuChoice,
 };
 
-/// Returns the best choice without a member on this GPU, and with one member.
+/// Returns two choices: the best one that places no member on this GPU, and the best one that
+/// places one member on it.
 pub(super) fn best_choices(
     gpu: &GpuOffer,
     wanted: &PlacementRequest,

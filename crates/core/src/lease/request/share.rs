@@ -73,7 +73,7 @@ impl ShareTerms {
                 refuse(self.priority.is_some(), Key::Priority)?;
                 Ok(if kind == Key::Whole { LeaseShare::Whole } else { LeaseShare::Timeslice })
             }
-            // `kinds` contains no other keys.
+            // `kinds` contains only keys that select a kind.
             Some(_) | None => {
                 refuse(self.priority.is_some(), Key::Priority)?;
                 match (self.memory, self.slices) {
