@@ -68,7 +68,6 @@ fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
 }
 
-/// A request.
 #[derive(Debug, Clone)]
 pub(crate) struct Question<'a> {
     /// `GET`, `POST` or `DELETE`.

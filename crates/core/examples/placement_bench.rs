@@ -21,7 +21,6 @@ use gpush_core::{
 };
 use silicon::machine::{GpuInstanceHandle, Machine};
 
-/// Number of GPUs.
 const GPUS: u32 = 8;
 /// Number of requests in one run.
 const REQUESTS: usize = 20_000;

@@ -22,7 +22,6 @@ pub struct Host {
     slurm_conf: Option<String>,
 }
 
-/// A running process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: u32,

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 use gpush_api::{ApiError, Code, GpuPlan};
 
-/// The unit of nvidia-mig-manager.
 const UNIT: &str = "nvidia-mig-manager.service";
 
 /// Directories with the links that make systemd start units, relative to the root of the host.

@@ -53,7 +53,6 @@ fn seal(table: &str, values: &[Value]) -> i64 {
 
 /// A type that is stored as a row of a table.
 pub(crate) trait Record: Sized {
-    /// Table.
     const TABLE: &'static str;
     /// Columns without the seal, in the order of [`Record::write`].
     const COLUMNS: &'static [&'static str];

@@ -87,7 +87,6 @@ pub(super) fn leases(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Leases {
     Leases { placement: placement.unwrap_or_default() }
 }
 
-/// Reads all `[[quota]]` tables.
 pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Vec<QuotaRule> {
     let Some(value) = get(top, QUOTA.key()) else { return Vec::new() };
     let DeValue::Array(items) = value.get_ref() else {

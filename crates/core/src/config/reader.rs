@@ -354,7 +354,6 @@ fn shortened(figure: &str) -> String {
     if figure.len() > 20 { format!("{}…", &figure[..20]) } else { figure.to_owned() }
 }
 
-/// Returns the value of a key.
 pub(super) fn get<'a, 'i>(table: &'a DeTable<'i>, key: &str) -> Option<Value<'a, 'i>> {
     table.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(_, value)| value)
 }

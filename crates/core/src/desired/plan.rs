@@ -282,7 +282,6 @@ pub(super) fn empty_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
     }
 }
 
-/// Returns a plan with a refusal.
 pub(super) fn refused(gpu: &Gpu, mut answer: GpuPlan, refusal: Refusal) -> GpuPlan {
     answer.error = Some(refusal::explain(&refusal, gpu.index, &label(gpu)));
     answer.refusal = Some(refusal);

@@ -170,7 +170,6 @@ fn pieces<S: AsRef<str>>(texts: &[S]) -> Result<Vec<Piece<'_>>, Vec<LayoutError>
     Ok(pieces)
 }
 
-/// Splits one text.
 fn split<'a>(pieces: &mut Vec<Piece<'a>>, item: usize, text: &'a str) {
     let shared: Arc<str> = text.into();
     let mut from = 0;

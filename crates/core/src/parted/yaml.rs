@@ -45,7 +45,6 @@ pub(super) type MapEntry = (Rc<Node>, Rc<Node>);
 /// A problem, with its position.
 #[derive(Debug)]
 pub(super) struct YamlError {
-    /// Span in characters.
     pub(super) span: Range<usize>,
     pub(super) message: String,
     pub(super) hint: &'static str,

@@ -32,7 +32,6 @@ pub(super) struct Arrangement<'a> {
     pub(super) cost: Cost,
     /// The requested GPU instances, in the order of the target.
     pub(super) placed: Vec<Placed<'a>>,
-    /// The GPU instances to destroy.
     pub(super) destroyed: Vec<&'a GpuInstance>,
 }
 

@@ -157,7 +157,6 @@ pub fn findings(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>)
     decide(config, gpus, shared_before).findings.iter().map(Finding::to_string).collect()
 }
 
-/// Determines the sharing of a whole GPU.
 fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, shared_before: &BTreeSet<String>) {
     if let Some(reason) = mps_unsupported_reason(gpu) {
         sharing.findings.push(Finding::of_gpu(gpu, reason));

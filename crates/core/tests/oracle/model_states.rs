@@ -85,7 +85,6 @@ impl ModelStates {
         members(state).map(|n| (self.pairs[n], &self.model.gi_profiles[self.pairs[n].profile]))
     }
 
-    /// Returns whether the state is possible.
     fn is_possible(&self, state: State) -> bool {
         let mut users_of_slice = [0; 16];
         let mut numbers = [0; 16];

@@ -29,7 +29,6 @@ fn sum(a: Cost, b: Cost) -> Cost {
     std::array::from_fn(|n| a[n] + b[n])
 }
 
-/// An existing compute instance.
 #[derive(Debug, Clone)]
 struct ExistingCompute {
     slot: Slot,
@@ -37,7 +36,6 @@ struct ExistingCompute {
     held: bool,
 }
 
-/// An existing GPU instance.
 #[derive(Debug, Clone, Default)]
 struct ExistingGpuInstance {
     compute: Vec<ExistingCompute>,

@@ -24,7 +24,6 @@ const LEASES: &str = "/gpulease.slice/";
 /// Prefixes of the names of container scopes.
 const CONTAINER_SCOPES: [&str; 6] = ["docker-", "libpod-", "crio-", "cri-containerd-", "nerdctl-", "machine-"];
 
-/// Directories of containers.
 const CONTAINER_DIRS: [&str; 7] =
     ["docker", "libpod_parent", "kubepods", "kubepods.slice", "machine.slice", "lxc", "machine"];
 

@@ -150,7 +150,6 @@ fn is_populated(dir: &Path) -> bool {
     }
 }
 
-/// Returns the directory of a cgroup.
 fn directory(cgroup: &str) -> Option<PathBuf> {
     let below = Path::new(cgroup.strip_prefix('/')?);
     let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));

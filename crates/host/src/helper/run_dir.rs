@@ -82,7 +82,6 @@ impl Ended {
     }
 }
 
-/// The directory of a run.
 #[derive(Debug)]
 pub(super) struct RunDir {
     dir: PathBuf,

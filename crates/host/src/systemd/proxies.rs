@@ -45,10 +45,8 @@ pub(super) trait SystemManager {
         auxiliary: &[(&str, &[Property<'_>])],
     ) -> zbus::Result<OwnedObjectPath>;
 
-    /// Sends a signal to processes of a unit.
     fn kill_unit(&self, name: &str, processes: &str, signal: i32) -> zbus::Result<()>;
 
-    /// Forgets that a unit failed.
     fn reset_failed_unit(&self, name: &str) -> zbus::Result<()>;
 
     /// Lists units by active state and name.
@@ -69,7 +67,6 @@ pub(super) trait UnitProperties {
     /// Returns the properties of an interface.
     fn get_all(&self, interface: &str) -> zbus::Result<HashMap<String, OwnedValue>>;
 
-    /// Reports changed properties.
     #[zbus(signal)]
     fn properties_changed(
         &self,

@@ -148,7 +148,6 @@ pub enum DaemonRequest {
     Probe,
 }
 
-/// A request and its caller.
 #[derive(Debug)]
 struct QueuedRequest {
     pub what: DaemonRequest,

@@ -27,7 +27,6 @@ use super::{
 };
 use crate::protocol::control::ControlError;
 
-/// A probe in progress.
 #[derive(Debug)]
 pub(super) struct Probe {
     task: JoinHandle<Result<ProbeResult, ControlError>>,
@@ -47,7 +46,6 @@ impl Drop for Probe {
     }
 }
 
-/// The result of a successful probe.
 #[derive(Debug)]
 pub(super) struct ProbeResult {
     health: Health,
@@ -108,7 +106,6 @@ impl SupervisorTask {
         std::mem::take(&mut self.waiters)
     }
 
-    /// Handles the result of a probe.
     pub(super) async fn handle_probe(&mut self, result: Result<ProbeResult, ControlError>) {
         let Some(pid) = self.process.as_ref().map(|process| process.pid) else { return };
         let starting = matches!(self.supervisor.state(), SupervisorState::Starting { .. });

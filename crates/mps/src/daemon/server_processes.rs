@@ -37,9 +37,7 @@ const UNIT: &str = "gpushd-mps@";
 pub struct Servers {
     /// The lock of each target, with the target's label.
     locks: Vec<(FileId, String)>,
-    /// Programs of servers.
     servers: Vec<FileId>,
-    /// Programs of control daemons.
     controls: Vec<FileId>,
     own_uid: u32,
 }

@@ -14,10 +14,8 @@ use crate::protocol::{
 };
 use gpush_api::{MemoryLimit, MpsSettings, Percentage};
 
-/// The settings of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ServerSettings {
-    /// Pid of the server.
     pub(super) server: Pid,
     /// Active thread percentage of the server's next clients.
     pub(super) percentage: Percentage,

@@ -42,7 +42,6 @@ pub(crate) fn of_process(pid: Pid) -> io::Result<impl Iterator<Item = u64>> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.flatten().filter_map(inode))
 }
 
-/// A socket.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Socket {
     /// Path that the socket is bound to; for an accepted connection, the path of its listener.

@@ -20,7 +20,6 @@ pub(super) struct Parts {
     pub(super) destroyed_slices: u32,
     /// Size of the granted devices: memory slices, compute slices, engines.
     pub(super) size: [u32; 3],
-    /// Instances that are created.
     pub(super) created: u32,
     /// (Profile, placement) pairs that the assignment makes impossible.
     pub(super) lost: u32,

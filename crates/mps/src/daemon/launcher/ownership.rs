@@ -46,7 +46,6 @@ pub(in crate::daemon) enum LockOwner {
     Foreign(Option<i32>),
 }
 
-/// A process of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::daemon) struct OwnedProcess {
     pub(in crate::daemon) pid: i32,

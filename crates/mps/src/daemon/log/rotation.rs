@@ -145,7 +145,6 @@ fn next_pause(pause: Duration, grown: u64, most: u64) -> Duration {
     left.clamp(PAUSE.1, PAUSE.0)
 }
 
-/// The growth of a log.
 #[derive(Debug, Clone)]
 struct Growth {
     name: &'static str,

@@ -75,7 +75,6 @@ pub(super) enum Ask {
     Request(Request),
 }
 
-/// An event.
 #[derive(Debug)]
 pub(super) enum Event {
     Call { ticket: Ticket, ask: Ask },
