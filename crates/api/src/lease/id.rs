@@ -34,7 +34,8 @@ impl FromStr for LeaseId {
     /// Reads `L17` or `l17`. Refuses a bare number, because it could also be the index of a GPU.
     fn from_str(text: &str) -> Result<Self, NotALeaseId> {
         let digits = text.strip_prefix(['L', 'l']).ok_or(NotALeaseId)?;
-        // `parse` would accept a sign. Leading zeros would give one lease several names.
+        // `parse` would accept a sign, as in `+17`. Leading zeros would give one lease several
+        // names.
         let is_number = digits.bytes().all(|b| b.is_ascii_digit()) && !digits.starts_with('0');
         if is_number { digits.parse().map(Self).map_err(|_| NotALeaseId) } else { Err(NotALeaseId) }
     }

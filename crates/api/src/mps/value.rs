@@ -72,7 +72,7 @@ impl FromStr for Percentage {
             Some((_, tenth)) if tenth.len() != 1 => return Err(bad("write at most one decimal, as in 12.5")),
             Some(parts) => parts,
         };
-        // `parse` would accept a sign.
+        // `parse` would accept a sign, as in `+25`.
         let digits = |text: &str| !text.is_empty() && text.len() <= 3 && text.bytes().all(|b| b.is_ascii_digit());
         if !digits(whole) || !digits(tenth) {
             return Err(bad("write a number that is more than 0 and at most 100"));
@@ -93,7 +93,7 @@ impl Serialize for Percentage {
 
 impl<'de> Deserialize<'de> for Percentage {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        // Parses the text of the number, because a float cannot represent 33.3 exactly.
+        // Parse the text of the number, because a float cannot represent 33.3 exactly.
         serde_json::Number::deserialize(from)?.to_string().parse().map_err(D::Error::custom)
     }
 }
