@@ -289,7 +289,7 @@ impl Connection {
             let give_up = Instant::now() + if self.met.load(Relaxed) { Duration::ZERO } else { STARTUP_WAIT };
             loop {
                 match UnixStream::connect(path).await {
-                    // A gpushd that is starting will soon listen.
+                    // gpushd is starting and will soon listen, so try again.
                     Err(error) if is_absent(&error) && Instant::now() < give_up => {
                         tokio::time::sleep(STARTUP_POLL).await;
                     }

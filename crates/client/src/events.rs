@@ -171,7 +171,7 @@ mod tests {
             "id: e-2\n\n: a comment\n\nid: e-3\nevent: xid\ndata: {xid}\n\nid: e-4\nevent: weather\ndata: {young}\n\nid: e-9\n\nid: e-10\n"
         );
         let mut told = Vec::new();
-        // The result must not depend on how the bytes are divided.
+        // Parse the stream byte by byte: the result must not depend on how the bytes are divided.
         for byte in text.bytes() {
             parser.unread.push(byte);
             while let Some(one) = parser.next() {

@@ -99,7 +99,7 @@ fn inspect_path(path: &Path, user: Option<&nix::unistd::User>) -> PathContent {
         Ok(meta) if meta.is_file() => PathContent::Other("a regular file"),
         Ok(_) => PathContent::Other("a device or pipe"),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            // The caller cannot enter the deepest directory whose metadata is readable.
+            // The caller cannot enter a directory on the path. It is the deepest directory whose metadata is readable.
             let closed = path.ancestors().skip(1).find_map(|dir| Some((dir.to_owned(), dir.metadata().ok()?)));
             match closed {
                 Some((dir, meta)) => PathContent::ClosedDirectory(dir, access(&meta, user)),

@@ -80,15 +80,15 @@ impl Socket {
         match (self.origin, configured) {
             (Origin::Option, _) => self,
             (Origin::Environment | Origin::System | Origin::User, Some(path)) => Self::given(path, Origin::System),
-            // The variable may name an admin socket at another path.
+            // `GPUSH_SOCKET` may itself name an admin socket.
             (Origin::Environment, None) if self.path.exists() && !beside.exists() => self,
             (Origin::Environment | Origin::System | Origin::User, None) => Self::given(beside, self.origin),
         }
     }
 
     fn choose(system: &Path, runtime_dir: Option<&Path>) -> Self {
-        // If a directory prevents the check of a path because the user cannot enter it, treat the
-        // path as existing. Then the user gets an error about that directory.
+        // If the user cannot enter a directory on the path, treat the path as existing. The user then gets an error
+        // about that directory.
         let absent = matches!(system.symlink_metadata(), Err(e) if e.kind() == std::io::ErrorKind::NotFound);
         if absent && let Some(dir) = runtime_dir {
             let own = dir.join("gpush").join("gpushd.sock");

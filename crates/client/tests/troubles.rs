@@ -158,7 +158,7 @@ async fn unanswered_change_is_repeated_under_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let keys = Arc::new(Mutex::new(Vec::new()));
-    // The server closes before the answer, refuses, closes during the answer, then answers.
+    // On four connections, the server closes before the answer, refuses, closes during the answer, and answers.
     let answers = [Vec::new(), refusal(true), operation()[..30].to_vec(), operation()];
     let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
     let connections = serve_raw(&path, {
@@ -222,7 +222,7 @@ async fn refusal_of_stopping_agent_stands_after_its_end() {
             let _ = stream.read(&mut [0; 4096]).await;
             stream.write_all(&refusal(true)).await.unwrap();
         }
-        // The third request uses the same connection, which this server closes.
+        // The third request reuses this connection, and the server then closes it.
         let _ = stream.read(&mut [0; 4096]).await;
         std::fs::remove_file(file).unwrap();
     });
@@ -335,7 +335,7 @@ async fn foreign_server_differs_from_other_gpushd_version() {
     assert_eq!((error.kind, error.code().exit_status()), (Kind::Foreign, 6), "{error:?}");
     assert!(error.error.message.contains("is not gpushd"), "{error:?}");
 
-    // An HTTP server that is another program.
+    // Another program with an HTTP server listens on the socket.
     let path = dir.path().join("docker");
     serve(&path, |_, _| (404, r#"{"message":"page not found"}"#.into()));
     let error = client(&path).gpus(false).await.unwrap_err();
@@ -353,7 +353,7 @@ async fn foreign_server_differs_from_other_gpushd_version() {
         assert!(hint(&error).contains("same version"), "{error:?}");
     }
 
-    // The same API version, but an answer that this build cannot parse.
+    // The server has the same API version, but sends an answer that this build cannot parse.
     let path = dir.path().join("odd");
     serve(&path, |_, path| (200, if path == "/v1/version" { version("v1") } else { r#"[{"index":"zero"}]"#.into() }));
     let error = client(&path).gpus(false).await.unwrap_err();

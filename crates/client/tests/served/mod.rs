@@ -59,7 +59,8 @@ pub(crate) fn answers_when_notified(path: &Path) -> Arc<Notify> {
                     let notified = Arc::clone(&notified);
                     async move {
                         notified.notified().await;
-                        // Release the client's next request too, which asks for the version.
+                        // Release the next request too: after this answer, the client asks for the
+                        // version.
                         notified.notify_one();
                         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("{}"))))
                     }
