@@ -282,7 +282,7 @@ fn impossible_states_and_figures_never_panic() {
     assert!(plan(&empty, &[], &Target::default()).unwrap().steps.is_empty());
     assert!(plan(&empty, &[], &resolve(&geometry, "7g.80gb")).is_err());
     assert!(Target::resolve(&empty, &Layout::parse("1g.10gb").unwrap()).is_err());
-    // Such a layout is larger than the grammar allows, but the planner can handle it.
+    // These layouts are larger than the grammar allows, but the planner can handle them.
     for (entry, count) in [("1c.3g.40gb*8", 40), ("1g.10gb*8", 200)] {
         let entries = vec![Layout::parse(entry).unwrap().entries.remove(0); count];
         assert!(Target::resolve(&geometry, &Layout { entries }).is_err(), "{entry}");

@@ -133,8 +133,8 @@ pub struct Driver {
 
 impl Default for Driver {
     fn default() -> Self {
-        // Without persistence mode, the first call initialises every GPU. That takes seconds for
-        // each GPU.
+        // Without persistence mode, the first driver call initialises every GPU, which takes
+        // seconds for each. So the default of `start_s` is one minute.
         Self { library: "libnvidia-ml.so.1".to_owned(), start_s: 60, read_ms: 10_000, change_s: 60 }
     }
 }

@@ -323,8 +323,8 @@ impl<'t> Reader<'t> {
                 }
             }
         }
-        // The errors of the missing texts are already reported. A shortened list would only cause
-        // misleading errors.
+        // If a text of the list is wrong, return no list. The error is already reported, and a
+        // shortened list would cause misleading errors.
         (texts.len() == array.len()).then_some(texts)
     }
 

@@ -284,8 +284,8 @@ fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
     for (at, claim) in claims.iter().enumerate() {
         let Some(earlier) = covering(&claims[..at], &claim.selector) else { continue };
         let everything = claims_everything(&earlier.selector);
-        // If an earlier selector claims every GPU, reports that problem once for each rule, not
-        // once for each selector.
+        // If an earlier selector claims every GPU, report that problem once for each rule, not once
+        // for each selector.
         if everything && told == Some(claim.rule) {
             continue;
         }

@@ -27,7 +27,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     }
     let mode = match mode {
         Some(mode @ (Mode::Mig | Mode::Mps)) => mode,
-        // The error in the mode is already reported. The rest of the rule is still checked, as if
+        // If the mode is wrong, that error is already reported. Check the rest of the rule as if
         // the mode were `mps`.
         None => Mode::Mps,
         Some(other) => {

@@ -23,8 +23,7 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         return (mode == Some(Mode::Timeslice)).then(TimeslicePolicy::default);
     }
     match mode {
-        // If the mode has an error, that error is already reported. The rest of the rule is still
-        // checked.
+        // If the mode is wrong, that error is already reported. Check the rest of the rule anyway.
         Some(Mode::Timeslice) | None => {}
         Some(other) => {
             let problem = format!("`timeslice` has no effect in mode `{}`", other.name());

@@ -331,7 +331,8 @@ fn digits(text: &str) -> bool {
 /// Returns the entry that the user probably meant. The text must contain the right numbers in the
 /// right order. Between the numbers, the text may contain common typing errors.
 fn suggest_entry(word: &str) -> Option<String> {
-    // NVML writes `MIG 3g.40gb`. Users write `1g.10gb x2` and `2x1g.10gb`.
+    // Accept other notations too: NVML writes `MIG 3g.40gb`, and users write `1g.10gb x2` or
+    // `2x1g.10gb`.
     let word = word.strip_prefix("mig").map_or(word, |rest| rest.trim_start_matches([' ', '-', '_', '.']));
     let squeezed: String = word.chars().filter(|c| !c.is_whitespace()).collect();
     let (body, count) = match squeezed.split_once(['x', '×']) {

@@ -146,8 +146,8 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
                 .to_owned(),
         );
     }
-    // In the file, the last group that matches a GPU applies. In the config, the first rule that
-    // matches the GPU applies.
+    // In a mig-parted file, the last group that matches a GPU applies. In gpush's config, the first
+    // rule that matches the GPU applies.
     let mut rules = Vec::new();
     let before = remarks.len();
     for group in label.groups.iter().rev() {
@@ -160,7 +160,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         }
     }
     remarks[before..].reverse();
-    // If no GPU can be in two groups, the rules have the order of the file.
+    // If no GPU can be in two groups, keep the order of the file.
     let listed = |group: &Group| matches!(group.devices, Devices::Listed(_));
     let groups = &label.groups;
     let apart = groups.iter().all(listed) || groups.iter().all(|group| !listed(group) && !group.filter.is_empty());

@@ -143,7 +143,7 @@ fn matching_filter(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize
 fn matching_devices(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
     let indexes = match &group.devices {
         Devices::All => return Ok(parts.to_vec()),
-        // A group that matches no model of this host may contain indexes of other hosts.
+        // A group whose filter matches no model of this host may contain indexes of other hosts.
         Devices::Listed(_) if parts.is_empty() => return Ok(Vec::new()),
         Devices::Listed(indexes) => indexes,
     };
@@ -156,8 +156,8 @@ fn matching_devices(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -
             "correct `devices` in the file; if the GPU has fallen off the bus, `gpushctl status` shows that",
         ));
     }
-    // The driver numbers only the remaining GPUs. An index that is equal to or higher than the
-    // index of the lost GPU may mean either of two GPUs.
+    // The driver numbers only the remaining GPUs. So an index may mean either of two GPUs if it is
+    // equal to or higher than the index of the lost GPU.
     let lost = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).min_by_key(|gpu| gpu.index);
     if let Some(lost) = lost
         && let Some(unsure) = indexes.iter().find(|index| **index >= lost.index)

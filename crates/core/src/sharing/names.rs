@@ -109,8 +109,8 @@ fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let index = |name: &str| name.split_once(':').map(|(gpu, _)| gpu.to_owned());
     let names = daemons.iter().flat_map(|daemon| [name_of(daemon), daemon.target.clone()]);
     let names: Vec<String> = names.filter(|name| index(typed).is_none() || index(name) == index(typed)).collect();
-    // With one or two letters, any name would be similar. For a number, no other number is
-    // suggested.
+    // Suggest nothing for one or two letters, because any name would be similar. Also suggest
+    // nothing for a number.
     let telling = typed.len() > 2 && typed.parse::<u32>().is_err();
     let near = nearest(typed, names.iter().map(String::as_str)).filter(|_| telling);
     match near {

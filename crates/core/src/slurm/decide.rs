@@ -209,7 +209,7 @@ mod tests {
             assert!(!must_note_end(Started::Granted, concern, true), "{concern:?}");
         }
         assert!(must_note_end(Started::Broken, Concern::Request, true));
-        // Slurm drains the node, and Epilog ends the lease.
+        // If Prolog fails, Slurm drains the node, and Epilog ends the lease.
         assert!(!must_note_end(Started::Broken, Concern::Gpus, true));
     }
 

@@ -190,7 +190,7 @@ pub fn choose_place(ended: &Task, files: &[FileName], known: &[HookPlace]) -> Pl
     let mut found: Vec<HookPlace> = of_job.map(|file| &file.place).filter(fits).cloned().collect();
     // A job without a file has no lease, so its place does not matter.
     let has_file = !found.is_empty();
-    // Another job with this id can run at another place. It may be the job of the only file.
+    // Another job with this id can run on another cluster or node, and the only file may belong to that job.
     found.extend(known.iter().filter(fits).cloned());
     found.sort_unstable();
     found.dedup();
@@ -258,7 +258,7 @@ mod tests {
         let both = [file("a", 5, "n1"), file("b", 5, "n1")];
         assert_eq!(choose(&task(5, "b", "n1"), &both, &known), FileChoice::File(both[1].clone()));
         assert_eq!(choose(&task(5, "x", "n1"), &both, &known), FileChoice::Several);
-        // Only the node decides, because the cluster is unknown.
+        // The cluster is unknown, so only the node decides.
         let nodes = [file("a", 5, "n1"), file("a", 5, "n2")];
         assert_eq!(choose(&task(5, "x", "n2"), &nodes, &known), FileChoice::File(nodes[1].clone()));
     }
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(choose_place(&ended(None, None), &both, &known), PlaceChoice::Several(known.to_vec()));
         assert_eq!(choose_place(&ended(None, Some("n1")), &both, &known), PlaceChoice::Several(known.to_vec()));
         assert_eq!(choose_place(&ended(Some("b"), None), &both, &known), place(&known[1]));
-        // Without a file, only a single known place is taken.
+        // If the job has no file, a place is chosen only if exactly one place is known.
         assert_eq!(choose_place(&ended(None, None), &[], &known[..1]), place(&known[0]));
         assert_eq!(choose_place(&ended(None, None), &[], &known), PlaceChoice::None);
         assert_eq!(known[0].to_string(), "cluster a and node n1");

@@ -215,11 +215,11 @@ mod tests {
     #[test]
     fn mig_devices_are_between_whole_gpus() {
         let gpus = host([2, 3, 1, 0], [2, 0, 0, 0]);
-        // Positions: MIG 0 | MIG 1, GPU 1 | GPU 2 | GPU 3.
+        // Slurm's positions: MIG 0 | MIG 1, GPU 1 | GPU 2 | GPU 3.
         assert_eq!(found(&gpus, 0..6, 5, &[]), [None, Some(1), Some(1), Some(2), Some(3), None]);
         assert_eq!(found(&gpus, 0..4, 4, &[1, 0, 2, 2]), [None, None, Some(2), Some(3)]);
         let gpus = host([0, 1, 2, 3], [0, 7, 0, 0]);
-        // GPU 0, MIG 0 | MIG 1 | GPU 2, MIG 2 | GPU 3, MIG 3 | MIG 4, …
+        // Slurm's positions: GPU 0, MIG 0 | MIG 1 | GPU 2, MIG 2 | GPU 3, MIG 3 | MIG 4, …
         let whole = [Some(0), Some(0), None, Some(2), Some(2), Some(3), Some(3), None];
         assert_eq!(found(&gpus, 0..8, 10, &[]), whole);
     }

@@ -63,7 +63,8 @@ impl BadRequest {
     pub fn hint(&self) -> String {
         match self {
             Self::Request { error, .. } => error.hint(),
-            // Slurm 22.05 computes such a percentage if a node has both gres/shard and gres/mps.
+            // If a node has both gres/shard and gres/mps, Slurm 22.05 computes an invalid
+            // percentage.
             Self::GresPercentage { .. } => {
                 "tell the administrator: a node must not have both gres/mps and gres/shard".to_owned()
             }
@@ -88,7 +89,7 @@ pub fn requested(job: &Job) -> Result<Option<LeaseRequest>, BadRequest> {
     let Some(given) = &job.thread_percentage else { return Ok(explicit) };
     let given = match given.trim().parse::<Percentage>() {
         Ok(given) => given,
-        // A request that is not for MPS does not need the percentage.
+        // Only a request for MPS needs the percentage, so ignore its error for other requests.
         Err(_) if explicit.as_ref().is_some_and(|request| !matches!(request.share, LeaseShare::Mps { .. })) => {
             return Ok(explicit);
         }
@@ -149,7 +150,7 @@ mod tests {
     fn gres_percentage_limits_the_request() {
         let over = requested(&job(Some("mps=60"), None, Some("50"))).unwrap_err();
         assert!(matches!(over, BadRequest::OverGres { .. }), "{over}");
-        // Slurm 22.05 gives this percentage if a node has both gres/shard and gres/mps.
+        // If a node has both gres/shard and gres/mps, Slurm 22.05 gives this percentage.
         let wrong = requested(&job(None, None, Some("1250"))).unwrap_err();
         assert!(matches!(wrong, BadRequest::GresPercentage { .. }) && !wrong.hint().is_empty());
         assert!(requested(&job(Some("whole"), None, Some("1250"))).unwrap().is_some());

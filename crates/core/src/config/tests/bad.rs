@@ -17,7 +17,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         format!("[[gpu]]\nmatch = [\"GPU-{uuid:08x}\"]\nmode = \"{mode}\"\n[gpu.mps]\n{line}\n")
     };
     vec![
-        // TOML itself
+        // Mistakes in the TOML syntax
         ("not TOML", own("hello world\n"), 1),
         ("unquoted string", own("[log]\nlevel = debug\n"), 1),
         ("unclosed string", own("[driver]\nlibrary = \"libnvidia-ml.so.1\n"), 1),
@@ -28,7 +28,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("duplicate key", own("[driver]\nread_ms = 100\nchange_s = 5\nread_ms = 200\n"), 1),
         ("duplicate table", own("[log]\nlevel = \"info\"\n\n[driver]\n\n[log]\nlevel = \"warn\"\n"), 2),
         ("two syntax errors", own("auto_reconcile = yes\n[log]\nlevel = info\n"), 2),
-        // Keys
+        // Mistakes in keys
         ("unknown key, near", own("[driver]\nlibary = \"libnvidia-ml.so.1\"\n"), 1),
         ("unknown key, far", own("[driver]\ncolour = \"red\"\n"), 1),
         ("key of another table", own("[api]\nlibrary = \"libnvidia-ml.so.1\"\n"), 1),
@@ -39,7 +39,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("rule with one bracket", own("[gpu]\nmatch = [\"all\"]\nmode = \"mig\"\n"), 1),
         ("unknown key of a rule", rule("layuot = \"none\""), 1),
         ("unknown keys of a rule", own("[[gpu]]\nmatches = [\"0\"]\nmdoe = \"mig\"\n"), 2),
-        // Types
+        // Mistakes in types
         ("flag as a string", own("auto_reconcile = \"yes\"\n"), 1),
         ("number as a string", own("[driver]\nread_ms = \"10s\"\n"), 1),
         ("number with a fraction", own("[driver]\nread_ms = 1.5\n"), 1),
@@ -51,7 +51,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("list of another type", own("[access]\nadmin_groups = [\"wheel\", 10]\n"), 1),
         ("table as a value", own("driver = \"libnvidia-ml.so.1\"\n"), 1),
         ("date", own("[log]\nlevel = 2026-01-01\n"), 1),
-        // Values
+        // Mistakes in values
         ("log level, near", own("[log]\nlevel = \"warning\"\n"), 1),
         ("log level, far", own("[log]\nlevel = \"loud\"\n"), 1),
         ("library empty", own("[driver]\nlibrary = \"\"\n"), 1),
@@ -67,7 +67,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("admin socket relative", own("[api]\nadmin_socket = \"admin.sock\"\n"), 1),
         ("group with a blank", own("[api]\nsocket_group = \"gpu users\"\n"), 1),
         ("group twice", own("[access]\nadmin_groups = [\"a\", \"b\", \"a\"]\n"), 1),
-        // Layouts
+        // Mistakes in layouts
         ("layout empty list", own("[layouts]\ntrain = []\n"), 1),
         ("layout empty string", own("[layouts]\ntrain = \"\"\n"), 1),
         ("layout profile", own("[layouts]\ntrain = [\"2g.20gb\", \"3g40gb\"]\n"), 1),
@@ -81,7 +81,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("layout shared otherwise", own("[layouts]\ntrain = [\"3g.40gb\", \"2g.20gb:mpx\"]\n"), 1),
         ("layout name reserved", own("[layouts]\nnone = [\"3g.40gb\"]\ndynamic = [\"3g.40gb\"]\n"), 2),
         ("layout name like an entry", own("[layouts]\n\"3g.40gb\" = [\"3g.40gb\"]\n"), 1),
-        // Rules
+        // Mistakes in rules
         ("rule without match", own("[[gpu]]\nmode = \"unmanaged\"\n"), 1),
         ("rule without mode", own("[[gpu]]\nmatch = [\"0\"]\n"), 1),
         ("rule without anything", own("[[gpu]]\n"), 2),
@@ -148,7 +148,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
             ),
             1,
         ),
-        // MPS
+        // Mistakes in MPS settings
         ("mps programs", own("[mps]\ncontrol = \"mps-control\"\nserver = \"/usr/bin/mps\"\n"), 2),
         ("mps server with a colon", own("[mps]\nserver = \"/a:b/nvidia-cuda-mps-server\"\n"), 1),
         ("mps figures", own("[mps]\nfailures = 0\nlog_mib = \"16M\"\nrestart_hung_with_clients = 1\n"), 3),
@@ -180,7 +180,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("mps with a layout", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nlayout = \"none\"\n"), 1),
         ("mps compute mode under MIG", rule("layout = \"2g.20gb:mps\"\nmps = { compute_mode = \"keep\" }"), 1),
         ("mps in a mode that is none", shared("mpx", "percentage = 0"), 2),
-        // Leases
+        // Mistakes in lease settings
         ("lease of a rule", rule("layout = \"none\"\nlease = \"needed\"\nat_end = \"kill\"\nowner = \"root\""), 3),
         ("lease enforced", rule("layout = \"none\"\nlease = \"enforced\""), 1),
         (
@@ -232,7 +232,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ),
         ("quota GPUs", own("[[quota]]\neverybody = true\ngpus = [\"3-1\", \"0,2\"]\n"), 2),
         ("quota GPUs empty", own("[[quota]]\neverybody = true\ngpus = []\n"), 1),
-        // Time-slicing
+        // Mistakes in time-slicing settings
         ("turns, replicas of one process", turns("timeslice", "replicas = 2\ncompute_mode = \"exclusive_process\""), 1),
         (
             "turns, figures",
@@ -248,13 +248,13 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("turns in mode mig", rule("layout = \"none\"\ntimeslice = { replicas = 2 }"), 1),
         ("turns are no table", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = 4\n"), 1),
         ("mps in mode timeslice", shared("timeslice", "percentage = 25"), 1),
-        // Slurm
+        // Mistakes in Slurm settings
         (
             "Slurm's hooks",
             own("[slurm]\nagent_down = \"drain\"\ndeadline_s = 0\nleftovers = true\ndirectory = \"run\"\n"),
             4,
         ),
-        // Processes
+        // Mistakes in the settings about processes
         ("unleased processes", own("[processes]\nunleased = \"kill\"\ngrace_s = -1\n"), 2),
         ("allowed is no list", own("[processes]\nallow = \"/usr/bin/nvtop\"\n"), 1),
         ("allowed are no tables", own("[processes]\nallow = [\"/usr/bin/nvtop\", 1000]\n"), 2),
@@ -266,7 +266,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
             own("[processes]\nallow = [{ uid = 7 }, { exe = \"/a\", uid = 7 }, { exe = \"/a\" }, { uid = 7 }]\n"),
             1,
         ),
-        // Shape of the output
+        // Files that test the form of the diagnostic
         ("tab and CRLF", own("[driver]\r\n\tlibary = \"x\"\r\n"), 1),
         ("a very long line", format!("[driver]\nlibrary = \"{}\", 1\n", "x".repeat(300)), 1),
         ("escape codes", own("\"\\u001b[31mred\" = 1\n"), 1),

@@ -309,7 +309,8 @@ fn empty_file_gives_the_default_config() {
 
 #[test]
 fn each_key_has_an_effect_on_the_config() {
-    // Finds keys that the parser accepts but that have no effect.
+    // Each of these lines must change the config. Otherwise, the parser accepts a key that has no
+    // effect.
     let lines: &[(&str, &[&str])] = &[
         ("", &["auto_reconcile = true"]),
         ("[log]", &["level = \"warn\""]),

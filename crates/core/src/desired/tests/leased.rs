@@ -20,7 +20,8 @@ fn idle_leased_instance_blocks_a_layout() {
     set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
     host[0].mig.as_mut().unwrap().instances[1].compute[0].uuid = Some("MIG-1".to_owned());
     host[0].leases = vec![lease(17, "MIG-1")];
-    // The other instance is free, and the layout keeps the leased instance.
+    // The layout keeps the leased instance. The other instance is free, so the layout may destroy
+    // it.
     assert!(one(&config(), &host, &request(&["0"], entries("3g.40gb@4,1g.10gb*2"))).error.is_none());
     let plan = one(&config(), &host, &request(&["0"], entries("7g.80gb")));
     assert!(plan.steps.is_empty());

@@ -8,7 +8,8 @@ fn request_without_selector_means_gpus_claimed_for_mig() {
     let shown: Vec<(u32, String, usize)> = plans.iter().map(|p| (p.gpu, p.layout.join(","), p.steps.len())).collect();
     let expected = [(0, "3g.40gb*2", 4), (1, "3g.40gb*2", 4), (2, "3g.40gb,1c.3g.40gb*3", 6), (5, "none", 0)];
     assert_eq!(shown, expected.map(|(gpu, layout, steps)| (gpu, layout.to_owned(), steps)));
-    // A request with an explicit layout applies to the same GPUs.
+    // If a request with a layout names no GPU, it applies to the same GPUs as a request without a
+    // layout.
     let plans = plan_host(&config(), &host(), &request(&[], entries("7g.80gb"))).unwrap().plans;
     assert_eq!(plans.iter().map(|p| p.gpu).collect::<Vec<_>>(), [0, 1, 2, 5]);
 }

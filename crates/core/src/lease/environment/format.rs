@@ -67,7 +67,8 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             // Docker parses the list of devices as one CSV field, which needs quotes.
             _ = writeln!(text, "--gpus\n\"device={}\"", devices.join(","));
             for (name, value) in variables {
-                // In a container, the container runtime gives new numbers to the devices.
+                // Omit CUDA_VISIBLE_DEVICES, because the container runtime gives new numbers to the
+                // devices.
                 if name != "CUDA_VISIBLE_DEVICES" {
                     _ = writeln!(text, "--env\n{name}={value}");
                 }
@@ -75,7 +76,8 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             if let Some(mps) = &environment.mps {
                 let path = &mps.pipe_directory.0;
                 _ = writeln!(text, "--volume\n{path}:{path}");
-                // An MPS client and its server share memory and identify each other by pid.
+                // The container needs the host's IPC namespace, because an MPS client and its
+                // server share memory.
                 _ = writeln!(text, "--ipc\nhost");
             }
         }

@@ -114,8 +114,8 @@ impl Environment {
         let devices: Vec<&str> = self.devices.iter().map(DeviceUuid::as_str).collect();
         let mut variables = vec![
             ("CUDA_VISIBLE_DEVICES", devices.join(",")),
-            // This variable has no effect on UUIDs. If a program uses indexes anyway, it gets the
-            // order of nvidia-smi.
+            // CUDA_DEVICE_ORDER has no effect on UUIDs. If a program uses indexes anyway, it gets
+            // the order of nvidia-smi.
             ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()),
         ];
         if let Some(mps) = &self.mps {

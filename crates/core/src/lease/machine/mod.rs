@@ -167,7 +167,7 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
                 let effects = notify(ending).into_iter().collect();
                 (State::Releasing(Releasing { ending, ..releasing }), effects)
             }
-            // The times that were already reported to the holder do not change.
+            // Keep the times that were already reported to the holder.
             _ => stay(releasing),
         },
         Event::Rebooted => match releasing.step {

@@ -133,7 +133,7 @@ fn largest_free(host: &Host, wanted: &PlacementRequest) -> Option<LargestFree> {
             // A lease can have at most the whole target, even if all leases together may have more.
             let free = |mps: &MpsOffer| mps.capacity_tenths.saturating_sub(mps.taken_tenths).min(1000);
             let sizes = targets.filter(fits).map(|(gpu, mps)| (free(mps), gpu)).filter(|(tenths, _)| *tenths > 0);
-            // If several GPUs have the same size, the first one is chosen.
+            // If several GPUs have equally large free shares, choose the first of these GPUs.
             let (tenths, gpu) = sizes.max_by_key(|(tenths, gpu)| (*tenths, std::cmp::Reverse(*gpu)))?;
             Some(LargestFree::Percentage { gpu, tenths })
         }
@@ -145,7 +145,8 @@ fn largest_free(host: &Host, wanted: &PlacementRequest) -> Option<LargestFree> {
             let grantable = instances.filter(|(_, instance)| !instance.busy && !instance.clearing);
             let devices = grantable.flat_map(|(gpu, instance)| {
                 let free = instance.devices.iter().filter(|device| device.free);
-                // A whole instance is preferred to a part of an instance of the same size.
+                // Among devices of equal size, prefer a device that occupies its whole GPU
+                // instance.
                 free.map(move |device| (instance.placement.size, device.whole, std::cmp::Reverse(gpu), device))
             });
             let (_, _, gpu, device) = devices.max_by_key(|(size, whole, gpu, _)| (*size, *whole, *gpu))?;

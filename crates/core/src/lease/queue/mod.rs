@@ -174,8 +174,8 @@ impl<'a> Pass<'a> {
                     return Outcome::Grant(assignment);
                 }
                 Err(why @ NoAssignment::Busy { .. }) => Some(why),
-                // An operation has claimed a GPU. When the operation ends, the offers of the GPU
-                // may be different.
+                // Let the request wait if an operation has claimed a GPU. When the operation ends, the offers of the
+                // GPU may be different.
                 Err(why) if self.is_closed(wanted) => Some(why),
                 Err(why) => return Outcome::Never(why),
             }

@@ -157,7 +157,8 @@ impl Written {
     pub(super) fn with(self, value: &str) -> String {
         let separator = match (self.spelling, self.key) {
             _ if value.is_empty() => "",
-            // After `--wait`, a separate word would not be read as the value.
+            // After `--wait`, the command line would not read a separate word as the value of the
+            // flag.
             (Spelling::Slurm, _) | (Spelling::Flags, Key::Wait) => "=",
             (Spelling::Flags, _) => " ",
         };

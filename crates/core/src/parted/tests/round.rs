@@ -79,7 +79,7 @@ proptest! {
                 mig.set_mode(false, false);
                 continue;
             }
-            // Uses as many of the random entries as fit.
+            // Use as many of the random entries as fit.
             let mut layout = Vec::new();
             for drawn in entries {
                 layout.push(entry(gpu, *drawn).to_string());
