@@ -244,12 +244,12 @@ fn deadline_of_a_script_is_compared_with_slurms_timeout() {
         "#!/bin/sh\n[ -x /usr/bin/gpushctl ] || exit 0\nexec /usr/bin/gpushctl slurm epilog --deadline 90s\n";
     host.write("usr/share/gpush/slurm/epilog", check_first);
     host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=95");
-    // The option in a comment has no effect.
+    // An option in a comment of the script has no effect.
     let comment =
         "#!/bin/sh\n# exec /usr/bin/gpushctl slurm epilog --deadline 90s\nexec /usr/bin/gpushctl slurm epilog\n";
     host.write("usr/share/gpush/slurm/epilog", comment);
     assert_eq!(host.findings()[0].severity, Severity::Ok);
-    // Each option replaces the deadline of the config.
+    // The option `--deadline` of a script replaces the deadline of the config.
     let config = "[slurm]\ndeadline_s = 300\n\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
     host.write("etc/gpush/config.toml", config);
     host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=305");
@@ -313,7 +313,7 @@ fn script_whose_first_line_gpushctl_cannot_read_is_found() {
 #[test]
 fn prolog_flags_that_run_prolog_late_are_found() {
     let host = Planted::healthy();
-    // What `scontrol show config` says for each flag.
+    // The expected values are what `scontrol show config` says for each flag.
     for (flag, has_alloc, has_contain) in [
         ("Alloc", true, false),
         ("contain", true, true),
@@ -438,7 +438,7 @@ fn gpus_of_slurm_that_users_can_lease_are_found() {
     host.write("etc/slurm/gres.conf", "Name=gpu Type=h100 File=/dev/nvidia0\n");
     host.write("etc/slurm/nodes.conf", "NodeName=DEFAULT Gres=gpu:h100:1\nNodeName=n[1-4]\n");
     assert_eq!(host.findings()[0].severity, Severity::Ok, "{:#?}", host.findings());
-    // An unmanaged GPU is not leased.
+    // Users cannot lease an unmanaged GPU.
     host.rules = vec![RuleView { lease: None, ..rule("other", LeaseOwner::Users, &[0]) }];
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }

@@ -58,7 +58,8 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         findings.push(Finding::warning(Area::Slurm, message, hint).cause(cause));
     }
     let numbering = Numbering::of(conf, Some(&gres), plugin);
-    // A gres.conf for all nodes can also list or detect GPUs of a node on which Slurm uses no GPU.
+    // Report GPUs only if slurm.conf gives some to the node: a gres.conf for all nodes can also list GPUs of a node on
+    // which Slurm uses no GPU.
     if ["gpu", "mps", "shard"].iter().any(|name| counts.get(*name).is_some_and(|count| *count > 0)) {
         findings.extend(gpus::order(agent, &path, &numbering, has_owner));
         findings.extend(gpus::leased_by_users(agent, &path, &numbering));

@@ -44,7 +44,7 @@ pub(super) fn leased_by_users(agent: &Agent, path: &str, numbering: &Numbering) 
     let minors: Option<Vec<u32>> = match numbering {
         Numbering::Listed(conf) => Some(conf.gpus().iter().filter_map(GresDevice::minor).collect()),
         Numbering::Nvml { minors, .. } if !minors.is_empty() => Some(minors.clone()),
-        // slurmd uses every GPU that it finds.
+        // slurmd uses every GPU that it finds, so check all GPUs.
         Numbering::Nvml { .. } | Numbering::Unknown(_) => None,
     };
     let of_users = rules.iter().filter(|rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Users));

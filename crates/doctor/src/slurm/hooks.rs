@@ -91,7 +91,7 @@ fn runs(text: &str, command: &str) -> bool {
     let first = text.lines().next().and_then(|line| line.strip_prefix("#!")).unwrap_or_default();
     let mut words = first.split_whitespace();
     if words.next().is_some_and(|program| program.ends_with("/gpushctl")) {
-        // gpushctl accepts the words of this line only in this order.
+        // gpushctl accepts `slurm` and the command only in this order.
         return words.next() == Some("slurm") && words.next() == Some(command);
     }
     text.contains("gpushctl") && text.contains(&format!("slurm {command}"))
