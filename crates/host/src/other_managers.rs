@@ -90,12 +90,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);
         assert_eq!(mig_manager(root.path()), None);
-        // Installed, but disabled.
+        // nvidia-mig-manager is installed, but disabled.
         fs::create_dir_all(at("etc/nvidia-mig-manager")).unwrap();
         fs::create_dir_all(at("usr/lib/systemd/system")).unwrap();
         fs::write(at("usr/lib/systemd/system/nvidia-mig-manager.service"), "[Service]\n").unwrap();
         assert_eq!(mig_manager(root.path()), None);
-        // Enabled: a link whose target does not exist here.
+        // nvidia-mig-manager is enabled by a link whose target does not exist here.
         let wants = at("etc/systemd/system/multi-user.target.wants");
         fs::create_dir_all(&wants).unwrap();
         let link = wants.join("nvidia-mig-manager.service");
@@ -103,11 +103,11 @@ mod tests {
         assert_eq!(mig_manager(root.path()), Some(MigManager { found: link.clone(), running: false }));
         let error = mig_manager(root.path()).unwrap().error("GPU 0 is not reshaped");
         assert!(error.hint.unwrap().contains("`systemctl disable --now nvidia-mig-manager.service`"));
-        // Masked: systemd does not start it.
+        // nvidia-mig-manager is masked, so systemd does not start it.
         symlink("/dev/null", at("etc/systemd/system/nvidia-mig-manager.service")).unwrap();
         assert_eq!(mig_manager(root.path()), None);
         fs::remove_file(&link).unwrap();
-        // Running although masked.
+        // nvidia-mig-manager is running, although it is masked.
         let cgroup = at("sys/fs/cgroup/system.slice/nvidia-mig-manager.service");
         fs::create_dir_all(&cgroup).unwrap();
         assert_eq!(mig_manager(root.path()), Some(MigManager { found: cgroup, running: true }));

@@ -75,7 +75,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         Ok(child) => child,
         Err(error) => return Ok(Ended { end: End::NotStarted(error.to_string()), output: String::new() }),
     };
-    // Closes the keeper's write end of the pipe.
+    // Dropping `command` closes the keeper's write end of the pipe.
     drop(command);
     let kept = read_output(reader);
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
@@ -96,7 +96,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
             }
         }
     };
-    // Also ends the processes that the program left in its process group.
+    // Also end the processes that the program left in its process group.
     let _ = killpg(group, Signal::SIGKILL);
     let end = if timed_out { End::TimedOut } else { end_of(status?) };
     Ok(Ended { end, output: kept.output() })

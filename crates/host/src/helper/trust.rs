@@ -260,12 +260,12 @@ mod tests {
         assert!(
             matches!(check_file(&at("first.so"), own), Err(Untrusted::Foreign { path, .. }) if path == at("theirs"))
         );
-        // The rule also applies to a file that does not exist yet.
+        // gpushd also refuses a file that does not exist yet, if another user can create it.
         let absent = check_file(&at("theirs/absent.so"), own);
         assert!(matches!(absent, Err(Untrusted::Foreign { .. })), "{absent:?}");
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Unreadable(_))));
-        // A sticky directory with a link that another user owns. The directory lacks the second
-        // name, so any user may create a file with that name.
+        // In a sticky directory, other users cannot replace `library.so`, but any user may create `absent.so`. A link
+        // may belong to another user.
         fs::set_permissions(at("ours"), fs::Permissions::from_mode(0o1777)).unwrap();
         check_file(&at("ours/library.so"), own).unwrap();
         assert!(matches!(check_file(&at("ours/absent.so"), own), Err(Untrusted::Writable { .. })));

@@ -161,7 +161,8 @@ impl Manager {
             ("TimeoutStartUSec", Value::from(timeout_us)),
             ("Slice", Value::from(service.slice.as_str())),
             ("CollectMode", Value::from("inactive-or-failed")),
-            // Program, arguments, and whether a failure of the program is ignored.
+            // The fields are the program, its arguments, and whether a failure of the program is
+            // ignored.
             ("ExecStart", Value::from(vec![(program, service.command.clone(), false)])),
         ];
         run_job(&manager, &what, &service.name, service.start_timeout, || {

@@ -100,7 +100,7 @@ impl Manager {
             match version {
                 Ok(version) => (link.is_subscribed, link.takes_pidfds) = (true, takes_pidfds(&version)),
                 Err(error) => {
-                    // The next call connects again.
+                    // Drop the connection, so that the next call connects again.
                     *slot = None;
                     return Err(error);
                 }
