@@ -50,7 +50,7 @@ impl SupervisorTask {
             // unknown until the next probe.
             self.step(SupervisorEvent::Clients(None)).await;
         }
-        // Revokes the access of users whose leases have ended.
+        // Revoke the access of users whose leases have ended.
         self.step(SupervisorEvent::Leased(leased)).await;
         if drains_for_them && !leased {
             self.abort_probe();
@@ -60,7 +60,8 @@ impl SupervisorTask {
 
     /// Ends the daemon of the previous user, and starts a daemon for user `uid`.
     async fn switch_user(&mut self, uid: u32) -> Result<(), ApiError> {
-        // The daemon has no clients, so it ends quickly and the next daemon starts quickly.
+        // The daemon has no clients, so it ends quickly, and the next daemon starts quickly. Two command deadlines
+        // suffice for both.
         let until = Instant::now() + DEADLINE + DEADLINE;
         if !self.close_and_check_empty().await {
             self.reopen_admission();

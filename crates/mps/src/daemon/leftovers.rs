@@ -42,7 +42,7 @@ impl SupervisorTask {
         let ago = self.last_reply.map(|at| at.elapsed()).unwrap_or_default();
         self.health.clients.retain(|(_, client)| proc::is_alive_since(*client, ago));
         let mut listed = (self.sources.driver_clients)().await;
-        // A zombie does not use the GPU.
+        // A zombie does not use the GPU, so it does not count as a client.
         listed.iter_mut().for_each(|clients| clients.retain(|client| proc::is_alive(*client)));
         if let Some(clients) = &listed {
             let servers = left.iter().filter(|part| !part.is_daemon);

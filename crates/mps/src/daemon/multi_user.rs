@@ -90,7 +90,7 @@ mod tests {
         }
         assert_eq!(support(&program).await, Support::Unsupported);
         let supported = if nix::unistd::geteuid().is_root() { Support::Supported } else { Support::NeedsRoot };
-        // The runs may differ only in their status, or only in their output.
+        // The two runs of the program may differ only in their status, or only in their output.
         for body in [&format!("[ $1 = {OPTION} ]"), &format!("[ $1 = {OPTION} ] || echo help; exit 1")] {
             let program = script(dir.path(), body);
             assert_eq!(support(&program).await, supported, "{body}");

@@ -87,8 +87,7 @@ impl Servers {
             Some((parent, target)) if self.is_trusted(parent) && is_in_unit_of(pid, parent) => {
                 return Some(Server::Of(target));
             }
-            // The parent is a server, so the process is not a server, even if it has inherited the
-            // lock.
+            // The parent is itself a server, so this process is not a server, even if it has inherited the lock.
             Some(_) => return None,
             None => {}
         }

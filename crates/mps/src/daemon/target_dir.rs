@@ -288,7 +288,7 @@ pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     if !meta.is_dir() {
         return Err(io::Error::other(format!("{} is not a directory", path.display())));
     }
-    // Fails if the directory belongs to another user.
+    // This call fails if the directory belongs to another user.
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
@@ -334,7 +334,8 @@ mod tests {
         place.set_access(1, &BTreeSet::from([1000])).unwrap();
         fs::write(place.pipe(1).join("nvidia-cuda-mps-control.pid"), "4711").unwrap();
         std::os::unix::net::UnixListener::bind(place.pipe(1).join("control")).unwrap();
-        // The same user again: old files are removed, and access is revoked until the daemon serves.
+        // If the same user gets the directory again, old files are removed, and access is revoked until the daemon
+        // serves.
         place.create(&spec(scratch.path(), 1)).unwrap();
         assert_eq!(fs::read_dir(place.pipe(1)).unwrap().count(), 0);
         assert_eq!(acl::users_with_access(&place.pipe(1)).unwrap(), BTreeSet::new());
@@ -358,8 +359,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
         place.create(&spec(scratch.path(), 1)).unwrap();
-        // First, the state if gpushd is killed right after the rename. Then, the state if gpushd is
-        // killed during the removal.
+        // Test two states: gpushd was killed right after the rename, or during the removal.
         let half = scratch.path().join(".removed-g5d1b03a2");
         fs::rename(place.dir(), &half).unwrap();
         assert!(!place.dir().exists() && TargetDir::all(scratch.path()).is_empty());
@@ -372,7 +372,7 @@ mod tests {
         place.create(&spec(scratch.path(), 1)).unwrap();
         place.remove();
         assert!(!half.exists() && !place.dir().exists());
-        // A file of another program stays.
+        // The removal keeps a file of another program.
         fs::write(place.dir(), "").unwrap();
         place.remove();
         assert!(place.dir().is_file());

@@ -198,7 +198,7 @@ impl SupervisorTask {
                     None => return,
                 },
             }
-            // Publish first. A caller that gets its answer must find the result in the report.
+            // Publish the report before the answer: a caller that gets its answer must find the result in the report.
             self.publish(reports, changed);
             let Some((callers, answer)) = answered else { continue };
             for caller in callers {
@@ -356,7 +356,7 @@ impl SupervisorTask {
                     terminate(&self.target, &control, server, client).await;
                 }
             }
-            // `run` handles both requests.
+            // The function `run` already handles these two requests.
             DaemonRequest::Probe | DaemonRequest::SetDesired(_) => {}
         }
         Ok(())

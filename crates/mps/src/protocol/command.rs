@@ -92,7 +92,7 @@ impl fmt::Display for Command {
             Self::SetPercentage(server, to) => write!(f, "set_active_thread_percentage {server} {to}"),
             Self::DefaultMemoryLimit => write!(f, "get_default_device_pinned_mem_limit {DEVICE}"),
             Self::SetDefaultMemoryLimit(to) => write!(f, "set_default_device_pinned_mem_limit {DEVICE} {to}"),
-            // 0, or a value that the daemon cannot parse, removes the limit.
+            // The value 0, or a value that the daemon cannot parse, removes the limit.
             Self::ClearDefaultMemoryLimit => write!(f, "set_default_device_pinned_mem_limit {DEVICE} 0"),
             Self::MemoryLimit(server) => write!(f, "get_device_pinned_mem_limit {server} {DEVICE}"),
             Self::SetMemoryLimit(server, to) => write!(f, "set_device_pinned_mem_limit {server} {DEVICE} {to}"),

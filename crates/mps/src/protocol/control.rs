@@ -154,7 +154,7 @@ impl Control {
                     greeted = true;
                     tokio::time::sleep(AGAIN).await;
                 }
-                // The deadline expired during a retry.
+                // The deadline expired during a retry, so another process held the connection until the deadline.
                 Err(SessionError::Silent { .. }) if greeted => return Err(ControlError::Busy),
                 Err(other) => return Err(other.into()),
             }

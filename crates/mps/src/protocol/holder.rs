@@ -42,7 +42,7 @@ pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
     let peers = ControlSockets::of(directory).peers(daemon)?.accepted;
     let mut holders = Vec::new();
     for (pid, _) in processes_with_sockets(&peers)? {
-        // Servers are children of the daemon, and stay connected while they run.
+        // Skip the servers: they are children of the daemon, and stay connected while they run.
         if pid != daemon && Ok(pid) != Pid::try_from(std::process::id()) && parent(pid) != Some(daemon) {
             holders.push(pid);
         }

@@ -92,7 +92,7 @@ fn request(inode: u32) -> Vec<u8> {
         state_flags: StateFlags::ESTABLISHED | StateFlags::LISTEN,
         inode,
         show_flags: ShowFlags::NAME | ShowFlags::PEER | ShowFlags::ICONS,
-        // Matches any cookie.
+        // A query with these bytes matches any cookie.
         cookie: [0xff; 8],
     });
     let mut message = NetlinkMessage::new(header, NetlinkPayload::from(asked));

@@ -136,7 +136,8 @@ impl Launcher {
     /// daemon when it has no clients, and returns when all have ended.
     pub async fn end_orphans(&self, known: BTreeSet<String>) {
         match &self.0 {
-            // gpushd finds these daemons when their targets get a daemon again.
+            // The process launcher does not track these daemons. gpushd finds them when their targets get a daemon
+            // again.
             Kind::Process => {}
             Kind::Systemd(units) => units.end_orphans(known).await,
         }

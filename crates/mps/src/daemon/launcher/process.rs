@@ -26,7 +26,8 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        // When the process becomes the daemon, it writes to its log instead, and this pipe closes.
+        // This pipe carries errors only until the process becomes the daemon. The daemon writes to
+        // its log, and the pipe closes.
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;

@@ -52,7 +52,7 @@ fn of(place: &TargetDir, daemon: i32, parts: &[i32]) -> Option<Spec> {
         name: std::ffi::OsString::from_vec(name).into(),
         servers: ownership::variable(daemon, "PATH")?.into(),
         logs: ownership::variable(daemon, "CUDA_MPS_LOG_DIRECTORY")?.into(),
-        // The next probe reads the settings back.
+        // The next probe reads the real settings from the daemon.
         settings: MpsSettings::default(),
     })
 }

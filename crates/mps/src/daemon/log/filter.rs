@@ -150,7 +150,7 @@ fn parts(line: &str) -> (Option<DateTime>, &str) {
     let Some((stamp, said)) = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) else {
         return (None, line);
     };
-    // For example `2026-11-22 08:57:50.177 Control 26733`.
+    // A line begins with its time, for example `2026-11-22 08:57:50.177 Control 26733`.
     let time = stamp.find(" Control").and_then(|end| stamp[..end].parse().ok());
     (time, said.trim_end())
 }
@@ -274,7 +274,7 @@ mod tests {
             let session = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", line, "UI closed"];
             assert_eq!(filtered(&with(&session, &[]), true, NOW), session, "{line}");
         }
-        // A session without a command.
+        // A session without a command is shown.
         let silent = ["Accepting connection...", "NEW UI", "UI closed"];
         assert_eq!(filtered(&with(&silent, &[]), true, NOW), silent);
         // A session in an unknown form is shown.

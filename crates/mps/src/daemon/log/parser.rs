@@ -72,7 +72,7 @@ impl LogParser {
         if let Some(read) = rotated
             && let Ok(mut old) = File::open(logs.join(format!("{CONTROL_LOG}{BEFORE}")))
         {
-            // The previous log may no longer exist.
+            // If the rest of the previous log cannot be read, its lines are lost.
             let _gone = read_on(&mut old, read, &mut said);
         }
         if read_on(&mut log, before.filter(|_| rotated.is_none()).unwrap_or(0), &mut said).is_err() {
@@ -80,10 +80,10 @@ impl LogParser {
         }
         for line in String::from_utf8_lossy(&said).lines() {
             if line.contains("Starting control daemon") {
-                // Earlier lines belong to a previous daemon.
+                // The lines before this one are from a previous daemon, so forget its clients.
                 self.waiting.clear();
             } else if let Some(status) = status_of_a_server(line).filter(|_| has_ended) {
-                // The daemon has refused the clients that waited for this server.
+                // The daemon has refused the clients that waited for this server, so forget them.
                 self.waiting.clear();
                 // At the first probe, the log contains old ends of servers. Ignore them.
                 self.recent.extend((status != 0 && before.is_some()).then_some((now, status)));

@@ -170,14 +170,14 @@ impl Growth {
             self.lately.pop_front();
         }
         let path = dir.join(self.name);
-        // The file does not exist before the first line.
+        // The log does not exist before its first line is written.
         let size = fs::metadata(&path).map_or(0, |meta| meta.len());
         self.grown = self.size.map_or(0, |before| size.saturating_sub(before));
         self.size = Some(size);
         if size > most {
             let rotated = rotate(&path, most);
             if let Some(cut) = rotated.cut {
-                // The log may have grown during the copy.
+                // The log may have grown while its end was copied.
                 self.grown += cut.saturating_sub(size);
                 self.size = Some(0);
             }
