@@ -96,7 +96,8 @@ struct ReplySender(Arc<Mutex<UnixStream>>);
 impl ReplySender {
     fn send(&self, frame: &ToParent) {
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // If the parent has ended, the other direction is closed too, and the main thread exits.
+        // Ignore the error: if the parent has ended, the other direction of the socket is closed too, and the main
+        // thread exits.
         let _ = proto::write(&mut *stream, frame);
     }
 }

@@ -49,8 +49,8 @@ impl<'d> OpenGpuInstance<'d> {
     /// Errors of the calls.
     pub fn compute_instances(&self) -> Result<Vec<OpenComputeInstance<'d>>, DriverError> {
         let seek = |id| match self.seek(id) {
-            // If another program destroyed the instance between the two calls, its handle is stale.
-            // A second attempt finds no handle.
+            // If another program destroyed the instance between the two driver calls, its handle is
+            // stale. A second attempt finds no handle.
             Err(error) if error.kind.is_stale_handle() => self.seek(id),
             other => other,
         };

@@ -39,8 +39,8 @@ impl<'d> Gpu<'d> {
             if found.iter().any(|known| known.id == id) {
                 continue;
             }
-            // If another program destroyed the instance between the two calls, its handle is stale.
-            // A second attempt finds no handle.
+            // If another program destroyed the instance between the two driver calls, its handle is stale. A second
+            // attempt finds no handle.
             match self.seek(id) {
                 Err(error) if error.kind.is_stale_handle() => found.extend(self.seek(id)?),
                 other => found.extend(other?),

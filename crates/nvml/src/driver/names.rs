@@ -81,7 +81,7 @@ mod tests {
                 if name != profile.name {
                     wrong.push(format!("{key}: {name} for {}", profile.name));
                 }
-                // The memory that another driver generation reports gives the same name.
+                // The memory size that another driver generation reports must give the same profile name.
                 for variant in &profile.variants {
                     let name = gpu_profile(profile.slices, variant.memory_mib, model.board_memory_mib, profile.index);
                     assert_eq!(name, profile.name, "{key}: {}", variant.source);

@@ -118,8 +118,7 @@ fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParen
             }
         }
     }
-    // The kill has no effect if the process has ended, because its pid is not reused before the
-    // wait.
+    // If the process has ended, the kill has no effect: the pid is not reused before `wait`.
     let _ = child.kill();
     let ended = child.wait().map_or_else(|e| e.to_string(), in_words);
     match trouble {

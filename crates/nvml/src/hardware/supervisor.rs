@@ -140,7 +140,7 @@ impl Supervisor {
             Report::Said(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
             Report::Said(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
             Report::Said(ToParent::Event(event)) => {
-                // Without a receiver, this call fails, which is not an error.
+                // If there is no receiver, `send` fails. This is not an error.
                 let _ = self.events.send(event);
                 None
             }

@@ -120,7 +120,7 @@ impl Machine {
                 self.service = Service::Ending { worker, kill_at: Some(now + self.limits.grace) };
             }
             Some(kill_at) if now >= kill_at => {
-                // From now on, the worker is handled like any abandoned worker.
+                // From now on, handle this worker like any abandoned worker.
                 self.abandon(now, worker, Vec::new());
                 if let Some(abandoned) = self.abandoned.get_mut(&worker) {
                     abandoned.killed = Some(now);

@@ -135,7 +135,7 @@ fn crashing_worker_restarts_with_backoff() {
         machine.step(now, Event::Started { worker: worker + 1, result: Ok(driver()) });
     }
     assert_eq!(waits, [0, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600]);
-    // One answer resets the backoff.
+    // A single answer resets the restart delay.
     machine.step(now, Event::Call { ticket: 100, ask: read("a") });
     machine
         .step(now, Event::Reply { worker: 11, ticket: 100, result: Err(DriverError::new(ErrorKind::GpuIsLost, "x")) });
@@ -154,7 +154,7 @@ fn call_that_waits_too_long_is_answered_as_not_begun() {
     let effects = machine.step(now + limits().change, Event::Tick);
     assert_eq!(kind_of(&effects, 2), Some(ErrorKind::Unsettled));
     assert!(!effects.iter().any(|e| matches!(e, Effect::Send { .. })));
-    // A slow start makes the queue time out.
+    // If the worker starts slowly, queued calls time out.
     let mut machine = Machine::new(Deadlines { start: 600 * SECOND, ..limits() });
     machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
     let effects = machine.step(now + limits().queue, Event::Tick);
@@ -335,7 +335,7 @@ fn pause_stops_workers_and_calls_wait() {
     assert_eq!(machine.step(now, Event::Call { ticket: 2, ask: destroy("a") }), []);
     let effects = machine.step(now, Event::Gone { worker: 1, how: "asked to".to_owned() });
     assert_eq!(effects, [Effect::Ended { ticket: 1, result: Ok(()) }]);
-    // The machine waits longer than the time limit of the queue, and no timer is set.
+    // During a pause, calls wait longer than the time limit of the queue, and no timer is set.
     assert_eq!(machine.next_tick(), None);
     let later = now + 3 * limits().queue;
     assert_eq!(machine.step(later, Event::Tick), []);
