@@ -203,7 +203,8 @@ impl Engine {
             self.counters.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
             self.serve(batch);
             if self.commits_since_prune >= MOST_COMMITS_A_PRUNE {
-                // Without this limit, a user who keeps the store busy could prevent the deletion of old records.
+                // Do housekeeping even without a quiet moment. Otherwise, a user who keeps the store busy could prevent
+                // the deletion of old records.
                 self.do_housekeeping();
             } else if self.commits_since_checkpoint >= self.commits_a_checkpoint() {
                 self.checkpoint();
@@ -243,7 +244,8 @@ impl Engine {
             return refuse(entries, |_| true, error);
         }
         if !self.reserve.restore() {
-            // The remaining disk space is reserved for the ends of operations and leases.
+            // Refuse ordinary writes, because the remaining disk space is reserved for the ends of operations and
+            // leases.
             self.counters.set_refusal(Some(full.clone()));
             refuse(entries, |entry| entry.job.class() == Class::Ordinary, &full);
         }

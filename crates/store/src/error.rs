@@ -289,7 +289,7 @@ pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             StoreError::Corrupt { table: "the database".to_owned(), what: error.to_string() }
         }
-        // The machine or another program causes these errors, not the content of the file.
+        // The content of the file does not cause these errors. The machine or another program does.
         Some(
             ErrorCode::SystemIoFailure
             | ErrorCode::CannotOpen

@@ -62,13 +62,13 @@ mod tests {
         for (magic, name) in [(0x6969, "NFS"), (0xff53_4d42, "CIFS"), (-11_317_950, "CIFS"), (0x0bd0_0bd0, "Lustre")] {
             assert_eq!(judge(magic), Verdict::Network(name), "{magic:#x}");
         }
-        // ext4, xfs, btrfs, zfs, overlayfs
+        // Magic numbers of ext4, xfs, btrfs, zfs and overlayfs.
         for magic in [0xef53, 0x5846_5342, 0x9123_683e, 0x2fc1_2fc1, 0x794c_7630] {
             assert_eq!(judge(magic), Verdict::Local, "{magic:#x}");
         }
         assert_eq!(judge(0x0102_1994), Verdict::Volatile("tmpfs"));
         assert_eq!(judge(0x6573_5546), Verdict::Opaque("FUSE"));
-        // `/proc` shows that the number is read from the right field.
+        // The known number of `/proc` shows that the right field is read.
         assert_eq!(magic(Path::new("/proc")).unwrap(), 0x9fa0);
     }
 }

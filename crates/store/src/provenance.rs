@@ -120,7 +120,7 @@ impl Evidence {
             }
             Recorded::Progress(watermark) if database.sequence < watermark.sequence => behind(watermark),
             Recorded::Progress(_) => Provenance::Current,
-            // gpushd was killed during its first start.
+            // gpushd was killed during its first start, before the first commit.
             Recorded::Missing | Recorded::Damaged if database.sequence == 0 => Provenance::Current,
             Recorded::Missing => {
                 lost("its watermark file is missing, so it is not known whether the database is complete".to_owned())

@@ -157,7 +157,7 @@ mod tests {
         let later = [MIGRATIONS, &["ALTER TABLE audit ADD COLUMN host TEXT", "no SQL at all"]].concat();
         let error = migrate(&connection, &later, KNOWN, |_| Ok(())).unwrap_err();
         assert!(matches!(error, StoreError::Internal(_)), "{error}");
-        // The successful step is rolled back together with the failed one.
+        // The migration step that succeeded is rolled back together with the step that failed.
         check_tables(&connection, KNOWN).unwrap();
         check_file(&connection, KNOWN).unwrap();
 

@@ -214,7 +214,7 @@ mod tests {
         old[16..].copy_from_slice(&sum.to_le_bytes());
         let expected = Recorded::Progress(Progress { sequence: 5, origin: None });
         assert_eq!(decode(&old), expected);
-        // An older gpushd has overwritten a file of format 2.
+        // An older gpushd wrote format 1 over the beginning of a file of format 2.
         assert_eq!(decode(&[&old[..], &[9; 24]].concat()), expected);
     }
 }

@@ -212,7 +212,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             });
             assert_eq!(outcome.wait(), Err(StoreError::Closed));
         }
-        // The caller owns the handle, so it reopens the store.
+        // The caller of this function owns the handle, so the caller reopens the store.
         Action::Reopen => {}
     }
 }

@@ -51,7 +51,7 @@ fn events(trace: &str) -> Vec<Event> {
             call = unfinished.remove(pid).unwrap() + &end;
         }
         let (name, arguments) = call.split_once('(').unwrap_or((&call, ""));
-        // The file name is also in hex: `7<\x2f…>`.
+        // strace writes the file name in hexadecimal too: `7<\x2f…>`.
         let file = arguments.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(path, _)| {
             let path = if path.contains("\\x") { String::from_utf8(unhex(path)).unwrap() } else { path.to_owned() };
             path.rsplit('/').next().unwrap_or_default().to_owned()
@@ -128,7 +128,7 @@ fn power_cut_keeps_reported_changes() {
     let store = Store::open(&directory, roomy()).unwrap().store;
     commit(&store, 0, 1).unwrap();
     drop(store);
-    // The test opens hundreds of stores, in memory if possible.
+    // The test opens hundreds of stores, so it uses a directory in memory if possible.
     let shared = Path::new("/dev/shm");
     let memory = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
     let memory = memory.or_else(|_| tempfile::tempdir()).unwrap();

@@ -191,7 +191,7 @@ fn failed_transaction_leaves_others_of_its_batch() {
 async fn concurrent_callers_share_a_sync() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
-    // Keeps the thread busy until all writes are queued.
+    // Keep the store's thread busy until all writes are queued.
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let block = store.read(move |_| {
         let _ = wait.recv();

@@ -228,7 +228,7 @@ fn older_database_is_migrated_with_all_records() {
     let store = open(scratch.path()).store;
     store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
     drop(store);
-    // The database as an older gpushd leaves it.
+    // Change the database to the form that an older gpushd would leave.
     let older = rusqlite::Connection::open(scratch.path().join("gpush.db")).unwrap();
     older
         .execute_batch(
