@@ -33,7 +33,7 @@ const LARGEST_ERROR: usize = 1 << 20;
 /// A selection of audit records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditQuery {
-    /// Records after this sequence number, oldest first; `None`: the last records.
+    /// Records after this sequence number, oldest first. `None` selects the last records.
     pub after: Option<u64>,
     /// Maximum number of records, 1 to 1000.
     pub limit: usize,

@@ -62,7 +62,7 @@ pub struct Facts {
     pub socket: Socket,
     /// What exists at the path of the socket.
     pub found: PathContent,
-    /// Path of the user's own gpushd, if it was tried too and does not exist.
+    /// Path of the socket of the user's own gpushd, if the client also looked for it and it does not exist.
     pub own: Option<PathBuf>,
     /// Effective uid of the caller.
     pub uid: u32,
