@@ -21,9 +21,9 @@ pub(super) fn example_profile(gpu: &Gpu) -> Option<&str> {
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// Returns the GPUs that a request could name instead, in the form of the command that sends such
-/// requests; `None` if there are no such GPUs. A request without a layout can name only GPUs whose
-/// rule has a layout.
+/// Returns the GPUs that a request could name instead, written as arguments of the command that
+/// sends the request. Returns `None` if there are no such GPUs. A request without a layout can name
+/// only GPUs whose rule has a layout.
 pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], source: &LayoutSource) -> Option<String> {
     let free = |desired_state: &DesiredState| match source {
         LayoutSource::Config | LayoutSource::Wanted => desired_state.has_rule_layout(),

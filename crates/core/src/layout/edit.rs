@@ -66,8 +66,8 @@ pub fn added(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> Re
 }
 
 /// Returns the current layout of a GPU, with `entries` removed. If several instances match an
-/// entry, idle instances are removed before instances in use. Among equals, the instance with the
-/// highest start is removed first.
+/// entry, idle instances are removed before instances in use. If several of them are equally
+/// suitable, the instance with the highest start is removed first.
 ///
 /// # Errors
 /// An entry is malformed, or its count is higher than the number of instances that match.

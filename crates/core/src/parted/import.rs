@@ -28,7 +28,7 @@ pub struct Imported {
     pub remarks: Vec<String>,
 }
 
-/// Returns the layouts of `file`; with a label, the rules of that label.
+/// Returns the layouts of `file`. With a label, returns the rules of that label instead.
 #[must_use]
 pub fn import(file: &File, label: Option<&Label>) -> Imported {
     let mut remarks = Vec::new();

@@ -139,7 +139,7 @@ fn matching_filter(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize
     Ok(through)
 }
 
-/// Returns those positions in `parts` whose GPUs match `devices`.
+/// Returns the positions from `parts` whose GPUs match the `devices` of the group.
 fn matching_devices(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
     let indexes = match &group.devices {
         Devices::All => return Ok(parts.to_vec()),

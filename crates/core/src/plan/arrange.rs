@@ -84,8 +84,8 @@ struct ProfileKind {
     group: ItemGroup,
 }
 
-/// Returns the kinds of a target, hardest to place first. Returns `None` if the compute instances
-/// of a kind do not fit into one GPU instance of that kind.
+/// Returns the groups of equal GPU instances in a target, hardest to place first. Returns `None` if
+/// the compute instances of a GPU instance do not fit into it.
 fn kinds(
     geometry: &Geometry,
     instances: &[GpuInstance],

@@ -17,8 +17,7 @@ use std::ops::{Add, AddAssign, Sub};
 
 const FIELD: u32 = 12;
 
-/// Counts of destroyed objects. The saving of a kept object is also a cost, which the search
-/// subtracts.
+/// Counts of destroyed objects. For a kept object, the search subtracts the cost of destroying it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Cost(i64);
 

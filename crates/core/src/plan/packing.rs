@@ -57,8 +57,8 @@ impl<'a> Pack<'a> {
     }
 }
 
-/// Puts each compute instance into the first bin that leaves enough room for all later compute
-/// instances.
+/// Puts each compute instance into the first bin (GPU instance) that leaves enough room for all
+/// later compute instances.
 fn fill(profile: &Profile, compute: &[RequestedCompute], bins: &mut [Vec<RequestedCompute>]) -> bool {
     let Some((first, later)) = compute.split_first() else { return true };
     for n in 0..bins.len() {

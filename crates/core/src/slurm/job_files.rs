@@ -272,7 +272,8 @@ mod tests {
         assert_eq!(choose(&task(41, "ci", "n1"), &all, &[]), FileChoice::File(all[1].clone()));
     }
 
-    /// Fault: Epilog with only the job id ended the job of cluster `slurm` and of no node, which did not exist.
+    /// Fault: if Epilog knew only the job id, it ended a job of cluster `slurm` on a node without a name. No such job
+    /// existed.
     #[test]
     fn place_of_an_ended_job_is_that_of_its_file() {
         let known = [HookPlace::new("a", "n1"), HookPlace::new("b", "n1")];

@@ -11,10 +11,10 @@ use super::{AutoDetect, GpuPlugin, GresConf, GresDevice, node_gres};
 pub enum Numbering {
     /// The order of gres.conf, and of the types in slurm.conf.
     Listed(GresConf),
-    /// slurmd finds the devices itself through NVML (`AutoDetect=nvml`), and then ignores the order
-    /// in gres.conf and slurm.conf. It sorts whole GPUs by their position in the driver's
-    /// list, and MIG devices by their position on their GPU: the first MIG device of each GPU is
-    /// next to the first GPU. This order was compared with slurmd 22.05.
+    /// slurmd finds the devices itself through NVML (`AutoDetect=nvml`), and then ignores the order in gres.conf and
+    /// slurm.conf. slurmd sorts whole GPUs by their position in the driver's list, and MIG devices by their position on
+    /// their GPU. So the first MIG devices of all GPUs are next to the first whole GPU. This order was compared with
+    /// slurmd 22.05.
     Nvml {
         /// Number of GPUs and MIG devices that slurm.conf gives the node.
         devices: u32,

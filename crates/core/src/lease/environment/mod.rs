@@ -14,8 +14,8 @@ mod variables;
 pub use format::{Format, SHELL_FAILURE};
 pub use variables::NotAnEnvironment;
 
-/// Maximum length, in bytes, of a path that nvidia-cuda-mps-control accepts. With a path of 88
-/// bytes it fails without a message.
+/// Maximum length, in bytes, of a path that nvidia-cuda-mps-control accepts. With a longer path,
+/// nvidia-cuda-mps-control fails without a message.
 const LONGEST_PIPE_DIRECTORY: usize = 87;
 
 /// UUID of a GPU or MIG device.

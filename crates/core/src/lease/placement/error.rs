@@ -37,8 +37,8 @@ pub enum NoAssignment {
     Busy {
         /// What prevents the grant, by GPU index. GPUs that do not offer the kind are omitted.
         obstacles: Vec<(u32, Obstacle)>,
-        /// The largest free share of the kind; `None` if no share is free, or if all shares have
-        /// the same size.
+        /// The largest free share of the requested kind; `None` if no share is free, or if all
+        /// shares have the same size.
         largest: Option<LargestFree>,
     },
 }

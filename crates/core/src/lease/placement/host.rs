@@ -56,7 +56,7 @@ pub enum Unoffered {
     /// The GPU is not in the mode of its rule: its MIG mode differs from the rule, or the GPU has
     /// no MPS target.
     OtherMode(Mode),
-    /// Its state does not allow grants, so what it could offer is not known.
+    /// The state of the GPU does not allow grants, so its offers are not known.
     NotReady,
 }
 

@@ -92,8 +92,8 @@ impl Queue {
         self.entries.insert(ticket, waiting);
     }
 
-    /// Removes and returns an entry. Callers use it when the entry was granted or cancelled, or its
-    /// client disconnected.
+    /// Removes and returns an entry. Call this when the entry was granted or cancelled, or when its client has
+    /// disconnected.
     pub fn remove(&mut self, ticket: Ticket) -> Option<QueuedEntry> {
         self.entries.remove(&ticket)
     }

@@ -260,8 +260,8 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<LeaseRequest>(&json).unwrap(), request);
     }
 
-    /// No text of a user can become a part of a request: an accepted value is typed, or has the
-    /// form of a name.
+    /// An accepted request contains no free text of the user: each value is typed, or has the form
+    /// of a name.
     #[test]
     fn parsed_requests_always_pass_the_check(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
         if let Ok(request) = parse(&text) {

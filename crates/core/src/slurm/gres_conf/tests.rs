@@ -103,7 +103,8 @@ fn mig_device_has_the_files_of_its_capabilities() {
     assert_eq!(conf.gpu(1).and_then(GresDevice::minor), Some(1));
 }
 
-/// Two MIG devices of one GPU both contain the device file of the GPU.
+/// The records of two MIG devices of one GPU both contain the device file of the GPU. The records
+/// are not duplicates.
 #[test]
 fn only_equal_lists_of_files_are_duplicates() {
     parse("Name=gpu MultipleFiles=/dev/nvidia0,/dev/cap1\nName=gpu MultipleFiles=/dev/nvidia0,/dev/cap2");
