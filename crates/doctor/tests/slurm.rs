@@ -190,7 +190,7 @@ fn script_that_calls_the_packaged_hook_runs_gpush() {
     host.finds(Severity::Problem, "Prolog does not run gpush", "scontrol reconfigure");
 }
 
-/// Fault: only a pattern with one `*` in its last part matched.
+/// Fault: a pattern matched only if it had one `*`, in its last part.
 #[test]
 fn patterns_of_hooks_match_as_in_glob_3() {
     let host = Planted::healthy();
