@@ -87,8 +87,8 @@ impl Peer {
     }
 }
 
-/// Returns the peer's process. Uses `pidfd_open` only on kernels without the socket option. If the option fails for
-/// another reason, the peer has ended, and another process may have its pid.
+/// Returns the peer's process. Uses `pidfd_open` only on kernels that do not support SO_PEERPIDFD. If the kernel
+/// supports the option and the call fails, the peer has ended, and another process may have its pid.
 fn process(pidfd: nix::Result<OwnedFd>, pid: u32) -> Option<PidFd> {
     match pidfd {
         Ok(fd) => Some(PidFd::of(pid.cast_signed(), fd)),

@@ -90,7 +90,7 @@ pub struct Helpers {
 }
 
 impl Helpers {
-    /// Creates the handle. The runs are below this state directory.
+    /// Creates a handle whose runs are stored below this state directory.
     pub fn new(state_dir: &Path) -> Self {
         let dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned()).join("helper");
         Self { dir, launcher: Launcher::of_this_host() }
