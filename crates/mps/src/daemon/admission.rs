@@ -183,10 +183,10 @@ impl SupervisorTask {
         self.update_access();
     }
 
-    /// Grants the users access to the pipe directory in three cases: the daemon serves, it drains
-    /// until leases have ended, or it was adopted and waits for its desired state. Otherwise
-    /// revokes the access. Changes nothing only if this task itself has set the same access before,
-    /// because a previous gpushd or a dead daemon may have left access granted.
+    /// Grants the users access to the pipe directory in three cases: the daemon serves, it drains until leases have
+    /// ended, or it was adopted and waits for its desired state. Otherwise revokes the access. Sets the access again
+    /// unless this task itself has set the same access before: a previous gpushd or a dead daemon may have left access
+    /// granted.
     pub(super) fn update_access(&mut self) {
         let Some(spec) = &self.spec else { return };
         let open = self.supervisor.admits()

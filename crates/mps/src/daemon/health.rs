@@ -116,8 +116,7 @@ impl Health {
         self.waiting = pending::find(daemon, pipe, known.collect(), named).await;
     }
 
-    /// Adds a server that did not answer. Its clients from the last probe that are still alive
-    /// remain in the list.
+    /// Adds a server that did not answer. Keeps the server's clients from the last probe that are still alive.
     fn add_busy_server(&mut self, server: i32, before: &Self) {
         let those = before.clients.iter().filter(|(of, client)| *of == server && proc::is_alive(*client));
         let new: Vec<_> = those.copied().filter(|one| !self.clients.contains(one)).collect();

@@ -76,8 +76,7 @@ impl Input {
         meta.is_file().then(|| Self { file: FileId::of(&meta), owner: meta.uid(), path })
     }
 
-    /// Returns whether this input is the lock of a directory, or was that lock until the file was
-    /// deleted.
+    /// Returns whether this standard input is the lock of a directory, or was that lock until the file was deleted.
     fn is_of(&self, place: &TargetDir) -> bool {
         // A deleted lock file is recognized by its path, because only gpushd can create files in
         // the directory.

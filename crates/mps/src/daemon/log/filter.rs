@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// Shows the lines held back, unless the session is a probe. Returns the number of omitted lines.
+    /// Shows the lines that the filter holds back, unless the session is a probe. Returns the number of omitted lines.
     fn end(&mut self, show: &mut impl FnMut(String)) -> usize {
         if self.quiet {
             return std::mem::take(&mut self.kept_back).len();
@@ -105,7 +105,7 @@ impl Filter {
         Self { begins, lines: 0, left_out: 0, session, before: None }
     }
 
-    /// Handles the next line. Shows this line and the lines held back as soon as they cannot belong
+    /// Handles the next line. Shows this line, and the lines that the filter holds back, as soon as they cannot belong
     /// to a probe.
     pub(super) fn line(&mut self, line: String, mut show: impl FnMut(String)) {
         let is_first = self.lines == 0;

@@ -18,8 +18,8 @@ const MOST: (u64, u64) = (256 << 10, 4 << 20);
 /// Maximum length of a shown line in bytes. Users can write into these logs.
 const LONGEST_LINE: usize = 4096;
 
-/// Returns the last lines of each log, without gpushd's own probes unless `all`. Reads line by line, so it needs memory
-/// only for the returned lines. Blocks.
+/// Returns the last lines of each log. Omits gpushd's own probes unless `all` is true. Reads line by line, so it needs
+/// memory only for the returned lines. Blocks the thread.
 #[must_use]
 pub fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
     let file = |name: &str| {
