@@ -29,8 +29,8 @@ const SLICES: [(u32, u8); 5] = [
 
 /// Computes the compute instance profiles that `profile` will offer.
 ///
-/// - The start of a placement is a multiple of its size, rounded up to a power of two. From Hopper on, the placement
-///   also has that rounded size.
+/// - A placement starts at a multiple of its rounded size, which is its number of slices, rounded up to a power of two.
+///   From Hopper on, the placement also occupies the rounded size.
 /// - Profiles with three slices exist only in GPU instances of three and of seven slices.
 /// - A compute instance has as many streaming multiprocessors as the GPU instance profile with the same number of
 ///   slices.
