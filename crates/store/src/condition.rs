@@ -35,7 +35,7 @@ impl Scope {
 pub enum ConditionKind {
     /// The GPU takes no new work.
     Cordon,
-    /// gpushd does not use the GPU, and has no open driver handle of it.
+    /// gpushd does not use the GPU, and has no open driver handle for it.
     Maintenance,
     /// A change and its rollback failed.
     Degraded,

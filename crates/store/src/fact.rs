@@ -80,7 +80,7 @@ impl Record for Head {
 pub struct Lost {
     /// Time of detection.
     pub at: Timestamp,
-    /// Boot on which it was detected. Grants and operations do not outlive a boot.
+    /// Boot on which the loss was detected. Grants and operations do not outlive a boot.
     pub boot_id: String,
     /// The cause.
     pub cause: String,

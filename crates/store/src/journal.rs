@@ -135,8 +135,7 @@ impl Tx<'_> {
         self.insert(new, OperationState::Queued)
     }
 
-    /// Records an operation as running. The caller may make the first driver call only after this
-    /// is recorded.
+    /// Records an operation as running. The caller may make the first driver call only after this change is recorded.
     ///
     /// # Errors
     /// The record cannot be written.
@@ -171,8 +170,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Starts a queued or waiting operation, with its current intent and steps. The caller may make
-    /// the first driver call only after this is recorded.
+    /// Starts a queued or waiting operation, with its current intent and steps. The caller may make the first driver
+    /// call only after this change is recorded.
     ///
     /// # Errors
     /// The operation is not queued or waiting, or the record cannot be written.
@@ -264,7 +263,8 @@ impl Tx<'_> {
         self.update(record, stage, |record| record.progress = progress)
     }
 
-    /// Ends an operation. Send this through [`crate::Store::write_ending`], so that it can be recorded on a full disk.
+    /// Ends an operation. Send this change through [`crate::Store::write_ending`], so that it can be recorded on a full
+    /// disk.
     ///
     /// # Errors
     /// The operation may not change to this state, or the record cannot be written.

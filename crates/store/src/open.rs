@@ -274,8 +274,8 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Sets whether closing the database keeps the write-ahead log. Until the database is known to be
-/// sound, reading must not change the database, because gpushd may have to set it aside.
+/// Sets whether closing the database keeps the write-ahead log. Until gpushd knows that the database is sound, reading
+/// must not change it, because gpushd may have to set the database aside.
 fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreError> {
     let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
     set.map(|_| ()).map_err(|error| from_sqlite(&error))

@@ -123,8 +123,8 @@ impl Tx<'_> {
         Ok(made)
     }
 
-    /// Clears the override of a GPU. Increments the generation if there was one. Expiry is an ending: send it through
-    /// [`crate::Store::write_ending`].
+    /// Clears the override of a GPU. Increments the generation if there was one. If the override has expired, send this
+    /// change through [`crate::Store::write_ending`].
     ///
     /// # Errors
     /// The record cannot be written.

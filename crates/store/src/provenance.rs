@@ -48,7 +48,7 @@ pub(crate) struct Identity {
 pub(crate) enum Provenance {
     /// The database contains the latest state.
     Current,
-    /// State was lost, with the reason. `on_this_boot`: whether grants and operations of this boot may be lost too.
+    /// State was lost, with the reason. `on_this_boot` says whether grants and operations of this boot may be lost too.
     Lost { cause: String, on_this_boot: bool },
     /// The database belongs to another host, because the file system was cloned or moved.
     OtherHost,
@@ -155,7 +155,8 @@ mod tests {
         Identity { sequence, store, machine, of_this_boot: false }
     }
 
-    /// Returns `None` for a current database. For a loss, returns whether the loss is on this boot.
+    /// Returns `None` for a current database. For a loss, returns whether grants and operations of this boot may be
+    /// lost.
     fn lost(evidence: &Evidence, database: &Identity) -> Option<bool> {
         match evidence.judge(database) {
             Provenance::Current => None,
