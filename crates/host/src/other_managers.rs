@@ -1,7 +1,7 @@
 //! Other managers of MIG layouts on the same host.
 //!
 //! The service nvidia-mig-manager applies its own layout at each boot, and destroys existing instances. Two managers
-//! would keep undoing each other's layouts. So gpushd changes no GPU while the other manager is enabled, and the error
+//! would keep undoing each other's layouts. So gpushd changes no GPU while the other manager is active, and the error
 //! says how to choose one.
 //!
 //! The service counts as active if systemd starts it at boot, or if it is running now. The

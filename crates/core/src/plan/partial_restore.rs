@@ -2,8 +2,8 @@
 //! destroyed.
 //!
 //! During a change, a process may start in one of the new instances. If the change then fails, that
-//! instance cannot be destroyed. gpush restores every previous instance that does not overlap that
-//! new instance, because a part of the layout is better than nothing.
+//! instance cannot be destroyed. So gpush keeps the new instance, and restores every previous
+//! instance that does not overlap it. A part of the layout is better than nothing.
 
 use std::collections::BTreeSet;
 

@@ -1,12 +1,11 @@
 //! Which files gpushd trusts: files that only root, or the user that gpushd runs as, can have
 //! written.
 //!
-//! gpushd follows the path from `/`, one name at a time. Every directory and every symbolic link on
-//! the path must belong to one of these users. Other users must not be able to write to the file or
-//! to a directory on the path. A sticky directory is allowed, because other users cannot replace
-//! files of these users there. So no other user can change the file behind the path, not even
-//! between the check and the use. If a name does not exist, gpushd checks the path up to the last
-//! directory that exists.
+//! gpushd follows the path from `/`, one name at a time. Every directory and every symbolic link on the path must
+//! belong to one of these users. Other users must not be able to write to the file or to a directory on the path. A
+//! sticky directory is allowed, because other users cannot replace a trusted user's files in it. So no other user can
+//! change the file behind the path, not even between the check and the use. If a name does not exist, gpushd checks the
+//! path up to the last directory that exists.
 
 use std::{
     collections::VecDeque,

@@ -18,8 +18,8 @@
 //!   that no process of the lease is left.
 //! - If the end of a lease is requested in `Granting`, the end waits for the outcome of the grant,
 //!   because a commit or a driver call may still take effect.
-//! - `Releasing` has no time limit. The first reason does not change, but a later revocation can
-//!   still end the processes.
+//! - `Releasing` has no time limit. The first reason for the end does not change, but a later
+//!   revocation can still end the processes.
 //! - An event that does not fit the state is late or repeated, and changes nothing. `Ended` is
 //!   final.
 //! - After a reboot, no process of the lease exists, so no source is probed.
