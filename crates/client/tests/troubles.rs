@@ -349,7 +349,7 @@ async fn foreign_server_differs_from_other_gpushd_version() {
     serve(&path, |_, path| if path == "/v1/version" { (200, version("v2")) } else { (404, "gone".into()) });
     for error in [client(&path).version().await.unwrap_err(), client(&path).gpus(false).await.unwrap_err()] {
         assert_eq!((error.kind, error.code().exit_status()), (Kind::Foreign, 6));
-        assert!(error.error.message.contains("gpushd 0.9.9 speaks API v2"), "{error:?}");
+        assert!(error.error.message.contains("gpushd 0.9.9 uses API v2"), "{error:?}");
         assert!(hint(&error).contains("same version"), "{error:?}");
     }
 

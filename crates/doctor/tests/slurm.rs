@@ -344,7 +344,7 @@ fn prolog_flags_that_run_prolog_late_are_found() {
 fn timeouts_are_compared_with_the_deadline_of_the_hooks() {
     let host = Planted::healthy();
     host.change("PrologEpilogTimeout=60\n", "");
-    host.finds(Severity::Warning, "without limit", "PrologEpilogTimeout=60");
+    host.finds(Severity::Warning, "without a time limit", "PrologEpilogTimeout=60");
     host.change("PrologEpilogTimeout=60", "PrologEpilogTimeout=20");
     host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=25");
     host.change("PrologEpilogTimeout=60", "PrologEpilogTimeout=25");

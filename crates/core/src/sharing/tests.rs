@@ -212,7 +212,7 @@ fn failed_reading_keeps_sharing() {
         let found = decide(&config, &gpus, &uuids(&before));
         assert_eq!(found.targets, before, "{state:?}");
         assert!(
-            found.findings.len() == 1 && found.findings[0].to_string().starts_with("GPU 0, 2g.20gb@2: the GPU "),
+            found.findings.len() == 1 && found.findings[0].to_string().starts_with("GPU 0, 2g.20gb@2: "),
             "{found:?}"
         );
     }
@@ -249,7 +249,7 @@ fn memory_limit_above_the_memory_is_reported() {
     let found = decide(&config, &gpus, &BTreeSet::new());
     assert_eq!((found.targets.len(), found.targets[0].memory_mib), (1, Some(20_096)));
     let shown: Vec<String> = found.findings.iter().map(Finding::to_string).collect();
-    assert_eq!(shown, ["GPU 0, 2g.20gb@0: memory limit 30G is more than the 19.6 GiB that it has"]);
+    assert_eq!(shown, ["GPU 0, 2g.20gb@0: memory limit 30G is more than the 19.6 GiB that the device has"]);
     assert!(crate::desired::findings(&config, &gpus)[0].contains("that GPU 0, 2g.20gb has"));
 }
 

@@ -216,6 +216,6 @@ mod tests {
         fs::set_permissions(&squeue, fs::Permissions::from_mode(0o755)).unwrap();
         let runtime = crate::commands::runtime().unwrap();
         let error = runtime.block_on(jobs_on(&squeue, "n1", Duration::from_millis(100))).unwrap_err();
-        assert!(error.code == Code::Unavailable && error.causes[0].contains("has not ended"), "{error:?}");
+        assert!(error.code == Code::Unavailable && error.causes[0].contains("did not end within"), "{error:?}");
     }
 }

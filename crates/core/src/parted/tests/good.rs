@@ -292,7 +292,7 @@ fn exclusive_rule_refuses_instances_and_allows_mig_off() {
         let each = vec![GpuLayout { gpu: "0".to_owned(), mig, layout: Vec::new() }];
         plan_host(&config, &host, &PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) })
     };
-    assert!(ask(true).unwrap_err().message.contains("mode exclusive"));
+    assert!(ask(true).unwrap_err().message.contains("mode `exclusive`"));
     assert!(ask(false).is_ok());
 }
 
