@@ -1,8 +1,7 @@
 //! Link arguments of the simulated driver library.
 //!
-//! Clients open the library by its SONAME. A client's `atexit` handlers or threads may still use
-//! code of the library, so the library cannot be unloaded. The real library cannot be unloaded
-//! either.
+//! Clients open the library by its SONAME. The library cannot be unloaded, like the real library:
+//! `atexit` handlers or threads of a client may still use its code.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -12,15 +12,16 @@ use silicon::{Description, Host};
 /// Names under which programs open the library. The dynamic linker uses the first name, and Slurm's
 /// plugin uses the second name.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
-/// The simulated programs, except those of MPS.
+/// The simulated programs of a host, except the MPS programs.
 const PROGRAMS: [&str; 1] = ["nvidia-smi"];
-/// File name of the control daemon. NVIDIA's daemon and the simulated daemon have the same name.
+/// File name of the MPS control daemon. NVIDIA's daemon and the simulated daemon have the same
+/// name.
 const CONTROL: &str = "nvidia-cuda-mps-control";
-/// Directory of an agent that runs on the host, relative to the host's directory. The agent creates
-/// this directory.
+/// Directory of a gpushd that runs on the simulated host, relative to the host's directory. gpushd
+/// creates it.
 const AGENT: &str = "gpushd";
-/// Pid of a host's simulated fabric manager. The pid is higher than any pid on Linux, so no real
-/// process has this pid.
+/// Pid of a host's simulated fabric manager. It is higher than any pid on Linux, so no real process
+/// has it.
 const FABRIC_MANAGER: &str = "4194305";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
@@ -54,8 +55,8 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
         std::fs::create_dir_all(&lib)?;
         std::fs::create_dir_all(&bin)?;
         std::fs::create_dir_all(host.dir().join(PROC))?;
-        // Programs of all users register here, each program in its own file. Therefore this
-        // directory has the mode of /tmp.
+        // Programs of all users register here, each in a separate file. So the directory has the
+        // mode of /tmp.
         let everybodys = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(host.dir().join(PROC), everybodys)?;
         let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
@@ -79,8 +80,8 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
     Ok(host)
 }
 
-/// Adds the files of a fabric manager, which manages NVSwitches, to the host's `proc`. No fabric
-/// manager process runs.
+/// Adds a fabric manager, which manages NVSwitches, to the host's `proc`. Only its files exist, no
+/// process.
 fn fabric_manager(dir: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(dir.join("fd"))?;
     // The kernel truncates process names to 15 characters.
@@ -96,7 +97,8 @@ fn fabric_manager(dir: &Path) -> std::io::Result<()> {
 pub(crate) struct Environment {
     /// Variables that are set.
     pub(crate) set: [(&'static str, PathBuf); 8],
-    /// Variables to which a directory is prepended.
+    /// Variables with a list of directories, and the directory that is added at the start of each
+    /// list.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
 
@@ -104,7 +106,7 @@ impl Environment {
     pub(crate) fn of(dir: &Path) -> Self {
         Self {
             // With these variables, an agent and its clients find each other if they use the same
-            // host. They do not find agents or clients of another host.
+            // simulated host.
             set: [
                 (silicon::host::STATE_VARIABLE, dir.to_owned()),
                 ("GPUSH_BOOT_ID_FILE", dir.join("boot_id")),
@@ -145,7 +147,7 @@ pub(crate) fn environment_script(dir: &Path) -> String {
     script
 }
 
-/// Returns descriptions of the host's clients, without this process.
+/// Returns descriptions of the programs that have the host's driver open, without this process.
 pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
     let own = Some(std::process::id());
     let machine = host.read()?;
@@ -166,7 +168,7 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
                 );
             }
         }
-        // A damaged host can be removed, but not a directory that never was a host.
+        // If the directory was never a host, do not remove it. A damaged host can be removed.
         Err(silicon::HostError::NotAHost { .. }) if !dir.join("state").exists() => {
             bail!("{} is not a simulated host: nothing is removed", dir.display())
         }
@@ -177,7 +179,7 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
 }
 
 /// Ends the sleepers and daemons of a host, and removes the files that [`lay`] and silicon have
-/// created. Also removes the directory if it is then empty.
+/// created. If the directory is then empty, also removes the directory.
 pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     for process in sleepers(dir).into_iter().chain(daemons(dir)) {
         crate::process::end(process);
@@ -215,8 +217,8 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the pids of NVIDIA's own control daemons whose pipe directory is below a host's
-/// directory. The simulated daemons end with their host.
+/// Returns the pids of NVIDIA's own MPS control daemons whose pipe directory is below a host's
+/// directory. Simulated daemons are not in the list, because they end with their host.
 fn daemons(dir: &Path) -> Vec<Pid> {
     let (Ok(dir), Ok(own)) = (dir.canonicalize(), std::env::current_exe()) else { return Vec::new() };
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -235,7 +237,8 @@ fn daemons(dir: &Path) -> Vec<Pid> {
     found.filter_map(|proc| Pid::find(proc.file_name()?.to_str()?.parse().ok()?)).collect()
 }
 
-/// Returns the sleepers of a host that may still run.
+/// Returns the sleepers of a host that may still run. A sleeper is a process of `process add
+/// --spawn`.
 pub(crate) fn sleepers(dir: &Path) -> Vec<Pid> {
     let text = std::fs::read_to_string(dir.join("sleepers")).unwrap_or_default();
     let read = |line: &str| {

@@ -2,8 +2,8 @@
 //!
 //! Slurm and container tools read the driver's files by absolute path. If root runs `exec`, the
 //! program gets a separate mount namespace, in which the host's directory is mounted over
-//! `/proc/driver`. Other processes do not see that mount. If another user runs `exec`, the program
-//! gets only the environment, and gpush-sim prints a message.
+//! `/proc/driver`. If another user runs `exec`, the program gets only the environment, and
+//! gpush-sim prints a message.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use silicon::host::{DRIVER, PROC};
 use crate::directory;
 
 /// A script that mounts `$1` over `/proc/driver`, and then executes the command in the remaining
-/// arguments. `unshare` keeps the mount private.
+/// arguments. `unshare` keeps the mount private to this process.
 const SCRIPT: &str = "mount --bind -- \"$1\" /proc/driver || exit 125; shift; exec \"$@\"";
 
 /// Replaces this process by the program.

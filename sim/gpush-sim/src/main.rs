@@ -1,7 +1,7 @@
 //! `gpush-sim`: creates simulated GPU hosts, runs programs on them, and changes them.
 //!
-//! If the program is called as `nvidia-smi`, or as one of the MPS programs, it acts as the
-//! simulated program of that name. On a host's PATH, these names come first.
+//! If the program is called under the name `nvidia-smi`, or under the name of an MPS program, it
+//! acts as this simulated program.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -169,8 +169,8 @@ enum Command {
 }
 
 impl Source {
-    /// Returns the description of the requested host. A source that looks like a path is a file,
-    /// and any other source is a preset.
+    /// Returns the description of the requested host. If the source looks like a path, it is a
+    /// file. Otherwise, it is a preset.
     fn description(&self) -> anyhow::Result<Description> {
         let path = Path::new(&self.source);
         let is_file = path.is_file() || self.source.contains('/') || self.source.ends_with(".toml");
@@ -270,7 +270,8 @@ fn main() -> ExitCode {
         return nvidia_smi::main(&called);
     }
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // A sleeper has the file name of the program that it simulates, so check for a sleeper first.
+    // Check first whether this process is a sleeper, because a sleeper has the file name of the
+    // program that it simulates.
     let sleeps = arguments.first().is_some_and(|first| first == process::SLEEPER);
     if !sleeps && let Some(ended) = mps_sim::main(&called, &arguments) {
         return ended;

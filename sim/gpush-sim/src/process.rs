@@ -76,8 +76,8 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns the process name of a spawned process, or `None` if the name does not matter.
-    /// Monitors recognise an MPS server by its process name.
+    /// Returns the process name that a spawned process must have, or `None` if it can have any
+    /// name. Monitors recognise an MPS server by its process name.
     fn process_name(self) -> Option<&'static str> {
         match self {
             Kind::MpsServer => Some("nvidia-cuda-mps-server"),
@@ -124,7 +124,8 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
                 Some(gpu) => std::fs::remove_file(below.join("fd").join(gpu.to_string())),
                 None => std::fs::remove_dir_all(below),
             };
-            // Ignore an error: the process may have been registered before this directory existed.
+            // Ignore an error here. If the process was registered before this directory existed,
+            // there is no file.
             let _ = shown;
             let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
             if gone == 0 {
@@ -176,10 +177,10 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Subcommand of a process that only sleeps.
+/// Subcommand that runs a sleeper: a process that only sleeps.
 pub(crate) const SLEEPER: &str = "sleeper";
 
-/// Starts a sleeper with a process name, and records the sleeper so that it ends with the host.
+/// Starts a sleeper with a process name. Records the sleeper, so that it ends with the host.
 fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     use std::os::unix::process::CommandExt;
     let own = std::env::current_exe().context("cannot find my own executable")?;
@@ -211,8 +212,8 @@ pub(crate) fn end(sleeper: Pid) {
 
 /// Sleeps until the host's directory is removed.
 pub(crate) fn sleep_beside(dir: &Path) {
-    // The kernel sets `comm` to the name of the program file, so the sleeper must set its own
-    // process name.
+    // At the start of a process, the kernel sets its process name to the name of the program file.
+    // So the sleeper must set its process name itself.
     let called = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&called).file_name().and_then(|name| CString::new(name.as_encoded_bytes()).ok());
     if let Some(name) = name {

@@ -1,10 +1,9 @@
 //! `gpush-sim run`: creates a host that exists while one program runs.
 //!
-//! gpush-sim forwards signals to the program, except signals from the terminal. gpush-sim and the
-//! program are in the same process group, so the terminal sends its signals to the program
-//! directly. The exit code of gpush-sim is the exit code of the program, or 128 + n after signal n.
-//! If child processes of the program are still running, gpush-sim keeps the host for these
-//! processes and prints a message.
+//! gpush-sim forwards signals to the program. It does not forward signals from the terminal,
+//! because the terminal sends them to the program too. The exit code of gpush-sim is the exit code
+//! of the program, or 128 + n after signal n. If child processes of the program still run,
+//! gpush-sim keeps the host for them and prints a message.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -23,8 +22,8 @@ use crate::directory;
 /// Signals that gpush-sim forwards.
 const FORWARDED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 
-/// Returns whether this process was started with the signal ignored, as nohup does with SIGHUP. A
-/// signal that was ignored remains ignored in gpush-sim and in the program.
+/// Returns whether gpush-sim was started with this signal ignored, as nohup does with SIGHUP.
+/// gpush-sim and its program then ignore the signal too.
 fn ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -33,8 +32,8 @@ fn ignored(signal: i32) -> bool {
 }
 
 pub(crate) fn run(description: &Description, trace: bool, command: &[OsString]) -> anyhow::Result<ExitCode> {
-    // The handlers are installed before the program starts, so that an early signal is not lost.
-    // The signals are not blocked instead, because the program would inherit the signal mask.
+    // Install the handlers before the program starts, so that an early signal is not lost. Do not
+    // block the signals instead, because the program would inherit the signal mask.
     let caught = FORWARDED.into_iter().filter(|&signal| !ignored(signal)).chain([SIGCHLD]);
     let mut signals = SignalsInfo::<WithOrigin>::new(caught).context("cannot wait for signals")?;
 
@@ -78,14 +77,14 @@ fn supervise(mut child: Child, signals: &mut SignalsInfo<WithOrigin>) -> anyhow:
             return Ok(status);
         }
         for origin in signals.wait() {
-            // A signal that the kernel sent comes from the terminal. The terminal has sent the same
-            // signal to the program too.
+            // If the kernel sent the signal, the signal comes from the terminal, which has also
+            // sent it to the program.
             let meant_for_us = matches!(origin.cause, Cause::Sent(_));
             if let Ok(signal) = Signal::try_from(origin.signal)
                 && signal != Signal::SIGCHLD
                 && meant_for_us
             {
-                // The program may have ended already. In this case, SIGCHLD arrives next.
+                // Ignore an error: if the program has ended already, SIGCHLD arrives next.
                 let _gone = kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), signal);
             }
         }

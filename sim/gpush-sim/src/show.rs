@@ -137,7 +137,7 @@ fn draw(text: &mut String, machine: &Machine, gpu: &Gpu, slot: &Slot) {
     }
 }
 
-/// Returns the settings whose values differ from the values after a boot.
+/// Returns the settings of a GPU that differ from their values after a boot.
 fn settings(gpu: &Gpu) -> Vec<String> {
     let mode = COMPUTE_MODES.get(gpu.compute_mode as usize).copied().unwrap_or("?");
     [

@@ -1,6 +1,6 @@
-//! Tests of the program, which run it as users do.
+//! Tests of gpush-sim, which run the program as users do.
 //!
-//! These tests do not load the simulated library, so an empty file replaces it.
+//! These tests do not load the simulated library, so it is an empty file.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::io::{BufRead, BufReader};
@@ -29,8 +29,8 @@ impl TestHost {
     }
 
     fn command(&self) -> Command {
-        // The process that runs the tests may ignore signals, as under nohup. A shell cannot trap
-        // an ignored signal, so restore the default signal handling.
+        // If the tests run under nohup, the test process ignores SIGHUP, and a shell cannot trap an
+        // ignored signal. So restore the default signal handling.
         let mut command = Command::new("env");
         command
             .args(["--default-signal", env!("CARGO_BIN_EXE_gpush-sim")])
@@ -72,7 +72,7 @@ impl TestHost {
     }
 
     fn smi(&self, dir: &Path, arguments: &[&str]) -> (i32, String, String) {
-        // Use the absolute path and an empty environment, as an agent does.
+        // Call nvidia-smi by its absolute path and with an empty environment, as an agent does.
         let mut command = Command::new(dir.join("bin/nvidia-smi"));
         text(&command.env_clear().args(arguments).output().unwrap())
     }
@@ -156,7 +156,7 @@ fn signals_reach_the_program() {
     let place = TestHost::new();
     let mut tried = 0;
     for (signal, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGHUP, "HUP"), (Signal::SIGINT, "INT")] {
-        // While a shell waits, it runs a trap immediately.
+        // While a shell waits in `wait`, it runs a trap immediately.
         let script = format!("trap 'kill $!; exit 42' {name}; sleep 60 & echo ready; wait");
         let (mut child, line) = started(&place, &script);
         assert_eq!(line, "ready");
@@ -240,11 +240,11 @@ fn processes_are_added_block_and_are_removed() {
     let removed = silicon::machine::Pid::find(first).unwrap();
     place.ok(&["process", &name, "remove", &first.to_string()]);
     place.refused(&["process", &name, "remove", &first.to_string()], "is on no GPU there");
-    // `remove` has killed the process, but the kernel needs a moment to end it.
+    // `remove` has killed the process, but the kernel may need a moment to end it.
     while removed.is_alive() {
         std::thread::yield_now();
     }
-    // The second process ends with the host.
+    // The second process ends only when the host is removed.
     let found = silicon::machine::Pid::find(second).unwrap();
     place.ok(&["down", &name]);
     while found.is_alive() {
@@ -320,7 +320,7 @@ fn show_prints_drawing_and_json() {
     assert_eq!(json["gpus"].as_array().unwrap().len(), 6);
     let presets = place.ok(&["presets"]);
     assert!(presets.contains("dgx-a100") && presets.contains("rtxpro6000-96"));
-    // The program does not panic if its reader closes the pipe early.
+    // If the reader of its output closes the pipe early, gpush-sim must not panic.
     let piped = Command::new("sh")
         .arg("-c")
         .arg(format!(

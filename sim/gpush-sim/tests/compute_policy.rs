@@ -143,7 +143,7 @@ fn fault_rules_make_compute_policy_fail() {
     let (code, told) = place.smi("compute-policy -l -i 0");
     assert_eq!(code, 15);
     assert!(told.contains("Failed to get compute policies for GPU 0 : GPU is lost"), "{told}");
-    // With this fault, the command succeeds but changes nothing.
+    // With this fault, the command reports success but changes nothing.
     place.on_host("fault", "add compute-policy-set --gpu 1 --rc SUCCESS");
     assert_eq!(place.smi("compute-policy -i 1 --set-timeslice=3").0, 0);
     assert_eq!(place.levels()[1], Timeslice::Short);
@@ -151,8 +151,8 @@ fn fault_rules_make_compute_policy_fail() {
 
 #[test]
 fn only_root_sets_levels_and_all_users_read_them() {
-    // On this host, the owner has no root permissions. A test that runs as root has root
-    // permissions on every host.
+    // With `owner_is_root = false`, the owner of the host has no root permissions. If the test runs
+    // as root, it has root permissions on every host.
     let place = TestHost::new(&format!("owner_is_root = false\n{HOST}"));
     if Host::open(&place.path("host")).unwrap().privileged() {
         println!("skipped: run as root");
@@ -194,7 +194,7 @@ fn mps_server_has_its_process_name() {
     let command = std::fs::read_to_string(shown("cmdline")).unwrap();
     assert!(command.starts_with("nvidia-cuda-mps-server\0"), "{command:?}");
     // The kernel truncates a process name to 15 characters. The process sets its name a moment
-    // after its start.
+    // after its start, so poll for the name.
     let named = (0..200).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         std::fs::read_to_string(shown("comm")).unwrap().trim() == "nvidia-cuda-mps"

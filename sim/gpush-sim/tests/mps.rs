@@ -1,5 +1,5 @@
-//! The MPS programs of a simulated host, started as an agent starts them: by path, and with an
-//! empty environment.
+//! The MPS programs of a simulated host. The tests start them by path and with an empty
+//! environment, as gpushd does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::io::{BufRead, BufReader, Write};

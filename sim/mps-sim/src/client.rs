@@ -1,5 +1,5 @@
-//! A simulated client. It connects to a server as libcuda does, and then idles until a caller asks
-//! it to end.
+//! A simulated CUDA program. It connects to an MPS server as libcuda does, and then idles until a
+//! caller asks it to end.
 //!
 //! The client prints one line with the result, and a line for each later event:
 //!
@@ -11,12 +11,12 @@
 //! lost                 the client's server has ended, and the client ends
 //! ```
 //!
-//! Outside a simulated host, the line `active` has no `device`. With a memory limit, this line
-//! also has `memory=2048`.
+//! Outside a simulated host, the line `active` has no `device`. With a memory limit, the line
+//! `active` also has `memory=2048`.
 //!
 //! The client ends when it reads a line `end` on standard input. If standard input is closed, the
 //! client continues. On a simulated host, the client registers on the device of its server, so that
-//! NVML lists the client as an MPS client. The client uses `$MPS_SIM_MEMORY` MiB of memory, or 512.
+//! NVML lists it as an MPS client. It registers `$MPS_SIM_MEMORY` MiB of memory, or 512 MiB.
 
 use std::{
     io::{self, BufRead, Write},
@@ -67,7 +67,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The reason why a client has no server.
+/// The reason why a client did not get a server.
 pub(crate) enum Unreached {
     /// No daemon listens, so the client runs without MPS.
     NoDaemon,
@@ -82,7 +82,7 @@ pub(crate) fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
     let served = || -> io::Result<(Socket, String)> {
         let packet = control.receive()?;
         let server = packet.socket.filter(|_| packet.bytes == wire::SOCKET).ok_or(io::ErrorKind::InvalidData)?;
-        // The daemon waits for this message.
+        // The daemon waits for this message from the client.
         control.send(&0_u32.to_le_bytes())?;
         let server = server.ask_names()?;
         let mut wishes = Vec::new();

@@ -1,5 +1,5 @@
-//! The command language, with the same answers as the real daemon. Errors are ordinary text, or
-//! appear only in the log.
+//! The command language of the MPS control daemon. The answers are those of the real daemon. An
+//! error is ordinary text in the answer, or appears only in the log.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ pub(crate) enum Verdict {
     Goes,
     /// The daemon ends.
     Quit {
-        /// Time after which the server receives SIGINT.
+        /// Time after which the daemon sends SIGINT to the server.
         force_after: Option<Duration>,
     },
 }
 
-/// Executes a command line. Returns the frames of the answer.
+/// Executes one command. Returns the frames of the answer, and what the daemon does next.
 pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>, Verdict) {
     let mut words = line.split_whitespace();
     let name = words.next().unwrap_or_default();
@@ -69,7 +69,8 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
         "get_default_device_pinned_mem_limit" => default_memory(daemon, value::number(word(0))),
         "set_default_device_pinned_mem_limit" => may_set(daemon, peer, |daemon| {
             let device = word(0).unwrap_or_default();
-            // A UUID is not a number. Like the real daemon, use device 0 and the limit 0 instead.
+            // The command expects a device number. A UUID is not a number: like the real daemon,
+            // use device 0 and the limit 0 then.
             let is_number = device.parse::<i64>().is_ok();
             let limit = word(1).filter(|_| is_number).map_or(0, value::memory);
             match slot(value::number(Some(device))) {
@@ -162,8 +163,8 @@ fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) ->
     }
 }
 
-/// Applies a setting if the peer may change it. In version 535, every user who can connect may
-/// change settings.
+/// Applies a setting if this peer is allowed to change it. In version 535, every user who can
+/// connect is allowed.
 fn may_set(daemon: &mut Daemon, peer: Peer, set: impl FnOnce(&mut Daemon) -> Vec<String>) -> Vec<String> {
     match daemon.version {
         Version::V550 | Version::V555 if !Environment::is_root(peer.uid) => vec![insufficient(peer)],
@@ -218,7 +219,7 @@ fn start(daemon: &mut Daemon, words: &[&str], peer: Peer) -> Vec<String> {
     }
 }
 
-/// Returns the status. If the status is 1, also returns the reason.
+/// Ends the work of a client. Returns the status. If the status is 1, also returns the reason.
 fn terminate(daemon: &Daemon, server: i64, client: i64) -> Vec<String> {
     let one = || "1".to_owned();
     let Some(found) = daemon.servers.of(server) else {
@@ -264,8 +265,8 @@ fn line([pid, id, server, device, namespace, command]: &[String; 6]) -> String {
     format!("{pid:<10}{id:<10}{server:<15}{device:<26}{namespace:<15}{command:<15}")
 }
 
-/// Formats a row: the pid, an empty column, whether the device is a MIG device, the device's UUID,
-/// and the number of the client.
+/// Formats a row of `ps`: the pid, an empty column, whether the device is a MIG device, the
+/// device's UUID, and the number of the client.
 fn row(server: i32, bytes: &[u8; ROW]) -> String {
     let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
     let pid = word(0);
@@ -287,7 +288,7 @@ fn shown(device: Device) -> String {
     format!("{}-{}-{}-{}", if device.mig { "MIG" } else { "GPU" }, &hex[..8], &hex[8..12], &hex[12..16])
 }
 
-/// Encodes the row that a server sends for a client; [`row`] decodes it.
+/// Encodes the row of `ps` that a server sends for a client. [`row`] decodes it.
 pub(crate) fn encoded(pid: u32, device: Device, number: u32) -> [u8; ROW] {
     let mut bytes = [0; ROW];
     bytes[0..4].copy_from_slice(&pid.to_le_bytes());

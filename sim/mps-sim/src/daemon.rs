@@ -9,8 +9,7 @@
 //!        └─ a server ended
 //! ```
 //!
-//! No step has a deadline. A peer that sends only a part of its data blocks the daemon. Such a peer
-//! blocks the real daemon too.
+//! No step has a deadline. If a peer sends only a part of its data, the daemon blocks, as the real daemon does.
 
 use std::{
     io,
@@ -35,7 +34,7 @@ use crate::{
     wire::{self, Kind, Peer, Socket},
 };
 
-/// The text that the background process prints when it listens.
+/// The text that the background process prints when it has begun to listen.
 const LISTENS: &str = "listens";
 
 pub(crate) struct Daemon {
@@ -47,7 +46,7 @@ pub(crate) struct Daemon {
     files: Files,
     /// The control connection, if a user interface is connected.
     ear: Option<(Socket, Peer)>,
-    /// Connections that get no greeting, because of a fault rule.
+    /// Connections to which the daemon sends no greeting, because of a fault rule.
     ungreeted: Vec<(Socket, Rule)>,
 }
 
@@ -62,7 +61,7 @@ pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode
     let mut command = Command::new(own);
     std::os::unix::process::CommandExt::arg0(&mut command, called);
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    // The called name selects the program: see main.rs.
+    // The name under which this program is called selects what it does: see main.rs.
     command
         .arg(options::BEHIND)
         .args(users.argument())
@@ -135,8 +134,8 @@ fn serve(place: Environment, users: Users, lines: &Lines, listening: impl FnOnce
     daemon.run()
 }
 
-/// Reads percentage and priority from the environment. Like the real daemon, does not read a memory
-/// limit.
+/// Reads percentage and priority from the environment. The real daemon reads no memory limit there, so this function
+/// does not read it either.
 fn from_environment(log: &Log) -> Defaults {
     let mut defaults = Defaults { percentage: 100.0, memory: [0; DEVICES as usize], priority: 0 };
     if let Some(text) = crate::place::variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") {
@@ -258,7 +257,7 @@ impl Daemon {
             }
             Some(Kind::FatalException) => {
                 self.servers.failed(peer, &self.log);
-                // A peer that has closed the connection does not need this message.
+                // Ignore an error: a peer that has closed the connection does not need this message.
                 let _gone = socket.send(&0_u32.to_le_bytes());
             }
             None => self.log.say("Unknown type of connection"),
@@ -280,7 +279,7 @@ impl Daemon {
         None
     }
 
-    /// Reads a command and answers it. Returns an error if the connection ends.
+    /// Reads one command from the control connection and answers it. Returns an error if the connection has ended.
     fn hear(&mut self, ear: &Socket, peer: Peer) -> io::Result<Verdict> {
         if u64::from_le_bytes(ear.receive_array()?) == 0 {
             ear.send(&status(0))?;
@@ -326,7 +325,7 @@ impl Daemon {
             std::thread::sleep(rule.longer());
         }
         self.log.say(&format!("Exit with status {code}"));
-        // The thread of the log needs a moment to write this line before the process ends.
+        // The thread that prints the log needs a moment to write this line before the process ends.
         std::thread::sleep(Duration::from_millis(2));
         files::remove(&self.place.pipe);
         code

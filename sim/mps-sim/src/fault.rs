@@ -1,5 +1,5 @@
-//! Faults of the simulated programs. The fault rules are in a file. The programs read the file
-//! again at every check, so the rules can change while the programs run.
+//! Faults of the simulated MPS programs. The fault rules are in a file. The programs read the file
+//! again at every check, so a user can change the rules while the programs run.
 //!
 //! ```toml
 //! [[fault]]
@@ -9,11 +9,12 @@
 //! times = 2          # default: as long as the rule exists
 //! ```
 //!
-//! The file is `mps-faults.toml` in the simulated host to whose `bin` the program belongs. The
+//! The file is `mps-faults.toml` in the simulated host whose `bin` contains the program. The
 //! program does not find the file through the environment, because a caller may clear the
-//! environment. Outside a host, `$MPS_SIM_FAULTS` names the file. A blocked program continues when
-//! its rule is removed. If the file is invalid, the programs end, so that a typing error does not
-//! mean "no faults".
+//! environment. Outside a simulated host, `$MPS_SIM_FAULTS` names the file.
+//!
+//! A blocked program continues when its rule is removed. If the file is invalid, the programs end:
+//! otherwise a typing error would mean "no faults".
 
 use std::{
     fs::{File, OpenOptions},
@@ -41,15 +42,16 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 pub enum Kind {
     /// The daemon accepts a connection, but sends no greeting.
     SilentHello,
-    /// The daemon sends its greeting after `ms`.
+    /// The daemon sends its greeting `ms` milliseconds late.
     SlowHello,
-    /// The daemon greets with an unknown version. Only programs of that version understand it.
+    /// The daemon sends a greeting with an unknown protocol version. Only programs of that version
+    /// understand it.
     ForeignHello,
     /// The daemon behaves as if another process held the control connection.
     BusyUi,
     /// The daemon executes a command, but does not send the answer.
     EmptyReply,
-    /// The daemon blocks when it writes to its log during a session, as with a full pipe.
+    /// During a session, the daemon blocks when it writes to its log, as if the pipe were full.
     UnreadPipe,
     /// The daemon's pid file names another process.
     StalePidFile,
@@ -63,11 +65,11 @@ pub enum Kind {
     OrphanServer,
     /// The daemon hangs.
     HungDaemon,
-    /// A client of another user waits for a server, or has a server.
+    /// A client of another user waits for a server, or is served.
     SecondUid,
-    /// The command `quit` takes `ms` longer.
+    /// The command `quit` takes `ms` milliseconds longer.
     SlowQuit,
-    /// The daemon starts to listen only after `ms`.
+    /// The daemon begins to listen `ms` milliseconds late.
     SlowStart,
 }
 
@@ -117,8 +119,8 @@ pub struct Rule {
     pub id: u64,
     /// The kind.
     pub kind: Kind,
-    /// A part of the pipe directory or of the visible devices. The rule applies to the daemons
-    /// whose pipe directory or visible devices contain this text.
+    /// A text. The rule applies to the daemons whose pipe directory or visible devices contain this
+    /// text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
     /// Maximum number of times that the fault happens. If absent, there is no limit.
@@ -137,7 +139,7 @@ impl Rule {
         self.times.is_none_or(|times| self.fired < times)
     }
 
-    /// Returns the delay of a slow kind.
+    /// Returns the delay of a kind of fault that delays.
     pub(crate) fn longer(&self) -> Duration {
         Duration::from_millis(self.ms.unwrap_or(3000))
     }
@@ -217,7 +219,8 @@ impl FaultFile {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&self.path);
         let file = file.with_context(there)?;
         if create {
-            // Servers also count faults in this file, and a server may run as any user.
+            // Ignore an error. Every user may write to the file, because servers also count faults
+            // in it, and a server may run as any user.
             let _not_mine = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
         let mut held = locked(file, FlockArg::LockExclusive)?;
@@ -242,7 +245,7 @@ fn locked(file: File, how: FlockArg) -> anyhow::Result<Flock<File>> {
     Flock::lock(file, how).map_err(|(_, errno)| anyhow::anyhow!("cannot lock the faults: {errno}"))
 }
 
-/// The rules, as they apply to one program.
+/// The fault rules, as one program sees them.
 #[derive(Debug, Clone)]
 pub(crate) struct Faults {
     file: Option<FaultFile>,
@@ -263,13 +266,13 @@ impl Faults {
         })
     }
 
-    /// Returns an active rule of this kind.
+    /// Returns an active rule of this kind, if there is one.
     pub(crate) fn on(&self, kind: Kind) -> Option<Rule> {
         let concerned = |rule: &Rule| rule.on.as_ref().is_none_or(|part| self.target.contains(part.as_str()));
         self.rules().into_iter().find(|rule| rule.kind == kind && rule.is_left() && concerned(rule))
     }
 
-    /// Returns an active rule of this kind, and increments its count.
+    /// Returns an active rule of this kind, if there is one, and increments its count.
     pub(crate) fn fires(&self, kind: Kind) -> Option<Rule> {
         let rule = self.on(kind)?;
         if let Some(file) = &self.file {
@@ -283,7 +286,7 @@ impl Faults {
         Some(rule)
     }
 
-    /// Returns whether a rule still exists, even if its count is used up.
+    /// Returns whether a rule still exists, even if it has fired its maximum number of times.
     pub(crate) fn is_there(&self, rule: &Rule) -> bool {
         self.rules().iter().any(|one| one.id == rule.id)
     }

@@ -27,10 +27,11 @@ use crate::{
     wire::Socket,
 };
 
-/// Minimum length in bytes at which the path of a pipe directory is too long for its sockets.
+/// Length of a path in bytes. A pipe directory with a path of this length or more is too long for
+/// its sockets.
 const TOO_LONG: usize = 88;
 const PID: &str = "nvidia-cuda-mps-control.pid";
-/// A pid that is higher than any pid on Linux, so no process has this pid.
+/// A pid that no process has, because it is higher than any pid on Linux.
 const NOBODYS_PID: u32 = 4_194_304;
 
 /// The open files of a daemon.
@@ -45,7 +46,7 @@ pub(crate) struct Files {
 pub(crate) enum NoFiles {
     /// Another daemon uses this pipe directory.
     Taken,
-    /// The path is too long. The real daemon ends without a message in this case.
+    /// The path of the pipe directory is too long. The real daemon then ends without a message.
     TooLong,
     System(io::Error),
 }
@@ -82,7 +83,8 @@ pub(crate) fn lock(pipe: &Path) -> Result<File, NoFiles> {
     })
 }
 
-/// Creates the sockets and listens, in a locked directory. The daemon keeps `lock` until its end.
+/// Creates the sockets in a locked pipe directory, and listens on them. The daemon keeps `lock`
+/// until its end.
 pub(crate) fn listen(place: &Environment, lock: File) -> io::Result<Files> {
     let privileged = Socket::listen(&place.pipe.join("control_privileged"))?;
     let control = Socket::listen(&place.pipe.join("control"))?;
@@ -101,7 +103,7 @@ pub(crate) fn listen(place: &Environment, lock: File) -> io::Result<Files> {
 /// Removes the files that `quit` removes.
 pub(crate) fn remove(pipe: &Path) {
     for name in ["log", PID] {
-        // The file may be gone already.
+        // Ignore an error: the file may be gone already.
         let _gone = std::fs::remove_file(pipe.join(name));
     }
 }

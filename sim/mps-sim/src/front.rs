@@ -1,6 +1,5 @@
-//! The front-end: sends lines from standard input to the daemon, and prints the daemon's answers to
-//! standard output. As with the real front-end, the exit code only shows whether a daemon is
-//! running.
+//! The front-end: sends lines from standard input to the daemon, and prints the answers. As with
+//! NVIDIA's front-end, the exit code only shows whether a daemon is running.
 
 use std::{
     io::{self, BufRead, Write},
@@ -28,7 +27,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let heard = Arc::clone(&socket);
     std::thread::spawn(move || {
         answers(&heard);
-        // Exit even if standard input is still open, because another process holds the control
+        // Exit here even if standard input is still open: another process holds the control
         // connection, or the daemon has ended.
         std::process::exit(0)
     });

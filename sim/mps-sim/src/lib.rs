@@ -1,10 +1,10 @@
 //! Simulated versions of NVIDIA's MPS programs: the control daemon with its front-end, the server,
 //! and a client that connects as libcuda does.
 //!
-//! No shipped program uses this crate. `gpush-sim` puts the programs into a host's `bin` under
-//! their real names, and tests run them through [`main`]. The behaviour of the programs follows
-//! observations of the real daemon. The README.md of this crate describes these observations, and
-//! what is unknown.
+//! No program that ships uses this crate. `gpush-sim` puts the programs into the directory `bin` of
+//! a simulated host under their real names, and tests run them through [`main`]. The programs
+//! behave as NVIDIA's programs were observed to behave. The README.md of this crate describes the
+//! observations, and what is unknown.
 //!
 //! ```text
 //!  user interface ──4──► control_privileged ─┐                       ┌── clients with their limits
@@ -14,8 +14,8 @@
 //!                                        handed to both by the daemon
 //! ```
 //!
-//! Fault rules are in a file, because callers may start these programs with an empty environment:
-//! see [`fault`].
+//! Fault rules are in a file, not in the environment, because callers may start these programs with
+//! an empty environment: see [`fault`].
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
@@ -59,7 +59,7 @@ pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
     }))
 }
 
-/// Runs the control program in the host's version.
+/// Runs the control program as the version of the simulated host.
 fn control(called: &Path, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let place = place::Environment::of(called);
     let users = |multi_user| if multi_user { Users::Many } else { Users::One };

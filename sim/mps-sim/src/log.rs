@@ -1,10 +1,10 @@
 //! The log: a FIFO in the pipe directory. The daemon and the servers write records into it. A
 //! thread of the daemon prints them as lines.
 //!
-//! A record consists of a header of 48 bytes and a text. The header contains the kind of the writer
-//! (in the last byte of a mark), the writer's pid, the local time as eight numbers, and the length
-//! of the text. As with the real daemon, any user may write into the FIFO, invalid data stops the
-//! log, and the daemon blocks when the FIFO is full.
+//! A record has a header of 48 bytes and a text. The header contains a mark, whose last byte is the
+//! kind of the writer. The other fields are the writer's pid, the local time as eight numbers, and
+//! the length of the text. As with the real daemon, any user may write into the FIFO, invalid data
+//! stops the log, and the daemon blocks when the FIFO is full.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The mark of a record, without the kind of the writer.
+/// The mark at the start of a record, without the kind of the writer.
 const MARK: u32 = 0xabcd_e000;
 const HEADER: usize = 48;
 
@@ -33,7 +33,7 @@ impl Source {
     }
 }
 
-/// Writes the records of a program.
+/// Writes log records for one program.
 #[derive(Debug)]
 pub(crate) struct Log {
     fifo: Option<File>,
@@ -45,7 +45,8 @@ impl Log {
     pub(crate) fn of(pipe: &Path, source: Source) -> Self {
         let fifo = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(pipe.join("log"));
         if let Ok(fifo) = &fifo {
-            // Opening must not wait for a reader, but writing may.
+            // `open` must not wait for a reader, but `write` may wait. So make the FIFO blocking
+            // only after it is open.
             let _as_it_is = nix::fcntl::fcntl(fifo, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty()));
         }
         Self { fifo: fifo.ok(), source }
@@ -69,7 +70,7 @@ impl Log {
         let mut record: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         record.extend((text.len() as u64).to_le_bytes());
         record.extend(text.as_bytes());
-        // A missing log must not stop the program.
+        // Ignore an error: the program must continue without its log.
         let _lost = fifo.write_all(&record);
     }
 }
@@ -93,7 +94,8 @@ pub(crate) fn open(pipe: &Path, lines: &Lines) -> io::Result<()> {
         Err(errno) => return Err(errno.into()),
     }
     std::fs::set_permissions(&fifo, std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
-    // The FIFO is open for reading and writing, so that reading never reaches the end.
+    // Open the FIFO for reading and writing. With a writer, a read never reaches the end of the
+    // file.
     let mut from = OpenOptions::new().read(true).write(true).open(&fifo)?;
     let append = |dir: &Path, name: &str| OpenOptions::new().create(true).append(true).open(dir.join(name)).ok();
     let (mut control, mut server) = match lines {

@@ -1,5 +1,5 @@
-//! The programs of this crate without `gpush-sim`. If this file is called through a link, the name
-//! of the link selects the program. Otherwise the first argument is the name of the program, or
+//! The programs of this crate, without `gpush-sim`. If a link calls this program, the name of the
+//! link selects what it does. Otherwise, the first argument does: the name of an MPS program, or
 //! `client`.
 
 use std::{path::PathBuf, process::ExitCode};

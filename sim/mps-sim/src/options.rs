@@ -11,9 +11,9 @@ use std::ffi::OsString;
 
 use crate::place::Version;
 
-/// The option with which one server, which runs as root, serves clients of all users.
+/// With this option, one server serves clients of all users. The server runs as root.
 pub(crate) const MULTI_USER: &str = "-multiuser-server";
-/// The internal argument of the background process that `-d` starts.
+/// Internal argument: `-d` starts the daemon's background process with it.
 pub(crate) const BEHIND: &str = "--behind";
 
 /// The action that a command line requests.
@@ -25,7 +25,7 @@ pub(crate) enum Action {
     Background {
         multi_user: bool,
     },
-    /// Run as the background process that `-d` has started.
+    /// Run as the background process that `-d` starts.
     Behind {
         multi_user: bool,
     },
@@ -33,12 +33,12 @@ pub(crate) enum Action {
     Help,
     /// Print the help, as an error.
     Usage,
-    /// Fail, because a user other than root requests `-multiuser-server`.
+    /// Fail, because the user is not root and requests `-multiuser-server`.
     OnlyRoot,
 }
 
 impl Action {
-    /// Parses the arguments as this version of the program does.
+    /// Parses the arguments as this version of the control program does.
     pub(crate) fn of(version: Version, arguments: &[OsString]) -> Self {
         let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
         let is_root = nix::unistd::geteuid().is_root();
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// This behaviour was observed with 555.58.02.
+    /// The control program 555.58.02 was observed to behave in this way.
     #[test]
     fn version_555_rejects_unknown_arguments() {
         let of = |words: &[&str]| Action::of_several(words, true);

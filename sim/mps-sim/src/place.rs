@@ -15,16 +15,17 @@ const LOG: &str = "CUDA_MPS_LOG_DIRECTORY";
 /// Environment variable with the version of the programs, for use outside a host.
 const VERSION: &str = "MPS_SIM_VERSION";
 
-/// The driver versions that the simulation distinguishes.
+/// The driver versions between which the simulation distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
-    /// Has no command `get_server_status`, writes no pid file, and lets every user change settings.
+    /// The daemon has no command `get_server_status`, writes no pid file, and lets every user
+    /// change settings.
     V535,
-    /// Has the command `get_server_status`, writes a pid file, and lets only root and the daemon's
-    /// own user change settings.
+    /// The daemon has the command `get_server_status`, and writes a pid file. Only root and the
+    /// daemon's own user may change settings.
     V550,
-    /// As 550, but also accepts several options, rejects unknown options, and has
-    /// `-multiuser-server`.
+    /// Like [`V550`](Self::V550), but the daemon also accepts several options, rejects unknown
+    /// options, and has `-multiuser-server`.
     V555,
 }
 
@@ -78,8 +79,8 @@ pub(crate) fn pipe() -> PathBuf {
 }
 
 impl Environment {
-    /// Returns the environment of a program that was called by this path. A name without a
-    /// directory is looked up in `PATH`.
+    /// Returns the environment of a program that was called by this path. If the path has no
+    /// directory, the program is searched in `PATH`.
     pub(crate) fn of(called: &Path) -> Self {
         let found = || {
             let name = called.file_name()?;
@@ -116,8 +117,8 @@ impl Environment {
         }
     }
 
-    /// Returns whether a user has root's permissions. The daemon's own user also has these
-    /// permissions.
+    /// Returns whether the daemon gives this user root's permissions: the user is root, or the
+    /// daemon's own user.
     pub(crate) fn is_root(uid: u32) -> bool {
         uid == 0 || uid == nix::unistd::geteuid().as_raw()
     }
@@ -127,16 +128,16 @@ impl Environment {
         self.host.as_ref().is_some_and(|host| !host.dir().join("state").exists())
     }
 
-    /// Returns whether a server must end although no daemon asks the server to end. On a simulated
-    /// host, the server must end if the host was removed. If only the pipe directory was removed,
-    /// the server continues, as NVIDIA's server does. Outside a host, the server must end if the
-    /// pipe directory was removed.
+    /// Returns whether a server must end although no daemon asks it to end. On a simulated host,
+    /// the server ends if the host was removed. If only the pipe directory was removed, it
+    /// continues, as NVIDIA's server does. Outside a simulated host, the server ends if the pipe
+    /// directory was removed.
     pub(crate) fn is_abandoned(&self) -> bool {
         if self.host.is_some() { self.is_gone() } else { !self.pipe.exists() }
     }
 
-    /// Returns the visible device: the first device that the environment names, by index, UUID or
-    /// part of a UUID.
+    /// Returns the visible device: the first device that the environment names by index, by UUID or
+    /// by a part of a UUID.
     pub(crate) fn device_name(&self) -> String {
         let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_else(|| "0".to_owned());
         let first = visible.split(',').next().unwrap_or_default().trim().to_owned();
@@ -145,8 +146,8 @@ impl Environment {
         by_index().unwrap_or(first)
     }
 
-    /// Registers this process on a device, so that NVML lists the process there until the process
-    /// ends. Does nothing outside a host.
+    /// Registers this process on a device, so that NVML lists it there until it ends. Outside a
+    /// simulated host, does nothing.
     pub(crate) fn occupy(&self, device: &str, kind: ProcessKind, memory_mib: u64) -> Result<(), HostError> {
         let Some(host) = &self.host else { return Ok(()) };
         let slots = host.hardware().slots.iter().zip(0..);
@@ -172,7 +173,7 @@ impl Environment {
     }
 
     /// Returns the number of processes that compute on a whole device, including MPS servers.
-    /// Returns 0 outside a host.
+    /// Outside a simulated host, returns 0.
     pub(crate) fn computing(&self, device: &str) -> usize {
         let Some(host) = &self.host else { return 0 };
         let index = host.hardware().slots.iter().position(|slot| slot.identity.uuid == device);

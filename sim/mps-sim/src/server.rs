@@ -1,7 +1,7 @@
 //! The server. It serves the clients that the daemon passes to it, and answers the daemon's queries
 //! about these clients.
 //!
-//! The server also works with the real control daemon, whose queries are the same (README.md). The
+//! This server also works with NVIDIA's control daemon, because the two daemons send the same queries (README.md). The
 //! protocol between the server and its clients exists only in this simulation:
 //!
 //! ```text
@@ -10,9 +10,9 @@
 //! server ► `fault`                                             its context is lost
 //! ```
 //!
-//! The server ends on SIGINT, or when the daemon has asked it to end and all clients have ended.
-//! The server continues when its daemon ends or its pipe directory is removed, but ends with its
-//! simulated host. Outside a host, the server ends when its pipe directory is removed.
+//! The server ends on SIGINT, or when the daemon has asked it to end and all its clients have ended. If its daemon ends
+//! or its pipe directory is removed, it continues. It ends when its simulated host ends. Outside a simulated host, it
+//! ends when its pipe directory is removed.
 
 use std::{
     io,
@@ -47,7 +47,7 @@ struct Client {
 #[derive(Debug, Default)]
 struct State {
     clients: Vec<Client>,
-    /// Number of clients. A socket whose client has not identified itself yet also counts.
+    /// Number of sockets with a client, including clients that have not identified themselves yet.
     served: u32,
     numbers: u32,
     percentage: f64,
@@ -88,8 +88,8 @@ pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
     let server = Arc::new(Server { place, log, device, state: Mutex::new(state) });
     let watched = Arc::clone(&server);
     std::thread::spawn(move || watched.watch());
-    // The daemon asked this server to end, or the daemon itself has ended. In both cases the server
-    // serves its clients until they end.
+    // The daemon has asked this server to end, or the daemon itself has ended. In both cases, the server serves its
+    // clients until they end.
     let _end = server.answer(&control);
     drop(control);
     loop {
@@ -108,8 +108,7 @@ impl Server {
             match control.receive_u32()? {
                 ask::CLIENT => {
                     if let Some(socket) = control.receive()?.socket {
-                        // Count the client before the daemon's next request, which may be the
-                        // request to end.
+                        // Count the client now, because the next message of the daemon may be the request to end.
                         self.state().served += 1;
                         let server = Arc::clone(self);
                         std::thread::spawn(move || server.serve(socket));
@@ -184,7 +183,7 @@ impl Server {
                 memory.map_or_else(String::new, |bytes| format!(" memory={}", bytes >> 20))
             );
             let greeted = socket.send(answer.as_bytes());
-            // The client sends nothing more. The server only waits for the end of the connection.
+            // The client sends nothing more, so the loop only waits until the connection ends.
             while greeted.is_ok() && socket.receive().is_ok() {}
             self.state().clients.retain(|one| !Arc::ptr_eq(&one.socket, &socket));
             self.log.say(&format!("Client {} disconnected", peer.pid));
@@ -212,7 +211,7 @@ impl Server {
         }
     }
 
-    /// Watches for faults, and for the end of the simulated host or pipe directory.
+    /// Checks in a loop for faults, and for the end of the simulated host or of the pipe directory.
     fn watch(&self) {
         loop {
             if self.place.is_abandoned() {

@@ -9,9 +9,9 @@
 //!     waiting clients are disconnected                          the last waiting client is served first
 //! ```
 //!
-//! A server serves one uid at a time. With `-multiuser-server`, it serves all users as uid 0. A
-//! server is busy while it starts, and when it has to end after its last client. The daemon does
-//! not query a busy server, and reports only in the log that the server is busy.
+//! A server serves one uid at a time. With `-multiuser-server`, it serves all users as uid 0. A server is *busy* while
+//! it starts, and after it was asked to end. The daemon does not query a busy server: it only logs that the server is
+//! busy.
 
 use std::{
     io,
@@ -34,9 +34,9 @@ use crate::{
 
 /// Requests from the daemon to a server.
 pub(crate) mod ask {
-    /// Serve a client. The client's socket follows.
+    /// Serve a client. The next message has the client's socket.
     pub(crate) const CLIENT: u32 = 2;
-    /// End after the last client has ended. A 0 follows.
+    /// End after the last client has ended. The next message is a 0.
     pub(crate) const LEAVE: u32 = 5;
     /// Return the number of clients, and then the pid of each client.
     pub(crate) const CLIENTS: u32 = 6;
@@ -44,14 +44,13 @@ pub(crate) mod ask {
     pub(crate) const PERCENTAGE: u32 = 8;
     /// Set the active thread percentage. The server sends no answer.
     pub(crate) const SET_PERCENTAGE: u32 = 9;
-    /// Return the pinned memory limit of a device, in bytes. The device follows.
+    /// Return the pinned memory limit of a device, in bytes. The next field is the device.
     pub(crate) const MEMORY: u32 = 11;
-    /// Set the pinned memory limit. The device and the bytes follow. The server sends no answer.
+    /// Set the pinned memory limit. The next fields are the device and the bytes. The server sends no answer.
     pub(crate) const SET_MEMORY: u32 = 12;
-    /// End the work of a client. The pid of the client follows. The answer is a status.
+    /// End the work of a client. The next field is the pid of the client. The answer is a status.
     pub(crate) const TERMINATE: u32 = 13;
-    /// Return the number of clients, and then a row of `ps` for each client. The daemon then sends
-    /// a 0.
+    /// Return the number of clients, and then a row of `ps` for each client. After the answer, the daemon sends a 0.
     pub(crate) const PROCESSES: u32 = 14;
 }
 
@@ -60,7 +59,7 @@ pub(crate) const DEVICES: u32 = 32;
 /// Length of a row of `ps` in bytes.
 pub(crate) const ROW: usize = 40;
 
-/// Settings of the next server.
+/// Settings that the next server gets at its start.
 #[derive(Debug, Clone)]
 pub(crate) struct Defaults {
     pub(crate) percentage: f64,
@@ -102,7 +101,7 @@ impl Server {
     /// Asks the server to end after its last client.
     fn leave(&mut self) {
         if let Some(socket) = self.socket.take() {
-            // The server may have ended already. The next check notices that.
+            // Ignore an error: if the server has ended, the next check notices that.
             let _dead = socket.send(&ask::LEAVE.to_le_bytes()).and_then(|()| socket.send(&0_u32.to_le_bytes()));
         }
     }
@@ -119,11 +118,11 @@ enum Waiting {
         socket: Socket,
         peer: Peer,
     },
-    /// A command that starts a server and needs nothing else from the server.
+    /// A command that only needs a server to be started.
     Start {
         uid: u32,
     },
-    /// A client that a fault rule simulates.
+    /// A client that does not exist: a fault rule simulates it.
     MadeUp {
         uid: u32,
     },
@@ -147,7 +146,7 @@ pub(crate) enum Users {
     /// One user.
     #[default]
     One,
-    /// All users: `-multiuser-server`. The server runs as root.
+    /// All users. With `-multiuser-server`, one server, which runs as root, accepts them.
     Many,
 }
 
@@ -160,8 +159,8 @@ impl Users {
         }
     }
 
-    /// Returns the uid under which a client is served. With several users, the real daemon treats
-    /// all clients as clients of root, also in its log.
+    /// Returns the uid under which the daemon treats a client. With several users, the real daemon treats all clients
+    /// as clients of root, also in its log.
     fn uid(self, uid: u32) -> u32 {
         match self {
             Self::One => uid,
@@ -210,14 +209,14 @@ impl Servers {
         self.settle(log);
     }
 
-    /// Handles a server's report that the server is ready. Sends the defaults to the server.
+    /// Handles the report of a server that it is ready. Sends the default settings to the server.
     pub(crate) fn ready(&mut self, socket: Socket, peer: Peer, defaults: &Defaults, log: &Log) -> io::Result<()> {
         let Some(now) = self.now.as_mut().filter(|now| now.pid() == peer.pid) else {
             log.say(&format!("NEW SERVER {}: Ignoring connection from user", peer.pid));
             return Ok(());
         };
         log.say(&format!("NEW SERVER {}: Ready", peer.pid));
-        // Like the real daemon, wait for the status without a time limit.
+        // Wait for the status without a time limit, as the real daemon does.
         socket.receive()?;
         socket.send(&defaults.percentage.to_le_bytes())?;
         socket.send(&u64::from(DEVICES).to_le_bytes())?;
@@ -250,12 +249,12 @@ impl Servers {
         }
     }
 
-    /// Ends all servers, because the daemon ends.
+    /// Ends all servers, because the daemon is ending.
     pub(crate) fn end_all(&mut self) {
         self.waiting.clear();
         self.made_up = None;
         match &mut self.now {
-            // A server that is not ready would not receive the request.
+            // If the server is not ready, it cannot receive a request. So interrupt it.
             Some(now) if now.socket.is_none() && !now.was_ready => now.interrupt(),
             Some(now) => now.leave(),
             None => {}
@@ -278,16 +277,15 @@ impl Servers {
         let (uid, was_ready) = (now.uid, now.was_ready);
         self.now = None;
         if !was_ready {
-            // For these clients, cuInit returns 805.
+            // In the programs of these clients, cuInit returns 805.
             self.waiting.retain(|one| one.uid() != uid);
         }
         self.settle(log);
         Some(code)
     }
 
-    /// Makes all progress that is possible. Starts a server for the last waiting client, passes
-    /// waiting clients to the server of their uid, and asks the server to end if a client of
-    /// another user waits.
+    /// Does everything that is possible now: starts a server for the last waiting client, passes waiting clients to the
+    /// server of their uid, and asks the server to end if a client of another user waits.
     fn settle(&mut self, log: &Log) {
         if self.now.is_none()
             && let Some(uid) = self.waiting.last().map(Waiting::uid)
@@ -310,7 +308,7 @@ impl Servers {
         for one in theirs {
             match one {
                 Waiting::Client { socket: client, .. } => {
-                    // A client that has ended needs no server.
+                    // Ignore an error: a client that has ended needs no server.
                     let _gone = hand_over(socket, &client);
                 }
                 Waiting::Start { .. } => {}
@@ -340,7 +338,7 @@ impl Servers {
         self.made_up.as_ref().map(|(rule, _)| rule)
     }
 
-    /// Ends the simulated client, in any state.
+    /// Ends the simulated client, whether it waits or is served.
     pub(crate) fn unmake(&mut self) {
         self.made_up = None;
         self.waiting.retain(|one| !matches!(one, Waiting::MadeUp { .. }));
@@ -359,19 +357,19 @@ fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
     drop(one);
     client.send_socket(&other)?;
     drop(other);
-    // A client that does not answer blocks the daemon. Such a client blocks the real daemon too.
+    // If a client does not answer, it blocks the daemon, as it blocks the real daemon.
     client.receive().map(|_| ())
 }
 
-/// Finds the server program through `PATH`, and starts a server. If permitted, the server runs as
-/// the user.
+/// Finds the server program through `PATH`, and starts a server. If this process is root, the server runs as the user
+/// `uid`.
 fn spawn(uid: u32, users: Users) -> io::Result<Child> {
     let mut command = Command::new(SERVER);
     command.args(users.argument());
     if nix::unistd::geteuid().is_root() && uid != 0 && uid != MADE_UP_UID {
         command.uid(uid);
     }
-    // As with the real daemon, the server inherits the daemon's standard input. If the file is
-    // locked, the lock therefore remains while the server runs.
+    // As with the real daemon, the server inherits the standard input of the daemon. If standard input is a locked
+    // file, the lock stays while the server runs.
     command.spawn()
 }

@@ -1,4 +1,5 @@
-//! Values, parsed and printed as the real daemon does, including its peculiarities.
+//! Values of commands. They are parsed and printed as the real daemon does, including its
+//! peculiarities.
 
 /// Parses an active thread percentage, above 0 and at most 100. Text after the number is ignored.
 pub(crate) fn percentage(text: &str) -> Option<f64> {
@@ -12,8 +13,8 @@ pub(crate) fn shown_percentage(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// Parses a limit of pinned memory. Returns bytes; 0 removes the limit. A `G` directly after the
-/// number means GiB, and anything else means MiB. A negative number wraps around. Text without a
+/// Parses a limit of pinned memory. Returns bytes; 0 removes the limit. If a `G` directly follows
+/// the number, the unit is GiB, otherwise MiB. A negative number wraps around. A text without a
 /// number is 0.
 pub(crate) fn memory(text: &str) -> u64 {
     let (negative, digits) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
@@ -26,8 +27,8 @@ pub(crate) fn memory(text: &str) -> u64 {
     }
 }
 
-/// Formats a limit: as whole GiB from 1 GiB on, and as whole MiB below. Returns `None` for no
-/// limit.
+/// Formats a limit of memory: in whole GiB if it is at least 1 GiB, otherwise in whole MiB. Returns
+/// `None` for 0 (no limit).
 pub(crate) fn shown_memory(bytes: u64) -> Option<String> {
     match bytes {
         0 => None,

@@ -24,14 +24,14 @@ use nix::{
 
 /// Greeting of the daemon.
 pub(crate) const HELLO: &[u8] = b"OUTBHELL\0";
-/// Greeting of a daemon with an unknown version.
+/// Greeting of a daemon with an unknown protocol version.
 pub(crate) const FOREIGN_HELLO: &[u8] = b"OUTBHEL3\0\x03\0\0\0";
 /// Packet that is sent together with credentials.
 pub(crate) const CREDENTIALS: &[u8] = b"OUTBCRED\0";
 /// Packet that is sent together with a socket.
 pub(crate) const SOCKET: &[u8] = b"OUTBCUFD\0";
 
-/// The kind of a peer of the daemon.
+/// The kind with which a peer introduces itself to the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A server that is ready.
@@ -88,7 +88,7 @@ impl Socket {
         Ok(socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
     }
 
-    /// Listens at a path. Replaces an existing socket.
+    /// Creates a socket at a path, and listens on it. Replaces an existing socket.
     pub(crate) fn listen(at: &Path) -> io::Result<Self> {
         let fd = Self::unconnected()?;
         match std::fs::remove_file(at) {
@@ -102,7 +102,7 @@ impl Socket {
 
     /// Accepts the next connection.
     pub(crate) fn accept(&self) -> io::Result<Self> {
-        // `UnixListener` is for stream sockets, but its `accept` also works for this socket.
+        // `UnixListener` is meant for stream sockets, but its `accept` also works for SEQPACKET sockets.
         let listener = std::os::unix::net::UnixListener::from(self.0.try_clone()?);
         Self::with_names(listener.accept()?.0.into())
     }
@@ -202,7 +202,7 @@ impl Socket {
         first.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a packet is too short"))
     }
 
-    /// Makes the kernel attach the peer's credentials to each packet.
+    /// Makes the kernel attach the credentials of the peer to each packet that this socket receives.
     pub(crate) fn ask_names(self) -> io::Result<Self> {
         Self::with_names(self.0)
     }

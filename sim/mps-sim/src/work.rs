@@ -1,7 +1,7 @@
 //! A simulated computing client for hosts without a GPU. It prints what `tests/gpu/client.py`
 //! prints on a real GPU, so that the checks of `tests/gpu` can be tested without a GPU.
 //!
-//! The client computes nothing. Its speed follows a simple model of an idle device without noise:
+//! The client computes nothing. Its speed follows a simple model of an idle device:
 //!
 //! | | with MPS | without |
 //! |---|---|---|
@@ -34,12 +34,13 @@ use crate::{
 /// Number of multiprocessors of the device.
 const MULTIPROCESSORS: u32 = 100;
 
-/// Iterations per second of a process that has the whole device, for large and for small kernels.
+/// Iterations per second of a process that has the whole device to itself, with large kernels. The
+/// next constant is for small kernels.
 const LARGE: f64 = 1000.0;
 const SMALL: f64 = 100.0;
 
-/// Interval between progress lines. A real client prints two lines per second, but tests should not
-/// wait that long.
+/// Interval between lines about the progress. A client on a real GPU prints two lines per second.
+/// Tests should not wait that long.
 const TELLS: Duration = Duration::from_millis(50);
 
 /// Memory of a process in MiB, in addition to its allocations.
@@ -50,7 +51,7 @@ const OWN_MEMORY: u64 = 512;
 pub struct Work {
     /// Duration of the computation. `None` means until SIGTERM.
     pub seconds: Option<f64>,
-    /// MiB of device memory to allocate first.
+    /// Device memory that the client allocates first, in MiB.
     pub allocate: u64,
     /// Whether to use kernels that occupy only a small part of the device.
     pub small: bool,
@@ -58,7 +59,7 @@ pub struct Work {
     pub wait: bool,
 }
 
-/// The resources that a client has, from its server or from a device without MPS.
+/// What a client may use: the limits from its MPS server, or a whole device without MPS.
 #[derive(Debug, Clone, Copy)]
 struct Given {
     mps: bool,
@@ -74,8 +75,8 @@ impl Given {
         Self { mps: true, percentage, limit_mib: word("memory").and_then(|text| text.parse().ok()) }
     }
 
-    /// Returns the iterations per second. `others` is the number of other processes with which the
-    /// client is time-sliced.
+    /// Returns the speed in iterations per second. `others` is the number of other processes that
+    /// share the device by time-slicing.
     fn speed(self, small: bool, others: usize) -> f64 {
         match (self.mps, small) {
             (true, true) => SMALL,
@@ -152,7 +153,7 @@ fn run(work: Work) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns a channel that receives a message after the first line, or the end, of standard input.
+/// Returns a channel. It receives a message when standard input has a line, or has ended.
 fn first_line() -> mpsc::Receiver<()> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {

@@ -1,4 +1,5 @@
-//! The effect of each fault on gpush's protocol crate. After a fault is cleared, everything works.
+//! How gpush's protocol crate reacts to each fault. After a fault is cleared, the crate works
+//! again.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed, in a helper too")]
 
 use std::{
@@ -149,7 +150,7 @@ async fn busy_ui_makes_the_daemon_report_busy() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::BusyUi, None);
     let busy = daemon.control.default_percentage(SHORT).await.unwrap_err();
-    // The deadline may expire during another attempt.
+    // Both errors are right, because the deadline may expire during any attempt.
     let told = matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. }));
     assert!(told, "{busy:?}");
     daemon.is_well().await;
@@ -171,8 +172,8 @@ async fn unread_pipe_and_hung_daemon_block_at_different_stages() {
     assert_eq!(silent_at(&daemon).await, Stage::Answer);
     daemon.is_well().await;
     daemon.fault(Kind::HungDaemon, None);
-    // The daemon may have checked its fault rules just before the test added this rule. Wait until
-    // the daemon checks the rules again.
+    // The daemon may have checked the fault rules just before the test added this rule. Wait until
+    // the daemon checks again.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(silent_at(&daemon).await, Stage::Hello);
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), Some(daemon.child.id().cast_signed()));

@@ -1,9 +1,13 @@
 //! Access to the caller's memory and handles.
 //!
-//! Every pointer from a client arrives as a [`Ptr`]. Therefore NULL always gives
-//! `INVALID_ARGUMENT`, a text buffer that is too small always gives `INSUFFICIENT_SIZE`, and
-//! unaligned structs are safe. This crate never creates a `Ptr` itself. A `Ptr` exists only as an
-//! argument of a C function, and the caller of that function guarantees that the pointer is valid.
+//! Every pointer from a client arrives as a [`Ptr`]:
+//!
+//! - For NULL, the result is always `INVALID_ARGUMENT`.
+//! - For a text buffer that is too small, the result is always `INSUFFICIENT_SIZE`.
+//! - Unaligned structs are safe.
+//!
+//! This crate never creates a `Ptr` itself: a `Ptr` is always an argument of a C function. The
+//! caller of that function guarantees that the pointer is valid.
 
 #![allow(unsafe_code)] // the C ABI passes raw pointers, and this module dereferences them
 
@@ -32,7 +36,7 @@ impl<T> Ptr<T> {
         self.0.is_null()
     }
 
-    /// Casts the pointer to another struct, which the caller's version word selects.
+    /// Casts the pointer to another struct. The version word of the caller selects the struct.
     pub(crate) fn cast<U>(self) -> Ptr<U> {
         Ptr(self.0.cast())
     }
@@ -66,14 +70,16 @@ impl<T> Ptr<T> {
         Ok(unsafe { from.read_unaligned() })
     }
 
-    /// Returns a pointer to an entry of a caller's array. The array must be long enough.
+    /// Returns a pointer to one entry of a caller's array. The caller guarantees that the array is
+    /// long enough.
     pub(crate) fn at(self, index: usize) -> Outcome<Ptr<T>> {
         let first = self.not_null()?;
         // SAFETY: the result is within the array that the caller guarantees.
         Ok(Ptr(unsafe { first.add(index) }))
     }
 
-    /// Writes values one after the other into a caller's array. The array must be long enough.
+    /// Writes values one after the other into a caller's array. The caller guarantees that the
+    /// array is long enough.
     pub(crate) fn put_all(self, values: Vec<T>) -> Outcome {
         self.required()?;
         for (index, value) in values.into_iter().enumerate() {
@@ -82,9 +88,9 @@ impl<T> Ptr<T> {
         Ok(())
     }
 
-    /// Fills a list by NVML's rule for lists of unknown length. On entry, `count` is the capacity
-    /// of the array; on return, it is the number of entries. If the capacity is too small, returns
-    /// `INSUFFICIENT_SIZE`. A caller can pass a capacity of 0 to query the number.
+    /// Fills a list whose length the caller does not know. On entry, `count` is the capacity of the
+    /// array; on return, it is the number of entries. If the capacity is too small, returns
+    /// `INSUFFICIENT_SIZE`. So a caller can pass a capacity of 0 to get the number.
     pub(crate) fn put_list(self, count: Ptr<u32>, values: Vec<T>) -> Outcome {
         let capacity = count.get()? as usize;
         count.put(u32::try_from(values.len()).map_err(|_| Return::Unknown)?)?;
@@ -111,8 +117,8 @@ impl Ptr<c_char> {
         Ok(())
     }
 
-    /// Reads a text from the caller. Returns `INVALID_ARGUMENT` if the text is not UTF-8, because
-    /// all valid names are UTF-8.
+    /// Reads a text from the caller. Valid names are UTF-8, so returns `INVALID_ARGUMENT` for a
+    /// text that is not UTF-8.
     pub(crate) fn text(self) -> Outcome<String> {
         let from = self.not_null()?;
         // SAFETY: the caller guarantees a zero-terminated string that remains valid during the

@@ -16,7 +16,7 @@ const CAPABILITY_GFX: u32 = 1;
 /// `NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED`, the only engine profile.
 const ENGINES_SHARED: u32 = 0;
 
-/// The output of `nvmlComputeInstanceGetInfo` before R455, without a placement.
+/// The output of `nvmlComputeInstanceGetInfo` before R455. It has no placement.
 #[repr(C)]
 pub(crate) struct ComputeInstanceInfoV1 {
     device: *mut std::ffi::c_void,
@@ -26,7 +26,7 @@ pub(crate) struct ComputeInstanceInfoV1 {
 }
 
 exports! {
-    /// Returns a profile by its enum index, without a name.
+    /// Returns a profile by its enum index. The result has no name.
     fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
         instance: Opaque, index: u32, engines: u32, info: Ptr<nvmlComputeInstanceProfileInfo_t>,
     ) |call| {
@@ -45,8 +45,8 @@ exports! {
         })
     }
 
-    /// Returns a profile by its enum index, with its name. Version 3 also has the profile's
-    /// capabilities.
+    /// Returns a profile by its enum index, with its name. Version 3 of the result also has the
+    /// profile's capabilities.
     fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
         instance: Opaque, index: u32, engines: u32, info: Ptr<nvmlComputeInstanceProfileInfo_v2_t>,
     ) |call| {
@@ -89,7 +89,7 @@ exports! {
         })
     }
 
-    /// Returns all possible placements of a profile, whether free or used. If the array is NULL,
+    /// Returns all possible placements of a profile, both free and used ones. If the array is NULL,
     /// returns only their number.
     fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(
         instance: Opaque, profile: u32, placements: Ptr<nvmlComputeInstancePlacement_t>, count: Ptr<u32>,
@@ -105,7 +105,7 @@ exports! {
         put_placements(placements, count, found)
     }
 
-    /// Returns how many more compute instances of a profile fit now.
+    /// Returns how many more compute instances of a profile fit at present.
     fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance: Opaque, profile: u32, count: Ptr<u32>) |call| {
         count.put(call.gpu_instance(instance, |m, handle| {
             let part = m.part(handle.gpu)?;
@@ -123,7 +123,7 @@ exports! {
         made.put(Opaque::of(Handle::ComputeInstance(handle)))
     }
 
-    /// Creates a compute instance at a placement.
+    /// Creates a compute instance at the placement that the caller gives.
     fn nvmlGpuInstanceCreateComputeInstanceWithPlacement(
         instance: Opaque, profile: u32, placement: Ptr<nvmlComputeInstancePlacement_t>, made: Ptr<Opaque>,
     ) |call| {
@@ -136,7 +136,7 @@ exports! {
         made.put(Opaque::of(Handle::ComputeInstance(handle)))
     }
 
-    /// Destroys a compute instance without processes.
+    /// Destroys a compute instance if it has no processes.
     fn nvmlComputeInstanceDestroy(instance: Opaque) |call| {
         call.change_compute_instance(instance, &Change::NONE, Machine::destroy_compute_instance)
     }
@@ -164,7 +164,7 @@ exports! {
         found.put(Opaque::of(Handle::ComputeInstance(handle)))
     }
 
-    /// Returns the properties of a compute instance, in the old struct without a placement.
+    /// Returns the properties of a compute instance, in the old struct, which has no placement.
     fn nvmlComputeInstanceGetInfo(instance: Opaque, info: Ptr<ComputeInstanceInfoV1>) |call| {
         let found = call.compute_instance(instance, describe)?;
         info.put(ComputeInstanceInfoV1 {
@@ -193,7 +193,7 @@ fn describe(m: &Machine, handle: ComputeInstanceHandle) -> Outcome<nvmlComputeIn
     })
 }
 
-/// A profile, in a form for all versions of the call.
+/// A compute instance profile, in a form from which all versions of the call are filled.
 struct Row {
     name: String,
     id: u32,
@@ -201,7 +201,7 @@ struct Row {
     max: u32,
     sm: u32,
     gfx: bool,
-    /// Numbers of engines of the GPU instance: copy, decoder, encoder, JPEG, optical flow.
+    /// Numbers of the GPU instance's engines: copy, decoder, encoder, JPEG, optical flow.
     engines: [u32; 5],
 }
 

@@ -5,10 +5,9 @@
 //!               ─▶ fault rules before ─▶ read the state, or change it under its lock ─▶ trace ─▶ fault rules after
 //! ```
 //!
-//! A panic must never reach a client. Therefore [`exports!`] is the only way in this crate to
-//! define a C function with a body. The body gets a [`Call`], and can access the simulated host
-//! only through the `Call`. So the fault rules apply to every call, and the trace contains every
-//! change.
+//! A panic must never reach a client. So [`exports!`] is the only way in this crate to define a C function with a body.
+//! The body gets a [`Call`], and can access the simulated host only through it. So the fault rules apply to every call,
+//! and the trace contains every change.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +19,7 @@ use silicon::{Machine, Return};
 use crate::caller::{Opaque, Outcome};
 use crate::session::{self, Session};
 
-/// Defines exported C functions from bodies that return an [`Outcome`].
+/// Defines C functions that the library exports. Their bodies return an [`Outcome`].
 macro_rules! exports {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) |$call:ident| $body:block)*) => {$(
         $(#[$doc])*
@@ -32,8 +31,8 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Runs the body of a function that needs a session. Before `nvmlInit`, returns `UNINITIALIZED` for
-/// any arguments and does not run the body.
+/// Runs the body of a function that needs a session. If `nvmlInit` was not called, returns `UNINITIALIZED` and does not
+/// run the body.
 pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -> u32 {
     guard(|| body(&Call { function, session: session::current()? }))
 }
@@ -41,8 +40,7 @@ pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -
 /// Runs a body and converts its result to a return code.
 pub(crate) fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     static QUIET: Once = Once::new();
-    // This library has its own copy of the standard library, so the hook does not affect the
-    // client.
+    // This library contains its own copy of Rust's standard library, so the hook does not affect the client.
     QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Return::Success.code(),
@@ -51,7 +49,7 @@ pub(crate) fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     }
 }
 
-/// A device: a whole GPU, by index, or a MIG device.
+/// The device of a call: a whole GPU, by index, or a MIG device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Device {
     Gpu(u32),
@@ -68,11 +66,11 @@ impl Device {
     }
 }
 
-/// Arguments of a call that changes the state, as text for the trace.
+/// Arguments of a call that changes the state, as a text for the trace.
 pub(crate) struct Change(String);
 
 impl Change {
-    /// A change whose only argument is the handle.
+    /// The text of a change whose only argument is the handle.
     pub(crate) const NONE: Change = Change(String::new());
 
     pub(crate) fn create_gpu_instance(profile: u32, placement: Option<Placement>) -> Self {
@@ -135,7 +133,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Returns the session of the call. The session may be kept for longer than the call.
+    /// Returns the session of the call. The caller may keep it for longer than the call.
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }
@@ -161,8 +159,8 @@ impl Call {
         outcome
     }
 
-    /// Changes the state. Only root and the owner of the simulated host may change it. If a fault
-    /// rule sets an activation status, the body handles it.
+    /// Changes the state. Only root and the owner of the simulated host may change it. If a fault rule sets an
+    /// activation status, `body` must handle it.
     fn change<T>(
         &self,
         about: About,
@@ -183,23 +181,23 @@ impl Call {
         outcome
     }
 
-    /// Handles a call that concerns no GPU.
+    /// Runs the body of a call that concerns no GPU.
     pub(crate) fn host<T>(&self, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
         self.read(About::HOST, body)
     }
 
-    /// Handles a call about the GPU at an index.
+    /// Runs the body of a call about the GPU with this index.
     pub(crate) fn at<T>(&self, index: u32, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
         self.read(About { gpu: Some(index), ..About::HOST }, body)
     }
 
-    /// Handles a call about a GPU or a MIG device.
+    /// Runs the body of a call about a GPU or a MIG device.
     pub(crate) fn device<T>(&self, device: Opaque, body: impl FnOnce(&Machine, Device) -> Outcome<T>) -> Outcome<T> {
         let handle = device.open()?;
         self.read(About::of(handle), |machine| body(machine, resolve_device(machine, handle)?))
     }
 
-    /// Handles a reading of a whole GPU. A MIG device has no such reading.
+    /// Runs the body of a call that reads a whole GPU. A MIG device has no such reading.
     pub(crate) fn gpu<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),
@@ -207,7 +205,7 @@ impl Call {
         })
     }
 
-    /// Handles a call that is only valid for a whole GPU.
+    /// Runs the body of a call that is valid only for a whole GPU.
     pub(crate) fn parent<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),
@@ -215,7 +213,7 @@ impl Call {
         })
     }
 
-    /// Handles a call that is only valid for a MIG device.
+    /// Runs the body of a call that is valid only for a MIG device.
     pub(crate) fn mig_device<T>(
         &self,
         device: Opaque,
@@ -227,7 +225,7 @@ impl Call {
         })
     }
 
-    /// Handles a call about a GPU instance.
+    /// Runs the body of a call about a GPU instance.
     pub(crate) fn gpu_instance<T>(
         &self,
         instance: Opaque,
@@ -240,7 +238,7 @@ impl Call {
         })
     }
 
-    /// Handles a call about a compute instance.
+    /// Runs the body of a call about a compute instance.
     pub(crate) fn compute_instance<T>(
         &self,
         instance: Opaque,
@@ -250,7 +248,7 @@ impl Call {
         self.read(about, |machine| body(machine, handle))
     }
 
-    /// Handles a change of a whole GPU.
+    /// Runs the body of a call that changes a whole GPU.
     pub(crate) fn change_parent<T>(
         &self,
         device: Opaque,
@@ -281,7 +279,7 @@ impl Call {
         })
     }
 
-    /// Handles a change of a GPU instance, or of an object in it.
+    /// Runs the body of a call that changes a GPU instance, or an object in it.
     pub(crate) fn change_gpu_instance<T>(
         &self,
         instance: Opaque,
@@ -292,7 +290,7 @@ impl Call {
         self.change(about, what, |machine, _| body(machine, handle))
     }
 
-    /// Handles a change of a compute instance.
+    /// Runs the body of a call that changes a compute instance.
     pub(crate) fn change_compute_instance<T>(
         &self,
         instance: Opaque,

@@ -1,4 +1,4 @@
-//! `nvmlErrorString`: the texts of return codes in the 550 driver.
+//! `nvmlErrorString`: the texts of return codes, as in driver 550.
 
 use std::ffi::CStr;
 

@@ -1,8 +1,8 @@
 //! Event sets: Xid errors and MIG configuration changes.
 //!
-//! Each set has its own position in the host's queue of events. Therefore every listener receives
-//! every event once, and no event from before its registration. Events are registered for a whole
-//! GPU and name the instances. A wait uses no thread and holds no lock.
+//! Each event set has its own position in the host's queue of events. So every listener gets each
+//! event once, and gets no event from before its registration. A client registers for the events of
+//! a whole GPU. The events name the instances. A wait uses no thread and holds no lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,8 @@ const NO_INSTANCE: u32 = u32::MAX;
 /// Interval at which a waiting call checks whether another thread has freed its set.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// The output of `nvmlEventSetWait`, which is older than MIG and has no instance ids.
+/// The output of `nvmlEventSetWait`. This function is older than MIG, so the output has no instance
+/// ids.
 #[repr(C)]
 pub(crate) struct EventDataV1 {
     device: *mut std::ffi::c_void,
@@ -33,12 +34,12 @@ pub(crate) struct EventDataV1 {
 /// An event set.
 #[derive(Clone, Default)]
 struct EventSet {
-    /// The registered GPUs, each with the selected event types and the position of the queue at
+    /// For each registered GPU: the selected event types, and the position of the queue at
     /// registration.
     gpus: BTreeMap<u32, (u64, u64)>,
-    /// The boot in which the set was registered. A reboot makes the set invalid.
+    /// The boot in which the set was registered. After a reboot, the set is invalid.
     boot: u64,
-    /// The last event that the set has delivered.
+    /// The last event that the set has returned to the client.
     cursor: u64,
 }
 
@@ -103,7 +104,7 @@ exports! {
         Ok(())
     }
 
-    /// Waits at most `timeout_ms` for an event, without instance ids.
+    /// Waits at most `timeout_ms` for an event. The result has no instance ids.
     fn nvmlEventSetWait(set: usize, data: Ptr<EventDataV1>, timeout_ms: u32) |call| {
         data.required()?;
         call.host(|_| Ok(()))?;
@@ -131,11 +132,11 @@ fn supported(m: &Machine, gpu: u32) -> Outcome<u64> {
     Ok(if m.part(gpu)?.has_mig() { SUPPORTED } else { XID_CRITICAL_ERROR })
 }
 
-/// Returns the next selected event of a set, and the handle of the event's GPU. Returns `TIMEOUT`
-/// if no event arrives, and `GPU_IS_LOST` if no event is left and a GPU is lost.
+/// Returns the next selected event of a set, and the handle of its GPU. If no event arrives,
+/// returns `TIMEOUT`. If no event is left and a GPU is lost, returns `GPU_IS_LOST`.
 fn wait(host: &Host, set: usize, timeout_ms: u32) -> Outcome<(Event, Opaque)> {
-    // In NVML, the maximum value means no limit. Waiting that many ms (49 days) has the same
-    // effect.
+    // In NVML, the maximum value means no limit. As a number of ms, it is 49 days, which has the
+    // same effect.
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         let listener = sets().open.get(&set).cloned().ok_or(Return::InvalidArgument)?;

@@ -43,7 +43,8 @@ fn answer(m: &Machine, gpu: u32, mut field: nvmlFieldValue_t, now_us: i64) -> nv
 
 fn value(m: &Machine, gpu: u32, field: u32) -> Outcome<(u32, nvmlValue_t)> {
     let narrow = |value: u32| {
-        // The upper half remains 0, so that clients that read the 64-bit member get the same value.
+        // The upper half stays 0, so that a client that reads the 64-bit member gets the same
+        // value.
         (UNSIGNED_INT, nvmlValue_t { ullVal: value.into() })
     };
     let wide = |value: u64| (UNSIGNED_LONG_LONG, nvmlValue_t { ullVal: value });
@@ -56,8 +57,8 @@ fn value(m: &Machine, gpu: u32, field: u32) -> Outcome<(u32, nvmlValue_t)> {
         31 => narrow(0),
         // Memory temperature, which is a few degrees above the core temperature.
         82 => narrow(reading(m, gpu)?.temperature_c + 6),
-        // Energy in mJ since the driver was loaded. The simulation multiplies the current power
-        // draw by the time since midnight UTC.
+        // Energy in mJ. On a real GPU, this is the energy since the driver was loaded. The
+        // simulation multiplies the current power draw by the time since midnight UTC.
         83 => wide(u64::from(reading(m, gpu)?.power_mw) * (now_ms() % 86_400_000) / 1000),
         // Speed of an NVLink link in MB/s, and number of links.
         90 if board(m, gpu)?.nvlinks > 0 => narrow(26_562),
@@ -66,7 +67,7 @@ fn value(m: &Machine, gpu: u32, field: u32) -> Outcome<(u32, nvmlValue_t)> {
         94 | 95 => narrow(0),
         // NVLink traffic in KiB: always 0.
         138..=141 if board(m, gpu)?.nvlinks > 0 => wide(0),
-        // Power in mW: average and current, and then the limits: minimum, maximum, default,
+        // Power in mW: average and current power, and then the limits: minimum, maximum, default,
         // effective, requested.
         185 | 186 => narrow(reading(m, gpu)?.power_mw),
         187 => narrow(board(m, gpu)?.power_limit_mw / 2),

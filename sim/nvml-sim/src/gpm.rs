@@ -1,5 +1,5 @@
-//! GPU performance monitoring (GPM), on Hopper and later: the activity of a GPU or of one GPU
-//! instance between two samples. With MIG on, only GPM shows the load.
+//! GPU performance monitoring (GPM), on Hopper and later models: the activity of a GPU or of a GPU
+//! instance between two samples. If MIG mode is enabled, only GPM shows the load.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -14,13 +14,14 @@ use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::exports;
 use crate::readings::now_ms;
 
-/// Version of both structs. The version is a plain number, without the size of the struct.
+/// Version of both structs. It is a plain number, which does not contain the size of the struct.
 const VERSION: u32 = 1;
 /// Number of metrics in the 550 driver.
 const METRICS: u32 = 98;
 
 /// The start of `nvmlGpmMetricsGet_t`. An array of metrics follows, whose length differs between
-/// headers. Therefore the library accesses only as many entries as the caller's count.
+/// versions of the header. So the library accesses only as many entries as the caller gives in its
+/// count.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct MetricsHead {
@@ -46,7 +47,7 @@ struct Sample {
 
 struct Samples {
     next: usize,
-    /// The allocated samples. A sample is `None` until it is measured.
+    /// The samples that clients have allocated. A sample is `None` until it is measured.
     open: BTreeMap<usize, Option<Sample>>,
 }
 
@@ -135,7 +136,7 @@ exports! {
     }
 }
 
-/// Returns a constant text in the type of the struct's field. No code writes to the text.
+/// Returns a constant text with the pointer type that the struct needs. No code writes to the text.
 fn text(constant: &'static CStr) -> *mut c_char {
     constant.as_ptr().cast_mut()
 }
@@ -157,8 +158,8 @@ fn keep(sample: usize, measured: Sample) -> Outcome {
     Ok(())
 }
 
-/// Returns the current activity. The activity of a GPU instance is the activity of its processes,
-/// in proportion to its size.
+/// Returns the current activity. The activity of a GPU instance comes from its processes, in
+/// proportion to the size of the instance.
 fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> {
     if !has_gpm(m, gpu)? {
         return Err(Return::NotSupported);

@@ -1,7 +1,7 @@
 //! GPU instances: profiles, placements, creation, destruction, lists.
 //!
-//! The call for profile information exists in three versions. All versions use the same code, so
-//! that older and newer clients read the same values.
+//! The call for profile information exists in three versions. All three use the same code, so that
+//! old and new clients read the same values.
 
 use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
@@ -17,7 +17,7 @@ use crate::entry::{Change, exports};
 const CAPABILITY_GFX: u32 = 2;
 
 exports! {
-    /// Returns a profile by its enum index, without a name.
+    /// Returns a profile by its enum index. The result has no name.
     fn nvmlDeviceGetGpuInstanceProfileInfo(device: Opaque, index: u32, info: Ptr<nvmlGpuInstanceProfileInfo_t>) |call| {
         info.required()?;
         info.put(call.parent(device, |m, gpu| {
@@ -39,8 +39,8 @@ exports! {
         })?)
     }
 
-    /// Returns a profile by its enum index, with its name. Version 3 also has the profile's
-    /// capabilities.
+    /// Returns a profile by its enum index, with its name. Version 3 of the result also has the
+    /// profile's capabilities.
     fn nvmlDeviceGetGpuInstanceProfileInfoV(device: Opaque, index: u32, info: Ptr<nvmlGpuInstanceProfileInfo_v2_t>) |call| {
         let version = info.cast::<u32>().get()?;
         let third = match version {
@@ -84,8 +84,8 @@ exports! {
         })
     }
 
-    /// Returns all possible placements of a profile, whether free or used, even if MIG is off. If
-    /// the array is NULL, returns only their number.
+    /// Returns all possible placements of a profile, both free and used ones, even if MIG is off.
+    /// If the array is NULL, returns only their number.
     fn nvmlDeviceGetGpuInstancePossiblePlacements(
         device: Opaque, profile: u32, placements: Ptr<nvmlGpuInstancePlacement_t>, count: Ptr<u32>,
     ) |call| {
@@ -101,7 +101,7 @@ exports! {
         put_placements(placements, count, found)
     }
 
-    /// Returns how many more instances of a profile fit now.
+    /// Returns how many more instances of a profile fit at present.
     fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Opaque, profile: u32, count: Ptr<u32>) |call| {
         count.put(call.parent(device, |m, gpu| m.remaining_gpu_instances(gpu, profile))?)
     }
@@ -115,7 +115,7 @@ exports! {
         instance.put(Opaque::of(Handle::GpuInstance(made)))
     }
 
-    /// Creates an instance at a placement.
+    /// Creates an instance at the placement that the caller gives.
     fn nvmlDeviceCreateGpuInstanceWithPlacement(
         device: Opaque, profile: u32, placement: Ptr<nvmlGpuInstancePlacement_t>, instance: Ptr<Opaque>,
     ) |call| {
@@ -128,7 +128,7 @@ exports! {
         instance.put(Opaque::of(Handle::GpuInstance(made)))
     }
 
-    /// Destroys an instance that has no compute instances and no processes.
+    /// Destroys an instance if it has no compute instances and no processes.
     fn nvmlGpuInstanceDestroy(instance: Opaque) |call| {
         call.change_gpu_instance(instance, &Change::NONE, Machine::destroy_gpu_instance)
     }

@@ -9,7 +9,8 @@ use crate::entry::{Change, exports};
 const MEMORY_LOCATIONS: u32 = 8;
 
 exports! {
-    /// Returns persistence mode: whether the driver remains attached to the GPU without clients.
+    /// Returns whether persistence mode is on: the driver then keeps the GPU initialised while no
+    /// client has it open.
     fn nvmlDeviceGetPersistenceMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.persistence.into()))?)
     }
@@ -96,7 +97,7 @@ exports! {
         mode.put(call.gpu(device, |_, _| Ok(0))?)
     }
 
-    /// Returns the CPUs near the GPU as a bit set. All CPUs of the host are near.
+    /// Returns the CPUs near the GPU as a bit set: always all CPUs of the host.
     fn nvmlDeviceGetCpuAffinity(device: Opaque, size: u32, set: Ptr<u64>) |call| {
         if size == 0 {
             return Err(Return::InvalidArgument);

@@ -1,12 +1,13 @@
 //! `libnvidia-ml.so.1`, simulated at the C ABI on top of [`silicon`].
 //!
-//! Because the C ABI is simulated, gpush, monitors and scripts run unchanged, and gpush needs no
-//! separate code for simulated hardware. Programs find the host through `$NVML_SIM_STATE`.
+//! The library has NVIDIA's C ABI, so gpush, monitors and scripts run on it unchanged, and gpush
+//! needs no code for simulated hardware. Programs find the simulated host through
+//! `$NVML_SIM_STATE`.
 //!
-//! The library exports the symbols of one real driver, 550.163.01 (`symbols-550.txt`, 350 names).
-//! It also exports `gpush_sim`, by which a program can recognise that the GPUs are simulated. The
-//! module [`stubs`] has the functions that no known client needs. If a host's description names a
-//! newer driver, the results change (profiles, version), but the set of symbols does not.
+//! The library exports the symbols of one real driver, 550.163.01 (`symbols-550.txt`, 350 names),
+//! and the symbol `gpush_sim`, which shows that the GPUs are simulated. The module [`stubs`] has
+//! the functions that no known client needs. If the description of a host names a newer driver, the
+//! results change (profiles, version), but not the set of symbols.
 //!
 //! - [`entry`]: the code before and after every call.
 //! - [`caller`]: the caller's pointers and handles.

@@ -203,8 +203,8 @@ fn pci_of(who: &Identity) -> (u32, u32, u32) {
     (who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-/// Parses `[domain:]bus:device[.function]`. All numbers are hexadecimal. As in NVML, they may have
-/// any number of digits.
+/// Parses `[domain:]bus:device[.function]`. All numbers are hexadecimal, with any number of digits,
+/// as in NVML.
 fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     let text = text.split_once('.').map_or(text, |(address, _function)| address);
     let mut parts = text.rsplit(':').map(|part| u32::from_str_radix(part, 16).ok());
@@ -214,12 +214,13 @@ fn parse_pci(text: &str) -> Option<(u32, u32, u32)> {
     parts.next().is_none().then_some((domain, bus, device))
 }
 
-/// Formats a PCI address as NVML does since `_v3`: with a domain of eight digits, in upper case.
+/// Formats a PCI address as NVML has done since `_v3`: with a domain of eight digits, in upper
+/// case.
 fn long_address(who: &Identity) -> String {
     format!("{:08X}:{:02X}:{:02X}.0", who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-/// Returns the PCI address of an NVSwitch. NVSwitches are on buses without GPUs.
+/// Returns the PCI address of an NVSwitch. Its bus has no GPUs.
 pub(crate) fn switch_info(number: u32) -> nvmlPciInfo_t {
     const FIRST_BUS: u32 = 0xc5;
     /// Device id of a second-generation NVSwitch.
@@ -243,7 +244,7 @@ pub(crate) fn pci_info(who: &Identity) -> nvmlPciInfo_t {
         bus: who.pci_bus,
         device: who.pci_device,
         pciDeviceId: who.pci_device_id,
-        // On NVIDIA's own boards, the subsystem has the same id as the device.
+        // On NVIDIA's own boards, the subsystem id is the same as the device id.
         pciSubSystemId: who.pci_device_id,
         busId: text_field(&long_address(who)),
     }

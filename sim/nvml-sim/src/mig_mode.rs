@@ -20,8 +20,8 @@ exports! {
         pending.put(u32::from(then))
     }
 
-    /// Sets MIG mode. Success does not mean that the mode is in effect: the activation status shows
-    /// whether the mode is in effect.
+    /// Sets MIG mode. Success does not mean that the mode is in effect: only the activation status
+    /// shows that.
     fn nvmlDeviceSetMigMode(device: Opaque, mode: u32, activation: Ptr<u32>) |call| {
         activation.required()?;
         let enable = match mode {
@@ -38,8 +38,8 @@ exports! {
         count.put(call.parent(device, Machine::max_mig_devices)?)
     }
 
-    /// Returns the MIG device at an index. The indexes have no gaps, and follow the order of GPU
-    /// instance id and compute instance id.
+    /// Returns the MIG device at an index. The indexes have no gaps. They follow the order of GPU
+    /// instance ids, and then of compute instance ids.
     fn nvmlDeviceGetMigDeviceHandleByIndex(device: Opaque, index: u32, mig: Ptr<Opaque>) |call| {
         mig.required()?;
         let handle = call.parent(device, |m, gpu| m.mig_device_by_index(gpu, index))?;

@@ -11,7 +11,7 @@ use crate::lookup::{pci_info, switch_info};
 /// Maximum number of ports in the 550 driver.
 const MOST_PORTS: u32 = 18;
 
-/// Kinds of peers, by NVML's numbers.
+/// Kinds of peers of an NVLink link, by NVML's numbers.
 const GPU: u32 = 0;
 const SWITCH: u32 = 2;
 

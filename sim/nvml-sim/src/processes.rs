@@ -1,8 +1,8 @@
 //! Processes on GPUs and in MIG devices, their load, and accounting.
 //!
-//! There are three lists (compute, graphics, MPS clients), and each exists in three versions. In
-//! the first version, the entries have 16 bytes and no instance ids; nvtop 3.0 uses that version.
-//! The second and the third version are equal.
+//! There are three lists of processes (compute, graphics, MPS clients). Each list exists in three
+//! versions. Version 1, which nvtop 3.0 uses, has entries of 16 bytes without instance ids.
+//! Versions 2 and 3 are equal.
 
 use nvml_wrapper_sys::bindings::{
     nvmlAccountingStats_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t,
@@ -15,9 +15,9 @@ use crate::entry::{Change, Device, exports};
 use crate::readings::{now_ms, reading, without_mig};
 
 const MIB: u64 = 1 << 20;
-/// Instance id of a process that does not belong to an instance.
+/// The instance id in the entry of a process that does not belong to an instance.
 const NO_INSTANCE: u32 = u32::MAX;
-/// Number of processes that accounting can store.
+/// Number of processes whose statistics the driver can store.
 const ACCOUNTING_BUFFER: u32 = 4000;
 
 exports! {
@@ -66,7 +66,7 @@ exports! {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, second))?)
     }
 
-    /// Returns the load of each process since a time in µs. Not supported if MIG is on.
+    /// Returns the load of each process since a time in µs. If MIG is on, returns `NOT_SUPPORTED`.
     fn nvmlDeviceGetProcessUtilization(
         device: Opaque, samples: Ptr<nvmlProcessUtilizationSample_t>, count: Ptr<u32>, since: u64,
     ) |call| {
@@ -126,19 +126,19 @@ exports! {
         pids.put_list(count, found)
     }
 
-    /// Returns the number of processes whose statistics accounting can store.
+    /// Returns the number of processes whose statistics the driver can store.
     fn nvmlDeviceGetAccountingBufferSize(device: Opaque, size: Ptr<u32>) |call| {
         size.put(call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ACCOUNTING_BUFFER))?)
     }
 
-    /// Clears the statistics of ended processes. The simulation only has statistics of running
-    /// processes, so nothing is cleared.
+    /// Clears the statistics of ended processes. Clears nothing, because the simulation has only
+    /// statistics of running processes.
     fn nvmlDeviceClearAccountingPids(device: Opaque) |call| {
         call.change_parent(device, &Change::NONE, |m, gpu| accounted(m, gpu))
     }
 }
 
-/// Returns the processes of a kind: on a GPU, including its instances, or in one MIG device.
+/// Returns the processes of one kind on a GPU, including its instances, or in one MIG device.
 fn listed<T>(m: &Machine, at: Device, kind: ProcessKind, entry: fn(&Process) -> T) -> Outcome<Vec<T>> {
     let gpu = m.gpu(at.gpu())?;
     let here = |process: &&Process| match at {
@@ -163,7 +163,7 @@ fn second(process: &Process) -> nvmlProcessInfo_v2_t {
     }
 }
 
-/// Returns the processes with a context: all processes except those with only an open handle.
+/// Returns the processes with a context. A process that only has a handle open has no context.
 fn contexts(m: &Machine, gpu: u32) -> Outcome<impl Iterator<Item = &Process>> {
     Ok(m.gpu(gpu)?.processes.iter().filter(|process| process.kind != ProcessKind::Handle))
 }

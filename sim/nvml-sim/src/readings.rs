@@ -1,7 +1,7 @@
 //! Memory, load, temperature, power, clocks and PCIe: the readings that monitors show.
 //!
-//! For a MIG device, only the memory can be read; its other readings return `NOT_SUPPORTED`. As on
-//! real drivers, the load of a GPU in MIG mode also returns `NOT_SUPPORTED`.
+//! For a MIG device, only the memory can be read. Its other readings return `NOT_SUPPORTED`. For a
+//! GPU in MIG mode, the load also returns `NOT_SUPPORTED`, as with real drivers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -49,7 +49,8 @@ exports! {
     /// the GPU's memory.
     fn nvmlDeviceGetBAR1MemoryInfo(device: Opaque, info: Ptr<nvmlBAR1Memory_t>) |call| {
         let memory = call.device(device, memory)?;
-        // A board maps all of its memory. A MIG device has a part of the window.
+        // The BAR1 window of a board covers all of its memory. A MIG device has a part of the
+        // window.
         let total = memory.total_mib.next_power_of_two() * MIB;
         let used = memory.total_mib.min(1) * MIB;
         info.put(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total - used, bar1Used: used })
@@ -61,23 +62,23 @@ exports! {
         rates.put(nvmlUtilization_t { gpu: now.gpu_percent, memory: now.memory_percent })
     }
 
-    /// Returns the load of the video encoders in percent, and the sampling period. The simulation
-    /// never encodes.
+    /// Returns the load of the video encoders in percent, and the sampling period. The load is
+    /// always 0.
     fn nvmlDeviceGetEncoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
         period.put(SAMPLING_PERIOD_US)
     }
 
-    /// Returns the load of the video decoders in percent, and the sampling period. The simulation
-    /// never decodes.
+    /// Returns the load of the video decoders in percent, and the sampling period. The load is
+    /// always 0.
     fn nvmlDeviceGetDecoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
         call.gpu(device, without_mig)?;
         percent.put(0)?;
         period.put(SAMPLING_PERIOD_US)
     }
 
-    /// Returns the core temperature in °C. The only sensor is sensor 0.
+    /// Returns the core temperature in °C. There is only one sensor, number 0.
     fn nvmlDeviceGetTemperature(device: Opaque, sensor: u32, celsius: Ptr<u32>) |call| {
         if sensor != 0 {
             return Err(Return::InvalidArgument);
@@ -140,12 +141,12 @@ exports! {
         lanes.put(call.gpu(device, board)?.pcie_width)
     }
 
-    /// Returns the maximum PCIe generation that board and slot support.
+    /// Returns the maximum PCIe generation that both board and slot support.
     fn nvmlDeviceGetMaxPcieLinkGeneration(device: Opaque, generation: Ptr<u32>) |call| {
         generation.put(call.gpu(device, board)?.pcie_generation)
     }
 
-    /// Returns the maximum number of PCIe lanes that board and slot support.
+    /// Returns the maximum number of PCIe lanes that both board and slot support.
     fn nvmlDeviceGetMaxPcieLinkWidth(device: Opaque, lanes: Ptr<u32>) |call| {
         lanes.put(call.gpu(device, board)?.pcie_width)
     }
@@ -166,26 +167,26 @@ exports! {
         state.put(call.gpu(device, reading)?.performance_state)
     }
 
-    /// Returns the performance state. This is the old name of `nvmlDeviceGetPerformanceState`.
+    /// Old name of `nvmlDeviceGetPerformanceState`. Returns the performance state.
     fn nvmlDeviceGetPowerState(device: Opaque, state: Ptr<u32>) |call| {
         state.put(call.gpu(device, reading)?.performance_state)
     }
 
-    /// Returns the energy since the driver was loaded, in mJ. GPUs before Volta do not count
-    /// energy.
+    /// Returns the energy in mJ since the driver was loaded. A GPU older than Volta has no such
+    /// counter.
     fn nvmlDeviceGetTotalEnergyConsumption(device: Opaque, millijoules: Ptr<u64>) |call| {
         millijoules.put(call.gpu(device, |m, gpu| m.energy_mj(gpu, now_ms()))?)
     }
 
-    /// Returns the memory clocks that applications can choose, in MHz, highest first. A caller can
-    /// pass a count of 0 to query the number.
+    /// Returns the memory clocks that applications can choose, in MHz, highest first. With a count
+    /// of 0, a caller gets only the number of clocks.
     fn nvmlDeviceGetSupportedMemoryClocks(device: Opaque, count: Ptr<u32>, megahertz: Ptr<u32>) |call| {
         let most = call.gpu(device, board)?;
         megahertz.put_list(count, vec![most.max_memory_clock_mhz])
     }
 
-    /// Returns the core clocks that applications can choose at a given memory clock, in MHz,
-    /// highest first.
+    /// Returns the core clocks that applications can choose with this memory clock, in MHz, highest
+    /// first.
     fn nvmlDeviceGetSupportedGraphicsClocks(
         device: Opaque, memory: u32, count: Ptr<u32>, megahertz: Ptr<u32>,
     ) |call| {
@@ -230,7 +231,7 @@ fn clock(domain: u32, sm: u32, memory: u32) -> Outcome<u32> {
     match domain {
         0 | 1 => Ok(sm),
         2 => Ok(memory),
-        // The clock of the video engines is about nine tenths of the core clock.
+        // Use about nine tenths of the core clock as the clock of the video engines.
         3 => Ok(sm * 9 / 10),
         _ => Err(Return::InvalidArgument),
     }

@@ -1,13 +1,12 @@
-//! The session of this process with the simulated driver. The session counts its users: the parts
-//! of the process that have called nvmlInit and not yet nvmlShutdown.
+//! The session of this process with the simulated driver. Several parts of the process can use it. The session counts
+//! its users: each has called nvmlInit and not yet nvmlShutdown.
 //!
 //! ```text
 //!  closed ──nvmlInit──▶ open (1 user) ──nvmlInit──▶ open (2) ──nvmlShutdown──▶ open (1) ──nvmlShutdown──▶ closed
 //! ```
 //!
-//! `nvmlInit` reads `$NVML_SIM_STATE` when it opens the session, so a process can change to another
-//! simulated host between sessions. A forked child is a separate client, and registers at its first
-//! call.
+//! `nvmlInit` reads `$NVML_SIM_STATE` when it opens the session. So a process can change to another simulated host
+//! between two sessions. A forked child is a separate client of the driver, and registers at its first call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,17 +16,17 @@ use silicon::{Host, Machine, Return};
 
 use crate::caller::Outcome;
 
-/// CUDA release with which the library's version begins.
+/// CUDA release, which is the first number of the library's version.
 const CUDA_RELEASE: u32 = 12;
 
 /// An open session.
 pub(crate) struct Session {
     /// The simulated host.
     pub(crate) host: Host,
-    /// The state when the session began. If a fault makes the session stale, its lists continue to
-    /// show this state.
+    /// The state when the session began. If a fault rule makes the session stale, calls that list objects return this
+    /// state.
     pub(crate) at_init: Arc<Machine>,
-    /// Pid of the process that is registered as a client.
+    /// Pid of the process that has registered itself as a client of the driver.
     registered: AtomicU32,
 }
 
@@ -62,8 +61,7 @@ pub(crate) fn open(function: &'static str) -> Outcome {
     Ok(())
 }
 
-/// Removes one user from the session. Ends the session if that was the last user. Does nothing
-/// without a session.
+/// Removes one user from the session. If that was the last user, ends the session. If no session is open, does nothing.
 pub(crate) fn close() -> Outcome {
     let mut users = users();
     users.count = users.count.saturating_sub(1);
@@ -90,8 +88,8 @@ pub(crate) fn current() -> Outcome<Arc<Session>> {
     Ok(session)
 }
 
-/// Returns `12.<driver version>`. In a session, this is the driver version of the host. Without a
-/// session, it is the version that this library simulates.
+/// Returns `12.<driver version>`. In a session, this is the driver version of the simulated host. Otherwise, it is the
+/// version that this library simulates.
 pub(crate) fn library_version() -> String {
     let of_session = users().session.as_ref().map(|session| session.host.hardware().driver);
     let driver = of_session

@@ -1,8 +1,7 @@
 //! Functions of the driver that no known client needs. They return `NOT_SUPPORTED`.
 //!
-//! These functions must exist, because some clients resolve all driver symbols that they know,
-//! before they make the first call. The functions ignore their arguments. Fault rules also apply to
-//! them.
+//! Some clients resolve all driver symbols that they know before their first call, so these
+//! functions must exist. They ignore their arguments. Fault rules also apply to them.
 
 use silicon::Return;
 

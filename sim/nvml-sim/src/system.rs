@@ -8,7 +8,8 @@ use crate::caller::Ptr;
 use crate::entry::{exports, guard};
 use crate::{error_text, session};
 
-/// Begins a session, or adds one user to the open session. Since R319, this is the same as `_v2`.
+/// Begins a session, or adds one user to the open session. Since R319, `nvmlInit` is the same as
+/// `nvmlInit_v2`.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInit() -> u32 {
     guard(|| session::open("nvmlInit"))
@@ -20,15 +21,15 @@ pub(crate) extern "C" fn nvmlInit_v2() -> u32 {
     guard(|| session::open("nvmlInit_v2"))
 }
 
-/// As `nvmlInit_v2`. The flags (no GPUs needed, attach no GPU) have no effect, because a simulated
-/// session does not attach GPUs.
+/// Does the same as `nvmlInit_v2`. The flags (no GPUs needed, attach no GPU) have no effect,
+/// because a simulated session attaches no GPU.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlInitWithFlags(_flags: u32) -> u32 {
     guard(|| session::open("nvmlInitWithFlags"))
 }
 
-/// Removes one user from the session. Ends the session if that was the last user. Does nothing
-/// without a session.
+/// Removes one user from the session. If that was the last user, ends the session. If no session is
+/// open, does nothing.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlShutdown() -> u32 {
     guard(session::close)
@@ -77,8 +78,8 @@ exports! {
     }
 }
 
-/// Returns the first word of a process's command line, or its process name if the command line is
-/// empty.
+/// Returns the first word of a process's command line. If the command line is empty, returns the
+/// process name.
 fn program_of(pid: u32) -> Option<String> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -95,8 +96,8 @@ pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
     error_text::of(result).as_ptr()
 }
 
-/// Returns the version of this crate. The real library has no such symbol, so programs look up this
-/// symbol to recognise a simulated library.
+/// Returns the version of this crate. The real library has no such symbol, so programs recognise a
+/// simulated library by this symbol.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gpush_sim() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -1,4 +1,4 @@
-//! Fault rules through the C ABI, mistakes of the real driver, and the trace of changes.
+//! Fault rules through the C ABI, errors of the real driver, and the trace of changes.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // tests only
@@ -163,10 +163,10 @@ fn hung_call_delays_no_other_and_ends_with_its_rule() {
     let (library, address) = (&client.lib, gi as usize);
     std::thread::scope(|scope| {
         let hung = scope.spawn(move || {
-            // SAFETY: a valid handle, which is passed to this thread as a number.
+            // SAFETY: the handle is valid. It is passed to this thread as a number.
             unsafe { library.nvmlGpuInstanceDestroy(address as *mut _) }
         });
-        // The counter of the rule shows when the call has started to hang.
+        // When the call has started to hang, the counter of its rule is not 0.
         while client.host.faults().unwrap().iter().all(|(_, counter)| counter.fired == 0) {
             std::thread::yield_now();
         }

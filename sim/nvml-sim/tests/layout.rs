@@ -1,6 +1,6 @@
-//! Sizes of the C structs and their version words, compared with those of the 550 header.
+//! Compares the sizes of the C structs, and their version words, with the header of driver 550.
 //!
-//! The library uses bindings of a newer header. If a struct were larger in the newer header, the
+//! The library uses the bindings of a newer header. If a struct were larger in that header, the
 //! library would write beyond the end of a client's struct.
 
 use std::mem::{offset_of, size_of};
@@ -40,8 +40,7 @@ fn structs_have_the_sizes_of_the_550_header() {
     for (name, size, wanted) in sizes {
         assert_eq!(size, wanted, "{name}");
     }
-    // The array of metrics follows the other fields. The length of this array differs between
-    // headers.
+    // The array of metrics is the last field, because its length differs between headers.
     assert_eq!(offset_of!(nvmlGpmMetricsGet_t, metrics), 24);
     assert_eq!(offset_of!(nvmlGpuInstanceProfileInfo_v2_t, name), 56);
     assert_eq!(offset_of!(nvmlComputeInstanceInfo_t, placement), 24);

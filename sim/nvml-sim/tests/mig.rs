@@ -201,8 +201,8 @@ fn stale_handles_are_invalid_after_slot_reuse() {
     assert_ne!(first, second);
     ok!(client, nvmlComputeInstanceDestroy(again));
 
-    // A handle of one kind is invalid as a handle of another kind. A value that the library never
-    // returned is invalid too.
+    // A handle of one kind is not valid as a handle of another kind. A value that the library never
+    // returned is not valid either.
     let local = 5_u64;
     let strangers = [null_mut(), gpu.cast(), (&raw const local).cast_mut().cast(), usize::MAX as *mut _];
     for stranger in strangers {
@@ -224,8 +224,8 @@ fn ci_info_generations_respect_struct_sizes() {
     let (mut v1, mut v2): (nvmlComputeInstanceInfo_t, nvmlComputeInstanceInfo_t) = unsafe { (zeroed(), zeroed()) };
     v1.placement = nvmlComputeInstancePlacement_t { start: 77, size: 78 };
     type GetInfo = unsafe extern "C" fn(nvmlComputeInstance_t, *mut nvmlComputeInstanceInfo_t) -> u32;
-    // SAFETY: this is the function's type, except that its real struct is smaller than the one
-    // named here.
+    // SAFETY: the function has this type, except that its real struct is smaller than the struct in
+    // this type.
     let first: GetInfo = unsafe { std::mem::transmute(client.symbol(c"nvmlComputeInstanceGetInfo")) };
     // SAFETY: a valid handle and a pointer to a local struct.
     assert_eq!(unsafe { first(ci, &mut v1) }, OK);
@@ -341,8 +341,8 @@ fn null_pointers_are_invalid_arguments_and_change_nothing() {
 
 #[test]
 fn only_root_and_the_owner_can_change_the_host() {
-    // The library checks the effective uid of the caller, so a child process changes its uid to
-    // `nobody`.
+    // The library checks the effective uid of the caller. So a child process changes its uid to
+    // `nobody`, and calls the library.
     for (description, wanted) in [("owner_is_root = false\n", NO_PERMISSION), ("", OK)] {
         let client = Client::of(&format!("{description}[[gpu]]\nmodel = \"a100-40\"\n"));
         // SAFETY: a plain system call.
@@ -368,7 +368,7 @@ fn only_root_and_the_owner_can_change_the_host() {
         if child == 0 {
             // SAFETY: a system call without pointers.
             unsafe { libc::setuid(nobody) };
-            // The library checks the owner of the host when a session begins, so begin a new
+            // The library checks the owner of the host only when a session begins. So begin a new
             // session.
             rc!(client, nvmlShutdown());
             let begun = rc!(client, nvmlInit_v2());

@@ -38,7 +38,7 @@ impl Client {
         self.change(|m| m.attach(gpu, process));
     }
 
-    /// Changes the host without the library.
+    /// Changes the simulated host directly, without the library.
     fn change(&self, change: impl FnOnce(&mut silicon::Machine) -> Result<(), silicon::Return>) {
         self.host.update(change).unwrap();
     }
@@ -151,7 +151,7 @@ fn process_lists_have_three_generations() {
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(t4, &mut count, entries.as_mut_ptr()));
     assert_eq!((count, entries[0].pid), (1, own), "an MPS client is of type M+C: in both lists");
 
-    // The process is in the first MIG device, and not in the second one.
+    // The process must appear in the first MIG device, and not in the second one.
     let (here, there) = (client.mig_device(a100, 0).unwrap(), client.mig_device(a100, 1).unwrap());
     count = 3;
     ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(here, &mut count, entries.as_mut_ptr()));
@@ -160,7 +160,7 @@ fn process_lists_have_three_generations() {
     assert_eq!(count, 0);
 
     // The function without a version suffix writes entries of 16 bytes. It must not change the
-    // bytes after these entries.
+    // bytes after its last entry.
     type List = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_v1_t) -> u32;
     // SAFETY: this is the type of the function.
     let unversioned: List = unsafe { std::mem::transmute(client.symbol(c"nvmlDeviceGetComputeRunningProcesses")) };
@@ -171,7 +171,7 @@ fn process_lists_have_three_generations() {
     assert_eq!((count, small[0].pid, small[0].usedGpuMemory), (1, own, 300 * MIB));
     assert_eq!((small[1].pid, small[1].usedGpuMemory), (7, 7));
 
-    // The memory of a MIG device is the memory of its GPU instance.
+    // The memory of a MIG device is that of its GPU instance.
     let (mut memory, mut second): (nvmlMemory_t, nvmlMemory_v2_t) = (unsafe_zeroed(), unsafe_zeroed());
     second.version = 0x0200_0028;
     ok!(client, nvmlDeviceGetMemoryInfo(here, &mut memory));
@@ -274,7 +274,7 @@ fn fields_have_separate_return_codes() {
     (fields[0].fieldId, fields[1].fieldId, fields[2].fieldId) = (186, 9999, 91);
     ok!(client, nvmlDeviceGetFieldValues(client.gpu(0), 3, fields.as_mut_ptr()));
     assert_eq!(fields.map(|field| field.nvmlReturn), [0, NOT_SUPPORTED, 0]);
-    // SAFETY: the type field shows that these are unsigned numbers.
+    // SAFETY: the type field shows that both values are unsigned numbers.
     let (power, links) = unsafe { (fields[0].value.uiVal, fields[2].value.uiVal) };
     assert!(power > 10_000 && links == 12, "{power} mW, {links} links");
     assert_eq!(rc!(client, nvmlDeviceGetFieldValues(client.gpu(0), 0, fields.as_mut_ptr())), 2);
@@ -307,7 +307,7 @@ fn gpm_reports_activity_of_an_instance_on_hopper() {
         let mut request: Box<nvmlGpmMetricsGet_t> = Box::new(unsafe_zeroed());
         (request.version, request.numMetrics, request.sample1, request.sample2) = (1, 2, first, second);
         (request.metrics[0].metricId, request.metrics[1].metricId) = (2, 5000);
-        // The call must not change an entry beyond the count.
+        // The call must not change an entry after the last entry that the count includes.
         request.metrics[2].value = 77.0;
         ok!(client, nvmlGpmMetricsGet(&mut *request));
         assert_eq!((request.metrics[0].nvmlReturn, request.metrics[1].nvmlReturn), (0, 2));
@@ -375,7 +375,7 @@ fn row_remap_waits_for_reset_or_is_unsupported() {
     assert_eq!(rows(2).0, NOT_SUPPORTED);
 }
 
-/// The calls that btop, slurmd's AutoDetect and codecarbon make.
+/// Makes the calls that btop, slurmd's AutoDetect and codecarbon make.
 #[test]
 fn old_names_clocks_and_energy_are_supported() {
     let client = Client::of(THREE);

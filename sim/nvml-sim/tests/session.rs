@@ -61,8 +61,7 @@ fn missing_host_and_other_layout_fail_at_init() {
     for (what, content) in
         [("empty", Vec::new()), ("short", whole[..64].to_vec()), ("another magic", [b"x", &whole[1..]].concat())]
     {
-        // Use a new file each time, because the file that the host has mapped must not become
-        // shorter.
+        // Use a new file each time: the file that the host has mapped must never become shorter.
         std::fs::remove_file(&state).unwrap();
         std::fs::write(&state, content).unwrap();
         assert_eq!(rc!(client, nvmlInit_v2()), 18, "{what}");

@@ -1,7 +1,7 @@
 //! The library exports exactly the symbols of driver 550, and `gpush_sim`.
 //!
-//! A missing symbol is fatal to clients that resolve all symbols at start (nvtop). A symbol of a
-//! newer driver makes clients choose a call that then fails (nvitop).
+//! If a symbol is missing, clients that resolve all symbols at their start fail (nvtop). If the
+//! library has a symbol of a newer driver, clients choose a call that then fails (nvitop).
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // tests only
@@ -64,15 +64,15 @@ fn exported(elf: &[u8]) -> BTreeSet<String> {
 
 #[test]
 fn every_function_accepts_zero_arguments() {
-    // Each function has at most eight arguments, which are pointers or numbers. A zero means NULL,
-    // an empty buffer, GPU 0, or an invalid handle.
+    // Each function has at most eight arguments, which are pointers or numbers. The test passes
+    // zeros: NULL, an empty buffer, GPU 0, or an invalid handle.
     type Zeros = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
     const SESSION: [&str; 4] = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"];
     const NO_SESSION: [&str; 2] = ["nvmlErrorString", "nvmlSystemGetNVMLVersion"];
     let client = client::Client::fresh("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
     let call = |name: &str| {
-        // SAFETY: all names belong to C functions with at most eight words as arguments. Excess
-        // arguments are ignored.
+        // SAFETY: all names are C functions with at most eight words as arguments. A function
+        // ignores the arguments after its last one.
         let function: Zeros = unsafe { std::mem::transmute(client.symbol(&client::c(name))) };
         // SAFETY: a zero is a valid value for every argument type of these functions.
         unsafe { function(0, 0, 0, 0, 0, 0, 0, 0) }

@@ -1,9 +1,9 @@
-//! Durations of calls on hardware, for hosts with `latencies = true`.
+//! Durations of driver calls as on hardware, for hosts with `latencies = true`.
 //!
-//! Creating or destroying a GPU instance takes 0.1 to 1 s. A compute instance takes less time, and
-//! a mode change takes seconds. Sources: maintainers of the DRA driver, and recorded runs. Each
-//! kind of call has a range of durations. Within this range, the duration depends only on the call
-//! and the state. Therefore two runs of a script wait for the same time.
+//! Each kind of call has a range of durations. Creating or destroying a GPU instance takes 0.1 to 1
+//! s. A compute instance takes less time, and a mode change takes seconds (sources: maintainers of
+//! the DRA driver, and recorded runs). Within its range, a duration depends only on the call and
+//! the state. So a script takes the same time in every run.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! A simulated GPU host: the behaviour of the hardware and of the driver's resource manager.
 //!
-//! The simulation makes it possible to test gpush on a machine without a GPU. `sim/nvml-sim`
-//! provides the C ABI of NVML on top of this crate. The program `sim/gpush-sim` creates and changes
-//! simulated hosts. No shipped program depends on this crate.
+//! With this crate, gpush is tested on a machine without a GPU. `sim/nvml-sim` provides the C ABI
+//! of NVML on top of it. The program `sim/gpush-sim` creates and changes simulated hosts. No
+//! program that ships depends on this crate.
 //!
 //! - [`description`]: the host to simulate (a preset or a TOML file).
 //! - [`machine`]: the pure state machine. It has no I/O, no clock and no processes; callers pass

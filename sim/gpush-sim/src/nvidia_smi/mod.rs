@@ -1,9 +1,9 @@
 //! The simulated `nvidia-smi`. It resets GPUs, sets their MIG mode, persistence mode and time-slice
 //! level, lists and queries them, and manages MIG instances. It rejects other commands.
 //!
-//! The exit codes are those of the nvidia-smi manual: 2 for an invalid argument, 3 for not
-//! supported, 4 for no permission, 6 for not found, 9 for a driver that is not loaded, 15 for a
-//! lost GPU, and 255 for anything else.
+//! The exit codes are those of the nvidia-smi manual: 2 for an invalid argument, 3 for "not
+//! supported", 4 for "no permission", 6 for "not found", 9 if the driver is not loaded, 15 for a
+//! lost GPU, and 255 for all other errors.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,8 +15,8 @@ mod compute_policy;
 mod mig;
 mod query;
 
-/// Applies the fault rules, and resets a GPU. The outer error is an error of the host, the inner
-/// error is an error of the GPU.
+/// Applies the fault rules, and resets a GPU. The outer error means that the simulated host failed.
+/// The inner error means that the reset failed.
 pub(crate) fn reset(host: &Host, gpu: u32) -> Result<Result<(), String>, HostError> {
     let decision = host.before(&Call::on(fault::GPU_RESET, gpu))?;
     let done = match decision.rc {
@@ -89,8 +89,8 @@ fn mode(text: &str) -> Option<bool> {
     }
 }
 
-/// Returns the host that the environment names, or the host to which the program's path
-/// (`DIR/bin/nvidia-smi`) belongs. Callers may clear the environment.
+/// Returns the host that the environment names. Without such a variable, returns the host to which
+/// the program's path belongs (`DIR/bin/nvidia-smi`), because a caller may clear the environment.
 fn host(called: &Path) -> Result<Host, HostError> {
     if std::env::var_os(silicon::host::STATE_VARIABLE).is_some() {
         return Host::from_environment();
@@ -157,7 +157,7 @@ fn exit_code(rc: Return) -> ExitCode {
     })
 }
 
-/// The description of the program.
+/// The text with which the program describes itself.
 const ABOUT: &str = "This is gpush-sim's stand-in for nvidia-smi on a simulated host.";
 
 /// The supported commands.
@@ -256,7 +256,8 @@ fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostErro
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sets MIG mode. As in the real program, a pending mode is a warning, not an error.
+/// Sets MIG mode. If the mode stays pending, prints a warning and no error, as the real program
+/// does.
 fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
     let all = || (0..host.hardware().slots.len()).map(|index| index.to_string()).collect();
     if !host.privileged() {
@@ -294,7 +295,7 @@ fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sets persistence mode. With persistence mode, a GPU remains initialised when no process has it
+/// Sets persistence mode. With persistence mode, a GPU stays initialised while no process has it
 /// open.
 fn keep_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
     if !host.privileged() {

@@ -1,4 +1,4 @@
-//! Clients: which server serves a client, and for how long.
+//! Clients of a control daemon: which server serves a client, and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -105,8 +105,8 @@ pub(crate) async fn server_and_clients_survive_a_killed_daemon(setup: Setup) {
     signal(server, Signal::SIGKILL);
 }
 
-/// Of several waiting clients, the daemon first serves the client that connected last. So other
-/// clients may have to wait several times.
+/// If several clients wait, the daemon first serves the client that connected last. So another
+/// client may have to wait several times.
 pub(crate) async fn client_of_another_uid_waits_for_the_first(setup: Setup) {
     let Some(uid) = another_uid("client_of_another_uid_waits_for_the_first") else { return };
     let daemon = setup.start().await;

@@ -1,5 +1,5 @@
-//! A control daemon under test, real or simulated. The simulated server comes first on the daemon's
-//! `PATH`.
+//! A control daemon under test, real or simulated. Both start the simulated server, which comes
+//! first on their `PATH`.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -35,7 +35,7 @@ pub(crate) enum Trait {
     ServesSeveralUsers,
 }
 
-/// A version of the daemon, as far as versions differ in these tests.
+/// A version of the daemon. Versions with the same behaviour in these tests are one value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Branch {
     V535,
@@ -43,9 +43,9 @@ pub(crate) enum Branch {
     V555,
 }
 
-/// The differences: a behaviour, whether 535, 550 and 555 have it, and how this is known. The tests
-/// treat a real daemon as 550 or later if it has the command `get_server_status`, and as 555 if its
-/// program file contains the word `-multiuser-server`.
+/// For each behaviour that differs: whether 535, 550 and 555 have it, and how this is known. The
+/// tests treat a real daemon as 550 or later if it has the command `get_server_status`. They treat
+/// it as 555 if its program file contains the word `-multiuser-server`.
 pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
     (Trait::KnowsServerStatus, [false, true, true], "seen with 535.309, 550.163 and 555.58"),
     (Trait::WritesPidFile, [false, true, true], "535.309 was seen not to write it, 550.163 and 555.58 to write it"),
@@ -53,7 +53,7 @@ pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
     (Trait::ServesSeveralUsers, [false, false, true], "seen with 535.309, 550.163 and 555.58.02"),
 ];
 
-/// The option with which one server, which runs as root, serves clients of all users.
+/// With this option, one server serves clients of all users. The server runs as root.
 pub(crate) const MULTI_USER: &str = "-multiuser-server";
 
 /// The settings of a daemon under test: directories, programs, faults.
@@ -73,7 +73,7 @@ impl Setup {
             return None;
         }
         let scratch = tempfile::tempdir().unwrap();
-        // Other users must be able to access the directory.
+        // Clients run as other users, so every user must be able to enter the directory.
         std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).unwrap();
         for name in ["bin", "pipe", "log"] {
             std::fs::create_dir(scratch.path().join(name)).unwrap();
@@ -118,8 +118,8 @@ impl Setup {
         }
     }
 
-    /// Returns whether the program supports several users. For a real program, the program file
-    /// shows this. For a simulated program, the table shows this.
+    /// Returns whether the control program supports several users. For a real program, its program
+    /// file shows this. For a simulated program, the table [`DIFFERENCES`] shows this.
     pub(crate) fn serves_several_users(&self) -> bool {
         match self.which {
             Which::Real => {
@@ -131,7 +131,7 @@ impl Setup {
         }
     }
 
-    /// Returns the fault file of the simulated server, which runs under the real daemon too.
+    /// Returns the fault file of the simulated server. The real daemon also starts this server.
     pub(crate) fn faults(&self) -> FaultFile {
         FaultFile::at(self.path("faults.toml"))
     }
@@ -144,7 +144,7 @@ impl Setup {
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
         // A test in the background ignores SIGINT, and a test under nohup ignores SIGHUP. Child
-        // processes would ignore these signals too, so restore the default signal handling.
+        // processes would inherit this, so restore the default signal handling.
         let mut command = Command::new("/usr/bin/env");
         command
             .arg("--default-signal=INT,HUP")
@@ -181,7 +181,7 @@ impl Setup {
     }
 }
 
-/// A running daemon, which is killed when this value is dropped. Its server ends when the pipe
+/// A running daemon. Dropping this value kills the daemon. The server then ends, because the pipe
 /// directory is removed.
 pub(crate) struct Daemon {
     pub(crate) control: Control,
@@ -194,14 +194,14 @@ impl Daemon {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// Sends a line unchanged. Returns the frames of the answer.
+    /// Sends a line to the daemon without changes. Returns the frames of the answer.
     pub(crate) async fn says(&self, line: &str) -> Vec<String> {
         let door = self.setup.pipe.join("control_privileged");
         let answer = session::ask(&door, line, LONG).await;
         answer.unwrap_or_else(|error| panic!("{line}: {error}")).text
     }
 
-    /// Returns the log of a daemon in the foreground so far.
+    /// Returns what a daemon in the foreground has logged so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.setup.path("out")).unwrap()
     }
@@ -242,7 +242,7 @@ impl Daemon {
         self.client_of(None, environment)
     }
 
-    /// Starts a client as another user, which only root can do.
+    /// Starts a client as another user. Only root can do that.
     pub(crate) fn client_of(&self, uid: Option<u32>, environment: &[(&str, &str)]) -> Client {
         let mut command = self.setup.command(Path::new(STAND_IN));
         if let Some(uid) = uid {
@@ -267,7 +267,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A client, which is killed when this value is dropped.
+/// A client. Dropping this value kills the client.
 pub(crate) struct Client {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -278,7 +278,7 @@ impl Client {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// Returns the next line of the client, or an empty text after it has ended.
+    /// Returns the next line that the client prints, or an empty text if the client has ended.
     pub(crate) fn next(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
@@ -324,8 +324,8 @@ pub(crate) fn signal(pid: Pid, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
 }
 
-/// Returns the uid of another user, if the test can become that user and that user can run the
-/// programs.
+/// Returns the uid of another user. The test must be able to become this user, and this user must
+/// be able to run the programs.
 pub(crate) fn another_uid(check: &str) -> Option<u32> {
     let uid = 65_534;
     let mut command = Command::new(STAND_IN);

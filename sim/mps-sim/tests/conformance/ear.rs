@@ -28,7 +28,7 @@ pub(crate) async fn twenty_concurrent_callers_are_answered(setup: Setup) {
     for asked in asked.collect::<Vec<_>>() {
         assert_eq!(asked.await.unwrap().unwrap(), Percentage::ALL);
     }
-    // Each caller opens its own connection. The callers block each other, and retry.
+    // Each of these callers opens its own control connection. They block each other, and retry.
     let asked = (0..20).map(|_| {
         let control = Control::of(&daemon.setup.pipe);
         tokio::spawn(async move { control.default_percentage(LONG).await })
@@ -46,8 +46,8 @@ pub(crate) async fn open_front_end_keeps_the_daemon_busy_until_it_ends(setup: Se
     };
     let mut prompt = sit_down();
     let control = &daemon.control;
-    // The front-end opens its connection a moment after its start. If this test holds the control
-    // connection at that moment, the front-end ends.
+    // The front-end connects a moment after its start. If this test holds the control connection at
+    // that moment, the front-end ends. So try again.
     let busy = loop {
         if let Err(error) = control.default_percentage(Duration::from_millis(300)).await {
             break error;
@@ -64,16 +64,16 @@ pub(crate) async fn open_front_end_keeps_the_daemon_busy_until_it_ends(setup: Se
     assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// Returns the processes, other than this one, that hold the control connection.
+/// Returns the processes that hold the control connection of the daemon, except this process.
 fn who(daemon: &Daemon) -> Vec<i32> {
     holder::holders(i32::try_from(daemon.child.id()).unwrap(), &daemon.setup.pipe).unwrap()
 }
 
-/// A process that has connected to the public socket and sends nothing.
+/// A process that has connected to the daemon's public socket and sends nothing.
 struct HalfOpen(std::process::Child);
 
 impl HalfOpen {
-    /// Starts the process. It inherits the connection as a file descriptor.
+    /// Starts the process, which inherits an open connection to the public socket.
     fn at(setup: &Setup) -> Self {
         let fd = knock(setup);
         let mut command = Program::new("sleep");
@@ -103,7 +103,7 @@ pub(crate) async fn only_holder_of_the_control_connection_is_found(setup: Setup)
     assert_eq!(who(&daemon), [] as [i32; 0]);
 }
 
-/// Connects to the public socket.
+/// Connects to the public socket of the daemon.
 fn knock(setup: &Setup) -> OwnedFd {
     let fd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     let at = UnixAddr::new(&setup.pipe.join("control")).unwrap();
@@ -116,7 +116,8 @@ async fn is_stopped(daemon: &Daemon) {
     assert!(matches!(stopped, ControlError::Session(SessionError::Silent { .. })), "{stopped:?}");
 }
 
-/// With one such connection, any user can block the daemon for all users.
+/// A connection that sends nothing blocks the daemon. So any user can block the daemon for all
+/// users.
 pub(crate) async fn half_open_connection_blocks_the_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
@@ -125,7 +126,7 @@ pub(crate) async fn half_open_connection_blocks_the_daemon(setup: Setup) {
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// The daemon has passed the client to a server, but still waits for the client's message.
+/// The daemon has passed the client to a server, but still waits for a message of the client.
 pub(crate) async fn silent_client_blocks_the_daemon(setup: Setup) {
     let daemon = setup.start().await;
     let fd = knock(&daemon.setup);
@@ -147,7 +148,7 @@ pub(crate) async fn silent_client_blocks_the_daemon(setup: Setup) {
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// NVIDIA's front-end prints the same answers as the socket sends.
+/// NVIDIA's front-end prints the same answers that the daemon sends on its socket.
 pub(crate) async fn front_end_and_socket_give_the_same_answers(setup: Setup) {
     let daemon = setup.start().await;
     let (pipe, program) = (&daemon.setup.pipe, daemon.setup.control_program());
@@ -190,7 +191,8 @@ pub(crate) async fn front_end_exit_code_shows_only_a_missing_daemon(setup: Setup
     let asked = |lines: &str| {
         let mut front = daemon.setup.command(&daemon.setup.control_program());
         let mut front = front.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // If no daemon is running, the front-end ends before it reads its standard input.
+        // Ignore an error: if no daemon is running, the front-end ends before it reads its standard
+        // input.
         let _unread = std::io::Write::write_all(&mut front.stdin.take().unwrap(), lines.as_bytes());
         let ended = front.wait_with_output().unwrap();
         let said = [ended.stdout, ended.stderr].concat();

@@ -86,7 +86,7 @@ pub(crate) async fn path_of_88_bytes_is_too_long(setup: Setup) {
     let (which, setup) = (setup.which, setup.at(at));
     let mut refused = setup.spawn();
     assert_eq!(refused.wait().unwrap().code(), Some(1));
-    // The daemon gives no reason: it prints at most the usual start message.
+    // The daemon does not say why it failed. It prints at most its usual start message.
     let said = std::fs::read_to_string(setup.path("out")).unwrap();
     let usual = ["Starting control daemon using socket", "To connect CUDA applications to this daemon"];
     assert!(said.lines().all(|line| usual.iter().any(|start| line.contains(start))), "{said}");

@@ -1,8 +1,7 @@
-//! One set of checks for NVIDIA's control daemon and for the simulated daemon, through gpush's own
-//! protocol crate. So the checks specify once, for both daemons, the behaviour that gpush relies
-//! on.
+//! The same checks for NVIDIA's control daemon and for the simulated daemon, with gpush's own
+//! protocol crate. So the checks specify the behaviour of the daemon on which gpush relies.
 //!
-//! The real daemon needs no GPU, but its server does. Therefore both daemons use the simulated
+//! The real daemon needs no GPU, but the real server does. So both daemons use the simulated
 //! server, which they find through `PATH`. If the real daemon is not installed, its checks are
 //! skipped with a message. The table [`daemon::DIFFERENCES`] lists the differences between
 //! versions.
@@ -16,7 +15,7 @@ mod multi_user;
 mod servers;
 mod settings;
 
-/// Defines one test for each check and each daemon.
+/// Defines a test of each daemon for each check.
 macro_rules! on_each {
     ($($which:ident => $variant:ident),* ; $checks:tt) => { $(on_each!(@one $which $variant $checks);)* };
     (@one $which:ident $variant:ident { $($at:ident: $($check:ident)*;)* }) => {

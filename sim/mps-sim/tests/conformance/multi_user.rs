@@ -7,8 +7,8 @@ use gpush_mps::daemon::multi_user::{Support, support};
 
 use crate::daemon::{LONG, MULTI_USER, Setup, Trait, another_uid};
 
-/// gpushd runs only programs that no other user can replace. Therefore the test calls the program
-/// through a script in a directory that belongs to root.
+/// gpushd runs a program only if no other user can replace it. So the test calls the daemon through
+/// a script in a directory that belongs to root.
 pub(crate) async fn support_of_several_users_is_detected(setup: Setup) {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED support_of_several_users_is_detected: only root may use the option");
@@ -27,8 +27,8 @@ pub(crate) async fn support_of_several_users_is_detected(setup: Setup) {
 pub(crate) async fn clients_of_several_users_share_a_server_of_root(setup: Setup) {
     let Some(uid) = another_uid("clients_of_several_users_share_a_server_of_root") else { return };
     if !setup.serves_several_users() {
-        // The program treats the unknown argument as a front-end call, and the front-end finds no
-        // daemon.
+        // The program does not know the argument, so it starts the front-end. The front-end finds
+        // no daemon.
         let status = setup.argument(MULTI_USER).spawn().wait().unwrap();
         assert_eq!(status.code(), Some(1));
         return;

@@ -53,11 +53,11 @@ pub(crate) async fn server_is_started_listed_set_and_shut_down(setup: Setup) {
     control.start_server(own_uid(), LONG).await.unwrap();
     let server = daemon.ready_server().await;
     assert!(matches!(state(&daemon, server).await, Some(MpsServerState::Active) | None));
-    // A second request for the same user has no effect.
+    // A second request to start a server for the same user has no effect.
     control.start_server(own_uid(), LONG).await.unwrap();
     assert_eq!(control.servers(LONG).await.unwrap(), [server]);
-    // The server received the defaults when it started. The daemon does not pass later defaults to
-    // the server.
+    // The server got the default settings when it started. The daemon does not pass later default
+    // settings to it.
     control.set_default_percentage("70".parse().unwrap(), LONG).await.unwrap();
     assert_eq!(control.percentage(server, LONG).await.unwrap().tenths(), 400);
     assert_eq!(control.memory_limit(server, LONG).await.unwrap(), "2G".parse().ok());
@@ -82,8 +82,7 @@ pub(crate) async fn forced_shutdown_ends_the_server_of_a_client(setup: Setup) {
     daemon.control.shutdown_server(server, false, LONG).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(daemon.control.servers(LONG).await.unwrap(), [server], "it waits for its client");
-    // The server will end after its clients, so the daemon does not query the server, and reports
-    // no clients.
+    // The server was asked to end, so the daemon does not query it, and reports no clients.
     assert_eq!(daemon.control.clients(server, LONG).await.unwrap(), [] as [i32; 0]);
     let busy = daemon.control.percentage(server, LONG).await.unwrap_err();
     assert!(matches!(busy, ControlError::ServerBusy), "{busy:?}");

@@ -48,7 +48,8 @@ pub(crate) async fn environment_sets_only_percentage_and_priority(setup: Setup) 
     assert_eq!(daemon.control.default_memory_limit(LONG).await.unwrap(), None);
 }
 
-/// Because of this behaviour, gpush validates every value before it sends the value to the daemon.
+/// The daemon accepts odd values without an error. So gpush validates every value before it sends
+/// the value to the daemon.
 pub(crate) async fn odd_values_are_parsed_as_recorded(setup: Setup) {
     let daemon = setup.start().await;
     const PERCENTAGE: &str = "default_active_thread_percentage";
@@ -80,8 +81,8 @@ pub(crate) async fn odd_values_are_parsed_as_recorded(setup: Setup) {
         assert_eq!(daemon.says(&format!("set_{MEMORY} 0 {text}")).await, [""; 0], "{text}");
         assert_eq!(daemon.says(&format!("get_{MEMORY} 0")).await.concat(), shown, "{text}");
     }
-    // The daemon has no device 40. A UUID is not a number, so the command clears the limit of
-    // device 0.
+    // The daemon has no device 40. A UUID is not a number, so a command with a UUID clears the
+    // limit of device 0.
     for (line, left) in
         [("set_default_device_pinned_mem_limit 40 1G", "8G"), ("set_default_device_pinned_mem_limit GPU-1 1G", "")]
     {

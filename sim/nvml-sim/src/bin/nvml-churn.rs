@@ -1,12 +1,12 @@
 //! Kills clients of the simulated driver at random moments, and checks the host after each kill.
 //!
 //! `nvml-churn --kills N --seed S` uses the host that `$NVML_SIM_STATE` names. It starts a few
-//! clients, each of which continuously creates and destroys instances. It kills each client with
-//! SIGKILL at a random moment within 2 ms. After each kill, the state must be readable, changeable
-//! and valid: no lock remains locked, and no partly written state is visible.
+//! clients that create and destroy instances in a loop. It kills each client with SIGKILL at a
+//! random moment within 2 ms. After each kill, the state must be readable, changeable and valid: no
+//! lock remains locked, and no partly written state is visible.
 //!
-//! Most clients are forked from this process, which has loaded the library. Every twentieth client
-//! is a separate program. nvml-churn prints its counts, and fails at the first error.
+//! Most clients are forks of nvml-churn, which has loaded the library. Every twentieth client is a
+//! separate program. nvml-churn prints its counts, and fails at the first error.
 
 #![allow(unsafe_code)] // calls C functions of the library, forks, kills and reaps
 
@@ -25,10 +25,10 @@ use silicon::machine::Placement;
 const CLIENTS: usize = 6;
 /// Maximum time until a client is killed, in µs from the start of its round.
 const LIFE_US: u64 = 2_000;
-/// One of this many clients runs as a separate program.
+/// One of this many clients is a separate program. The others are forks.
 const OWN_PROGRAM: u64 = 20;
-/// Return codes that a client may get: SUCCESS, INVALID_ARGUMENT (another client destroyed the
-/// instance), NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES.
+/// Return codes that a client may get: SUCCESS, INVALID_ARGUMENT (if another client has destroyed
+/// the instance), NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES.
 const EXPECTED: [u32; 5] = [0, 2, 6, 19, 23];
 
 fn main() -> ExitCode {
@@ -57,7 +57,7 @@ fn load() -> Result<NvmlLib, String> {
     unsafe { NvmlLib::new("libnvidia-ml.so.1") }.map_err(|error| format!("libnvidia-ml.so.1: {error}"))
 }
 
-/// File descriptors that synchronize the start of a client with its parent.
+/// File descriptors with which a client and its parent start at the same moment.
 struct Signals {
     /// The client writes a byte to this pipe after its first change.
     ready: i32,
@@ -77,15 +77,16 @@ impl Signals {
     }
 }
 
-/// The work of a client: makes a change, waits for the other clients of its round, then creates and
-/// destroys instances until it is killed. Returns only if a call gives an impossible result.
+/// The work of a client. It makes one change, waits for the other clients of its round, and then
+/// creates and destroys instances until it is killed. Returns only if a call gives an impossible
+/// result.
 fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let check = |what: &str, code: u32| {
         if EXPECTED.contains(&code) { Ok(code) } else { Err(format!("{what} returned {code}")) }
     };
     let mut gpus: u32 = 0;
-    // SAFETY: here and in all calls below, the pointers are to locals of the types that the
+    // SAFETY: in this call and in all calls below, the pointers are to locals of the types that the
     // bindings name.
     unsafe {
         check("nvmlInit_v2", library.nvmlInit_v2())?;
@@ -156,7 +157,8 @@ fn destroy_all(
 /// A running client.
 struct Client {
     pid: i32,
-    /// The child, if the client is a separate program. Dropping it would close its descriptors.
+    /// The child process, if the client is a separate program. Dropping it would close its
+    /// descriptors.
     program: Option<Child>,
 }
 
@@ -166,9 +168,10 @@ struct Tally {
     started: u64,
     killed: u64,
     programs: u64,
-    /// Number of kills after which instances existed.
+    /// Number of kills after which the host had instances.
     inhabited: u64,
-    /// Number of created instances, as counted in the state. This number must never decrease.
+    /// Number of instances that were ever created, as the state counts them. It must never
+    /// decrease.
     created: u64,
 }
 
@@ -198,7 +201,7 @@ fn supervise(kills: u64, seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Starts some clients at the same time, and kills each of them.
+/// Starts several clients at the same time, and kills each of them.
 fn round(
     library: &NvmlLib,
     host: &silicon::Host,
@@ -227,7 +230,7 @@ fn round(
     drop(go);
     let base = Instant::now();
     for (after, mut client) in working {
-        // This sleep does not wait for an event. It selects the moment of the kill.
+        // This sleep waits for no event. Its length is the random moment of the kill.
         std::thread::sleep(after.saturating_sub(base.elapsed()));
         client.kill()?;
         tally.killed += 1;
@@ -265,7 +268,7 @@ impl Client {
     }
 }
 
-/// Returns the read end and the write end of a pipe. Programs that are executed later do not
+/// Returns the read end and the write end of a pipe. A program that is executed later does not
 /// inherit the pipe.
 fn pipe() -> Result<(OwnedFd, OwnedFd), String> {
     let mut ends = [0; 2];
@@ -304,11 +307,11 @@ fn spawn(seed: u64, go: &OwnedFd) -> Result<Client, String> {
 
 fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Client, String> {
     let (ready, told) = pipe()?;
-    // SAFETY: this program has one thread.
+    // SAFETY: nvml-churn has only one thread.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        // SAFETY: closes only the child's copy of this end. The parent keeps its copy, and closes
-        // it as the start signal.
+        // SAFETY: closes only the child's copy of this end. The parent closes its own copy as the
+        // start signal.
         unsafe { libc::close(go.as_raw_fd()) };
         let ended = churn(library, seed, &Signals { ready: told.as_raw_fd(), go: stop.as_raw_fd() });
         eprintln!("nvml-churn: client: {ended:?}");
@@ -324,8 +327,8 @@ fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Cl
     Ok(Client { pid, program: None })
 }
 
-/// Checks that the state obeys the rules of the hardware. Does not use the simulator's own code for
-/// capacities.
+/// Checks that the state obeys the rules of the hardware. Computes the capacities without the
+/// simulator's own code.
 fn obeys(machine: &Machine) -> Result<(), String> {
     for gpu in machine.gpus() {
         let part = machine.part(gpu.index).map_err(|code| code.to_string())?;

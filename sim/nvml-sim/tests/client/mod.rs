@@ -1,4 +1,4 @@
-//! A client of the built library. It loads the library as any program does, and has its own
+//! A client of the built library. It loads the library as any program does, and has a separate
 //! simulated host.
 
 #![allow(unsafe_code)] // calls C functions of the library under test
@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nvml_wrapper_sys::bindings::*;
 use silicon::Description;
 
-/// Allows one client at a time, because the library and `$NVML_SIM_STATE` belong to the whole
-/// process.
+/// A lock that allows one client at a time, because the library and `$NVML_SIM_STATE` belong to the
+/// whole process.
 static ONE: Mutex<()> = Mutex::new(());
 
 /// Returns the path of the built `libnvidia_ml.so`.
@@ -23,8 +23,8 @@ pub(crate) fn library() -> PathBuf {
     test.parent().unwrap().join("libnvidia_ml.so")
 }
 
-/// A client of a simulated host. [`Client::fresh`] creates a client that has not called `nvmlInit`;
-/// the other functions create a client that has called `nvmlInit`.
+/// A client on a simulated host. A client of [`Client::fresh`] has not called `nvmlInit`. A client
+/// of the other functions has called it.
 pub(crate) struct Client {
     pub(crate) lib: NvmlLib,
     pub(crate) host: silicon::Host,
@@ -79,7 +79,7 @@ impl Client {
         device
     }
 
-    /// Returns a function of the library that the bindings do not contain.
+    /// Returns a function of the library by name, for functions that the bindings do not contain.
     pub(crate) fn symbol(&self, name: &CStr) -> *mut std::ffi::c_void {
         let path = c(library().to_str().unwrap());
         // SAFETY: both texts are zero-terminated. The library is already loaded and is never
@@ -89,7 +89,7 @@ impl Client {
         found
     }
 
-    /// Returns the profile id for a name without its `MIG ` prefix.
+    /// Returns the id of a profile by its name. The name has no prefix `MIG `.
     pub(crate) fn profile(&self, device: nvmlDevice_t, name: &str) -> u32 {
         for index in 0..NVML_GPU_INSTANCE_PROFILE_COUNT {
             // SAFETY: all zeros are a valid value of this plain struct.
@@ -142,7 +142,7 @@ impl Client {
         }
     }
 
-    /// Adds a fault rule. `rule` is TOML without the line `[[fault]]`.
+    /// Adds a fault rule to the host. `rule` is TOML without the line `[[fault]]`.
     pub(crate) fn fault(&self, rule: &str) {
         let path = self.host.dir().join("faults.toml");
         let mut rules = std::fs::read_to_string(&path).unwrap_or_default();
@@ -153,8 +153,8 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // End all sessions, so that the next client of this process starts without one, even if
-        // this client called nvmlShutdown too rarely.
+        // End all sessions. Otherwise, if this client called nvmlShutdown too rarely, the next
+        // client of this process would start with an open session.
         while {
             let mut count = 0;
             rc!(self, nvmlDeviceGetCount_v2(&mut count)) != 1

@@ -12,17 +12,17 @@ pub struct DriverVersion {
     branch: u32,
     minor: u32,
     patch: u32,
-    /// Whether the version has a third number. Only old branches have no third number.
+    /// Whether the version has a third number. The versions of old branches have only two numbers.
     three: bool,
 }
 
-/// A text that is not a driver version.
+/// The error for a text that is not a driver version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no driver version; write it as 550.163.01")]
 pub struct NoDriverVersion(String);
 
 impl DriverVersion {
-    /// A version that is new enough for every GPU model in the geometry data.
+    /// A version that is new enough for every GPU model of the geometry data.
     pub const NEWEST: Self = Self::new(595, 58, 3);
 
     /// Creates a version from its three numbers.

@@ -28,14 +28,16 @@ pub(crate) use read::{explain, place};
 /// Maximum number of GPUs of a host.
 pub const MAX_GPUS: u32 = 64;
 
-/// Driver version if the description names no version and no GPU model needs a newer version.
+/// The driver version of a host if its description names no version. If a GPU model needs a newer
+/// version, the host has that version.
 pub const DEFAULT_DRIVER: DriverVersion = DriverVersion::new(550, 163, 1);
 
 /// A host to simulate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// Driver version. `None` means [`DEFAULT_DRIVER`], or a newer version if a GPU model needs it.
+    /// Driver version. `None` means [`DEFAULT_DRIVER`], or a newer version if a GPU model needs
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverVersion>,
     /// CUDA version, such as `12.4`. `None` means the version that came with the driver.
@@ -51,8 +53,8 @@ pub struct Description {
     /// Whether calls take as long as on hardware.
     #[serde(default)]
     pub latencies: bool,
-    /// Whether a fabric manager runs on the host. This matters only if the GPUs are connected to an
-    /// NVSwitch.
+    /// Whether a fabric manager runs on the host. It has an effect only if the GPUs are connected
+    /// to an NVSwitch.
     #[serde(default = "yes")]
     pub fabric_manager: bool,
     /// GPUs, in order.
@@ -69,31 +71,33 @@ pub struct GpuDescription {
     /// Number of GPUs.
     #[serde(default = "one")]
     pub count: u32,
-    /// Chip variant, which determines the GPU instance ids.
+    /// Chip variant. It determines the GPU instance ids.
     #[serde(default)]
     pub chip: Chip,
-    /// Whether MIG mode is on at the start. `None` means on, if the GPU model supports MIG.
+    /// Whether MIG mode is on at the start. `None` means that MIG mode is on if the GPU model
+    /// supports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
     /// Whether the host enables MIG mode at every later boot, as a boot script would.
     #[serde(default)]
     pub mig_at_boot: bool,
-    /// Whether the driver itself resets an idle Ampere GPU when the MIG mode changes.
+    /// Whether the driver resets an idle Ampere GPU when its MIG mode changes.
     #[serde(default)]
     pub resets_itself: bool,
     /// PCI device id of the board, in hex. `None` means the first board of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub board: Option<String>,
-    /// How NVLink connects the GPUs of this entry. `None` means through a switch if the board is a
-    /// module of an HGX baseboard, and otherwise no connection.
+    /// How NVLink connects the GPUs of this entry. If the value is `None` and the board is a module
+    /// of an HGX baseboard, a switch connects the GPUs. If the value is `None` for another board,
+    /// the GPUs are not connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<Wiring>,
-    /// Serial number, for an entry with a single GPU. `None` means that the serial number is
+    /// Serial number, only for an entry with a single GPU. `None` means that the serial number is
     /// derived from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// Minor number of the device file, for an entry with a single GPU. `None` means the index. On
-    /// real hosts, the minor number and the index may differ.
+    /// Minor number of the device file, only for an entry with a single GPU. `None` means the index
+    /// of the GPU. On real hosts, the two numbers can differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
 }
@@ -132,7 +136,7 @@ impl Description {
         Self { driver: None, cuda: None, seed: 0, owner_is_root: true, latencies: false, fabric_manager: true, gpus }
     }
 
-    /// Creates a host with one GPU of a model under a driver.
+    /// Creates a host with one GPU of a model, under a given driver version.
     #[must_use]
     pub fn of_model(key: &str, driver: DriverVersion) -> Self {
         Self { driver: Some(driver), ..Self::of(vec![GpuDescription::new(key, 1)]) }

@@ -1,4 +1,4 @@
-//! Reads a description from a TOML text. An error names the line, the column and the fix.
+//! Reads a description from a TOML text. An error names the line, the column and the correction.
 
 use std::fmt;
 
@@ -17,10 +17,11 @@ pub struct DescriptionError {
     subject: Option<Subject>,
 }
 
-/// The value that an error concerns.
+/// The value in the text that an error concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Subject {
-    /// Position of the `[[gpu]]` entry. `None` means that the value belongs to the host.
+    /// Position of the `[[gpu]]` entry with the value. `None` means that the value belongs to the
+    /// host.
     entry: Option<usize>,
     key: &'static str,
 }
@@ -31,8 +32,8 @@ impl DescriptionError {
         Self { message: message.into(), hint: hint.into(), at: None, subject: None }
     }
 
-    /// Adds to the error the key that the error concerns, and the entry of the key (`None` for a
-    /// key of the host).
+    /// Adds to the error the key that is wrong, and the `[[gpu]]` entry of the key. `None` means a
+    /// key of the host.
     pub(super) fn about(self, entry: Option<usize>, key: &'static str) -> Self {
         Self { subject: Some(Subject { entry, key }), ..self }
     }
@@ -67,7 +68,8 @@ pub(crate) fn explain(text: &str, error: &toml::de::Error) -> (String, String, O
     if let Some(rest) = unknown {
         let mut quoted = rest.split('`');
         let name = quoted.next().unwrap_or_default();
-        // After the unknown name, separators and known names alternate.
+        // In the message of the TOML parser, separators and known names alternate after the unknown
+        // name.
         let known: Vec<&str> = quoted.skip(1).step_by(2).collect();
         if !known.is_empty() {
             let kind = if message.starts_with("unknown field") { "key" } else { "value" };
@@ -87,8 +89,8 @@ impl Description {
             let (message, hint, at) = explain(text, &error);
             DescriptionError { at, ..DescriptionError::new(message, hint) }
         })?;
-        // A host without GPUs can be simulated, but it is usually a mistake. Therefore the
-        // description must then name the driver.
+        // A host without GPUs is usually a mistake. So a description without GPUs must name the
+        // driver.
         if read.gpus.is_empty() && read.driver.is_none() {
             return Err(DescriptionError {
                 at: Some(place(text, text.len())),
@@ -110,8 +112,8 @@ fn locate(text: &str, subject: Subject) -> Option<(usize, usize)> {
         None => document.get_ref(),
         Some(entry) => document.get_ref().get("gpu")?.get_ref().as_array()?.get(entry)?.get_ref().as_table()?,
     };
-    // If the key is absent, its default value is the problem. In this case, point to the entry's
-    // model.
+    // If the key is absent, its default value is the problem. Then return the position of the
+    // entry's model.
     let value = table.get(subject.key).or_else(|| table.get("model"))?;
     Some(place(text, value.span().start))
 }

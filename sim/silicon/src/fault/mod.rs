@@ -1,5 +1,5 @@
-//! Faults: rules that make driver calls fail, wait, hang, return wrong results or kill their
-//! caller.
+//! Faults: rules that make driver calls fail, wait, hang, return wrong results, or kill the process
+//! that calls.
 //!
 //! The rules are in `faults.toml` in the host's directory. The file is read again when it changes:
 //!
@@ -12,9 +12,9 @@
 //! times = 3                             # then three fail, and all later ones pass
 //! ```
 //!
-//! The counters are in the shared state, so that they count the calls of all processes. The
-//! simulated library calls [`Host::before`] before every call. At the end of the call, it passes
-//! the result of [`Host::before`] to [`Host::after`]:
+//! The counters are in the shared state, so they count the calls of all processes. The simulated
+//! library calls [`Host::before`] before every driver call, and [`Host::after`] at its end, with
+//! the result of [`Host::before`]:
 //!
 //! ```text
 //!  match rules ─▶ count, mutate the state (under the lock) ─▶ delay, hang, kill "before" ─▶ Decision
@@ -42,7 +42,7 @@ pub use rule::{
 /// Initial content of `faults.toml`.
 pub(crate) const EMPTY: &str = "# Fault rules of this simulated host: `gpush-sim fault --help`.\n";
 
-/// A call of the driver, as fault rules see it.
+/// A driver call with its objects, as fault rules see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call<'a> {
     /// Name of the exported function.
@@ -68,13 +68,13 @@ impl<'a> Call<'a> {
         Self { function, gpu: Some(gpu), gpu_instance: None, compute_instance: None }
     }
 
-    /// Returns the call with a GPU instance.
+    /// Returns the call, with its GPU instance added.
     #[must_use]
     pub const fn gpu_instance(self, id: u32) -> Self {
         Self { gpu_instance: Some(id), ..self }
     }
 
-    /// Returns the call with a compute instance.
+    /// Returns the call, with its compute instance added.
     #[must_use]
     pub const fn compute_instance(self, id: u32) -> Self {
         Self { compute_instance: Some(id), ..self }
@@ -89,7 +89,8 @@ pub struct Decision {
     pub rc: Option<Return>,
     /// `SetMigMode` succeeds with this activation status, and the mode remains pending.
     pub activation_status: Option<Return>,
-    /// Whether a call that lists objects returns the state as of `nvmlInit`.
+    /// Whether the call returns the objects that existed at the caller's `nvmlInit`, not the
+    /// present objects.
     pub stale: bool,
     /// The process to kill when the call has ended.
     kill_after: Option<Victim>,
@@ -100,18 +101,18 @@ pub struct Decision {
 enum Victim {
     /// The caller.
     Caller,
-    /// The caller's parent first, and then the caller.
+    /// Kill first the caller's parent, and then the caller.
     Both,
 }
 
-/// The rules as last read, and the stamp of the file at that time.
+/// The rules from the last read of the file, and the stamp of the file at that time.
 #[derive(Debug)]
 pub(crate) struct Rules {
     path: PathBuf,
     read: Mutex<Option<(Stamp, Numbered)>>,
 }
 
-/// A stamp that distinguishes versions of the file, without reading the file.
+/// A value that shows whether the file has changed. Computing it does not read the file.
 type Stamp = Option<(SystemTime, u64, u64)>;
 
 /// Rules with their fingerprints.
@@ -152,12 +153,13 @@ struct Outcome {
     decision: Decision,
     delay: Duration,
     kill_before: Option<Victim>,
-    /// Fingerprint of the rule that makes the call hang. The hang ends when the rule is removed.
+    /// Fingerprint of the rule that makes the call hang. The call continues when this rule is
+    /// removed.
     hang: Option<u64>,
 }
 
-/// Counts a call for its matching rules, combines the effects of the rules that take effect, and
-/// changes the machine accordingly. This is the pure part of [`Host::before`].
+/// Counts a call for its matching rules, and combines the effects of the rules that take effect.
+/// Changes the machine if a rule requires that. This is the part of [`Host::before`] without I/O.
 fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller: Pid) -> Outcome {
     let mut outcome = Outcome::default();
     for (fingerprint, rule) in rules {
@@ -182,7 +184,7 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
         }
         let gpu = rule.gpu.or(call.gpu);
         if let (Some(xid), Some(gpu)) = (rule.xid, gpu) {
-            // If the instance of the call no longer exists, report the error for the whole GPU.
+            // If the instance of the call no longer exists, report the Xid error for the whole GPU.
             let told = machine.xid(gpu, xid, call.gpu_instance, call.compute_instance);
             if told == Err(Return::NotFound) {
                 let _no_gpu = machine.xid(gpu, xid, None, None);
@@ -213,9 +215,8 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
 }
 
 impl Host {
-    /// Applies the fault rules, and waits as the rules and the host's latencies require. Does not
-    /// return if a rule kills the caller. Callers call this function before every driver call,
-    /// without holding a lock.
+    /// Applies the fault rules, and waits as long as the rules and the host's latencies require. If
+    /// a rule kills the caller, does not return. The caller must hold no lock.
     ///
     /// # Errors
     /// If `faults.toml` is invalid, or the state cannot be used.
@@ -245,8 +246,8 @@ impl Host {
         Ok(outcome.decision)
     }
 
-    /// Ends a call that began with [`Host::before`]. Does not return if a rule kills the caller
-    /// after the call.
+    /// Ends a call that began with [`Host::before`]. If a rule kills the caller after the call,
+    /// does not return.
     pub fn after(&self, decision: Decision) {
         if let Some(victim) = decision.kill_after {
             die(victim);
@@ -262,8 +263,8 @@ impl Host {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(_) => return,
-                // An invalid file may be a file that is being edited, so it does not remove the
-                // rule. The wait also ends when the host is removed.
+                // If the file is invalid, a user may be editing it, so the rule still counts. The
+                // wait also ends when the host is removed.
                 Err(_) if self.dir().exists() => std::thread::sleep(Duration::from_millis(5)),
                 Err(_) => return,
             }
@@ -299,7 +300,7 @@ impl Host {
     /// If the file cannot be written, or no rule has this position.
     pub fn clear_faults(&self, position: Option<usize>) -> Result<usize, HostError> {
         let Some(position) = position else {
-            // If the file is invalid, removing all rules repairs it.
+            // If the file is invalid, count no rules: removing all rules repairs the file.
             let count = self.rules()?.current().map_or(0, |rules| rules.len());
             self.write_faults(&RuleFile { fault: Vec::new() })?;
             return Ok(count);
@@ -323,8 +324,8 @@ impl Host {
 
     fn write_faults(&self, file: &RuleFile) -> Result<(), HostError> {
         crate::host::write_whole(&self.dir().join("faults.toml"), file.render()?.as_bytes())?;
-        // Remove the counters of removed rules, so that a rule that is added again starts with new
-        // counters.
+        // Remove the counters of removed rules. If a user adds such a rule again, it must start
+        // with new counters.
         let known: Vec<u64> = rule::numbered(file.fault.clone()).into_iter().map(|(own, _)| own).collect();
         self.update(|machine| {
             machine.state.faults.retain(|own, _| known.contains(own));
@@ -333,8 +334,8 @@ impl Host {
     }
 }
 
-/// Ends this process as a crash would: no cleanup code runs. If requested, the parent is killed
-/// first, so that it cannot react to the end of this process.
+/// Ends this process as a crash would: no cleanup code runs. If the victim includes the parent,
+/// kills the parent first, so that it cannot react to the end of this process.
 fn die(victim: Victim) {
     let own = nix::unistd::Pid::this();
     let parent = nix::unistd::Pid::parent();

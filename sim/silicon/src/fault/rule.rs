@@ -1,5 +1,4 @@
-//! One fault rule: its form, the calls that it matches, and the condition under which it takes
-//! effect.
+//! One fault rule: its fields, the calls that it matches, and when it takes effect.
 
 use std::fmt;
 
@@ -10,7 +9,7 @@ use crate::description;
 use crate::machine::Counter;
 use crate::returns::Return;
 
-/// A return code in a rule, by number or by name.
+/// A return code in a fault rule, as a number or a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub Return);
 
@@ -46,9 +45,9 @@ impl<'de> Deserialize<'de> for Code {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kill {
-    /// Before the call has any effect.
+    /// Kill the caller before the call has any effect.
     Before,
-    /// After the call took effect.
+    /// Kill the caller after the call has taken effect.
     After,
 }
 
@@ -56,10 +55,10 @@ pub enum Kill {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mutation {
-    /// The GPU falls off the bus, until the next boot.
+    /// The GPU falls off the bus, and stays lost until the next boot.
     Lose,
     /// The caller keeps an open handle of the instance (or GPU) until the caller exits. The driver
-    /// does not list that handle, but destroying the object returns `IN_USE`.
+    /// does not list the handle. If a program destroys the instance, it gets `IN_USE`.
     Leak,
     /// The caller sees the instances as they were at its `nvmlInit`.
     Stale,
@@ -69,12 +68,14 @@ pub enum Mutation {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Name of the function, or a pattern with `*`. A name without a version matches any version.
+    /// Name of an NVML function, or a pattern with `*`. A name without a version matches all
+    /// versions of the function.
     pub function: String,
-    /// GPU index. If absent, the rule matches any GPU, and calls that concern no GPU.
+    /// GPU index. If absent, the rule matches calls for any GPU, and calls that concern no GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// GPU instance id. If absent, the rule matches any GPU instance, or none.
+    /// GPU instance id. If absent, the rule matches calls for any GPU instance, and calls that
+    /// concern no instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_instance: Option<u32>,
     /// Whether the rule matches only callers whose effective uid is not 0.
@@ -86,8 +87,8 @@ pub struct Rule {
     /// Maximum number of times that the rule takes effect. If absent, there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
-    /// Probability that the rule takes effect in a call after the first `after` calls. If absent,
-    /// the rule takes effect in every such call.
+    /// Probability that the rule takes effect in a matching call, after the first `after` calls. If
+    /// absent, the rule takes effect in every such call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probability: Option<f64>,
     /// Seed of the random choice for `probability`.
@@ -108,7 +109,8 @@ pub struct Rule {
     /// When to kill the caller. If absent, the caller is not killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kill: Option<Kill>,
-    /// Whether to kill the caller's parent first, such as an agent together with its worker.
+    /// Whether to kill the caller's parent first. If the caller is a driver worker, its parent is
+    /// gpushd.
     #[serde(default, skip_serializing_if = "is_false")]
     pub parent: bool,
     /// An additional effect on the host or on the caller.
@@ -156,20 +158,20 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// The name of `nvidia-smi --gpu-reset` in rules. A reset is not an NVML call.
+/// The name of `nvidia-smi --gpu-reset` in fault rules. It is not an NVML call.
 pub const GPU_RESET: &str = "gpu-reset";
 
-/// The name of `nvidia-smi compute-policy --set-timeslice` in rules. A rule counts one call for
-/// each GPU.
+/// The name of `nvidia-smi compute-policy --set-timeslice` in fault rules. For a rule, each GPU is
+/// one call.
 pub const COMPUTE_POLICY_SET: &str = "compute-policy-set";
 
-/// The name of `nvidia-smi compute-policy --list` in rules.
+/// The name of `nvidia-smi compute-policy --list` in fault rules.
 pub const COMPUTE_POLICY_LIST: &str = "compute-policy-list";
 
-/// All names in rules that are not NVML functions.
+/// All names in fault rules that are not NVML functions.
 const COMMANDS: [&str; 3] = [GPU_RESET, COMPUTE_POLICY_SET, COMPUTE_POLICY_LIST];
 
-/// The content of the file: all rules, in order.
+/// The content of `faults.toml`: all rules, in order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rules {
@@ -198,7 +200,7 @@ impl Rules {
         Ok(read)
     }
 
-    /// Returns the text of the file. [`Rules::parse`] parses the text to the same rules.
+    /// Returns the rules as text. If [`Rules::parse`] reads this text, it returns the same rules.
     ///
     /// # Errors
     /// If a rule is invalid.
@@ -214,7 +216,7 @@ impl Rules {
 }
 
 impl Rule {
-    /// Creates a rule for a function. The rule has no effect yet.
+    /// Creates a rule for a function. The new rule has no effect until a field sets one.
     #[must_use]
     pub fn new(function: &str) -> Self {
         Self {
@@ -289,8 +291,8 @@ impl Rule {
         Ok(())
     }
 
-    /// Returns whether the rule matches the name of a function: exactly, without the version of the
-    /// function, or by pattern.
+    /// Returns whether the rule matches the name of a function. The rule's name may be the exact
+    /// name, the name without its version, or a pattern.
     #[must_use]
     pub fn matches_name(&self, function: &str) -> bool {
         if self.function.contains('*') {
@@ -311,8 +313,8 @@ impl Rule {
             && !(self.unprivileged && root)
     }
 
-    /// Returns whether the rule takes effect in this call. `counter` already counts this call as
-    /// seen, but not as fired.
+    /// Returns whether the rule takes effect in this call. `counter.seen` already includes this
+    /// call, `counter.fired` does not.
     pub(super) fn fires(&self, counter: Counter, fingerprint: u64) -> bool {
         if counter.seen <= self.after || self.times.is_some_and(|times| counter.fired >= times) {
             return false;
@@ -325,8 +327,8 @@ impl Rule {
     }
 }
 
-/// Returns the rules with their fingerprints, which identify them in the shared state. The
-/// fingerprint depends on the rule's text and on the number of equal rules before it.
+/// Returns the rules, each with a fingerprint that identifies it in the shared state. The
+/// fingerprint depends on the text of the rule, and on the number of equal rules before it.
 pub(super) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
     let mut texts: Vec<String> = Vec::with_capacity(rules.len());
     let number = |rule: Rule| {

@@ -1,4 +1,4 @@
-//! The driver's files of `/proc/driver`, which are in `proc/driver` in the host's directory.
+//! The files that the driver shows in `/proc/driver`. They are in `proc/driver` in the host's directory.
 //!
 //! ```text
 //! nvidia-caps/mig-minors                        minor numbers of all possible capabilities; never changes
@@ -7,10 +7,9 @@
 //! nvidia/capabilities/gpuN/mig/giN/ciN/access
 //! ```
 //!
-//! Programs open these files by absolute path, so `gpush-sim exec` mounts the directory over
-//! `/proc/driver`. A process that changes instances updates the files while it holds the host's
-//! lock. If a host was created without these files, as in tests of the state machine, no process
-//! adds them.
+//! Programs open these files by absolute path, so `gpush-sim exec` mounts the directory over `/proc/driver`. When a
+//! process changes instances, it updates the files while it holds the host's lock. If a host was created without these
+//! files, as in tests of the state machine, no process adds them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -30,7 +29,7 @@ const GPU_INSTANCES: u32 = 15;
 /// Number of compute instance ids of a GPU instance.
 const COMPUTE_INSTANCES: u32 = 8;
 
-/// Modes of the device files, as the driver reports them.
+/// Modes of the device files that are only for administrators.
 const ADMINISTRATORS: u32 = 0o400;
 const EVERYBODY: u32 = 0o444;
 
@@ -87,7 +86,7 @@ fn gpu_dir(capabilities: &Path, machine: &Machine, gpu: u32) -> PathBuf {
     capabilities.join(format!("gpu{minor}"))
 }
 
-/// Writes the files of a GPU's instances to the GPU's directory, and removes all other files there.
+/// Writes the files of a GPU's instances to the directory of the GPU, and removes all other files from it.
 fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     let minor = machine.identity(gpu.index).map_or(gpu.index, |identity| identity.minor);
     let mut wanted: BTreeMap<PathBuf, String> = BTreeMap::new();

@@ -1,8 +1,8 @@
 //! Checks whether processes are alive.
 //!
-//! Every driver call needs this check, because a process that ends releases the hardware at once.
-//! For each live process, this process has a pidfd open, and one `poll` checks all of them. With
-//! `/proc`, each process would need a separate read.
+//! Every driver call needs this check, because a process that ends releases the GPU at once. This
+//! process has a pidfd open for each process that it watches, and one `poll` checks all of them.
+//! With `/proc`, the check would read one file for each process.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,8 @@ pub(super) struct Living {
 }
 
 impl Living {
-    /// Returns whether all these processes are alive. Stops watching all other processes.
+    /// Returns whether all these processes are alive. Stops watching every process that is not in
+    /// the list.
     pub(super) fn are_all(&self, pids: impl Iterator<Item = Pid>) -> bool {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let mut asked = HashMap::with_capacity(watched.len());
@@ -32,8 +33,8 @@ impl Living {
                 Some(process) => {
                     asked.insert(pid, process);
                 }
-                // The limit of open files may prevent a new pidfd. In this case, check the process
-                // without one.
+                // If the limit of open files prevents a new pidfd, check the process without a
+                // pidfd.
                 None if pid.is_alive() => {}
                 None => return false,
             }
@@ -47,20 +48,20 @@ impl Living {
     }
 }
 
-/// Opens a pidfd of a live process. The pidfd is opened before the check, so that it cannot refer
-/// to a later process with the same pid.
+/// Opens a pidfd of a live process. Opens it before it checks the process, so the pidfd cannot
+/// refer to a later process with the same pid.
 fn watch(pid: Pid) -> Option<OwnedFd> {
     let process = rustix::process::Pid::from_raw(i32::try_from(pid.pid).ok()?)?;
     let held = pidfd_open(process, PidfdFlags::empty()).ok()?;
     pid.is_alive().then_some(held)
 }
 
-/// Returns the start time of a live process in clock ticks since boot, from `/proc/<pid>/stat`. A
-/// zombie is not alive, because it uses no GPU.
+/// Returns the start time of a live process in clock ticks since boot, from `/proc/<pid>/stat`.
+/// Returns `None` for a zombie, because a zombie uses no GPU.
 fn start_of(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The process name in parentheses may contain any character. The fields after the last
-    // parenthesis have no parentheses.
+    // The process name is in parentheses, and may contain any character. The fields after the last
+    // closing parenthesis contain no parenthesis.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     // The state is field 3, and the start time is field 22.
@@ -119,7 +120,8 @@ mod tests {
         assert!(!living.are_all([later].into_iter()), "another process with the same id");
         assert!(living.are_all(pids.iter().copied()));
         children[2].kill().unwrap();
-        // The child is not reaped yet, but a zombie uses no GPU.
+        // The parent has not reaped the child yet, so the child is a zombie. A zombie must not
+        // count as alive.
         while pids[2].is_alive() {
             std::thread::yield_now();
         }

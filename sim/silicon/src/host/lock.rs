@@ -1,9 +1,10 @@
 //! The host's lock.
 //!
-//! A file lock excludes other processes, but not threads that share the file descriptor. Also, a
-//! forked child that unlocks an inherited descriptor releases its parent's lock. Therefore a thread
-//! first locks a mutex of its process. Then it locks a descriptor that this process itself has
-//! opened. All data of one process is in [`PerProcess`], which is created again after a fork.
+//! The lock of a host between processes and threads. A file lock excludes other processes, but not
+//! threads that share the file descriptor. If a forked child unlocks an inherited descriptor, it
+//! releases the lock of its parent. So a thread first locks a mutex of its process. Then it locks a
+//! descriptor that this process itself has opened. All data of one process is in [`PerProcess`],
+//! which is created again after a fork.
 #![allow(unsafe_code)] // One atomic pointer, swapped once after a fork.
 
 use std::fs::File;
@@ -15,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::HostError;
 
-/// A value of which each process has its own copy, also after a fork.
+/// A value of which each process has a separate copy, also after a fork.
 #[derive(Debug)]
 pub(super) struct PerProcess<T> {
     at: AtomicPtr<Owned<T>>,
@@ -33,9 +34,9 @@ impl<T> PerProcess<T> {
         Self { at: AtomicPtr::new(Box::into_raw(Box::new(owned))) }
     }
 
-    /// Returns the value of this process. If the current value belongs to the parent, `make`
-    /// creates a new value. The parent's value is not changed: one of its mutexes may be locked by
-    /// a thread that does not exist in this process.
+    /// Returns the value of this process. After a fork, the present value belongs to the parent,
+    /// and `make` creates a new value. The parent's value is not changed, because a thread that
+    /// does not exist in this process may have locked one of its mutexes.
     pub(super) fn get(&self, make: impl FnOnce() -> Result<T, HostError>) -> Result<&T, HostError> {
         let pid = std::process::id();
         let found = self.at.load(Ordering::Acquire);
@@ -51,10 +52,10 @@ impl<T> PerProcess<T> {
             Ok(_) => Ok(unsafe { &(*fresh).value }),
             Err(theirs) => {
                 // SAFETY: `fresh` was never shared, because another thread of this process stored
-                // its own.
+                // its own value first.
                 drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: another thread of this process stored `theirs`, which is freed only in
-                // `drop`.
+                // SAFETY: `theirs` is the value that another thread of this process stored. It is
+                // freed only in `drop`.
                 Ok(unsafe { &(*theirs).value })
             }
         }
@@ -67,14 +68,14 @@ impl<T> Drop for PerProcess<T> {
         // SAFETY: the pointer comes from `Box::into_raw`, and `&mut self` proves exclusive access.
         let owned = unsafe { Box::from_raw(at) };
         if owned.pid != std::process::id() {
-            // After a fork, this value is a copy of the parent's value. The locks in the copy may
-            // never be unlocked, so the copy is not dropped.
+            // After a fork, this value is a copy of the parent's value. Its locks may stay locked
+            // forever, so do not drop it.
             std::mem::forget(owned);
         }
     }
 }
 
-/// The lock of a host, for the threads of one process.
+/// The lock of a simulated host, as the threads of one process use it.
 #[derive(Debug)]
 pub(super) struct Lock {
     file: Mutex<File>,
@@ -86,7 +87,7 @@ pub(super) struct Held<'l> {
 }
 
 impl Lock {
-    /// Opens the lock file. As for all files that std opens, close-on-exec is set.
+    /// Opens the lock file. Like all files that std opens, it has close-on-exec set.
     pub(super) fn open(path: &Path) -> Result<Self, HostError> {
         let file = File::open(path).map_err(|cause| HostError::io("cannot open", path, cause))?;
         Ok(Self { file: Mutex::new(file) })

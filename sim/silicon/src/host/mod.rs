@@ -1,12 +1,17 @@
 //! One simulated host, shared by all processes that use it.
 //!
-//! The directory of the host contains `description.toml` (the description), `state` (the mapped
-//! state, see [`region`]), `boot_id`, `faults.toml` (see [`crate::fault`]), `proc` (processes that
-//! have GPUs open, and the driver's files, see [`driver_files`]) and optionally `trace`.
+//! The directory of the host contains:
+//!
+//! - `description.toml`: the description;
+//! - `state`: the mapped state, see [`region`];
+//! - `boot_id`;
+//! - `faults.toml`: see [`crate::fault`];
+//! - `proc`: processes that have GPUs open, and the driver's files, see [`driver_files`];
+//! - `trace`, optionally.
 //!
 //! A read takes no lock. An update takes the lock, reads the state, changes it and publishes it. If
-//! the change returns an error, the update publishes nothing. The lock is not held during delays
-//! and hangs of faults.
+//! the change returns an error, the update publishes nothing. While a fault rule delays a call or
+//! lets it hang, the call does not hold the lock.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -50,7 +55,7 @@ pub enum HostError {
         /// Directory.
         dir: String,
     },
-    /// The state has another layout or belongs to another description, or the file is not a state.
+    /// The file is not a state, has another layout, or belongs to another description.
     #[error("{path} cannot be used: {what}")]
     Mismatch {
         /// File.
@@ -64,7 +69,7 @@ pub enum HostError {
         /// Directory.
         dir: String,
     },
-    /// The state is larger than its slot.
+    /// The state is too large for its slot in the file.
     #[error("the state needs {bytes} bytes and has room for {room}; detach processes or clear faults")]
     Full {
         /// Size of the new state in bytes.
@@ -124,7 +129,7 @@ impl From<HostError> for Return {
     }
 }
 
-/// Data of which each process has its own copy.
+/// Data of which each process has a separate copy.
 #[derive(Debug)]
 struct Local {
     lock: Lock,
@@ -144,7 +149,7 @@ pub struct Host {
     local: PerProcess<Local>,
 }
 
-/// Returns the size of a slot in bytes, for a host with `gpus` GPUs. A slot has room for all
+/// Returns the size of a slot in bytes for a host with `gpus` GPUs. The slot has room for all
 /// possible instances, a hundred processes per GPU, and the data of the host.
 fn slot_bytes(gpus: usize) -> usize {
     256 * 1024 + gpus * 32 * 1024
@@ -273,8 +278,8 @@ impl Host {
         if let Some((generation, bytes)) = self.region.read() {
             return self.decode(generation, &bytes);
         }
-        // While this process copied the slot, writers overwrote it, in every attempt. Hold the
-        // lock, so that no writer can publish, and read once.
+        // In every attempt, writers overwrote the slot while this process copied it. So hold the
+        // lock, and read once: no writer can publish meanwhile.
         let _held = self.local()?.lock.hold()?;
         let (generation, bytes) =
             self.region.read().ok_or_else(|| HostError::Damaged { dir: self.dir.display().to_string() })?;
@@ -317,7 +322,7 @@ impl Host {
         let result = change(&mut after)?;
         if after.state != before.state {
             let generation = self.region.write(&encode(&after.state))?;
-            // The change is published, so an error when writing a file must not make the call fail.
+            // The change is published, so the call must succeed even if a file cannot be written.
             let _best_effort = self.update_driver_files(&before, &after);
             let after = Arc::new(after);
             *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
@@ -360,8 +365,8 @@ impl Host {
         write_whole(&self.dir.join("boot_id"), format!("{boot_id}\n").as_bytes())
     }
 
-    /// Waits at most `timeout` for the first event after a cursor for which `wants` returns true.
-    /// Also returns `None` if another change happens first.
+    /// Waits at most `timeout` for the first event after `cursor` for which `wants` returns true.
+    /// If another change happens first, returns `None`.
     ///
     /// # Errors
     /// As [`Host::read`].
@@ -379,7 +384,7 @@ impl Host {
             return Ok(found);
         }
         while self.region.published() == generation {
-            // If the timeout exceeds the range of the clock, there is no limit.
+            // If the clock cannot represent the end of the timeout, there is no limit.
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Ok(None);

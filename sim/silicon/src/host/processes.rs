@@ -1,5 +1,5 @@
-//! The processes that have GPUs open, in the form of `/proc`, in the directory `proc` of the host's
-//! directory.
+//! The processes that have GPUs open. The directory `proc` of a host shows them in the form of
+//! `/proc`.
 
 use std::io;
 use std::os::unix::fs::symlink;

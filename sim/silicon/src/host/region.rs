@@ -6,17 +6,17 @@
 //!  slot 1: generation, length, checksum, bytes      (odd generations)
 //! ```
 //!
-//! A writer holds the host's lock, fills the slot that is not published, and then stores the new
+//! A writer holds the host's lock. It fills the slot that is not published, and then stores the new
 //! generation in one atomic operation. If the writer is killed before that operation, the published
 //! state is unchanged.
 //!
-//! A reader needs no lock. It copies the published slot, and accepts the copy only if the
-//! generation and the checksum are right, because a writer two generations later may have
-//! overwritten the slot meanwhile.
+//! A reader needs no lock. It copies the published slot. Meanwhile, the second next writer may
+//! overwrite the slot. So the reader accepts the copy only if the generation and the checksum are
+//! right.
 //!
-//! All access uses atomics through raw pointers. Other processes write the same memory, so no
-//! reference to plain data may ever point into it. The file is never shortened, because that would
-//! cause a SIGBUS in every process that has mapped the file.
+//! All code accesses the mapping only through atomics and raw pointers. Other processes write the
+//! same memory, so a reference to plain data must never point into it. The file is never shortened,
+//! because that would cause a SIGBUS in every process that has mapped it.
 #![allow(unsafe_code)] // Maps shared memory and reads it as atomics.
 
 use std::fs::{File, OpenOptions};
@@ -40,10 +40,10 @@ const MAGIC: u64 = u64::from_be_bytes(*b"gpushsil");
 const LAYOUT: u64 = 1;
 /// Header length in bytes: one page.
 const HEADER: usize = 4096;
-/// Maximum duration of a single wait. The duration is limited because a writer may be killed before
-/// that writer wakes the waiting processes.
+/// Maximum duration of a single wait. A writer may be killed before it wakes the waiting processes,
+/// so a wait must end by itself.
 const MISSED: Duration = Duration::from_secs(1);
-/// Number of words before the bytes of a slot.
+/// Number of words at the start of a slot, before its bytes.
 const SLOT_WORDS: usize = 3;
 
 /// Positions of the words in the header.
@@ -82,13 +82,14 @@ impl Region {
         let length = HEADER + 2 * slot;
         let draft = path.with_extension("new");
         let made = || -> io::Result<()> {
-            // All users may open the file. The permissions of the directory limit access.
+            // Every user may open the file, because the permissions of its directory limit the
+            // access.
             let file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o666).open(&draft)?;
             file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))?;
             file.set_len(length as u64)?;
-            // Allocate the blocks now, so that a full disk is an error here and not a SIGBUS in a
-            // client.
+            // Allocate the blocks now. Otherwise a full disk would cause a SIGBUS in a client
+            // later.
             nix::fcntl::posix_fallocate(&file, 0, length as i64)?;
             let header = [MAGIC, LAYOUT, length as u64, slot as u64, fingerprint, 0];
             let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -135,8 +136,8 @@ impl Region {
             return Err(mismatch("it belongs to another description than description.toml in its directory"));
         }
         let size = NonZeroUsize::new(length).ok_or_else(|| mismatch("it is empty"))?;
-        // SAFETY: creates a new shared mapping of a file of at least `length` bytes. No process
-        // shortens the file, and no other code uses the address.
+        // SAFETY: creates a new shared mapping of a file that has at least `length` bytes. No
+        // process shortens the file, and no other code uses the address.
         let base = unsafe {
             mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED, file.as_fd(), 0)
         }
@@ -146,9 +147,9 @@ impl Region {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index * 8 < self.length);
-        // SAFETY: the word is within the mapping (callers remain below the header or slot length).
-        // It is aligned to 8, because the mapping is page-aligned. Any bit pattern is a valid
-        // atomic.
+        // SAFETY: the word is within the mapping, because callers stay below the length of the
+        // header or slot. It is aligned to 8, because the mapping is page-aligned. Every bit
+        // pattern is a valid atomic.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index)) }
     }
 
@@ -166,7 +167,8 @@ impl Region {
         self.word(word::PUBLISHED).load(Ordering::Acquire)
     }
 
-    /// Returns the bytes of a generation, if its slot still contains the complete generation.
+    /// Returns the bytes of a generation. Returns `None` if the slot no longer contains the
+    /// complete generation.
     fn copy(&self, generation: u64) -> Option<Vec<u8>> {
         let at = self.slot(generation);
         let held = self.word(at).load(Ordering::Relaxed);
@@ -184,9 +186,9 @@ impl Region {
         Some(copied)
     }
 
-    /// Returns the published state and its generation, without taking the lock. Returns `None` if
-    /// writers have overwritten the slot several times in a row. The caller then takes the lock and
-    /// tries again.
+    /// Returns the published state and its generation, without the lock. If writers have
+    /// overwritten the slot several times in a row, returns `None`. The caller then takes the lock
+    /// and tries again.
     pub(super) fn read(&self) -> Option<(u64, Vec<u8>)> {
         (0..8).find_map(|_| {
             let generation = self.published();
@@ -220,18 +222,17 @@ impl Region {
         Ok(generation)
     }
 
-    /// Waits at most `timeout` until a generation other than this one is published. The function
-    /// may return early. It may return up to a second late if a writer was killed before it woke
-    /// the waiting processes.
+    /// Waits at most `timeout` until another generation is published. May return early. If a writer
+    /// was killed before it woke the waiting processes, may return up to a second late.
     pub(super) fn wait_past(&self, generation: u64, timeout: Duration) {
         let timeout = timeout.min(MISSED);
-        // The cast truncates intentionally: the futex compares only the lower half, which does not
+        // The cast truncates on purpose: the futex compares only the lower half, which does not
         // wrap around during a wait.
         self.futex(libc::FUTEX_WAIT, generation as u32, Some(timeout));
     }
 
-    /// Waits for a change of the lower half of the published generation, or wakes processes that
-    /// wait for such a change. The waiting processes are other processes, so `FUTEX_PRIVATE_FLAG`
+    /// Depending on `operation`, waits for a change of the lower half of the published generation,
+    /// or wakes the processes that wait for it. These are other processes, so `FUTEX_PRIVATE_FLAG`
     /// is not set.
     fn futex(&self, operation: i32, value: u32, timeout: Option<Duration>) {
         let half = usize::from(cfg!(target_endian = "big"));
@@ -249,8 +250,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: `base` and `length` are those of the mapping. No reference to the mapping is
-        // left, because a reference from `word` cannot outlive the borrow of `self`.
+        // SAFETY: `base` and `length` are those of the mapping. A reference from `word` cannot
+        // outlive the borrow of `self`, so no reference to the mapping is left.
         let unmapped = unsafe { munmap(self.base.cast(), self.length) };
         debug_assert!(unmapped.is_ok());
     }
@@ -269,14 +270,14 @@ mod tests {
         assert_eq!(region.read().unwrap(), (1, b"first".to_vec()));
         assert_eq!(region.write(b"second, longer").unwrap(), 2);
         assert_eq!(region.read().unwrap().1, b"second, longer");
-        // Simulate a writer that is killed while it fills the unpublished slot, after each number
-        // of stores.
+        // Simulate a writer that is killed while it fills the unpublished slot. Repeat this for
+        // each number of stores.
         let at = region.slot(3);
         for torn in 0..5 {
             region.word(at + torn).store(0xdead_beef + torn as u64, Ordering::Relaxed);
             assert_eq!(region.read().unwrap(), (2, b"second, longer".to_vec()));
         }
-        // The partly written data does not affect the next writer.
+        // The next writer overwrites the partly written data.
         assert_eq!(region.write(b"third").unwrap(), 3);
         assert_eq!(region.read().unwrap(), (3, b"third".to_vec()));
     }

@@ -1,7 +1,7 @@
 //! Minor numbers of the capability devices `/dev/nvidia-caps/nvidia-cap<minor>`.
 //!
-//! The formula is that of the open kernel modules (`nvidia-caps`). Each GPU has 135 minor numbers,
-//! and each GPU instance has 9 of these.
+//! The formula comes from the open kernel modules (`nvidia-caps`). Each GPU has 135 minor numbers,
+//! 9 of them for each GPU instance.
 
 /// Minor number of `mig/config`.
 pub const CONFIG: u32 = 1;

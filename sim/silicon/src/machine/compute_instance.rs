@@ -1,8 +1,8 @@
 //! Compute instances, which programs see as MIG devices.
 //!
-//! A new instance gets the lowest free id. If no placement is given, the instance gets the free
-//! span that leaves the most (profile, placement) pairs possible in the GPU instance. If several
-//! spans leave equally many pairs, the span with the lowest start is used. The spans come from the
+//! A new instance gets the lowest free id. Without a given placement, it gets the free span after
+//! which the most (profile, placement) pairs are still possible in the GPU instance. If several
+//! spans are equal in this respect, it gets the span with the lowest start. The spans come from the
 //! geometry data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
 
 use gpush_geometry::ComputeProfile;
@@ -22,7 +22,7 @@ pub struct ComputeInstance {
     pub profile_id: u32,
     /// Placement in compute slots.
     pub placement: Placement,
-    /// Generation, which is unique among all current and former instances of this host.
+    /// Generation: a number that no other instance of this host has or had.
     pub generation: u64,
 }
 
@@ -35,13 +35,13 @@ pub(super) fn spans(profile: &ComputeProfile) -> impl Iterator<Item = Placement>
 }
 
 impl GpuInstance {
-    /// Returns whether the free capacity permits a compute instance at a placement.
+    /// Returns whether a compute instance at this placement fits into the free capacity.
     #[must_use]
     pub fn fits(&self, within: &Profile, profile: &ComputeProfile, placement: Placement) -> bool {
         Taken::of(self, within).takes(within, profile, placement)
     }
 
-    /// Returns how many more compute instances of the profile can be created now.
+    /// Returns how many more compute instances of the profile fit at present.
     #[must_use]
     pub fn remaining(&self, within: &Profile, profile: &ComputeProfile) -> u32 {
         let mut taken = Taken::of(self, within);
@@ -73,7 +73,7 @@ impl GpuInstance {
     }
 }
 
-/// The used resources of a GPU instance.
+/// The resources of a GPU instance that are in use.
 #[derive(Debug, Clone)]
 struct Taken {
     spans: Vec<Placement>,
@@ -104,7 +104,8 @@ impl Taken {
 }
 
 impl Machine {
-    /// Creates a compute instance at a placement, or at the placement that the driver chooses.
+    /// Creates a compute instance at the given placement. Without a given placement, uses the one
+    /// that the driver would choose.
     ///
     /// # Errors
     /// `InvalidArgument` for a stale handle, an unknown profile id or an impossible placement;

@@ -1,7 +1,7 @@
 //! Driver events: Xid errors and MIG configuration changes.
 //!
-//! Each host has one queue. Each event set of each client has its own position in the queue.
-//! Therefore every listener receives every event once, and no event from before its registration.
+//! Each host has one queue of events. Each event set of each client has a separate position in the
+//! queue. So every listener gets each event once, and gets no event from before its registration.
 
 use std::collections::VecDeque;
 
@@ -15,10 +15,11 @@ pub const XID_CRITICAL_ERROR: u64 = 0x8;
 /// NVML's bit for a changed MIG configuration.
 pub const MIG_CONFIG_CHANGE: u64 = 0x100;
 
-/// Number of stored events. Older events are dropped, as in the driver when no process listens.
+/// Number of stored events. Older events are dropped.
 const KEPT: usize = 256;
 
-/// An event. Clients register for events of a whole GPU. An event has the ids of its instances.
+/// An event. A client registers for the events of a whole GPU. An event has the ids of the
+/// instances that it concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Position in the queue, counted from 1.
@@ -43,14 +44,14 @@ pub struct Events {
 }
 
 impl Events {
-    /// Returns the cursor of a new listener.
+    /// Returns the cursor with which a new listener starts.
     #[must_use]
     pub fn cursor(&self) -> u64 {
         self.last
     }
 
-    /// Returns the first event after a cursor for which `wants` returns true. The `sequence` of the
-    /// event is the new cursor.
+    /// Returns the first event after `cursor` for which `wants` returns true. Its `sequence` is the
+    /// new cursor.
     pub fn next(&self, cursor: u64, wants: impl Fn(&Event) -> bool) -> Option<&Event> {
         self.kept.iter().find(|event| event.sequence > cursor && wants(event))
     }
@@ -70,7 +71,7 @@ impl Events {
 }
 
 impl Machine {
-    /// Reports an Xid error, also of a lost GPU: Xid 79 announces the loss.
+    /// Reports an Xid error. The GPU may be lost, because Xid 79 announces the loss.
     ///
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist, `NotFound` if the instance does not exist.

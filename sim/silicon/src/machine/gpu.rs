@@ -7,7 +7,7 @@
 //!  Hopper +  off ──SetMigMode on──▶ on ──reboot──▶ off       (busy check: at the first instance)
 //! ```
 //!
-//! A change of MIG mode that does not take effect at once still succeeds. The activation status is
+//! A change of MIG mode that cannot take effect at once still succeeds. Its activation status is
 //! `IN_USE` if a process has the GPU open, and `RESET_REQUIRED` otherwise.
 
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub struct Gpu {
     pub mig: bool,
     /// MIG mode after the next reset.
     pub mig_pending: bool,
-    /// Whether the GPU has fallen off the bus. Such a GPU remains lost until the next boot.
+    /// Whether the GPU has fallen off the bus. It then stays lost until the next boot.
     pub lost: bool,
     /// GPU instances, by id.
     pub instances: Vec<GpuInstance>,
@@ -37,10 +37,9 @@ pub struct Gpu {
     pub timeslice: Timeslice,
     /// Persistence mode.
     pub persistence: bool,
-    /// Accounting mode. Enabling MIG disables accounting mode.
+    /// Whether accounting mode is on. Enabling MIG disables it.
     pub accounting: bool,
-    /// Counts of the row remapper. These counts survive resets and boots, as in the memory of a
-    /// real GPU.
+    /// Counts of the row remapper. They survive resets and boots, as on a real GPU.
     #[serde(default)]
     pub rows: RemappedRows,
 }
@@ -100,7 +99,7 @@ impl Gpu {
 
 impl Machine {
     /// Enables or disables MIG mode. Returns the activation status: `Success` if the mode is in
-    /// effect, `InUse` or `ResetRequired` if it is pending.
+    /// effect, `InUse` or `ResetRequired` if the mode is pending.
     ///
     /// # Errors
     /// `NotSupported` on a GPU without MIG, `InUse` if MIG is disabled while instances exist,
@@ -134,8 +133,8 @@ impl Machine {
         Ok(activation)
     }
 
-    /// Makes a mode change pending although it could take effect. Used for the fault "success with
-    /// an activation status".
+    /// Makes a change of MIG mode pending although it could take effect. A fault rule with an
+    /// activation status uses this.
     ///
     /// # Errors
     /// As [`Machine::set_mig_mode`].
@@ -147,7 +146,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds a memory error for the row remapper. The next reset repairs this error, unless no spare
+    /// Adds a memory error for the row remapper. The next reset replaces the row, unless no spare
     /// row is left.
     ///
     /// # Errors
@@ -200,7 +199,7 @@ impl Machine {
     }
 
     /// Boots the host again. Removes instances, processes and clients, and restores lost GPUs. The
-    /// architecture of each GPU determines whether its MIG mode is kept.
+    /// architecture of a GPU determines whether it keeps its MIG mode.
     pub fn reboot(&mut self, boot_id: String) {
         let hardware = std::sync::Arc::clone(self.hardware());
         self.state.boot += 1;
@@ -215,8 +214,7 @@ impl Machine {
         }
     }
 
-    /// Makes the GPU fall off the bus until the next boot. On hardware, its processes also end,
-    /// because they lose their contexts.
+    /// Makes the GPU fall off the bus until the next boot. On hardware, its processes also end.
     ///
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist.
@@ -255,7 +253,7 @@ impl Machine {
     pub fn memory(&self, gpu: u32) -> Result<Memory, Return> {
         let at = self.gpu(gpu)?;
         let total = self.model(gpu)?.board_memory_mib;
-        // This is approximately the memory that a driver reserves on a data-centre board.
+        // A driver reserves approximately this amount of memory on a data-centre board.
         let reserved = total / 128;
         let used: u64 = at.processes.iter().map(|p| p.memory_mib).sum();
         Ok(Memory { total_mib: total, reserved_mib: reserved, used_mib: used.min(total - reserved) })

@@ -1,8 +1,8 @@
 //! GPU instances: capacity, default placement, creation and destruction.
 //!
-//! Capacity means memory slices, compute slots and engines. If no placement is given, the new
-//! instance gets the free id that leaves the most (profile, placement) pairs possible, over all
-//! profiles of the GPU model. If several ids leave equally many pairs, the lowest id is used. This
+//! A new instance needs free memory slices, compute slots and engines. Without a given placement,
+//! it gets the free id after which the most (profile, placement) pairs are still possible, over all
+//! profiles of the GPU model. If several ids are equal in this respect, it gets the lowest id. This
 //! rule was derived from observations. It reproduces every known transcript except one
 //! (`tests/transcripts.rs`).
 
@@ -17,13 +17,13 @@ use crate::returns::Return;
 /// A GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuInstance {
-    /// Id, which is the number of the physical slot and can differ from the placement.
+    /// Id: the number of the physical slot. It can differ from the placement.
     pub id: u32,
     /// Profile id.
     pub profile_id: u32,
     /// Placement in memory slices.
     pub placement: Placement,
-    /// Generation, which is unique among all current and former instances of this host.
+    /// Generation: a number that no other instance of this host has or had.
     pub generation: u64,
     /// Compute instances, by id.
     pub instances: Vec<ComputeInstance>,
@@ -37,11 +37,11 @@ impl GpuInstance {
     }
 }
 
-/// A MIG device, which is a compute instance as programs see it.
+/// A MIG device: a compute instance as programs see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigDevice {
-    /// Index. The indexes have no gaps, and follow the order of GPU instance id and compute
-    /// instance id. Every change of instances can shift the indexes.
+    /// Index of the MIG device. The indexes have no gaps, and follow the order of GPU instance ids,
+    /// and then of compute instance ids. Every change of instances can shift the indexes.
     pub index: u32,
     /// GPU instance id.
     pub gpu_instance: u32,
@@ -54,17 +54,17 @@ pub struct MigDevice {
 }
 
 impl Gpu {
-    /// Returns whether the free capacity permits an instance of the profile at a placement.
+    /// Returns whether an instance of the profile at this placement fits into the free capacity.
     #[must_use]
     pub fn fits(&self, part: &Part, profile: &Profile, placement: Placement) -> bool {
         self.room(part).takes(profile, placement)
     }
 
-    /// Returns how many more instances of the profile can be created now.
+    /// Returns how many more instances of the profile fit at present.
     #[must_use]
     pub fn remaining(&self, part: &Part, profile: &Profile) -> u32 {
-        // All placements of one profile have the same size. Therefore the maximum results from
-        // always taking the first placement that fits, in the order of their starts.
+        // All placements of a profile have the same size. So the maximum number results from
+        // taking, in the order of their starts, each placement that still fits.
         let mut room = self.room(part);
         let mut count = 0;
         for (placement, _) in profile.placements() {
@@ -92,7 +92,7 @@ impl Gpu {
     }
 
     /// Returns the placement that the driver would choose for an instance of the profile, and the
-    /// id of the instance.
+    /// id that the instance would get.
     #[must_use]
     pub fn default_placement(&self, part: &Part, profile: &Profile) -> Option<(Placement, u32)> {
         let room = self.room(part);
@@ -114,7 +114,7 @@ impl Gpu {
     }
 }
 
-/// The used resources of a GPU.
+/// The resources of a GPU that are in use.
 #[derive(Debug, Clone)]
 struct Room<'p> {
     part: &'p Part,
@@ -158,7 +158,8 @@ impl Machine {
         if at.mig { Ok(at) } else { Err(Return::NotSupported) }
     }
 
-    /// Creates a GPU instance at a placement, or at the placement that the driver chooses.
+    /// Creates a GPU instance at the given placement. Without a given placement, uses the one that
+    /// the driver would choose.
     ///
     /// # Errors
     /// `NotSupported` with MIG off, or for a profile that only other GPU models have;
@@ -239,7 +240,7 @@ impl Machine {
             .ok_or(Return::InvalidArgument)
     }
 
-    /// Returns how many more instances of a profile can be created on the GPU now.
+    /// Returns how many more instances of a profile fit on the GPU at present.
     ///
     /// # Errors
     /// `NotSupported` with MIG off or if this GPU model does not have the profile,
@@ -259,7 +260,7 @@ impl Machine {
         let part = self.part(gpu)?;
         let total = part.profile(profile_id)?.data.memory_mib;
         let used: u64 = self.gpu(gpu)?.processes_in(id, None).map(|p| p.memory_mib).sum();
-        // An idle 1g.10gb shows about 12 MiB of used memory.
+        // The driver shows about 12 MiB of used memory for an idle 1g.10gb.
         let reserved = total / 768;
         Ok(Memory { total_mib: total, reserved_mib: reserved, used_mib: used.min(total - reserved) })
     }

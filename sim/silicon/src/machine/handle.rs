@@ -1,11 +1,10 @@
-//! Handles: a client's references to a GPU, a GPU instance or a compute instance.
+//! Handles: references of a client to a GPU, a GPU instance or a compute instance.
 //!
-//! Each handle has a generation, which distinguishes the handle of a destroyed object from a handle
-//! of the object's replacement. A handle is packed into 64 bits, which the simulated library
-//! returns as a pointer.
+//! Each handle has a generation. If an object is destroyed and replaced, the new object has another
+//! generation. A handle is packed into 64 bits, which the simulated library returns as a pointer.
 
-/// A handle of a physical GPU. Its generation is the number of the boot, because a GPU exists until
-/// the next boot.
+/// A handle of a physical GPU. Its generation is the number of the boot, because a GPU exists from
+/// one boot to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuHandle {
     /// Index of the GPU.
@@ -25,8 +24,8 @@ pub struct GpuInstanceHandle {
     pub generation: u64,
 }
 
-/// A handle of a compute instance. As a device handle, it refers to the MIG device of the compute
-/// instance.
+/// A handle of a compute instance. Used as a device handle, it refers to the MIG device of the
+/// compute instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ComputeInstanceHandle {
     /// Index of the GPU.
@@ -52,11 +51,11 @@ pub enum Handle {
     ComputeInstance(ComputeInstanceHandle),
 }
 
-// The bits are used as follows: kind 4 bits, GPU 8, GPU instance 4, compute instance 4, generation
-// 44.
+// Layout of the 64 bits: kind 4 bits, GPU 8, GPU instance 4, compute instance 4, generation 44.
 const GENERATION_BITS: u32 = 44;
 const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
-/// Tag in the upper bits of the kind, so that an arbitrary pointer rarely looks like a handle.
+/// Tag in the upper bits of the kind. With the tag, an arbitrary pointer rarely looks like a
+/// handle.
 const TAG: u64 = 0b1010;
 
 impl Handle {

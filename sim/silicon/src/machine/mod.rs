@@ -1,4 +1,4 @@
-//! The pure state machine of the GPUs of one host. Each file has one subject.
+//! The state machine of the GPUs of one host. It does no I/O. Each file has one subject.
 //!
 //! ```text
 //!            SetMigMode on             create GI             create CI
@@ -9,8 +9,8 @@
 //!         reboot: Hopper and later lose the mode, Ampere keeps it
 //! ```
 //!
-//! Calls return NVML's return codes ([`Return`]). A call that fails changes nothing. The caller of
-//! the state machine checks permissions with [`crate::Host::privileged`].
+//! Functions return NVML's return codes ([`Return`]). If a function fails, it changes nothing. The
+//! caller of the state machine checks permissions with [`crate::Host::privileged`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -90,12 +90,11 @@ pub struct Identity {
     pub seed: u64,
     /// Whether MIG mode is on at the start.
     pub mig_at_start: bool,
-    /// Whether a boot script of the host enables MIG mode, which GPUs from Hopper on lose at a
-    /// reboot.
+    /// Whether a boot script enables MIG mode again after each boot. GPUs of Hopper and later lose
+    /// MIG mode at a reboot.
     pub mig_at_boot: bool,
-    /// Whether the driver itself resets an idle Ampere GPU when the MIG mode changes. A real driver
-    /// does that on bare metal when no process has the GPU open. If false, the change remains
-    /// pending.
+    /// Whether the driver resets an idle Ampere GPU when its MIG mode changes. A real driver does
+    /// this on bare metal if no process has the GPU open. If false, the change stays pending.
     pub resets_itself: bool,
 }
 
@@ -107,7 +106,7 @@ impl Identity {
     }
 }
 
-/// The fixed data of a GPU of the host.
+/// The data of a GPU that never changes.
 #[derive(Debug, Clone)]
 pub struct Slot {
     /// Identity.
@@ -118,7 +117,7 @@ pub struct Slot {
     pub nvlink: Links,
 }
 
-/// The fixed properties of the host.
+/// The properties of the host that never change.
 #[derive(Debug, Clone)]
 pub struct Hardware {
     /// Driver version.
@@ -144,7 +143,7 @@ pub struct Counter {
     pub fired: u64,
 }
 
-/// The variable state, serialized into the host's shared file.
+/// The state that changes. It is serialized into the shared file of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// Number of the current boot, counted from 1.
@@ -180,8 +179,8 @@ impl Machine {
     }
 
     /// Creates a host with one GPU of a model, for tests of planners. The driver is the newest one
-    /// that any GPU model needs. MIG mode is on if the model supports it. Returns `None` for an
-    /// unknown key.
+    /// that any GPU model needs. If the model supports MIG, MIG mode is on. Returns `None` if no
+    /// model has this key.
     #[must_use]
     pub fn of_model(key: &str) -> Option<Self> {
         let description = Description::of_model(key, DriverVersion::NEWEST);

@@ -1,8 +1,8 @@
 //! NVLink: the connections between the GPUs of a host, and the GPUs that must be reset together.
 //!
-//! The rules for resets follow the nvidia-smi manual (`--gpu-reset`). From Ampere on, each GPU is
-//! reset alone, unless it is connected to an NVSwitch and no fabric manager runs. Before Ampere,
-//! all connected GPUs are reset together.
+//! The rules about resets come from the nvidia-smi manual (`--gpu-reset`). On Ampere and later,
+//! each GPU is reset alone, unless it is connected to an NVSwitch and no fabric manager runs.
+//! Before Ampere, all connected GPUs are reset together.
 
 use gpush_geometry::{Architecture, Model};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Board, Machine};
 use crate::returns::Return;
 
-/// A kind of connection between GPUs.
+/// How the GPUs of an entry are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wiring {
@@ -25,8 +25,8 @@ pub enum Wiring {
 }
 
 impl Wiring {
-    /// Returns the usual wiring of a model's boards. Modules of an HGX baseboard are connected to
-    /// the switches of the baseboard.
+    /// Returns how the boards of a model are usually connected. Modules of an HGX baseboard are
+    /// connected to its switches.
     #[must_use]
     pub fn usual(model: &Model, product: &str) -> Self {
         const MODULES: &[&str] = &[
@@ -45,7 +45,7 @@ impl Wiring {
     }
 }
 
-/// The connections of a GPU.
+/// The NVLink group to which a GPU belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Links {
     /// The wiring.
@@ -56,7 +56,7 @@ pub struct Links {
     pub count: u32,
 }
 
-/// The peer of a port.
+/// What is at the other end of an NVLink port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// A switch, by its number.

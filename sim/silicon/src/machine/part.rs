@@ -1,6 +1,6 @@
 //! One GPU model under one driver: its profiles, its capacities and its GPU instance ids.
 //!
-//! The data never changes. All GPUs of a host that have the same model share one [`Part`].
+//! The data of a [`Part`] never changes. GPUs of the same model on one host share one [`Part`].
 
 use std::collections::BTreeMap;
 
@@ -11,19 +11,20 @@ use super::Placement;
 use crate::description::DriverVersion;
 use crate::returns::Return;
 
-/// A chip variant: which physical slot is missing on a chip with seven slices. The variant
-/// determines the GPU instance ids.
+/// A chip variant: which physical slot is missing on a chip with seven slices. It determines the
+/// GPU instance ids.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Chip {
     /// Slot 7 is missing. The ids increase with the placement. Most boards have this variant.
     #[default]
     Slot7Missing,
-    /// Slot 3 is missing. The two halves of the GPU have each other's ids.
+    /// Slot 3 is missing. The ids of the two halves of the GPU are swapped.
     Slot3Missing,
 }
 
-/// Profile ids that exist on at least one GPU model. An id stands for a fraction of the GPU.
+/// Profile ids that exist on at least one GPU model. An id means the same fraction of a GPU on all
+/// models.
 const KNOWN_PROFILE_IDS: &[u32] = &[0, 5, 6, 9, 14, 15, 19, 20, 21, 32, 35, 47, 64, 65, 66, 67];
 
 /// A GPU instance profile with its placements.
@@ -36,8 +37,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Returns the possible placements in memory slices, each with the id of an instance at that
-    /// placement.
+    /// Returns the possible placements in memory slices, each with the id of an instance there.
     pub fn placements(&self) -> impl Iterator<Item = (Placement, u32)> + '_ {
         self.data.placements.iter().zip(&self.ids).map(|(&(start, size), &id)| (Placement { start, size }, id))
     }
@@ -73,7 +73,8 @@ pub struct Part {
     pub compute_profile_indexes: u32,
 }
 
-/// Returns the group in the map of ids to which the profile with this NVML enum index belongs.
+/// Returns the group of ids in the geometry data to which the profile with this NVML enum index
+/// belongs.
 fn id_group(index: u32) -> Option<&'static str> {
     match index {
         0 | 7 | 10 | 13 | 15 => Some("1g"),
@@ -101,8 +102,8 @@ fn since(index: u32) -> u32 {
 type IdMap = BTreeMap<String, BTreeMap<String, u8>>;
 
 impl Part {
-    /// Creates the model as this driver presents it. Returns `None` if the geometry data has no id
-    /// for a placement. That is an error in the data, not in the input.
+    /// Creates the model as it appears under this driver. Returns `None` if the geometry data is
+    /// wrong: it has no id for a placement.
     #[must_use]
     pub fn new(model: Model, chip: Chip, driver: &DriverVersion) -> Option<Self> {
         let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(GI_IDS).ok()?;
@@ -145,8 +146,8 @@ impl Part {
         self.model.has_mig()
     }
 
-    /// Returns whether a change of MIG mode needs a reset, and survives a reboot, as on Ampere. On
-    /// Hopper and later, the change takes effect immediately, and a reboot reverts it.
+    /// Returns whether MIG mode behaves as on Ampere: a change needs a reset and survives a reboot.
+    /// On Hopper and later, a change takes effect at once, and a reboot reverts it.
     #[must_use]
     pub fn mode_needs_reset(&self) -> bool {
         match self.model.architecture {

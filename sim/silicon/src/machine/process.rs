@@ -1,7 +1,7 @@
 //! Processes of the simulated GPUs, and clients of the simulated driver.
 //!
-//! The processes are real, because monitors read `/proc`. A process is identified by its pid and
-//! its start time. After a process has ended, it is removed.
+//! The processes are real, because monitors read `/proc`. The state identifies a process by its pid
+//! and its start time. A process that has ended is removed from the state.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,14 +12,14 @@ use crate::returns::Return;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessKind {
-    /// A process with its own CUDA context.
+    /// A process that has a CUDA context without MPS.
     Compute,
     /// A process with a graphics context.
     Graphics,
     /// A client of an MPS server. The server itself is a compute process.
     Mps,
-    /// A process with only an open handle, such as a handle that a monitor leaks. The driver does
-    /// not list the process, but the object is in use.
+    /// A process that only has a handle open, such as a monitor that leaks a handle. The driver
+    /// does not list the process, but the object is in use.
     Handle,
 }
 
@@ -65,7 +65,7 @@ pub struct Process {
     pub compute_instance: Option<u32>,
 }
 
-/// A process that has the driver open (between `nvmlInit` and `nvmlShutdown`).
+/// A process that has called `nvmlInit` and not yet `nvmlShutdown`, so it has the driver open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
     /// The process.
@@ -74,7 +74,7 @@ pub struct Client {
 }
 
 impl Gpu {
-    /// Returns the processes of any kind in this GPU instance. If a compute instance is given,
+    /// Returns the processes of any kind in this GPU instance. If `compute_instance` is given,
     /// returns only the processes in that compute instance.
     pub fn processes_in(&self, gpu_instance: u32, compute_instance: Option<u32>) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| {
@@ -83,9 +83,9 @@ impl Gpu {
         })
     }
 
-    /// Returns the processes that the driver lists for a kind. The driver never lists `Handle`. The
-    /// driver lists an MPS client twice, and nvidia-smi shows this client as type `M+C`. An MPS
-    /// server is an ordinary compute process, `C`.
+    /// Returns the processes that the driver lists for a kind. The driver never lists `Handle`. It
+    /// lists an MPS client twice, and nvidia-smi shows this client as type `M+C`. It lists an MPS
+    /// server as an ordinary compute process (`C`).
     pub fn listed(&self, kind: ProcessKind) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| match (kind, p.kind) {
             (ProcessKind::Compute, ProcessKind::Compute | ProcessKind::Mps)
@@ -170,13 +170,13 @@ impl Machine {
         self.put_down_idle();
     }
 
-    /// Returns the clients of the driver, except the process with the pid `but`.
+    /// Returns the clients of the driver, without the process that has the pid `but`.
     pub fn clients(&self, but: Option<u32>) -> impl Iterator<Item = &Client> {
         self.state.clients.iter().filter(move |client| Some(client.pid.pid) != but)
     }
 
-    /// Removes processes and clients that have ended. If no client is left, also resets the
-    /// settings of idle GPUs. Returns whether it removed any process or client.
+    /// Removes processes and clients that have ended. If no client of the driver is left, also
+    /// resets the settings of idle GPUs. Returns whether it removed any process or client.
     pub fn reap(&mut self, alive: impl Fn(Pid) -> bool) -> bool {
         let mut reaped = false;
         let mut keep = |pid: Pid| {

@@ -1,7 +1,7 @@
 //! Readings of a GPU: utilization, power, temperature, clocks.
 //!
-//! A reading depends only on the GPU's seed, the GPU's load and the time. Therefore two clients
-//! that read at the same time get the same values, and a test can choose any time.
+//! A reading depends only on the GPU's seed, the GPU's load and the time. So two clients that read
+//! at the same time get the same values, and a test can use any time.
 
 use gpush_geometry::{Architecture, Model};
 
@@ -31,7 +31,7 @@ pub struct Reading {
     pub performance_state: u32,
 }
 
-/// Limits of a board, from public data sheets. A value is rounded if boards of one model differ.
+/// Limits of a board, from public data sheets. If boards of one model differ, a value is rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Board {
     /// Power limit, mW.
@@ -124,9 +124,9 @@ fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
 }
 
 impl Machine {
-    /// Returns the energy that a GPU has used since its driver was loaded, in mJ. The energy
-    /// depends only on the time, as for an idle GPU. A counter that follows the load would need a
-    /// state that every reading changes.
+    /// Returns the energy in mJ that a GPU has used since its driver was loaded. It depends only on
+    /// the time, and is the energy of an idle GPU. If the counter followed the load, every reading
+    /// would have to change the state.
     ///
     /// # Errors
     /// `NotSupported` before Volta, `GpuIsLost`, `InvalidArgument`.

@@ -1,6 +1,6 @@
 //! The changes of `nvidia-smi mig`: creates and destroys GPU instances and compute instances.
 //!
-//! Each call applies the fault rules and is written to the trace, under the name of the NVML
+//! Each change applies the fault rules and is written to the trace. Its name there is the NVML
 //! function that the real program calls.
 
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ fn change<T>(
     Ok(made)
 }
 
-/// Finds a profile by its id, or by its name with or without `MIG `.
+/// Finds a profile by its id, or by its name. The name may begin with `MIG `.
 fn profile_of<'p>(profiles: &'p [Profile], word: &str) -> Option<&'p Profile> {
     let name = word.strip_prefix("MIG ").unwrap_or(word);
     profiles.iter().find(|profile| profile.data.name.eq_ignore_ascii_case(name) || profile.data.id.to_string() == name)
@@ -99,7 +99,7 @@ fn created(profile: u32, placement: Option<Placement>) -> String {
     }
 }
 
-/// Creates a compute instance with the default profile, unless the argument names another profile.
+/// Creates a compute instance. Uses the default profile, unless the argument names a profile.
 fn create_compute_instance(
     host: &Host,
     within: &Profile,
@@ -174,7 +174,8 @@ pub(super) fn create_compute_instances(
     Ok(exit_code(Return::NotFound))
 }
 
-/// Destroys the selected GPU instances, or the selected compute instances in them.
+/// Destroys the selected GPU instances. If `compute` is true, destroys the selected compute
+/// instances in them instead.
 pub(super) fn destroy(host: &Host, gpus: &[u32], asked: &Asked, compute: bool) -> Result<ExitCode, HostError> {
     let kind = if compute { "compute" } else { "GPU" };
     let mut done = 0;

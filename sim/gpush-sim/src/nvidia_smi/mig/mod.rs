@@ -1,8 +1,8 @@
 //! `nvidia-smi mig`: lists, creates and destroys GPU instances and compute instances.
 //!
-//! The options and the output are those of the real program, as far as MIG editors use them. Each
-//! call applies the fault rules and is written to the trace, under the name of the NVML function
-//! that the real program calls.
+//! The options and the output are those of the real program, as far as programs that edit MIG
+//! layouts use them. Each call applies the fault rules and is written to the trace. Its name there
+//! is the NVML function that the real program calls.
 
 mod changes;
 mod tables;

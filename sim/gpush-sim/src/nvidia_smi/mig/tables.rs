@@ -90,7 +90,8 @@ pub(super) fn list_compute_profiles(machine: &Machine, gpus: &[u32], asked: &Ask
         for gi in chosen(machine, gpu, asked) {
             let Ok(within) = part.profile(gi.profile_id) else { continue };
             for compute in &within.data.compute {
-                // The asterisk marks the default profile, which occupies the whole GPU instance.
+                // The asterisk marks the default profile: the profile that occupies the whole GPU
+                // instance.
                 let star = if compute.name == within.data.name { "*" } else { "" };
                 let (name, id) = (format!("MIG {}", compute.name), format!("{}{star}", compute.id));
                 let free = format!("{}/{}", gi.remaining(within, compute), compute.max);
