@@ -1,9 +1,8 @@
 //! Scripts that replace the programs that gpushd runs for a change of MIG mode: `systemctl`,
-//! `nvidia-smi`, hooks.
+//! `nvidia-smi` and hooks.
 //!
 //! Each script appends its call to one file, in the order of the calls. A script can kill gpushd
-//! before or after its call. The scripts run in helper units, so they continue after gpushd was
-//! killed.
+//! before or after its call. The scripts run in helper units, so they continue after that.
 
 use std::{
     fs,
@@ -13,7 +12,7 @@ use std::{
 
 use crate::host::Host;
 
-/// The scripts and the files that they write.
+/// The scripts, and the files that they write.
 #[derive(Debug)]
 pub struct Around {
     dir: PathBuf,
@@ -50,7 +49,7 @@ impl Around {
     fn script(&self, name: &str, body: &str) {
         let at = self.dir.display();
         // The file `kill` lists the calls at which the script kills gpushd, such as `3 before`. The
-        // parent of the script is a process `gpushd helper`. The parent of that process is gpushd.
+        // parent of the script is `gpushd helper`, and the parent of that process is gpushd.
         let text = format!(
             "#!/bin/sh
 D='{at}'
@@ -72,8 +71,8 @@ exit $rc
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a script can be made one");
     }
 
-    /// Replaces the body of the hook that runs before a change. The exit code of the hook is the
-    /// exit code of the last command in `body`.
+    /// Replaces the body of the hook that runs before a change. The exit code of the last command
+    /// in `body` is the exit code of the hook.
     ///
     /// # Panics
     /// If the file cannot be written.
@@ -81,8 +80,8 @@ exit $rc
         fs::write(self.dir.join("before.body"), body).expect("a hook can be written");
     }
 
-    /// Returns the `[mode_change]` section of the config with the paths of all scripts, followed by
-    /// `more`.
+    /// Returns the section `[mode_change]` of the config, with the paths of all scripts and the
+    /// text `more`.
     #[must_use]
     pub fn config(&self, services: &[&str], more: &str) -> String {
         let at = self.dir.display();
@@ -117,7 +116,7 @@ exit $rc
         if broken { fs::write(mark, "") } else { fs::remove_file(mark) }.expect("a mark");
     }
 
-    /// Makes the scripts kill gpushd once at each of these moments: before or after the n-th call,
+    /// Makes the scripts kill gpushd at each of these moments: before or after the n-th call,
     /// counted from 1.
     ///
     /// # Panics
@@ -134,8 +133,8 @@ exit $rc
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Returns the calls so far, and clears them. A call that a script records at the same time may
-    /// be lost.
+    /// Returns the calls so far, and clears them. If a script records a call at the same time, this
+    /// call may be lost.
     #[must_use]
     pub fn take_calls(&self) -> Vec<String> {
         let calls = self.calls();

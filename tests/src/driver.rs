@@ -1,4 +1,4 @@
-//! The driver layer under test, on a simulated host: [`Hardware`] with its own worker.
+//! The driver layer under test on a simulated host: [`Hardware`] with a separate worker.
 
 use std::{path::Path, time::Duration};
 
@@ -14,8 +14,8 @@ pub fn options(host: &Host) -> Options {
     options_in(host.env().iter().map(|(key, value)| (key.as_str(), value.as_str())))
 }
 
-/// Returns the options of a worker with this environment. The program `env` sets the environment
-/// only in the worker, because all tests of a program share one process.
+/// Returns the options of a worker with this environment. All tests of a program share one process,
+/// so the program `env` sets the environment only in the worker.
 pub fn options_in<'a>(env: impl Iterator<Item = (&'a str, &'a str)>) -> Options {
     let mut options = Options::new("/usr/bin/env");
     options.args = env.map(|(key, value)| format!("{key}={value}")).collect();

@@ -1,10 +1,9 @@
-//! A GPU as recorded from a real driver in `docs/hardware/<model>-<driver>.json`, and its
-//! differences from another reading.
+//! A GPU as recorded from a real driver in `docs/hardware/<model>-<driver>.json`, and how it
+//! differs from another reading.
 //!
-//! The record contains only values that are the same for every board of that model under that
-//! driver. So the record has no UUID, no process and no usage. The driver reports compute instance
-//! profiles only for a GPU instance profile that has an instance. Therefore the record lacks the
-//! compute instance profiles of all other GPU instance profiles.
+//! The record contains only values that are the same for every board of the model under this
+//! driver: no UUID, no process and no usage. For a GPU instance profile without an instance, the
+//! driver does not report compute instance profiles. So the record lacks them.
 
 use gpush_api::{Architecture, GpuProfile};
 use gpush_nvml::Reading;
@@ -40,14 +39,14 @@ pub struct MigFixture {
     pub memory_slices: u8,
     /// Number of compute slices.
     pub compute_slices: u8,
-    /// GPU instance profiles. `compute` is empty if the driver did not report the compute instance
-    /// profiles.
+    /// GPU instance profiles. If the driver did not report the compute instance profiles of a
+    /// profile, its `compute` is empty.
     pub profiles: Vec<GpuProfile>,
 }
 
 impl Fixture {
-    /// Creates a fixture from a reading. `told` lists the GPU instance profiles for which the
-    /// driver reported compute instance profiles.
+    /// Creates a fixture from a reading. `told` has the GPU instance profiles for which the driver
+    /// reported compute instance profiles.
     #[must_use]
     pub fn of(driver: &gpush_api::Driver, reading: &Reading, told: &[u32]) -> Self {
         let mig = reading.mig.as_ref().map(|mig| MigFixture {
@@ -82,8 +81,8 @@ impl Fixture {
         format!("{slug}-{}.json", self.driver)
     }
 
-    /// Returns the key of the model. Compares PCI device id and memory, because several models
-    /// share a device id.
+    /// Returns the key of the model. Compares PCI device id and memory, because several models have
+    /// the same device id.
     #[must_use]
     pub fn model(&self) -> Option<&'static str> {
         let mut models: Vec<_> = gpush_geometry::KEYS
@@ -95,8 +94,8 @@ impl Fixture {
         models.first().map(|(key, _)| *key)
     }
 
-    /// Returns the differences from `other`, one sentence each. Each sentence names the recorded
-    /// value first.
+    /// Returns how this record differs from `other`, in one sentence for each difference. Each
+    /// sentence names the recorded value first.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let mut differ = Vec::new();

@@ -1,8 +1,8 @@
 //! A simulated host under test.
 //!
-//! The harness runs the real `gpush-sim` and the real simulated library, as a user would. It does
-//! not depend on the simulator's state format, and does not link simulator code. Each test has its
-//! own host in a temporary directory. Dropping the host removes the directory.
+//! The harness runs the real `gpush-sim` and the real simulated library, as a user does. It does
+//! not depend on the format of the simulator's state, and links no code of the simulator. Each test
+//! has a separate host in a temporary directory. Dropping the host removes the directory.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 /// A simulated host, which exists from [`Host::up`] until this value is dropped.
 #[derive(Debug)]
 pub struct Host {
-    // Dropping this field removes the host's directory.
+    // When this field is dropped, the host's directory is removed.
     _scratch: tempfile::TempDir,
     dir: PathBuf,
     env: BTreeMap<String, String>,
@@ -35,8 +35,8 @@ pub struct Traced {
 }
 
 impl Host {
-    /// Starts a host from the name of a preset, or from a description in TOML. A text that contains
-    /// `=` or a line break is a description.
+    /// Starts a host from the name of a preset, or from a description in TOML. If the text contains
+    /// `=` or a line break, it is a description.
     ///
     /// # Panics
     /// If `gpush-sim` is not built or refuses the description.
@@ -58,7 +58,7 @@ impl Host {
         Self { _scratch: scratch, dir, env }
     }
 
-    /// Gives other users access to the host's directories.
+    /// Lets other users enter the host's directories.
     ///
     /// # Panics
     /// If a mode cannot be changed.
@@ -67,7 +67,7 @@ impl Host {
         let mode = |path: &Path, mode| {
             std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("its mode can be changed");
         };
-        // By default, only the test's own user can enter this directory.
+        // By default, only the user of the test can enter this directory.
         mode(self.dir().parent().expect("a directory"), 0o755);
         // Programs on the simulated host register in this directory.
         mode(&self.dir().join("proc"), 0o777);
@@ -75,7 +75,7 @@ impl Host {
     }
 
     /// Replaces the host by another host in the same directory, for example with another driver. No
-    /// process may have the driver open.
+    /// process may have the driver open at this time.
     ///
     /// # Panics
     /// If a process has the driver open, or the description is refused.
@@ -93,8 +93,8 @@ impl Host {
         &self.dir
     }
 
-    /// Returns a path for a test's file, next to the host's directory. The file is removed with the
-    /// host.
+    /// Returns a path for a file of the test, next to the host's directory. The file is removed
+    /// together with the host.
     #[must_use]
     pub fn scratch(&self, name: &str) -> PathBuf {
         self._scratch.path().join(name)
@@ -129,7 +129,7 @@ impl Host {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// As [`Host::sim`], for commands that may fail.
+    /// Does the same as [`Host::sim`], for a command that may fail.
     ///
     /// # Panics
     /// If `gpush-sim` cannot be started.
@@ -147,7 +147,7 @@ impl Host {
         self.sim("fault", &words);
     }
 
-    /// Removes all fault rules. Calls that hang because of a rule then continue.
+    /// Removes all fault rules. A call that hangs because of a rule then continues.
     ///
     /// # Panics
     /// If the rules cannot be removed.
@@ -155,9 +155,9 @@ impl Host {
         self.sim("fault", &["clear"]);
     }
 
-    /// Starts a process that sleeps, and registers it as a process on a GPU or MIG device. `place`
-    /// is the rest of the command after `gpush-sim process DIR add`, such as `--gpu 0 --gi 2 --ci 0
-    /// --memory 1024`. Returns the pid. The process ends with the host.
+    /// Starts a process that sleeps, and registers it on a GPU or MIG device. `place` is the rest
+    /// of the command after `gpush-sim process DIR add`, such as `--gpu 0 --gi 2 --ci 0 --memory
+    /// 1024`. Returns the pid. The process ends together with the host.
     ///
     /// # Panics
     /// If the place is refused.
@@ -175,8 +175,7 @@ impl Host {
         self.sim("process", &["remove", &pid.to_string()]);
     }
 
-    /// Returns the host as `gpush-sim show --json` prints it. This is the real state, read without
-    /// NVML.
+    /// Returns the host as `gpush-sim show --json` prints it: its real state, read without NVML.
     ///
     /// # Panics
     /// If the host cannot be read.
@@ -193,7 +192,7 @@ impl Host {
         std::fs::write(self.dir.join("trace"), "").expect("the trace can be started");
     }
 
-    /// Returns the driver calls recorded since [`Host::start_trace`], in order.
+    /// Returns the driver calls since [`Host::start_trace`] that change the hardware, in order.
     ///
     /// # Panics
     /// If recording is off, or a line has an unknown form.
@@ -206,15 +205,13 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The simulated daemons end with their host. NVIDIA's control daemon does not end with the
-        // host.
+        // The simulated daemons end together with their host, but NVIDIA's control daemon does not.
         if self.dir.join("real").exists() {
             for pid in crate::mps::controls(&self.dir) {
                 let _ended = crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);
             }
         }
-        // Errors are ignored: the directory is removed even after an error, and a drop must not
-        // panic.
+        // Ignore errors: the directory is removed even after an error, and a drop must not panic.
         let _ = gpush_sim().arg("down").arg(&self.dir).stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 }
@@ -241,8 +238,8 @@ pub fn program(name: &str) -> PathBuf {
 
 fn gpush_sim() -> Command {
     let mut command = Command::new(program("gpush-sim"));
-    // A developer may have another host active, so the environment of the test must not select the
-    // host.
+    // A developer may have another simulated host active. So the environment of the test must not
+    // select the host.
     command.env_remove("NVML_SIM_STATE").env("GPUSH_SIM_LIBRARY", program("libnvidia_ml.so"));
     command
 }
@@ -256,8 +253,8 @@ fn environment_of(dir: &Path) -> BTreeMap<String, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     text.split('\0')
         .filter_map(|entry| entry.split_once('='))
-        // The shell itself sets `_`. A variable with the same value as in this process is not a
-        // change.
+        // The shell sets `_` itself. If a variable has the same value as in this process, it was
+        // not changed.
         .filter(|(key, value)| *key != "_" && std::env::var(key).ok().as_deref() != Some(*value))
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect()

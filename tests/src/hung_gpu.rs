@@ -15,7 +15,8 @@ use crate::{
     mps::{act, reaches},
 };
 
-/// GPUs 0 and 1 are shared through MPS, GPU 2 has MIG, and GPU 3 is time-sliced.
+/// A host with four GPUs. GPUs 0 and 1 are shared through MPS, GPU 2 has MIG, and GPU 3 is
+/// time-sliced.
 const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\ncount = 4\n";
 const CONFIG: &str = r#"
 [driver]
@@ -39,7 +40,7 @@ fn config(level: &str) -> String {
     CONFIG.replace("LEVEL", level)
 }
 
-/// A command that concerns only GPU 0, 2 or 3, and the command's name.
+/// A command that concerns only GPU 0, 2 or 3, with its name.
 type Command<'a> = (&'static str, Box<dyn Fn(usize) + 'a>);
 
 fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
@@ -82,7 +83,7 @@ fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
     ]
 }
 
-/// Returns the median duration of each command, over `rounds` runs.
+/// Runs each command `rounds` times. Returns the median duration of each command.
 fn medians(commands: &[Command<'_>], rounds: Range<usize>) -> Vec<Duration> {
     let mut times = vec![Vec::new(); commands.len()];
     for round in rounds {
@@ -110,8 +111,8 @@ pub struct Compared {
     pub hung: Duration,
 }
 
-/// Measures each command `rounds` times while every GPU answers, and `rounds` times while the
-/// reading of GPU 1 hangs.
+/// Measures each command `rounds` times while every GPU answers, and again while the reading of GPU
+/// 1 hangs.
 ///
 /// # Panics
 /// If a command fails.

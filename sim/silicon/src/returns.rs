@@ -1,6 +1,7 @@
 //! NVML's return codes, with the numbers of `nvml.h` (driver 550, `nvmlReturn_t`).
 //!
-//! The state machine uses these codes, because clients depend on the exact code for each condition.
+//! The state machine returns these codes, because clients depend on the exact code for each
+//! condition.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,7 +31,7 @@ returns! {
     Success = 0, "SUCCESS";
     /// `nvmlInit` was not called, or the driver session has ended.
     Uninitialized = 1, "UNINITIALIZED";
-    /// An argument is invalid, or a handle is stale.
+    /// An argument is invalid, or a handle refers to an object that no longer exists.
     InvalidArgument = 2, "INVALID_ARGUMENT";
     /// The device, or its current mode, does not support the call.
     NotSupported = 3, "NOT_SUPPORTED";
@@ -84,7 +85,7 @@ returns! {
     NotReady = 27, "NOT_READY";
     /// The GPU does not exist.
     GpuNotFound = 28, "GPU_NOT_FOUND";
-    /// The current state does not allow the call.
+    /// The call is not possible in the present state.
     InvalidState = 29, "INVALID_STATE";
     /// This kind of reset is not supported.
     ResetTypeNotSupported = 30, "RESET_TYPE_NOT_SUPPORTED";
@@ -114,7 +115,7 @@ impl fmt::Display for Return {
 
 impl std::error::Error for Return {}
 
-/// A text that is not the name of a return code.
+/// The error for a text that is not the name of a return code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no NVML return code; give a number or a name such as IN_USE")]
 pub struct UnknownReturn(pub String);

@@ -31,8 +31,8 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
         .filter_map(|candidate| {
             let other = candidate.to_lowercase();
             let d = distance(name, candidate);
-            // A name that begins with the text or contains the text is similar, even if it is much
-            // longer.
+            // If a name begins with the text, or contains it, the name is similar even if it is
+            // much longer.
             let rank = if lower.len() >= 3 && other.starts_with(&lower) {
                 0
             } else if lower.len() >= 3 && other.contains(&lower) {
@@ -47,7 +47,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
     close.into_iter().map(|(_, candidate)| candidate).take(3).collect()
 }
 
-/// Returns `did you mean a, b or c?`, or the known names if no known name is similar.
+/// Returns `did you mean a, b or c?`. If no known name is similar, returns all known names.
 #[must_use]
 pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     let near = nearest(name, known.clone());

@@ -1,7 +1,8 @@
-//! The call log: one line in `DIR/trace` for each call that changes the state, if that file exists.
+//! The trace: a file `DIR/trace` with one line for each call that changes the state. No process
+//! writes it unless the file exists.
 //!
-//! Format: `pid function gpu arguments -> NAME (code)`. Each line is one append, so lines of
-//! concurrent processes never mix.
+//! Format of a line: `pid function gpu arguments -> NAME (code)`. Each process writes a line in one
+//! append, so lines of different processes never mix.
 
 use std::fmt::Display;
 use std::io::Write;

@@ -121,7 +121,7 @@ fn host_is_created_once_and_opened_by_path() {
     assert!(matches!(Host::create(&at, &description), Err(HostError::Exists { .. })));
     let opened = Host::open(&at).unwrap();
     assert_eq!(opened.read().unwrap().state(), made.read().unwrap().state());
-    // A description that does not match the state belongs to another host.
+    // If the description does not match the state, it belongs to another host.
     let path = at.join("description.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("seed = 0", "seed = 1")).unwrap();

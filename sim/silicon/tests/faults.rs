@@ -1,5 +1,4 @@
-//! Fault rules: the calls that they match, the conditions under which they take effect, and their
-//! effects.
+//! Fault rules: which calls they match, when they take effect, and what they do.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::time::{Duration, Instant};
@@ -39,11 +38,11 @@ fn rule_passes_some_calls_fails_some_and_ends() {
     assert_eq!(rcs(&host, &call, 5), [None, Some(19), Some(19), None, None]);
     let (_, counter) = host.faults().unwrap()[0].clone();
     assert_eq!((counter.seen, counter.fired), (5, 2));
-    // Another process uses the same counters.
+    // A second opener of the host uses the same counters.
     let other = Host::open(host.dir()).unwrap();
     assert_eq!(rcs(&other, &call, 1), [None]);
     assert_eq!(host.faults().unwrap()[0].1.seen, 6);
-    // A changed rule starts with new counters.
+    // If a rule is changed, it starts with new counters.
     write(&host, "[[fault]]\nfunction = \"nvmlGpuInstanceDestroy\"\nrc = 19\ntimes = 1\n");
     assert_eq!(rcs(&other, &call, 2), [Some(19), None]);
 }
@@ -139,13 +138,14 @@ fn hang_lasts_until_rule_removal_without_a_lock() {
         while host.faults().unwrap()[0].1.fired == 0 {
             std::thread::yield_now();
         }
-        // While the call hangs, other processes can work and can take the lock.
+        // While the call hangs, other processes can call the driver and can take the lock.
         for _ in 0..20 {
             let gi = host.update(|machine| machine.create_gpu_instance(0, 19, None)).unwrap();
             host.update(|machine| machine.destroy_gpu_instance(gi)).unwrap();
         }
         assert!(!hung.is_finished());
-        // The hang does not end when another rule is removed. It ends when its own rule is removed.
+        // The call hangs until its own rule is removed. Removing another rule does not end the
+        // hang.
         assert_eq!(host.clear_faults(Some(1)).unwrap(), 1);
         assert_eq!(host.faults().unwrap().len(), 1);
         assert!(!hung.is_finished());
@@ -186,7 +186,8 @@ fn invalid_rules_are_refused_with_place_and_fix() {
         assert!(error.starts_with("faults.toml: ") && error.contains(expected), "{text}\n{error}");
     }
     println!("{} wrong files refused", tried.len());
-    // With an invalid file, every call fails, so that a typing error does not mean "no faults".
+    // If the fault file is invalid, every call fails. Otherwise a typing error would mean "no
+    // faults".
     let (_dir, host) = host();
     write(&host, "[[fault]]\n");
     let refused = host.before(&Call::new("nvmlInit_v2")).unwrap_err();

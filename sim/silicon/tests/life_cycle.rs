@@ -40,7 +40,7 @@ fn ampere_waits_for_a_reset_and_survives_a_reboot() {
     machine.reboot("second".to_owned());
     assert_eq!(modes(&machine), (true, true));
     assert!(machine.gpus()[0].instances.is_empty(), "instances do not survive a reboot");
-    // A reboot also activates a pending change. Until then, the change can be reverted.
+    // A reboot would also activate the pending change. Before that, the change can be reverted.
     assert_eq!(machine.set_mig_mode(0, false, CALLER), Ok(Return::ResetRequired));
     assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::Success));
     assert_eq!(modes(&machine), (true, true));
@@ -204,7 +204,7 @@ fn listeners_have_separate_cursors() {
     assert_eq!(collect(0, XID_CRITICAL_ERROR), [(8, 13, None), (8, 31, Some(gi.id))]);
     assert_eq!(collect(late, both), [(0x100, 0, Some(gi.id)), (8, 31, Some(gi.id))]);
     assert_eq!(collect(machine.events().cursor(), both), []);
-    // The queue does not grow without limit if no process reads it.
+    // If no process reads the queue, the queue does not grow without limit.
     for n in 0..1000 {
         machine.xid(0, n, None, None).unwrap();
     }

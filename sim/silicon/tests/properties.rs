@@ -1,4 +1,4 @@
-//! Properties that every model keeps under random calls.
+//! Properties that hold for every GPU model after random calls.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use gpush_geometry::KEYS;
@@ -8,7 +8,8 @@ use silicon::{Machine, Return};
 
 mod invariants;
 
-/// A random call. The numbers in a call are reduced to the valid range when the call is made.
+/// A random call. Its numbers may be out of range: they are reduced to the valid range when the
+/// call is made.
 #[derive(Debug, Clone)]
 enum Act {
     CreateGpu { profile: usize, placement: Option<usize> },
@@ -42,8 +43,8 @@ fn pick<T: Copy>(from: &[T], n: usize) -> Option<T> {
     if from.is_empty() { None } else { Some(from[n % from.len()]) }
 }
 
-/// Makes one call. Returns whether the call succeeded. Also reverts each creation in a copy of the
-/// machine, to check that no part of the creation remains.
+/// Makes one call, and returns whether it succeeded. For each creation, a copy of the machine also
+/// reverts the creation, to check that nothing of it is left.
 fn perform(machine: &mut Machine, act: &Act) -> Result<bool, TestCaseError> {
     let part = machine.part(0).unwrap();
     match *act {

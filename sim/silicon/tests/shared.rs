@@ -1,5 +1,5 @@
-//! One host that many processes share: no update is lost or partly written, and no process waits
-//! for a dead process.
+//! One simulated host, which many processes share: no update is lost or partly written, and no
+//! process waits for a process that has ended.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 #![allow(unsafe_code)] // The tests fork a child that shares the parent's open host.
 
@@ -19,8 +19,8 @@ mod invariants;
 /// Runs `body` in a forked child. The child exits with 0 if `body` returns, and with 101 if it
 /// panics.
 fn child(body: impl FnOnce()) -> SystemPid {
-    // SAFETY: the child uses only the host, whose locks it creates again after the fork, and the
-    // allocator, which glibc keeps usable after a fork. The child exits without running the
+    // SAFETY: the child uses only the host and the allocator. The host creates its locks again
+    // after a fork, and glibc keeps the allocator usable. The child exits without running the
     // parent's destructors.
     match unsafe { fork() }.unwrap() {
         ForkResult::Parent { child } => child,
@@ -98,8 +98,8 @@ fn state_stays_valid_after_two_thousand_kills() {
         kill(workers[victim], Signal::SIGKILL).unwrap();
         let ended = reap(workers[victim]);
         assert!(matches!(ended, WaitStatus::Signaled(_, Signal::SIGKILL, _)), "a worker ended by itself: {ended:?}");
-        // Check that the state is valid for a process that has the host open, for a process that
-        // opens it, and for a process that changes it.
+        // Check that the state is valid for three processes: one that has the host open, one that
+        // opens it now, and one that changes it.
         let machine = host.read().unwrap();
         instances += invariants::check(&machine);
         let fresh = Host::open(dir.path()).unwrap();
@@ -131,7 +131,7 @@ fn concurrent_updates_are_not_lost() {
             invariants::check(&host.read().unwrap());
         }
     };
-    // Forked children use the parent's open host while threads of the parent use it.
+    // The children use the host that the parent has opened, while threads of the parent use it too.
     let children: Vec<SystemPid> = (0..3).map(|_| child(|| count(&host))).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| count(&host));
@@ -179,7 +179,7 @@ fn process_on_gpu_is_listed_until_it_ends() {
     host.update(|machine| machine.attach(0, process)).unwrap();
     assert_eq!(host.read().unwrap().gpus()[0].processes, [process]);
     kill(pid, Signal::SIGKILL).unwrap();
-    // The process has ended, but is not reaped yet. A zombie uses no GPU.
+    // Wait until the process has ended, but do not reap it. A zombie uses no GPU.
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
     assert_eq!(host.read().unwrap().gpus()[0].processes, []);
     assert!(matches!(reap(pid), WaitStatus::Signaled(..)));

@@ -1,4 +1,4 @@
-//! Compute mode and time-slice level: the calls that set them, and the events that reset them.
+//! Compute mode and time-slice level: what sets them, and what resets them.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use silicon::description::GpuDescription;

@@ -1,5 +1,5 @@
-//! All states of a GPU. The test creates every profile at every placement until it finds no new
-//! state. A state is a set of (profile, placement) pairs.
+//! Visits all states of a GPU. A state is a set of (profile, placement) pairs. The test creates
+//! every profile at every placement, until it finds no new state.
 #![allow(clippy::unwrap_used)] // A test that cannot continue has failed.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ mod invariants;
 
 type State = BTreeSet<(u32, Placement)>;
 
-/// Returns the number of states, and the number of full states, if only these profiles are used.
+/// Returns how many states exist with only these profiles, and how many of them are full.
 fn walk(model: &str, wanted: impl Fn(&str) -> bool) -> (usize, usize) {
     let empty = Machine::of_model(model).unwrap();
     let part = empty.part(0).unwrap();
@@ -132,8 +132,8 @@ fn compute_states(model: &str, name: &str) -> usize {
 
 #[test]
 fn compute_instances_have_the_states_of_their_parts() {
-    // A double-memory 1g instance is empty or has compute profile 0. Except on the A100, such an
-    // instance can have compute profile 7 instead.
+    // A double-memory 1g instance is empty, or has compute profile 0. Except on the A100, it can
+    // have compute profile 7 instead.
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).unwrap();
         let Some(double) = model.gi_profiles.iter().find(|profile| profile.index == 9) else { continue };

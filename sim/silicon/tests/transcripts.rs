@@ -17,12 +17,12 @@ struct Transcript {
     source: String,
 }
 
-/// The transcript that the rule does not reproduce.
+/// The transcript that the simulator's rule for ids does not reproduce.
 ///
 /// On an empty GH200, the driver placed the first double-memory instances like 2g instances, at the
-/// ids 5, 3 and 4. The rule starts at id 6 instead, because id 6 leaves more pairs possible. A 2g
-/// instance cannot have id 6. Other transcripts do not show how the driver decides between these
-/// ids, so the rule is unchanged.
+/// ids 5, 3 and 4. The simulator's rule begins at id 6, which leaves more pairs possible, and which
+/// a 2g instance cannot have. Other transcripts do not show how the driver decides, so the rule
+/// stays.
 const EXCEPTION: (&str, [u32; 3], [u32; 3]) = ("gh200", [5, 3, 4], [6, 5, 3]);
 
 fn machine(model: &str, chip: Chip) -> Machine {
@@ -32,8 +32,8 @@ fn machine(model: &str, chip: Chip) -> Machine {
     Machine::new(&description).unwrap()
 }
 
-/// Returns the id of the profile with a short name from a transcript. A name such as 2g means the
-/// plain profile with 2 slices.
+/// Returns the id of a profile by its short name in a transcript. `2g` means the profile with 2
+/// slices and no suffix.
 fn profile_id(machine: &Machine, short: &str) -> u32 {
     let part = machine.part(0).unwrap();
     let index = match short {
@@ -48,7 +48,7 @@ fn profile_id(machine: &Machine, short: &str) -> u32 {
     part.profile_by_index(index).unwrap().data.id
 }
 
-/// Returns the GPU instance ids that the machine chooses, with `None` for INSUFFICIENT_RESOURCES.
+/// Returns the GPU instance ids that the simulator chooses. `None` means INSUFFICIENT_RESOURCES.
 fn choose(machine: &mut Machine, order: &[String]) -> Vec<Option<u32>> {
     order
         .iter()

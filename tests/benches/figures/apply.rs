@@ -1,5 +1,5 @@
-//! Driver calls and duration of an apply, compared with the method "permute and retry" on the same
-//! simulated driver.
+//! Driver calls and duration of an apply with gpush, and with the method "permute and retry", on
+//! the same simulated driver.
 
 use std::{
     process::{Command, Stdio},
@@ -64,8 +64,8 @@ struct Cost {
     took: Duration,
 }
 
-/// Counts driver calls on one host, and compares durations on another host whose driver has the
-/// latencies of real hardware.
+/// Counts the driver calls on one host. Compares the durations on another host, whose driver has
+/// the latencies of real hardware.
 pub(crate) fn run() -> Report {
     let model = gpush_geometry::model(MODEL).expect("the model is known");
     let counted = Host::up(&format!("[[gpu]]\nmodel = \"{MODEL}\"\n"));
@@ -148,7 +148,7 @@ fn said(cost: &Cost) -> String {
     }
 }
 
-/// Makes one change on a host in the start layout, with gpush or with the other client.
+/// Makes one change, with gpush or with "permute and retry", on a host that has the start layout.
 fn once(host: &Host, agent: &Agent, model: &Model, case: &Case, permute: bool) -> (Option<Minimum>, Cost) {
     must(host, agent, &["mig", "apply", "--gpu", "0", "--layout", "none"]);
     if case.from != "none" {
@@ -181,7 +181,7 @@ fn count(trace: &[Traced]) -> Cost {
     cost
 }
 
-/// Returns the existing instances, one of them in use, and the pid of the process that uses it.
+/// Returns the existing instances, and the pid of the process that uses one of them.
 fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<u32>) {
     let shown = must(host, agent, &["gpu", "show", "0", "--json"]);
     let gpus: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
@@ -199,7 +199,7 @@ fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<u
     (found, worker)
 }
 
-/// Returns a command that runs this program as the other client.
+/// Returns a command that runs this program as the client "permute and retry".
 fn other_client(host: &Host, model: &Model, case: &Case) -> Command {
     let mut command = host.command(std::env::current_exe().expect("a bench knows its path"));
     command.arg("permute").arg(host.library()).arg(wanted_text(model, case.to)).stdin(Stdio::null());
@@ -216,8 +216,8 @@ fn wanted_text(model: &Model, wanted: &[&str]) -> String {
     ids.collect::<Vec<_>>().join(",")
 }
 
-/// Returns each profile with its id, and the id of the compute instance profile that occupies the
-/// whole GPU instance.
+/// Returns each GPU instance profile with two ids: its own, and that of the compute instance
+/// profile that occupies all of it.
 fn all_profiles(model: &Model) -> Vec<(String, (u32, u32))> {
     let ids = model.gi_profiles.iter().filter_map(|profile| {
         let whole = profile.compute.iter().find(|compute| compute.name == profile.name)?;

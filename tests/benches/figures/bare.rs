@@ -1,5 +1,5 @@
-//! Reference processes for comparisons: an HTTP server that sends a fixed response, and a program
-//! that initialises NVML and then sleeps.
+//! Reference processes: an HTTP server that sends a fixed response, and a program that initialises
+//! NVML and then sleeps.
 
 use std::{
     io::Read,
@@ -27,7 +27,8 @@ fn own(arguments: &[&str]) -> Command {
     command
 }
 
-/// Starts the process, and waits until it writes its first byte, which means that it is ready.
+/// Starts the process, and waits for the first byte of its output. The process writes it when it is
+/// ready.
 fn started(mut command: Command) -> Bare {
     let mut child = command.spawn().expect("this program can be started again");
     let mut ready = [0];
@@ -50,7 +51,7 @@ pub(crate) fn server(socket: &Path, length: usize) -> Bare {
 pub(crate) fn serve(arguments: &[String]) {
     let [socket, length] = arguments else { panic!("a socket and a length") };
     let body = Bytes::from(vec![b'x'; length.parse().expect("a length")]);
-    // The agent has the same number of worker threads.
+    // Use the same number of worker threads as gpushd.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
         let listener = tokio::net::UnixListener::bind(socket).expect("a socket");

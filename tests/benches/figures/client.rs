@@ -24,9 +24,9 @@ impl Client {
         Ok(Self(BufReader::with_capacity(256 << 10, stream)))
     }
 
-    /// Connects as another user. The server reads the client's credentials at this moment. Only
-    /// root can connect as another user; any other process connects as its own user. Two threads
-    /// must not call this function at the same time, because a process has only one effective user.
+    /// Connects as another user, whose credentials the server reads at this moment. If the process
+    /// is not root, connects as its own user. Two threads must not call this function at the same
+    /// time, because a process has only one effective user.
     pub(crate) fn connect_as(uid: u32, socket: &Path) -> io::Result<Self> {
         if !geteuid().is_root() {
             return Self::connect(socket);
@@ -40,7 +40,8 @@ impl Client {
         client
     }
 
-    /// Sends a request and reads the whole response. Returns the status, the body, and the seconds.
+    /// Sends a request and reads the whole response. Returns the status, the body, and the duration
+    /// in seconds.
     pub(crate) fn ask(&mut self, method: &str, path: &str, body: &str) -> io::Result<(u16, Vec<u8>, f64)> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -68,7 +69,7 @@ impl Client {
         Ok((status, answer, asked.elapsed().as_secs_f64()))
     }
 
-    /// Sends a request whose response must have `status`. Returns the seconds.
+    /// Sends a request whose response must have `status`. Returns its duration in seconds.
     ///
     /// # Panics
     /// If the response has another status.

@@ -12,7 +12,7 @@ pub(crate) fn agent(host: &Host) -> Agent {
     Setup::on(host).env("GPUSH_LOG", "info").start()
 }
 
-/// Returns a `gpushctl` command that connects to this agent.
+/// Returns a `gpushctl` command that connects to the agent under test.
 pub(crate) fn ctl(host: &Host, agent: &Agent, arguments: &[&str]) -> Command {
     let mut command = host.command(program("gpushctl"));
     command.args(arguments).env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::null());

@@ -1,5 +1,4 @@
-//! Cost of a change in addition to its driver calls: gpushd writes the change to disk before it
-//! answers.
+//! Cost of a change that needs no driver call: gpushd writes the change to disk before it answers.
 
 use std::path::Path;
 
@@ -17,11 +16,11 @@ const CHANGES: usize = 500;
 
 const CORDON: &str = "/v1/gpus/0/cordon";
 
-/// Tables that a change writes: one row about its object, one row of the audit trail, and the head
-/// of the journal.
+/// The tables that such a change writes: one row about its object, one row of the audit trail, and
+/// the head of the journal.
 const TABLES: [&str; 3] = ["conditions", "audit", "head"];
 
-/// Opens a minimal database with durable commits.
+/// Opens an SQLite database with these tables and durable commits.
 fn plain(file: &Path) -> Connection {
     let database = Connection::open(file).expect("a database");
     database.pragma_update(None, "journal_mode", "WAL").expect("a log");
@@ -33,7 +32,7 @@ fn plain(file: &Path) -> Connection {
     database
 }
 
-/// Measures changes and equivalent plain commits, alternately.
+/// Measures changes by gpushd and plain commits of the same size, alternately.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");

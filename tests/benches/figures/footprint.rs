@@ -12,15 +12,15 @@ const IDLE: Duration = Duration::from_secs(70);
 /// Idle time of an agent without the slow poll.
 const SILENT: Duration = Duration::from_secs(20);
 
-/// Returns how many driver calls an agent without the slow poll makes: first while it is idle, and
-/// then during one request for all GPUs.
+/// Returns two numbers of driver calls of an agent without the slow poll: while it is idle, and
+/// during one request for all GPUs.
 fn calls() -> (u64, u64) {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
     assert_eq!(agent.gpus().len(), 8);
-    // The agent has finished its work at start when no reading is stale.
+    // When no reading is stale, the agent has finished the work of its start.
     agent.settle_reads();
-    // A fault rule that never takes effect, but counts the calls that match it.
+    // This fault rule never takes effect. It counts the calls that match it.
     host.fault("nvml* --after 1000000000 --rc UNKNOWN");
     std::thread::sleep(SILENT);
     let counted = || {
@@ -51,7 +51,8 @@ pub(crate) fn ran(pid: u32) -> f64 {
     nanoseconds.sum::<f64>() / 1e9
 }
 
-/// Returns the pid of the agent's driver worker: the only child process that runs the same program.
+/// Returns the pid of the agent's driver worker. It is the only child process that runs the same
+/// program as the agent.
 pub(crate) fn worker(agent: &Agent) -> u32 {
     let parent = format!("PPid:\t{}", agent.pid());
     let is_child = |pid: &u32| {
@@ -70,7 +71,7 @@ pub(crate) fn run() -> Report {
     let bare = bare::initialised(&host);
     let agent = ctl::agent(&host);
     ctl::must(&host, &agent, &["mig", "apply", "--gpu", "all", "--layout", "1g.10gb*7"]);
-    // Measure an agent that has already answered requests.
+    // First let the agent answer requests, and measure it after that.
     for _ in 0..100 {
         assert_eq!(agent.gpus().len(), 8);
     }

@@ -9,7 +9,7 @@ use crate::report::Report;
 /// Number of runs of each command in each condition.
 const ROUNDS: usize = 15;
 
-/// Compares each command with and without a GPU that hangs.
+/// Measures each command twice: while no GPU hangs, and while one GPU hangs.
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "One GPU hangs",

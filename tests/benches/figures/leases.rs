@@ -32,19 +32,19 @@ const GRANTS: usize = 300;
 const CLIENTS: usize = 32;
 /// Number of rounds. Each client gets one lease per round.
 const ROUNDS: usize = 20;
-/// Number of commands, and number of first MPS leases.
+/// Number of runs of a command, and number of first MPS leases of a user.
 const FEW: usize = 20;
-/// Number of rounds of dynamic grants. A round fills a GPU with seven MIG devices, which takes
+/// Number of rounds of dynamic grants. Each round fills a GPU with seven MIG devices, which takes
 /// seconds.
 const DYNAMIC_ROUNDS: usize = 3;
 /// Number of ended leases in the long history.
 pub(crate) const HISTORY: usize = 10_000;
 
-/// Tables that a grant writes: a lease, its number, one row of the audit trail, and the head of the
-/// journal.
+/// The tables that a grant writes: a lease, its number, one row of the audit trail, and the head of
+/// the journal.
 const TABLES: [&str; 4] = ["leases", "facts", "audit", "head"];
 
-/// A minimal database with durable commits.
+/// An SQLite database with these tables and durable commits.
 pub(crate) struct Plain(Connection);
 
 impl Plain {
@@ -60,7 +60,7 @@ impl Plain {
         Self(database)
     }
 
-    /// Returns the seconds of one commit.
+    /// Makes one commit. Returns its duration in seconds.
     pub(crate) fn commit(&self) -> f64 {
         let (begun, text) = (Instant::now(), "x".repeat(300));
         let transaction = self.0.unchecked_transaction().expect("a transaction");
@@ -73,7 +73,7 @@ impl Plain {
     }
 }
 
-/// Requests a lease. Returns its id and the seconds.
+/// Requests a lease. Returns the id of the lease, and the duration in seconds.
 fn grant(client: &mut Client, body: &str) -> (String, f64) {
     let (status, answer, took) = client.ask("POST", "/v1/leases", body).expect("an answer");
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&answer));
@@ -85,14 +85,15 @@ fn release(client: &mut Client, id: &str) {
     client.timed("POST", &format!("/v1/leases/{id}/release"), "{}", 200);
 }
 
-/// Returns the seconds of a grant. Releases the lease.
+/// Requests a lease and releases it. Returns the duration of the grant in seconds.
 fn granted(client: &mut Client) -> f64 {
     let (id, took) = grant(client, REPLICA);
     release(client, &id);
     took
 }
 
-/// Returns the grants per second when [`CLIENTS`] clients request one lease each at the same time.
+/// Returns the number of grants per second while [`CLIENTS`] clients each request one lease at the
+/// same time.
 fn rate(agent: &Agent, rounds: usize) -> f64 {
     let barrier = Barrier::new(CLIENTS);
     let took: Vec<f64> = thread::scope(|scope| {
@@ -114,8 +115,7 @@ fn rate(agent: &Agent, rounds: usize) -> f64 {
     grants / slowest
 }
 
-/// Requests a lease, waits until all clients have their lease, and adds the elapsed seconds to
-/// `sum`.
+/// Requests a lease, and waits until all clients have a lease. Adds the elapsed seconds to `sum`.
 fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f64) {
     let begun = Instant::now();
     let granted = grant(client, REPLICA);
@@ -124,13 +124,13 @@ fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f
     granted
 }
 
-/// Delays of the two driver calls of a dynamic grant: typical durations on hardware. Every call has
-/// the same delay, so that the time of gpushd can be separated from the time of the driver.
+/// Delays of the two driver calls of a dynamic grant, as on hardware. Every call has the same
+/// delay, so that the time of gpushd can be separated from the time of the driver.
 const DELAYS: [&str; 2] =
     ["nvmlDeviceCreateGpuInstance* --delay-ms 250", "nvmlGpuInstanceCreateComputeInstance* --delay-ms 75"];
 
 /// Returns two durations in seconds: of a grant that creates a MIG device with two driver calls,
-/// and of these two driver calls without gpushd. With and without gpushd, the calls have the
+/// and of two such driver calls without gpushd. In both cases, each call takes its delay in
 /// [`DELAYS`].
 fn dynamic() -> (f64, f64) {
     let toml = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
@@ -152,7 +152,7 @@ fn dynamic() -> (f64, f64) {
             ids.push(id);
         }
         ids.iter().for_each(|id| release(&mut client, id));
-        // Remove the devices, so that the next round creates them again.
+        // Destroy the MIG devices, so that the next round creates them again.
         let whole = grant(&mut client, r#"{"share": {"kind": "mig_profile", "profile": "7g.80gb"}}"#).0;
         release(&mut client, &whole);
     }
@@ -175,10 +175,9 @@ fn dynamic() -> (f64, f64) {
     (median(ours), alone)
 }
 
-/// Returns how many seconds the grant of a user's first lease on an MPS target takes, for which
-/// gpushd restarts the daemon, and how many seconds the grant of the user's next lease takes.
-/// Returns `None` if this process is not root, because only root can request leases for other
-/// users.
+/// Returns two durations in seconds: of the grant of a user's first lease on an MPS target, for
+/// which gpushd restarts the daemon, and of the grant of the user's next lease. Returns `None`
+/// without root, because only root can request leases for other users.
 fn first_mps() -> Option<(f64, f64)> {
     if !nix::unistd::geteuid().is_root() {
         return None;
@@ -202,9 +201,8 @@ fn first_mps() -> Option<(f64, f64)> {
     Some((median(first), median(next)))
 }
 
-/// Returns three durations in seconds: the duration of `true`, the duration of
-/// `gpushctl run -- true`, and the time from the end of the second command to the next grant of the
-/// capacity that this command had.
+/// Returns three durations in seconds: of `true`, of `gpushctl run -- true`, and from the end of
+/// the second command to the next grant of the same capacity.
 fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     let mut client = Client::connect(agent.socket()).expect("a connection");
     let (mut bare, mut run, mut free) = (Vec::new(), Vec::new(), Vec::new());
@@ -215,7 +213,8 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
         let begun = Instant::now();
         ctl::must(host, agent, &["run", "--whole", "--", "true"]);
         run.push(begun.elapsed().as_secs_f64());
-        // A request without `wait` waits only if the process of the current lease has ended.
+        // This request has no `wait`. gpushd lets it wait only because the process of the current
+        // lease has ended.
         let begun = Instant::now();
         let (id, _) = grant(&mut client, r#"{"share": {"kind": "whole"}}"#);
         free.push(begun.elapsed().as_secs_f64());
@@ -229,8 +228,8 @@ pub(crate) fn make_history(agent: &Agent) {
     rate(agent, HISTORY.div_ceil(CLIENTS));
 }
 
-/// Returns how many seconds a grant takes with each of two agents, measured alternately. The first
-/// agent has no history, and the second agent has [`HISTORY`] ended leases.
+/// Returns the duration of a grant in seconds for two agents, measured alternately. The first agent
+/// has no history. The second agent has [`HISTORY`] ended leases.
 fn histories() -> (f64, f64) {
     let hosts = [(); 2].map(|()| Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n"));
     let agents = hosts.each_ref().map(|host| {

@@ -1,7 +1,7 @@
 //! The measurements in docs/benchmarks.md that use the real programs.
 //!
-//! `cargo xtask bench` runs this program once for each report. The program compares ratios and
-//! counts within one run. The program never compares times of different machines.
+//! `cargo xtask bench` runs this program once for each report. The program compares only ratios and
+//! counts of one run, never times of different machines.
 
 mod apply;
 mod bare;

@@ -1,9 +1,9 @@
-//! The minimum number of instances to destroy and create for a layout, by exhaustive search.
+//! Finds by exhaustive search how many instances must at least be destroyed and created for a
+//! layout.
 //!
-//! This module intentionally shares no code and no optimisation with the planner. This module tries
-//! every subset of the existing instances as the instances to keep, and every placement of the
-//! missing instances. The planner and this module use the same geometry data of GPU models, but
-//! implement the placement rules separately.
+//! The module tries every subset of the existing instances as the instances to keep, and every
+//! placement of the missing instances. It shares no code and no optimisation with the planner, only
+//! the geometry data of GPU models.
 
 use gpush_geometry::{GpuProfile, Model};
 
@@ -19,7 +19,7 @@ pub(crate) struct Instance {
 }
 
 /// Number of GPU instances to destroy and to create. In this bench, each GPU instance has one
-/// compute instance, so the numbers of compute instances are equal.
+/// compute instance, so these are also the numbers of compute instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Minimum {
     /// GPU instances to destroy.
@@ -28,8 +28,7 @@ pub(crate) struct Minimum {
     pub(crate) creates: usize,
 }
 
-/// Returns the minimum, or `None` if the layout cannot be reached without destroying a busy
-/// instance.
+/// Returns the minimum. Returns `None` if the layout needs the destruction of an instance in use.
 pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> Option<Minimum> {
     let mut best: Option<usize> = None;
     for keep in 0..1_u32 << standing.len() {
@@ -49,8 +48,8 @@ pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> 
     best.map(|kept| Minimum { destroys: standing.len() - kept, creates: wanted.len() - kept })
 }
 
-/// Returns the requested profiles that are missing from `kept`. Returns `None` if `kept` has a
-/// profile that was not requested.
+/// Returns the requested profiles that `kept` does not have. Returns `None` if `kept` has a profile
+/// that was not requested.
 fn without<'a>(wanted: &[&'a str], kept: &[&Instance]) -> Option<Vec<&'a str>> {
     let mut missing = wanted.to_vec();
     for instance in kept {
@@ -79,7 +78,7 @@ fn place<'a>(model: &'a Model, placed: &mut Vec<(&'a GpuProfile, u8)>, missing: 
     false
 }
 
-/// Returns whether the instance that was placed last is compatible with the other instances.
+/// Returns whether an instance at this place is compatible with all other placed instances.
 fn stands(model: &Model, placed: &[(&GpuProfile, u8)], start: u8, size: u8) -> bool {
     let Some(((newest, _), others)) = placed.split_last() else { return true };
     let apart = others.iter().all(|(other, at)| {

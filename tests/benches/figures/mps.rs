@@ -1,4 +1,4 @@
-//! Cost of MPS daemons for the agent, and the delay until the agent notices that a daemon has
+//! Cost of MPS daemons for the agent, and the time until the agent notices that a daemon has
 //! changed.
 
 use std::{
@@ -64,7 +64,7 @@ fn own_first_answer(host: &Host, control: &Path) -> Duration {
     took
 }
 
-/// Times measured for one daemon.
+/// The measured times of one daemon.
 #[derive(Default)]
 struct Times {
     own: Vec<Duration>,
@@ -74,7 +74,8 @@ struct Times {
 }
 
 impl Times {
-    /// Measures the host's simulated daemons, or the daemons from the directory `programs`.
+    /// Measures the simulated daemons of a host. If `programs` is given, measures the daemons from
+    /// this directory instead.
     fn of(host: &Host, programs: Option<&Path>) -> Self {
         let setup = Setup::on(host).config("[mps]\nwithin_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
         let agent = match programs {
@@ -102,7 +103,7 @@ impl Times {
         assert_eq!(act(agent, "0", "start", &json!({})).status, 200);
         until(|| daemon(agent, "0").state == MpsState::Ready);
         self.starts.push(began.elapsed());
-        // After this time, gpushd no longer counts earlier failures.
+        // After one second, gpushd no longer counts earlier failures.
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(act(agent, "0", "restart", &json!({})).status, 200);
         let pid = reaches(agent, "0", MpsState::Ready).pid.expect("a pid");

@@ -20,7 +20,7 @@ pub(crate) fn run() -> Report {
     for _ in 0..INSTALLATIONS {
         let Some(machine) = Machine::boot("the duration of an installation") else { break };
         let begun = Instant::now();
-        // The installation ends when gpushd is ready.
+        // When this command returns, gpushd is ready.
         let _ = machine.install_package(None);
         times.push(begun.elapsed().as_secs_f64());
     }

@@ -1,9 +1,9 @@
 //! The reference method for comparisons: permute and retry.
 //!
-//! Earlier tools, such as mig-parted, use this method. Such a tool destroys every instance, then
-//! creates the requested instances in some order, and lets the driver choose each placement. If an
-//! instance does not fit, the tool destroys the new instances and tries the next order. This module
-//! implements that description. It runs as a separate process on the same simulated driver.
+//! Earlier tools, such as mig-parted, use this method. Such a tool destroys every instance, creates
+//! the requested instances in some order, and lets the driver choose each placement. If an instance
+//! does not fit, the tool destroys the new instances and tries the next order. This module does the
+//! same, as a separate process on the same simulated driver.
 
 #![allow(unsafe_code)] // Calls NVML's C functions for instances: no safe crate creates them without a placement.
 
@@ -11,15 +11,15 @@ use std::{ffi::c_uint, path::Path, ptr};
 
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t, nvmlReturn_t};
 
-/// The reason why an attempt failed.
+/// The reason why the method failed.
 #[derive(Debug)]
 pub(crate) struct Stuck(pub(crate) String);
 
-/// A requested GPU instance, and the single compute instance that occupies the whole GPU instance.
+/// A requested GPU instance with one compute instance, which occupies the whole GPU instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
-    /// Position of the first instance with this profile in the request. The first order to try is
-    /// the order of the request.
+    /// Position in the request of the first instance with this profile. The method tries the order
+    /// of the request first.
     pub(crate) rank: usize,
     /// GPU instance profile id.
     pub(crate) gpu_profile: c_uint,
@@ -47,7 +47,7 @@ pub(crate) fn apply(library: &Path, index: c_uint, known: &[Wanted], wanted: &[W
     }
 }
 
-/// Changes `order` to the next distinct permutation. Returns false after the last one.
+/// Changes `order` to the next different permutation. Returns false if `order` was the last one.
 fn next_permutation(order: &mut [Wanted]) -> bool {
     let Some(i) = (1..order.len()).rev().find(|&i| order[i - 1] < order[i]) else { return false };
     let Some(j) = (i..order.len()).rev().find(|&j| order[j] > order[i - 1]) else { return false };
@@ -138,8 +138,8 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: this call matches the `nvmlInit_v2` in `open`. The result is ignored, because
-        // NVML is not used afterwards.
+        // SAFETY: this call matches the `nvmlInit_v2` in `open`. Its result does not matter,
+        // because no NVML call follows.
         let _ = unsafe { self.lib.nvmlShutdown() };
     }
 }

@@ -19,12 +19,12 @@ use crate::{
 const PATH: &str = "/v1/gpus";
 /// Number of concurrent clients, number of users, and number of requests of each client.
 const CLIENTS: (usize, usize, usize) = (200, 10, 5);
-/// Duration of the hanging driver call; the agent's deadline is longer.
+/// Duration for which the driver call hangs. The agent's deadline is longer.
 const HANG: Duration = Duration::from_secs(10);
 const CONFIG: &str = "[driver]\nread_ms = 15000\n";
 
-/// Requests the GPUs and the fixed response alternately while `go_on` returns true. Returns the
-/// seconds of each request.
+/// Requests the GPUs and the fixed response alternately, while `go_on` returns true. Returns the
+/// durations of both kinds of requests in seconds.
 fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool) -> (Vec<f64>, Vec<f64>) {
     let mut times = (Vec::new(), Vec::new());
     while go_on(times.0.len()) {
@@ -34,12 +34,12 @@ fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool)
     times
 }
 
-/// Returns the seconds of each request of many concurrent clients, and the number of failed
-/// requests.
+/// Sends requests from many clients at the same time. Returns the duration of each request in
+/// seconds, and the number of failed requests.
 fn many(socket: &Path) -> (Vec<f64>, usize) {
     let (clients, users, requests) = CLIENTS;
     let users: Vec<u32> = (0..users).map(|user| NOBODY - u32::try_from(user).expect("a few")).collect();
-    // Clients connect one after the other, because the process has only one effective user.
+    // The process has only one effective user, so the clients connect one after the other.
     let clients: Vec<Client> =
         (0..clients).map(|at| Client::connect_as(users[at % users.len()], socket).expect("a connection")).collect();
     let start = Barrier::new(clients.len());
@@ -66,7 +66,7 @@ fn many(socket: &Path) -> (Vec<f64>, usize) {
     })
 }
 
-/// Waits until the reading of GPU 3 hangs.
+/// Waits until the reading of GPU 3 has begun to hang.
 fn hangs(agent: &Agent) {
     let begun = Instant::now();
     while !agent.gpus()[3].stale {

@@ -1,5 +1,5 @@
 //! Output of a bench: a table, and targets with their measurements. The bench prints this report as
-//! one JSON object on standard output, which `cargo xtask bench` renders.
+//! one JSON object on standard output. `cargo xtask bench` renders it.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(crate) struct Report {
     /// Heading.
     pub(crate) title: String,
-    /// The method of the measurement, in one or two sentences.
+    /// How the report was measured, in one or two sentences.
     pub(crate) note: String,
     /// Column heads.
     pub(crate) columns: Vec<String>,
@@ -41,7 +41,7 @@ pub(crate) fn median(values: Vec<f64>) -> f64 {
     percentile(values, 0.5)
 }
 
-/// Returns the value below which the fraction `share` of the measurements lies.
+/// Returns a percentile: the value below which the fraction `share` of the measurements lies.
 pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]

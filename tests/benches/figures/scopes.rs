@@ -12,7 +12,7 @@ use crate::report::{Report, median};
 
 /// Number of grants of each kind. A separate process requests each lease.
 const GRANTS: usize = 200;
-/// Number of scopes in the test of many scopes.
+/// Number of scopes in the measurement of many scopes.
 const MANY: usize = 1000;
 /// Number of grants whose D-Bus calls are counted.
 const COUNTED: usize = 10;
@@ -24,8 +24,8 @@ const PERIOD: Duration = Duration::from_secs(10);
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n";
 
-/// Starts N processes that request one lease each. Prints the seconds of each request. Each process
-/// then runs for S seconds.
+/// A program that starts N processes. Each process requests one lease, prints the duration of the
+/// request in seconds, and then runs for S seconds.
 const CLIENT: &str = r#"
 use strict; use IO::Socket::UNIX; use Time::HiRes "time";
 my ($bind, $count, $stay) = @ARGV; $| = 1;
@@ -47,7 +47,7 @@ for (1 .. $count) {
 1 while wait > 0;
 "#;
 
-/// Requests `count` leases one after the other. Returns the seconds of each request.
+/// Requests `count` leases one after the other. Returns the durations of the requests in seconds.
 fn seconds(machine: &Machine, bind: &str, count: usize) -> Vec<f64> {
     let line = format!(
         "systemd-run --quiet --scope --slice=user-0.slice --unit=session-{bind}.scope perl /srv/client.pl {bind} {count} 0"
@@ -55,21 +55,21 @@ fn seconds(machine: &Machine, bind: &str, count: usize) -> Vec<f64> {
     machine.sh(&line).lines().map(|line| line.parse().expect("seconds")).collect()
 }
 
-/// Requests `count` leases with scopes, and waits until they have ended. Returns the seconds of each
-/// request, the duration of all, and how many scopes are left.
+/// Requests `count` leases with scopes, and waits until they have ended. Returns the durations of
+/// the requests in seconds, the total duration, and how many scopes are left.
 fn create_and_end(machine: &Machine, count: usize) -> (Vec<f64>, Duration, usize) {
     let begun = Instant::now();
     let each = seconds(machine, "scope", count);
     let all = begun.elapsed();
-    // Wait until systemd has reported the ends of the scopes to gpushd. During this time, gpushd
-    // grants no lease.
+    // Wait until systemd has reported to gpushd that the scopes have ended. Meanwhile gpushd grants
+    // no lease.
     machine
         .await_that("the leases have ended", |machine| machine.sh("gpushctl lease list -o name | wc -l").trim() == "0");
     (each, all, scopes(machine))
 }
 
-/// Returns the D-Bus calls of gpushd in [`COUNTED`] grants. Excludes `RemoveMatch`, for which no
-/// grant waits.
+/// Returns the D-Bus calls of gpushd during [`COUNTED`] grants. Leaves out `RemoveMatch`, because
+/// no grant waits for it.
 fn calls(machine: &Machine) -> usize {
     machine.sh(
         "systemd-run --quiet --unit=monitor --property=StandardOutput=file:/srv/monitor busctl monitor --json=short",
@@ -98,7 +98,8 @@ fn used(machine: &Machine) -> u64 {
     machine.property("gpushd.service", "CPUUsageNSec").parse().expect("nanoseconds")
 }
 
-/// Returns how often each thread of gpushd and its driver worker has waited for something.
+/// Returns for each thread of gpushd and its driver worker how often it has waited (voluntary
+/// context switches).
 fn waits(machine: &Machine) -> BTreeMap<String, u64> {
     let all = "for pid in $(cat /sys/fs/cgroup/system.slice/gpushd.service/cgroup.procs); do cat /proc/$pid/task/*/status; done";
     let each = "awk '/^Pid:/ { pid = $2 } /^voluntary_ctxt_switches/ { print pid, $2 }'";
@@ -108,15 +109,16 @@ fn waits(machine: &Machine) -> BTreeMap<String, u64> {
     listed.lines().filter_map(pair).collect()
 }
 
-/// Returns the share of a core in percent, and the wake-ups per second, while gpushd is idle.
+/// Returns the processor time in percent of a core, and the wake-ups per second, while gpushd is
+/// idle.
 #[expect(clippy::cast_precision_loss, reason = "small numbers")]
 fn idle(machine: &Machine) -> (f64, f64) {
     std::thread::sleep(Duration::from_secs(2));
     let (used_before, waits_before) = (used(machine), waits(machine));
     std::thread::sleep(PERIOD);
     let used = used(machine) - used_before;
-    // A thread that has ended does not count. Threads of the pool for blocking calls end when they
-    // have nothing to do.
+    // A thread that has ended does not count. The threads for blocking calls end when they have
+    // nothing to do.
     let since = |(thread, count): (&String, &u64)| count - waits_before.get(thread).unwrap_or(&0);
     let waits: u64 = waits(machine).iter().map(since).sum();
     (used as f64 / PERIOD.as_secs_f64() / 1e7, waits as f64 / PERIOD.as_secs_f64())
@@ -172,7 +174,7 @@ pub(crate) fn run() -> Report {
     report.target(&format!("scopes left of {MANY}"), "0", &left_of_many.to_string(), left_of_many == 0);
     let measured = format!("{share:.2} %");
     report.target(&format!("processor with {IDLE} idle leases"), "at most 0.3 % of a core", &measured, share <= 0.3);
-    // A poll of each lease, once a second, would be 64 wake-ups.
+    // If gpushd polled each lease once a second, there would be 64 more wake-ups per second.
     let measured = format!("{waits_with:.1} per second, without leases {waits_without:.1}");
     let polls = waits_with - waits_without;
     report.target(&format!("wake-ups with {IDLE} idle leases"), "no polling: at most 2 more", &measured, polls <= 2.0);

@@ -1,5 +1,5 @@
 //! Additional cost of Slurm's hooks for a job, compared with hooks that do nothing. The bench also
-//! measures a shell Prolog that starts MPS without gpush.
+//! measures a shell Prolog that starts an MPS daemon without gpush.
 //!
 //! The bench calls the hooks as slurmd does: as a script, with the environment of the job and
 //! without `PATH`. If Slurm is installed, the bench also measures the hooks in jobs of a real
@@ -36,9 +36,9 @@ const JOBS: usize = 100;
 const AT_ONCE: usize = 8;
 /// Number of rounds of concurrent jobs.
 const ROUNDS: usize = 25;
-/// Number of jobs of each kind whose Prolog starts while the MPS daemon starts.
+/// Number of jobs of each kind whose Prolog runs while the MPS daemon starts.
 const COLD: usize = 20;
-/// Number of jobs of each kind in a real Slurm, and number of rounds of [`AT_ONCE`] jobs.
+/// Number of jobs of each kind in a real Slurm. Also the number of rounds of [`AT_ONCE`] jobs.
 const REAL: usize = 20;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 8\n";
@@ -46,7 +46,7 @@ const WHOLE: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"exclusive\"\nowner = \
 const MPS: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
 const SHARE: &str = "gpush:mps=25";
 
-/// The hooks of a node.
+/// The hooks that a node uses.
 #[derive(Clone)]
 struct Hooks {
     prolog: PathBuf,
@@ -71,8 +71,8 @@ impl Hooks {
         Self { prolog: hook("prolog"), epilog: hook("epilog"), slurm_conf: dir.join("slurm.conf"), comment }
     }
 
-    /// Returns the usual hooks of a site without gpush: Prolog starts a control daemon for the GPU
-    /// of the job, and Epilog ends it.
+    /// Returns hooks that a site without gpush uses: Prolog starts a control daemon for the GPU of
+    /// the job, and Epilog ends it.
     fn by_hand(host: &Host, programs: &Path) -> Self {
         let dir = host.scratch("by-hand");
         fs::create_dir_all(&dir).expect("a directory");
@@ -94,8 +94,8 @@ impl Hooks {
         let uid = if nix::unistd::geteuid().is_root() { ALICE.uid } else { nix::unistd::geteuid().as_raw() };
         let mut command = Command::new(hook);
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // The simulated programs find their host through these variables. The hooks of gpush do not
-        // read them.
+        // The simulated programs find their host through these variables. gpush's hooks do not read
+        // them.
         command.envs(host.env());
         command.env_remove("PATH").env("SLURM_CONF", &self.slurm_conf).env("SLURM_CLUSTER_NAME", "bench");
         command.env("SLURMD_NODENAME", "n1").env("SLURM_JOB_ID", job.to_string()).env("SLURM_JOB_UID", uid.to_string());
@@ -109,7 +109,8 @@ impl Hooks {
         assert!(status.success(), "{} of job {job}: {status}", hook.display());
     }
 
-    /// Returns the seconds of Prolog and Epilog of a job. Calls `check` between them.
+    /// Runs Prolog and Epilog of a job, and calls `check` between them. Returns the duration of
+    /// both in seconds.
     fn job(&self, host: &Host, job: u32, gpu: usize, check: impl FnOnce()) -> f64 {
         let begun = Instant::now();
         self.run(&self.prolog, host, job, gpu);
@@ -163,7 +164,7 @@ impl Node {
         first
     }
 
-    /// Returns the seconds that the hooks of a job on GPU 0 take.
+    /// Returns the duration of the hooks of a job on GPU 0, in seconds.
     fn job(&self, hooks: &Hooks) -> f64 {
         hooks.job(&self.host, self.ids(1), 0, || ())
     }
@@ -184,8 +185,8 @@ impl Node {
         commits(&wal) - before
     }
 
-    /// Returns the seconds that the hooks of [`AT_ONCE`] concurrent jobs take, each job on its own
-    /// GPU. Each round runs every kind of hooks.
+    /// Runs [`AT_ONCE`] jobs at the same time, each on a separate GPU. Returns the durations of
+    /// their hooks in seconds. Each round runs every kind of hooks.
     fn at_once(&self, kinds: &[&Hooks]) -> Vec<Vec<f64>> {
         let mut all = vec![Vec::new(); kinds.len()];
         for _ in 0..ROUNDS {
@@ -208,8 +209,8 @@ impl Node {
     }
 }
 
-/// Returns the number of commits in a write-ahead log of SQLite. A commit ends with a frame that
-/// records the size of the database.
+/// Returns the number of commits in a write-ahead log of SQLite. The last frame of each commit has
+/// the size of the database.
 fn commits(wal: &Path) -> usize {
     let bytes = fs::read(wal).expect("a write-ahead log");
     let word =
@@ -232,7 +233,7 @@ fn whole() -> Figures {
     let node = Node::start(WHOLE);
     let (none, ours) = (Hooks::none(), Hooks::of(&node.host, None));
     let plain = Plain::open(&node.host);
-    // The first Prolog also writes the list of Slurm's GPUs.
+    // The first Prolog also writes the list of Slurm's GPUs, so run it before the measurement.
     node.job(&ours);
     let commits = node.commits_of_a_job(&ours);
     let (mut bare, mut with, mut commit) = (Vec::new(), Vec::new(), Vec::new());
@@ -246,12 +247,12 @@ fn whole() -> Figures {
     Figures { commits, commit: median(commit), alone: [median(bare), median(with)], at_once: [next(), next()] }
 }
 
-/// Results for jobs with a share of an MPS daemon: the median of the additional seconds, compared
-/// with hooks that do nothing.
+/// Results for jobs with a share of an MPS daemon: how many seconds more than hooks that do nothing
+/// (medians).
 struct MpsFigures {
     /// One job, and concurrent jobs, while the daemon runs.
     running: [f64; 2],
-    /// One job, if the daemon starts at the same time as Prolog.
+    /// One job whose Prolog runs while the daemon starts.
     cold: f64,
     /// One job, and concurrent jobs, with the usual hooks of a site without gpush.
     by_hand: [f64; 2],
@@ -302,9 +303,9 @@ fn mps() -> MpsFigures {
     }
 }
 
-/// Returns the additional seconds of the hooks in jobs of a real Slurm, compared with hooks that do
-/// nothing: for one job, and for concurrent jobs. The same script calls both kinds of hooks and
-/// records the times.
+/// Returns for jobs of a real Slurm how many seconds more gpush's hooks take than hooks that do
+/// nothing: for one job, and for jobs at the same time. The same script calls both kinds of hooks
+/// and records the times.
 fn in_slurm() -> Option<[f64; 2]> {
     let site = Site::start(HOST, WHOLE, |setup, host, _| {
         let conf = format!("AutoDetect=off\nName=gpu File={}/nvidia[0-7]\n", setup.devices().display());
@@ -355,7 +356,7 @@ fn in_slurm() -> Option<[f64; 2]> {
     Some(figures)
 }
 
-/// Returns the difference between the last two words of a line, which are times in seconds.
+/// Returns the difference between the last two words of a line. Both are times in seconds.
 fn seconds(line: &str) -> f64 {
     let mut words = line.split(' ').rev().map(|word| word.parse::<f64>().expect("seconds"));
     let mut next = || words.next().expect("two times");

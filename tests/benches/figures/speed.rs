@@ -90,7 +90,7 @@ fn boots() -> (Vec<f64>, String) {
     (times, format!("a database of {} KiB", database >> 10))
 }
 
-/// Measures `gpushctl status` and `/bin/true`, alternately.
+/// Measures runs of `gpushctl status` and of `/bin/true`, alternately.
 pub(crate) fn status() -> Report {
     let host = Host::up("dgx-a100");
     let agent = ctl::agent(&host);

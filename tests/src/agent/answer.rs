@@ -37,7 +37,7 @@ impl Answer {
     }
 }
 
-/// Parses an HTTP answer; returns `None` if the bytes are not one.
+/// Parses an HTTP answer. Returns `None` if the bytes are not an HTTP answer.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Option<Answer> {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;

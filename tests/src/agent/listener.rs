@@ -34,8 +34,8 @@ impl Agent {
         let status = listener.line().expect("an answer");
         assert!(status.starts_with("HTTP/1.1 200 "), "{status}");
         while !listener.line().expect("a head").is_empty() {}
-        // The first message names the position at which the stream begins. The listener receives
-        // every later event.
+        // The first message has no event: it names the position at which the stream begins. The
+        // listener gets every later event.
         assert_eq!(listener.piece().expect("a place"), None);
         listener
     }
@@ -48,8 +48,9 @@ impl Listener {
         (read > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// Returns the next message of the stream, with or without an event; `None` at the end of the
-    /// stream. Skips the length lines of HTTP chunks, which never look like a line of an event.
+    /// Returns the next message of the stream, with or without an event. Returns `None` at the end
+    /// of the stream. Skips the length lines of HTTP chunks, which never look like a line of an
+    /// event.
     fn piece(&mut self) -> Option<Option<Event>> {
         let mut event = None;
         let mut begun = false;
@@ -72,7 +73,7 @@ impl Listener {
         }
     }
 
-    /// Returns the next event; `None` at the end of the stream.
+    /// Returns the next event, or `None` at the end of the stream.
     pub fn event(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.piece()? {
@@ -81,11 +82,10 @@ impl Listener {
         }
     }
 
-    /// Returns the events up to and including the first for which `is` returns true.
+    /// Returns the events up to and including the first event for which `is` returns true.
     ///
-    /// # Panics
-    /// If the stream ends without such an event, or the event takes too long. A read timeout does
-    /// not detect a missing event, because gpushd sends keep-alive messages.
+    /// If the stream ends without such an event, or no such event arrives in time. A read timeout
+    /// does not detect a missing event, because gpushd sends keep-alive messages.
     pub fn until(&mut self, is: impl Fn(&Event) -> bool) -> Vec<Event> {
         let mut events = Vec::new();
         let until = Instant::now() + PATIENCE;
@@ -101,7 +101,7 @@ impl Listener {
         }
     }
 
-    /// Returns the events up to and including the event that reports the end of an operation.
+    /// Returns the events up to and including the end of an operation.
     pub fn until_end_of(&mut self, id: &str) -> Vec<Event> {
         self.until(|event| state(event).is_some_and(|(of, state)| of == id && state.is_final()))
     }
@@ -132,7 +132,7 @@ pub fn state(event: &Event) -> Option<(&str, OperationState)> {
     }
 }
 
-/// Returns the sequence number of an event, counted from the start of gpushd.
+/// Returns the number of an event, counted from the start of gpushd.
 ///
 /// # Panics
 /// If its id has no number.

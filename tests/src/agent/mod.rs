@@ -1,8 +1,8 @@
 //! A `gpushd` under test: the real program on a simulated host, used through its socket.
 //!
-//! The harness acts as the service manager: it treats gpushd as started when gpushd sends its ready
-//! notification. No wait depends on a fixed time. Requests are plain bytes on the socket, so the
-//! tests see what any HTTP client would see.
+//! The harness acts as the service manager: gpushd counts as started when it sends its ready
+//! notification. No wait has a fixed duration. Requests are plain bytes on the socket, so the tests
+//! see what any HTTP client sees.
 
 mod answer;
 mod listener;
@@ -41,7 +41,7 @@ use crate::host::Host;
 /// Time limit for every wait in a test. It is long, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running agent, which is killed when this value is dropped.
+/// A running agent. Dropping this value kills the agent.
 #[derive(Debug)]
 pub struct Agent {
     child: Child,
@@ -71,9 +71,9 @@ impl Agent {
         Setup::on(host).config(config).start()
     }
 
-    /// Starts gpushd again on a host whose previous gpushd has ended, but only when the next second
-    /// begins. Times of the API are whole seconds. Without the wait, an operation of the previous
-    /// gpushd could seem to belong to the new gpushd.
+    /// Starts gpushd again on a host whose previous gpushd has ended. First waits for the next
+    /// second. Times of the API are whole seconds, so without this wait, an operation of the
+    /// previous gpushd could seem to belong to the new gpushd.
     #[must_use]
     pub fn start_again(host: &Host, config: &str) -> Self {
         let into_second = jiff::Timestamp::now().as_millisecond().rem_euclid(1000).unsigned_abs();
@@ -81,7 +81,7 @@ impl Agent {
         Self::start(host, config)
     }
 
-    /// Starts gpushd on a socket that other users can reach, in a directory that every user can
+    /// Starts gpushd on a socket that other users can reach: its directory permits every user to
     /// enter.
     #[must_use]
     pub fn start_public(host: &Host, config: &str) -> Self {
@@ -105,7 +105,7 @@ impl Agent {
     }
 
     /// Returns the content of the log file. gpushd writes a log line after the event that the line
-    /// reports. Therefore a test that expects a line calls [`Agent::wait_for_log`] instead.
+    /// reports. So if a test expects a line, it calls [`Agent::wait_for_log`] instead.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -129,7 +129,7 @@ impl Agent {
         assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
     }
 
-    /// Waits until gpushd sends the service manager a line that begins with this text.
+    /// Waits until gpushd has sent the service manager a line that begins with this text.
     ///
     /// # Panics
     /// If gpushd ends before that, or does not send the line in time.
@@ -139,7 +139,7 @@ impl Agent {
         }
     }
 
-    /// Waits for such a line. Returns the exit status if gpushd ends first.
+    /// Waits for a line as [`Agent::wait_for`] does. If gpushd ends first, returns its exit status.
     fn says(&mut self, line: &str) -> Result<(), ExitStatus> {
         let until = Instant::now() + PATIENCE;
         self.notify.set_read_timeout(Some(Duration::from_millis(20))).expect("a timeout can be set");
@@ -201,7 +201,7 @@ impl Agent {
         assert_eq!(self.wait().signal(), Some(9));
     }
 
-    /// Sends bytes unchanged, and returns everything that gpushd sends until it closes the
+    /// Sends bytes without changes. Returns everything that gpushd sends until it closes the
     /// connection.
     ///
     /// # Panics
@@ -212,15 +212,15 @@ impl Agent {
     }
 
     fn exchange(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
-        // gpushd may answer and close the connection before it has read all bytes.
+        // Ignore an error: gpushd may answer and close the connection before it has read all bytes.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         answer
     }
 
-    /// As [`Agent::raw`], for a gpushd that may end at any time. Returns `None` if the connection
-    /// fails.
+    /// Does the same as [`Agent::raw`], for a gpushd that may end at any time. Returns `None` if
+    /// the connection fails.
     #[must_use]
     pub fn try_raw(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let stream = UnixStream::connect(&self.socket).ok()?;
@@ -228,8 +228,7 @@ impl Agent {
         Some(Self::exchange(stream, bytes))
     }
 
-    /// Follows an operation to its end, in a gpushd that may end first. Returns `None` if gpushd
-    /// has ended.
+    /// Follows an operation to its end. gpushd may end first; then returns `None`.
     ///
     /// # Panics
     /// If neither the operation nor gpushd ends in time.
@@ -328,7 +327,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // SIGKILL, because a failing test must not wait for an operation that hangs.
+        // Use SIGKILL: a failing test must not wait for an operation that hangs.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -85,7 +85,7 @@ impl Agent {
         }
     }
 
-    /// As [`Agent::apply`], without creating an override.
+    /// Does the same as [`Agent::apply`], but creates no override.
     ///
     /// # Panics
     /// If gpushd refuses the request.

@@ -50,7 +50,8 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets an environment variable of gpushd, which replaces the host's variable of the same name.
+    /// Sets an environment variable of gpushd. If the simulated host sets a variable with this
+    /// name, replaces its value.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
@@ -64,8 +65,8 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets a name for the state directory, the socket and the config file, so that several gpushd
-    /// can run on one host.
+    /// Sets a name for the state directory, the socket and the config file. With different names,
+    /// several gpushd can run on one host.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.name = name.to_owned();
@@ -79,15 +80,16 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Puts the admin socket at its default path, in the directory of the first socket. Only one
-    /// gpushd can then use that directory.
+    /// Puts the admin socket at its default path, next to the first socket. Then only one gpushd
+    /// can use this directory.
     #[must_use]
     pub fn admin_beside(mut self) -> Self {
         self.admin_beside = true;
         self
     }
 
-    /// Starts gpushd through another program, whose last arguments are gpushd and its arguments.
+    /// Starts gpushd through another program. The last arguments of this program are gpushd and its
+    /// arguments.
     #[must_use]
     pub fn through(mut self, program: &[&str]) -> Self {
         self.through = program.iter().map(|word| (*word).to_owned()).collect();
@@ -101,7 +103,7 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Sets the standard error of gpushd, which is a file by default.
+    /// Sets the standard error of gpushd. By default, it is a file.
     #[must_use]
     pub fn stderr(mut self, stderr: OwnedFd) -> Self {
         self.stderr = Some(stderr.into());
@@ -194,17 +196,17 @@ impl<'h> Setup<'h> {
     fn begin(&mut self, at: Option<&Path>) -> Agent {
         let (mut command, socket, config, log, notify) = self.command();
         let socket = at.map_or(socket, Path::to_owned);
-        // Times of the API are whole seconds.
+        // Times of the API are whole seconds, so round the start time down.
         let started = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second()).expect("a time");
         let child = command.spawn().expect("gpushd can be started");
         // `command` still has copies of the descriptors that the child inherited. If these copies
-        // stayed open, the other ends would not notice when the child closes its descriptors.
+        // stayed open, the peers would not notice that the child closes its descriptors.
         drop(command);
         Agent { child, socket, config, log, notify, started, _public: None }
     }
 
-    /// Starts a gpushd that must not become ready, and waits until it ends. Returns the exit status
-    /// and the output.
+    /// Starts a gpushd that must fail at its start, and waits until it ends. Returns the exit
+    /// status and the output.
     ///
     /// # Panics
     /// If gpushd cannot be started, or becomes ready.
@@ -215,7 +217,7 @@ impl<'h> Setup<'h> {
         let status = wait(&mut child);
         notify.set_nonblocking(true).expect("a socket can be set");
         let mut buffer = [0; 4096];
-        // Another gpushd with the same name may still send its status to this socket.
+        // A previous gpushd with the same name may still have sent its status to this socket.
         while let Ok(length) = notify.recv(&mut buffer) {
             assert!(!buffer[..length].starts_with(b"READY=1"), "it said that it was ready");
         }

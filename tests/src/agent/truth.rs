@@ -1,11 +1,11 @@
-//! The real content of a simulated GPU, read without the agent and without NVML.
+//! The real state of a simulated GPU, read without gpushd and without NVML.
 
 use serde_json::{Value, json};
 
 use crate::host::Host;
 
-/// Returns the instances of a GPU as `gpush-sim` reports them: `3g.40gb@4[3g.40gb@0]`, in the order
-/// of placement. If MIG mode is off, the first element reports that.
+/// Returns the instances of a GPU as `gpush-sim` reports them, in the order of placement:
+/// `3g.40gb@4[3g.40gb@0]`. If MIG mode is off, the first element says so.
 ///
 /// # Panics
 /// If the host does not have this GPU.

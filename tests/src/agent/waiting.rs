@@ -1,12 +1,11 @@
-//! Waits for changes in gpushd for which gpushd sends no event.
+//! Waits for changes in gpushd about which gpushd sends no event.
 
 use std::time::{Duration, Instant};
 
 use super::{Agent, PATIENCE};
 
 impl Agent {
-    /// Polls until `look` returns a value. Use it for state without a revision that a request could
-    /// follow.
+    /// Polls until `look` returns a value. Use it for a state that has no revision for a long poll.
     ///
     /// # Panics
     /// If `look` returns no value within [`PATIENCE`].
@@ -22,8 +21,7 @@ impl Agent {
         }
     }
 
-    /// Polls until a condition is true. Use it for state without a revision that a request could
-    /// follow.
+    /// Polls until a condition is true. Use it for a state that has no revision for a long poll.
     ///
     /// # Panics
     /// If the condition does not become true within [`PATIENCE`].
@@ -31,8 +29,8 @@ impl Agent {
         self.until(what, || is_so().then_some(()));
     }
 
-    /// Waits until the API shows only readings that are newer than this call. For tests that
-    /// changed the hardware without gpushd.
+    /// Waits until all readings that the API shows are newer than this call. Tests call it after
+    /// they have changed the hardware without gpushd.
     ///
     /// # Panics
     /// If a GPU gets no newer reading in time.
@@ -40,7 +38,7 @@ impl Agent {
         self.settle_reads_except(u32::MAX);
     }
 
-    /// As [`Agent::settle_reads`], except for one GPU that may have no new reading.
+    /// Does the same as [`Agent::settle_reads`], but does not wait for one of the GPUs.
     ///
     /// # Panics
     /// If another GPU gets no newer reading.
@@ -63,8 +61,8 @@ impl Agent {
         })
     }
 
-    /// Waits until gpushd, after its start, has applied the layouts of its config or refused to
-    /// apply them.
+    /// Waits until gpushd has finished the layouts at its start: it has applied or refused each of
+    /// them.
     ///
     /// # Panics
     /// If gpushd does not finish within [`PATIENCE`].

@@ -1,9 +1,9 @@
-//! Compares the driver layer's readings of this host's GPUs with the output of nvidia-smi, and
-//! records each GPU as a fixture. The program changes nothing. `tests/gpu/run` runs it.
+//! Compares what the driver layer reads from this host's GPUs with the output of nvidia-smi, and
+//! records each GPU as a fixture. Changes nothing. `tests/gpu/run` runs this program.
 //!
-//! `gpu_check OUT [--library PATH] [--simulated]` writes `readings.json`, the original output of
-//! nvidia-smi, and `fixtures/<model>-<driver>.json` to OUT. `--simulated` accepts a simulated
-//! driver; the test of this program uses that option.
+//! `gpu_check OUT [--library PATH] [--simulated]` writes to OUT: `readings.json`, the original
+//! output of nvidia-smi, and `fixtures/<model>-<driver>.json`. With `--simulated`, it accepts a
+//! simulated driver, for the test of this program.
 
 use std::{
     collections::BTreeMap,
@@ -136,8 +136,8 @@ fn check(arguments: &Arguments) -> Result<Tally, Stop> {
     Ok(tally)
 }
 
-/// Compares the readings with readings through a worker process, because gpushd reads through a
-/// worker process.
+/// Compares the readings with readings through a worker process. gpushd also reads through a worker
+/// process.
 fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally) -> Result<(), String> {
     let here = std::env::current_exe().map_err(|e| e.to_string())?;
     let worker = here.with_file_name("driver_worker");
@@ -160,8 +160,8 @@ fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally
     })
 }
 
-/// Runs nvidia-smi, stores its output in a file, and returns the output. If there is no output,
-/// returns the reason.
+/// Runs nvidia-smi and stores its output in a file. Returns the output. If there is none, returns
+/// the reason as an error.
 fn nvidia_smi(out: &Path, file: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("nvidia-smi").args(arguments).output().map_err(|e| format!("nvidia-smi: {e}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -243,7 +243,8 @@ fn profiles(theirs: &BTreeMap<u32, Vec<smi::Profile>>, readings: &[Reading], tal
     }
 }
 
-/// Returns MiB as hundredths of a GiB. Returns `theirs` if the values differ only by rounding.
+/// Returns MiB as hundredths of a GiB. If the result differs from `theirs` only by rounding,
+/// returns `theirs`.
 fn printed(mib: u64, theirs: u64) -> u64 {
     let exact = mib * 100;
     if exact.abs_diff(theirs * 1024) < 1024 { theirs } else { exact / 1024 }

@@ -1,10 +1,10 @@
-//! Checks sharing through MPS on this host's first GPU, with a separate gpushd and with programs
-//! that compute. The checks change no setting of the GPU. `tests/gpu/run` runs this program.
+//! Checks sharing through MPS on the first GPU of this host, with a separate gpushd and with
+//! programs that compute. Changes no setting of the GPU. `tests/gpu/run` runs this program.
 //!
 //! `gpu_mps OUT CLIENT.py` writes `mps.json`, `mps.md` and the logs to OUT. gpushd and gpushctl
 //! come from the directory of this program. The program reads two environment variables:
-//! - `GPU_CLIENT`: the command of the clients, instead of `python3 CLIENT.py`. If this variable is
-//!   set, the program accepts a simulated GPU, because such a client may support one.
+//! - `GPU_CLIENT`: the command of the clients, instead of `python3 CLIENT.py`. If it is set, the
+//!   program accepts a simulated GPU, because such a client may support one.
 //! - `GPU_SECONDS`: the duration of each measurement.
 
 use std::{
@@ -87,7 +87,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Runs the checks. Returns `None` if a signal interrupted them.
+/// Runs the checks. Returns `None` if a signal has interrupted them.
 async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Result<Option<Report>, Stop> {
     let said = |error: std::io::Error| Stop::Failed(error.to_string());
     let ground = Ground::look(*other_client)?;
@@ -133,7 +133,8 @@ async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Re
     Ok(Some(report))
 }
 
-/// Runs the checks, if one client can compute. `of_many` is a service for several users at a time.
+/// Runs the checks if a client can compute. `of_many` is a service whose MPS daemon serves several
+/// users.
 async fn carried_out(
     service: &mut Service,
     of_many: &mut Service,

@@ -1,8 +1,8 @@
-//! The checks. Each check starts with a running daemon without clients, and leaves the daemon in
+//! The checks. A check starts with a running MPS daemon without clients, and leaves the daemon in
 //! that state.
 //!
-//! The checks assert outcomes, and ratios within one run. They only print times, because a time is
-//! valid for one machine only.
+//! A check fails only because of outcomes, and of ratios within one run. It prints times but does
+//! not check them, because a time is valid for one machine only.
 
 use std::time::{Duration, Instant};
 
@@ -25,18 +25,18 @@ const PERCENTAGES: [u32; 3] = [25, 50, 100];
 /// Number of measurements of each percentage. The check uses the median.
 const TIMES: usize = 3;
 
-/// Maximum difference by which a throughput may exceed its percentage, in percentage points. A
-/// percentage limits the number of multiprocessors, not the throughput: if fewer multiprocessors
-/// compute, each has a higher clock rate and more memory bandwidth.
+/// How much a throughput may exceed its percentage, in percentage points. A percentage limits the
+/// number of multiprocessors, not the throughput: if fewer multiprocessors compute, each has a
+/// higher clock rate and more memory bandwidth.
 const SLACK: f64 = 20.0;
 
-/// A memory limit, and allocations below and above the limit, in MiB. Matrices and libraries need
-/// memory too.
+/// A memory limit in MiB. The next constants are allocations below and above this limit. Matrices
+/// and libraries need memory too.
 const LIMIT_MIB: u64 = 2048;
 const BELOW_MIB: u64 = 1024;
 const ABOVE_MIB: u64 = 3072;
 
-/// Numbers of small clients that compute concurrently.
+/// Numbers of small clients that compute at the same time.
 const NUMBERS: [usize; 4] = [1, 2, 4, 8];
 
 /// Runs all checks in order, even if a check fails.
@@ -46,7 +46,7 @@ pub async fn all(service: &mut Service, seconds: f64, report: &mut Report) {
     report.add("client killed", client_killed(service).await);
     report.add("daemon killed", daemon_killed(service).await);
     report.add("agent killed", agent_killed(service).await);
-    // This check is the last one, because it stops the daemon.
+    // This check stops the daemon, so it is the last one.
     report.add("small clients", small_clients(service, seconds).await);
 }
 
@@ -56,8 +56,8 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
     service.idle().await?;
     let mut speeds = vec![Vec::new(); PERCENTAGES.len()];
     let mut multiprocessors = [0; PERCENTAGES.len()];
-    // The percentages alternate. If the GPU heats up and becomes slower, all percentages are
-    // affected equally.
+    // The percentages alternate. If the GPU heats up and becomes slower, this affects all
+    // percentages equally.
     for _ in 0..TIMES {
         for (at, percentage) in PERCENTAGES.iter().enumerate() {
             let work = Work { seconds: Some(seconds), wait: true, ..Work::default() };
@@ -85,15 +85,15 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
     })
 }
 
-/// Checks that an allocation above a client's limit fails, and that an allocation below the limit
-/// or without a limit succeeds.
+/// Checks that an allocation above a client's limit fails. An allocation below the limit, or
+/// without a limit, must succeed.
 async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let limit = format!("{LIMIT_MIB}M");
     let limited = ["--mps", "--mem", limit.as_str()];
     let allocating = |mib| Work { allocate: mib, ..Work::NONE };
     service.run(&limited, allocating(BELOW_MIB))?.ended().await.map_err(|why| format!("{BELOW_MIB} MiB: {why}"))?;
-    // If this allocation fails, the GPU may be too small for the check.
+    // If even this allocation fails, the GPU may be too small for the check.
     service
         .run(&["--mps"], allocating(ABOVE_MIB))?
         .ended()
@@ -112,8 +112,8 @@ async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Kills a client that computes. Checks that no other client ends, and that the share of the killed
-/// client becomes free.
+/// Kills a client while it computes. Checks that no other client ends, and that the share of the
+/// killed client becomes free.
 async fn client_killed(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let half = ["--mps", "50"];
@@ -147,8 +147,8 @@ async fn client_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Kills a control daemon. Checks that gpushd notices the kill, waits for the client of the
-/// daemon's server, and then starts another daemon. The result also tells what happened to that
+/// Kills a control daemon. Checks that gpushd notices this, waits until the client of the daemon's
+/// server has ended, and then starts another daemon. The result also says what happened to the
 /// client.
 async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
@@ -166,7 +166,7 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
         Err(why) => format!("lost its work ({why})"),
     };
     let left = Instant::now();
-    // A client that lost its context reports nothing more.
+    // Ignore an error: a client that has lost its context reports nothing more.
     let _ended = client.stop().await;
     let serves = |daemon: &MpsDaemon| daemon.pid != Some(pid) && daemon.state == MpsState::Ready;
     service.becomes("ready again", serves).await?;
@@ -195,7 +195,7 @@ async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Kills gpushd. Checks that no other process ends, and that the next gpushd adopts the same daemon
+/// Kills gpushd. Checks that no other process ends, and that the next gpushd adopts the MPS daemon
 /// and its client.
 async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
@@ -208,8 +208,8 @@ async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     let started = Instant::now();
     service.start().await?;
     without.map_err(|why| format!("while there was no gpushd: {why}"))?;
-    // gpushd finds a daemon through its directory, before the driver has identified the daemon's
-    // GPU.
+    // gpushd finds a daemon through its directory. At this moment, the driver may not have
+    // identified the GPU of the daemon yet.
     let found = |daemon: &MpsDaemon| daemon.state == MpsState::Ready && daemon.gpu.is_some();
     let after = service.becomes("ready", found).await?;
     let adopted = started.elapsed();
@@ -229,11 +229,11 @@ async fn agent_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Checks that small clients together have more throughput through MPS than with time-slicing.
+/// Checks that small clients have more throughput together through MPS than with time-slicing.
 async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, String> {
     service.idle().await?;
     let work = Work { seconds: Some(seconds), small: true, wait: true, ..Work::default() };
-    // One lease for all clients, as for a job that starts several programs.
+    // All clients use one lease, as in a job that starts several programs.
     let granted = service.lease(&[]).await?;
     let mut with = Vec::new();
     for number in NUMBERS {
@@ -250,7 +250,7 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
         with.push(together(&mut clients).await?);
     }
     service.release(&granted).await?;
-    // The lease ends when gpushd has seen that the last client of the lease has ended.
+    // When gpushd has seen that the last client of the lease has ended, the lease ends.
     service.idle().await?;
     service.ctl::<serde_json::Value>(&["mps", "stop", TARGET]).await?;
     let mut without = Vec::new();
@@ -276,14 +276,13 @@ async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, Str
     })
 }
 
-/// Users without privileges and without files.
+/// Uids of two users without privileges and without files.
 const STRANGERS: [u32; 2] = [65_534, 65_533];
 
 /// Checks that clients of two users compute through one server, which runs as root. Kills the
-/// client of one user, and checks that the client of the other user computes on.
+/// client of one user, and checks that the other client still computes.
 ///
-/// # Errors
-/// If one of these outcomes differs.
+/// If one of these checks fails.
 pub async fn several_users(service: &mut Service) -> Result<Found, String> {
     let not_done = |why: &str| Found { ok: true, words: format!("not done: {why}"), figures: Value::Null };
     if !nix::unistd::geteuid().is_root() {
@@ -331,7 +330,7 @@ pub async fn several_users(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Makes all clients compute at the same time. Returns the total of their iterations per second.
+/// Lets all clients compute at the same time. Returns the sum of their iterations per second.
 async fn together(clients: &mut [Client]) -> Result<f64, String> {
     for client in clients.iter_mut() {
         client.begin().await?;

@@ -21,19 +21,19 @@ use super::PATIENCE;
 /// What a client does.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
-    /// Duration of the computation; `None` means until the client is asked to end.
+    /// Duration of the computation. `None` means that the client computes until it is asked to end.
     pub seconds: Option<f64>,
     /// MiB of device memory that the client allocates first.
     pub allocate: u64,
-    /// Whether the client uses kernels that leave most of the GPU idle.
+    /// Whether the client uses kernels that need only a small part of the GPU.
     pub small: bool,
-    /// Whether the client waits for a command before it computes, so that several clients compute
-    /// concurrently.
+    /// Whether the client waits for a command before it computes. With this, several clients begin
+    /// at the same time.
     pub wait: bool,
 }
 
 impl Work {
-    /// A client that only starts and does not compute.
+    /// A client that starts, computes nothing and ends.
     pub const NONE: Self = Self { seconds: Some(0.0), allocate: 0, small: false, wait: false };
 
     /// Returns the client's arguments.
@@ -62,10 +62,10 @@ enum Said {
     Failed { error: String },
 }
 
-/// A client that is ready to compute.
+/// The line of a client that is ready to compute.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Ready {
-    /// The client's pid, which may differ from the pid of `gpushctl run`.
+    /// The pid of the client. The pid of `gpushctl run` may differ.
     pub pid: u32,
     /// Name of the GPU.
     pub device: String,
@@ -82,15 +82,15 @@ pub struct Ended {
     pub seconds: f64,
     /// Iterations per second.
     pub iterations_per_second: f64,
-    /// Longest time between two iterations, ms.
+    /// Longest time between two iterations, in ms.
     pub longest_pause_ms: f64,
 }
 
-/// A running client. When this value is dropped, the client receives SIGTERM.
+/// A running client. Dropping this value sends SIGTERM to the client.
 #[derive(Debug)]
 pub struct Client {
     child: Child,
-    /// The process group of the client, which also contains the programs that started the client.
+    /// The process group of the client. It also contains the programs that started the client.
     group: Pid,
     stdin: Option<ChildStdin>,
     lines: UnboundedReceiver<String>,
@@ -107,8 +107,8 @@ impl Client {
         let cannot = |error: std::io::Error| format!("{} can't be started: {error}", name.display());
         let file = File::create(&stderr).map_err(cannot)?;
         let mut command = Command::from(command);
-        // A separate process group, so that Ctrl-C reaches only the program with the checks. That
-        // program then ends the clients in the right order.
+        // Give the client a separate process group, so that Ctrl-C reaches only the program with
+        // the checks. This program then ends the clients in the right order.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
         let mut child = command.spawn().map_err(cannot)?;
         let pid = child.id().ok_or("a client without a pid")?.cast_signed();
@@ -171,13 +171,13 @@ impl Client {
         stdin.write_all(b"begin\n").await.map_err(|error| format!("a client is gone: {error}"))
     }
 
-    /// Waits for an iteration that began after this call.
+    /// Waits until the client has completed an iteration that began after this call.
     ///
     /// # Errors
     /// If the client completes no such iteration.
     pub async fn computes(&mut self) -> Result<(), String> {
-        // The next line that the client prints may belong to an iteration from before this call.
-        // Therefore this function waits for another line after the next one.
+        // The next line of the client may belong to an iteration that began before this call. So
+        // wait for the line after it.
         while self.lines.try_recv().is_ok() {}
         let mut before = None;
         loop {
@@ -215,8 +215,8 @@ impl Client {
         self.ended().await
     }
 
-    /// Waits until a killed or failed client has ended. Also waits for the programs that started
-    /// the client.
+    /// Waits until a client that was killed or has failed, and the programs that started it, have
+    /// ended.
     ///
     /// # Errors
     /// If the client does not end in time.
@@ -228,7 +228,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // After wait(2), the kernel may have given the pid to another process.
+        // If the child was reaped, the kernel may have given its pid to another process.
         if self.child.id().is_some() {
             let _ended_by_itself = killpg(self.group, Signal::SIGTERM);
         }

@@ -1,5 +1,5 @@
-//! The prerequisites of the checks, and the comparison of settings before and after the checks.
-//! This module changes nothing.
+//! What the checks need, and the comparison of settings before and after the checks. This module
+//! changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -20,9 +20,9 @@ const HOSTS_OWN: &str = "/run/gpush/gpushd.sock";
 /// The reason why the checks do not run.
 #[derive(Debug)]
 pub enum Stop {
-    /// A prerequisite is missing. The checks are skipped, which is not a failure.
+    /// The host lacks something that the checks need. They are skipped, which is not a failure.
     Skipped(String),
-    /// A prerequisite exists but does not work.
+    /// The host has everything that the checks need, but something does not work.
     Failed(String),
 }
 
@@ -32,7 +32,7 @@ impl From<String> for Stop {
     }
 }
 
-/// The GPU under test, which is the first one, and NVIDIA's programs.
+/// The GPU under test, which is the first GPU of the host, and NVIDIA's programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ground {
     /// Product name.
@@ -59,7 +59,7 @@ pub struct Ground {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Settings {
     compute_mode: Option<ComputeMode>,
-    /// MIG mode: current, and after the next reset.
+    /// MIG mode: the current mode, and the mode after the next reset.
     mig: Option<(bool, bool)>,
 }
 
@@ -71,9 +71,8 @@ impl Settings {
 }
 
 impl Ground {
-    /// Examines the first GPU and the host. `simulated` accepts a simulated driver, for a client
-    /// that supports such a driver. PyTorch would ignore the simulated driver, and compute on a
-    /// real GPU that was not examined.
+    /// Examines the first GPU and the host. `simulated` means that the client supports a simulated
+    /// driver. PyTorch does not: it would compute on a real GPU that was not examined.
     ///
     /// # Errors
     /// If a prerequisite is missing, or something prevents the checks.
@@ -113,7 +112,7 @@ impl Ground {
         })
     }
 
-    /// Reads the GPU again, and compares its settings with the settings before the checks.
+    /// Reads the GPU again, and compares its settings with those before the checks.
     ///
     /// # Errors
     /// If a setting differs. The text contains both values.
@@ -146,8 +145,8 @@ fn read() -> Result<(Driver, gpush_api::Driver, Reading), Stop> {
     Ok((driver, info, reading))
 }
 
-/// Returns why the checks must not run on a GPU: they would have to change a setting, or the GPU is
-/// in use.
+/// Returns why the checks must not run on this GPU: they would have to change a setting, or the GPU
+/// is in use. Returns `None` if they may run.
 fn in_the_way(reading: &Reading) -> Option<String> {
     let Settings { compute_mode, mig } = Settings::of(reading);
     if mig.is_some_and(|(enabled, pending)| enabled || pending) {

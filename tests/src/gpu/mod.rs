@@ -9,9 +9,9 @@
 //!      └────────► report     lines, mps.json, mps.md
 //! ```
 //!
-//! The checks change no setting of a GPU: the rule says `compute_mode = "keep"`, the checks do not
-//! run on a GPU in MIG mode, and [`ground::Ground::unchanged`] compares the settings afterwards.
-//! Errors are sentences, which the report prints in the line of a check. The test
+//! The checks change no setting of a GPU. The rule says `compute_mode = "keep"`, and the checks do
+//! not run on a GPU in MIG mode. [`ground::Ground::unchanged`] compares the settings afterwards. An
+//! error is a sentence, which the report prints in the line of the check. The test
 //! `tests/tests/driver/gpu_checks.rs` runs the checks on a simulated host.
 
 pub mod checks;
@@ -22,8 +22,8 @@ pub mod service;
 
 use std::time::Duration;
 
-/// Time limit of each wait. The first start of PyTorch takes a minute.
+/// Time limit of each wait. It is long because the first start of PyTorch takes a minute.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Interval between two polls of gpushd, for changes for which gpushd sends no event.
+/// Interval between two polls of gpushd. Polls are for changes about which gpushd sends no event.
 pub const LOOK: Duration = Duration::from_millis(10);

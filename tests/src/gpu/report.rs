@@ -19,7 +19,7 @@ pub struct Found {
     pub figures: Value,
 }
 
-/// A check with its result. A check that could not run is also listed.
+/// A check with its result. If a check could not run, the result is the reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
     /// Name of the check.
@@ -29,7 +29,7 @@ pub struct Check {
     pub found: Found,
 }
 
-/// All checks, and the GPU that they ran on.
+/// All checks, and the GPU on which they ran.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// The GPU.
@@ -49,8 +49,8 @@ impl Report {
         Self { gpu, client, seconds, checks: Vec::new() }
     }
 
-    /// Adds a check to the report and prints its line. A check that could not run counts as failed;
-    /// its text is the reason.
+    /// Adds a check to the report and prints its line. A check that could not run counts as failed,
+    /// and its text is the reason.
     pub fn add(&mut self, name: &'static str, outcome: Result<Found, String>) {
         let found = outcome.unwrap_or_else(|why| Found { ok: false, words: why, figures: Value::Null });
         println!("{:<7} {name:<22} {}", if found.ok { "ok" } else { "FAILED" }, found.words);
@@ -101,8 +101,8 @@ impl Report {
     }
 }
 
-/// Returns the table of a check with several measurements, whose figures have the form `{"columns":
-/// […], "rows": [[…], …]}`. Returns an empty text for other checks.
+/// Returns the table of a check with several measurements. Its figures have the form `{"columns":
+/// […], "rows": [[…], …]}`. For other checks, returns an empty text.
 fn table(figures: &Value) -> String {
     let cells = |row: &Value| -> Vec<String> {
         let row = row.as_array().map(Vec::as_slice).unwrap_or_default();

@@ -2,8 +2,8 @@
 //! this gpushd with `gpushctl`, as users do.
 //!
 //! Everything is in a scratch directory: config, sockets, state, MPS daemons. Every process that
-//! the service starts, directly or indirectly, has the path of that directory in its environment.
-//! The cleanup searches for that path and therefore finds all processes, even after a failure.
+//! the service starts, directly or indirectly, has the path of this directory in its environment.
+//! So the cleanup finds all processes by this path, even after a failure.
 
 use std::{
     fs,
@@ -32,13 +32,13 @@ use super::{
     ground::Ground,
 };
 
-/// The index of the first GPU, as target argument of `gpushctl mps`.
+/// The index of the first GPU, as an argument of `gpushctl mps`.
 pub const TARGET: &str = "0";
 
-/// Time limit for remaining processes to end before they are killed.
+/// Time limit within which remaining processes must end. After that, they are killed.
 const GOING: Duration = Duration::from_secs(20);
 
-/// The separate gpushd, and all processes that were started with it.
+/// The separate gpushd, and all processes that the service has started.
 #[derive(Debug)]
 pub struct Service {
     gpushd: Option<Child>,
@@ -47,13 +47,14 @@ pub struct Service {
     client: Vec<String>,
     uuid: String,
     clients: u32,
-    // Dropping the service removes this directory.
+    // When the service is dropped, this directory is removed.
     scratch: tempfile::TempDir,
 }
 
 impl Service {
-    /// Prepares the service. `programs` is the directory of gpush's programs, `client` is the
-    /// command of the clients. `users` is the setting of the MPS daemon. Starts no process.
+    /// Prepares the service, but starts no process. `programs` is the directory of gpush's
+    /// programs, `client` is the command of the clients, and `users` is a setting of the MPS
+    /// daemon.
     ///
     /// # Errors
     /// If the scratch directory cannot be created.
@@ -65,8 +66,8 @@ impl Service {
             MpsUsers::One => "one",
             MpsUsers::Many => "many",
         };
-        // One health check per second: gpushd finds clients only through its health check, and the
-        // checks wait for clients to appear.
+        // Set one health check per second. gpushd finds clients only through its health check, and
+        // the checks wait for clients to appear.
         let config = format!(
             "[mps]\ncontrol = {:?}\nserver = {:?}\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
              mps = {{ compute_mode = \"keep\", users = \"{users}\" }}\n",
@@ -81,7 +82,7 @@ impl Service {
         self.scratch.path().join(name)
     }
 
-    /// Returns a command that uses this gpushd and no other MPS daemon.
+    /// Returns a command for a program that uses this gpushd and no other MPS daemon.
     fn command(&self, program: &Path) -> std::process::Command {
         let mut command = std::process::Command::new(program);
         command.env("GPUSH_SOCKET", self.path("gpushd.sock")).env_remove("GPUSH_CONFIG").env("LANG", "C.UTF-8");
@@ -102,10 +103,10 @@ impl Service {
         command.arg("--mps-dir").arg(self.path("mps"));
         command.env("NOTIFY_SOCKET", self.path("notify")).env_remove("JOURNAL_STREAM");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // Discard notifications of the previous gpushd.
+        // Read and ignore the notifications of the previous gpushd.
         while self.notify.try_recv(&mut [0; 4096]).is_ok() {}
         let gpushd = Command::from(command).process_group(0).spawn().map_err(cannot)?;
-        // Store the child now, so that the cleanup ends gpushd even if this call is cancelled.
+        // Store the child process now. If this call is cancelled, the cleanup can then end gpushd.
         let gpushd = self.gpushd.insert(gpushd);
         let served = async {
             let mut buffer = [0; 4096];
@@ -162,7 +163,7 @@ impl Service {
         }
     }
 
-    /// Returns the MPS daemon, after gpushd has polled it.
+    /// Returns the MPS daemon. gpushd polls the daemon for this answer.
     ///
     /// # Errors
     /// If gpushd does not list the daemon.
@@ -170,7 +171,7 @@ impl Service {
         self.ctl(&["mps", "show", TARGET]).await
     }
 
-    /// Returns the MPS daemon as of gpushd's last poll.
+    /// Returns the MPS daemon as gpushd saw it at its last poll.
     ///
     /// # Errors
     /// If gpushd does not list the daemon.
@@ -204,7 +205,7 @@ impl Service {
         }
     }
 
-    /// Waits until the MPS daemon is ready and has no clients. Every check starts in this state.
+    /// Waits until the MPS daemon is ready and has no clients. Every check starts then.
     ///
     /// # Errors
     /// If the daemon does not reach this state in time.
@@ -213,11 +214,10 @@ impl Service {
         self.becomes("ready and idle", |daemon| daemon.state == MpsState::Ready && idle(daemon)).await
     }
 
-    /// Starts a client with its own lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
+    /// Starts a client with a separate lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
     ///
-    /// # Errors
-    /// If the client cannot be started. If gpushd refuses the lease, the caller notices the refusal
-    /// when it waits for the client.
+    /// If the client cannot be started. If gpushd refuses the lease, this function returns no
+    /// error: the caller notices it when it waits for the client.
     pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let command = self.run_command(&self.programs.join("gpushctl"), request, work);
         self.begin(command)
@@ -263,7 +263,8 @@ impl Service {
         Ok(())
     }
 
-    /// As [`Self::run`], for a program of another user. Needs [`Self::open_to_all_users`].
+    /// Does the same as [`Self::run`], for a program of another user. Needs
+    /// [`Self::open_to_all_users`].
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -300,7 +301,7 @@ impl Service {
         without_mps(&mut command);
         match granted {
             Some(granted) => command.envs(granted.environment.iter().map(|(name, value)| (name, value))),
-            // The client finds no daemon in this directory, and does not try the default directory.
+            // The client finds no daemon in this directory. It does not try the default directory.
             None => {
                 let nobody = self.path("without-mps");
                 command.env("CUDA_MPS_PIPE_DIRECTORY", nobody).env("CUDA_VISIBLE_DEVICES", &self.uuid)
@@ -314,8 +315,8 @@ impl Service {
         Client::start(command, self.path(&format!("client-{}.stderr", self.clients)))
     }
 
-    /// Checks that a client computes through the MPS daemon. A client that cannot connect to the
-    /// daemon would compute without the daemon and report no error.
+    /// Checks that a client computes through the MPS daemon. If a client cannot connect to the
+    /// daemon, it computes without it and reports no error.
     ///
     /// # Errors
     /// If the client does not use the daemon.
@@ -331,7 +332,7 @@ impl Service {
     /// Ends all processes in order, and copies the logs to a directory.
     pub async fn end(&mut self, logs: &Path) {
         if self.gpushd.is_some() {
-            // `mps stop` ends the clients' work on the GPU before the processes end. A signal alone
+            // `mps stop` first ends the work of the clients on the GPU. A signal to the clients
             // would not end that work.
             let _swept_below = self.ctl::<serde_json::Value>(&["mps", "stop", TARGET, "--force"]).await;
         }
@@ -377,8 +378,8 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // The field `gpushd` is still set only if `end` did not run. gpushd ends before its
-        // daemons, because it would restart them.
+        // If `end` has run, `gpushd` is `None`. End gpushd before its daemons, because it would
+        // restart them.
         if let Some(gpushd) = &mut self.gpushd {
             let _gone_already = gpushd.start_kill();
         }
@@ -386,7 +387,7 @@ impl Drop for Service {
     }
 }
 
-/// Removes the environment variables that would make a program use another MPS daemon or another
+/// Removes the environment variables with which a program would use another MPS daemon or another
 /// lease.
 fn without_mps(command: &mut std::process::Command) {
     for (name, _) in std::env::vars_os() {
@@ -397,13 +398,13 @@ fn without_mps(command: &mut std::process::Command) {
     }
 }
 
-/// Returns the processes whose environment contains the path of a directory.
+/// Returns the processes whose environment contains the path of the scratch directory.
 fn started(scratch: &Path) -> Vec<i32> {
     let scratch = scratch.as_os_str().as_encoded_bytes();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let named = |pid: &i32| {
-        // A zombie has an empty environment.
+        // A zombie has no environment, so it is not found.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.windows(scratch.len()).any(|part| part == scratch)
     };

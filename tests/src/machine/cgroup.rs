@@ -1,9 +1,8 @@
-//! A cgroup for one machine, in every hierarchy that systemd uses.
+//! A cgroup for one machine, in each cgroup hierarchy that systemd uses.
 //!
-//! `systemd-nspawn --keep-unit` creates cgroups below the cgroup in which it starts. Two machines
-//! in one cgroup would therefore collide. The name of the cgroup contains the pid of the test
-//! program. If a test program was killed, the next test program removes the cgroups of the killed
-//! program.
+//! `systemd-nspawn --keep-unit` creates its cgroups below the cgroup in which it starts. So two
+//! machines need two cgroups. The name of a cgroup contains the pid of the test program. If a test
+//! program was killed, the next one removes its cgroups.
 
 use std::{
     fs, io,
@@ -13,10 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Prefix of machine names, followed by the pid of the test program.
+/// Prefix of machine names. The pid of the test program follows.
 pub(super) const PREFIX: &str = "gpush-test-";
 
-/// Maximum time until the kernel releases a cgroup after its processes were killed.
+/// Maximum time until the kernel releases a cgroup whose processes were killed.
 const EMPTY: Duration = Duration::from_secs(10);
 
 /// The cgroup's directory in each hierarchy. Dropping this value kills the processes of the cgroup
@@ -29,14 +28,15 @@ pub(super) struct Cgroup(Vec<PathBuf>);
 pub enum Hierarchy {
     /// Only the unified hierarchy (cgroup v2).
     Unified,
-    /// Controllers in cgroup v1; processes in `name=systemd` and in the unified hierarchy.
+    /// Controllers in cgroup v1. systemd tracks processes in `name=systemd` and in the unified
+    /// hierarchy.
     Hybrid,
-    /// Only cgroup v1: controllers, and `name=systemd` for processes.
+    /// Only cgroup v1: the controllers, and `name=systemd`, in which systemd tracks processes.
     Legacy,
 }
 
 impl Hierarchy {
-    /// Checks whether a machine on this host can have these hierarchies.
+    /// Checks whether this host can run a machine with these hierarchies.
     pub(super) fn check(self) -> Result<(), String> {
         if self == Self::Unified || Path::new("/sys/fs/cgroup/systemd/cgroup.procs").exists() {
             return Ok(());
@@ -44,8 +44,8 @@ impl Hierarchy {
         Err(format!("systemd of this host does not use cgroup v1, so no machine can have {self:?} hierarchies"))
     }
 
-    /// Sets the variable from which systemd-nspawn takes the hierarchies. Without it,
-    /// systemd-nspawn gives a machine those of the host.
+    /// Sets the variable from which systemd-nspawn reads the hierarchies. Without the variable, a
+    /// machine has the hierarchies of the host.
     pub(super) fn choose(self, nspawn: &mut Command) {
         const VARIABLE: &str = "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY";
         match self {
@@ -56,8 +56,8 @@ impl Hierarchy {
     }
 }
 
-/// Returns the hierarchies that systemd uses on this host: `name=systemd` and the unified
-/// hierarchy, or only the unified one.
+/// Returns the hierarchies in which systemd tracks processes on this host: `name=systemd` and the
+/// unified hierarchy, or only the unified hierarchy.
 fn hierarchies() -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     if root.join("cgroup.controllers").exists() {
@@ -68,8 +68,8 @@ fn hierarchies() -> Vec<PathBuf> {
 
 impl Cgroup {
     /// Creates the cgroup with this name. `controllers` are controllers of cgroup v1 that the
-    /// machine mounts itself. If this host has such a controller, the cgroup is also created in the
-    /// controller's hierarchy.
+    /// machine itself mounts. For each of them that this host has, also creates the cgroup in its
+    /// hierarchy.
     pub(super) fn make(name: &str, controllers: &[&str]) -> Result<Self, String> {
         let mut hierarchies = hierarchies();
         if hierarchies.is_empty() {
@@ -87,7 +87,7 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// Starts a program in the cgroup. The program ends when the calling thread ends.
+    /// Starts a program in the cgroup. When the calling thread ends, the program is killed.
     pub(super) fn spawn(&self, command: &Command, place: impl FnOnce(&mut Command)) -> io::Result<Child> {
         let join = r#"n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1/cgroup.procs" || exit; shift; n=$((n - 1)); done
                       exec setpriv --pdeathsig TERM -- "$@""#;
@@ -107,7 +107,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Removes the cgroups whose test programs no longer exist.
+/// Removes the cgroups of test programs that no longer exist.
 fn sweep(hierarchy: &Path) {
     for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -118,7 +118,7 @@ fn sweep(hierarchy: &Path) {
     }
 }
 
-/// Kills the processes in a cgroup, and removes its directories from the deepest one upwards.
+/// Kills the processes in a cgroup. Then removes its directories, the deepest ones first.
 fn remove(dir: &Path) {
     let until = Instant::now() + EMPTY;
     while dir.exists() && !remove_once(dir) && Instant::now() < until {
@@ -128,8 +128,8 @@ fn remove(dir: &Path) {
 
 fn remove_once(dir: &Path) -> bool {
     for pid in fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default().lines() {
-        // cgroup.procs shows 0 for a process outside this pid namespace. But kill(2) with 0 signals
-        // the caller's process group.
+        // If a process is outside this pid namespace, cgroup.procs shows 0. kill(2) with 0 would
+        // signal the process group of the caller.
         if let Ok(pid) = pid.parse::<i32>()
             && pid > 1
         {

@@ -17,8 +17,8 @@ pub(super) const REPOSITORY: &str = "/opt/gpush";
 /// Path of the packages in the machine.
 pub(super) const PACKAGES: &str = "/opt/packages";
 
-/// Environment variable with the directory of the packages to test. `cargo xtask soak` sets it to release builds, which
-/// also run on Debian 11.
+/// Environment variable with the directory of the packages to test. `cargo xtask soak` sets it to packages of the
+/// release build, which also run on Debian 11.
 const TESTED_PACKAGES: &str = "GPUSH_TEST_PACKAGES";
 
 /// Path of the simulated host in the machine.
@@ -29,13 +29,13 @@ pub(super) fn built() -> PathBuf {
     program("gpushd").parent().expect("a program is somewhere").to_owned()
 }
 
-/// Returns whether the packages to test are release builds.
+/// Returns whether the packages to test are from the release build.
 #[must_use]
 pub fn packages_are_releases() -> bool {
     std::env::var_os(TESTED_PACKAGES).is_some()
 }
 
-/// Returns the directory of the packages on this host. By default, these are packages of the debug build.
+/// Returns the directory of the packages on this host. By default, the packages are from the debug build.
 #[must_use]
 pub fn packages() -> PathBuf {
     std::env::var_os(TESTED_PACKAGES).map_or_else(|| built().join("packages"), PathBuf::from)
@@ -63,14 +63,13 @@ impl Machine {
             .filter(|line| !line.contains("/man/"))
             .fold(String::new(), |text, line| text + line + "\n");
         self.sh(&format!("set -e\ncd {REPOSITORY}\n{install}"));
-        // The page ends with calls of gpushctl. The tests run their own commands instead.
+        // The page ends with calls of gpushctl. Leave them out, because the tests run their own commands.
         let enable: Vec<_> = enable.lines().filter(|line| !line.starts_with("gpushctl")).collect();
         self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
     }
 
-    /// Returns the path in the machine of a package file, or `None` if the file does not exist because
-    /// `cargo xtask test` has not built it. `file` has the placeholder `VERSION`, and `version` is `None` for the
-    /// version of the workspace.
+    /// Returns the path of a package file in the machine. `file` contains the placeholder `VERSION`. For `version`,
+    /// `None` means the version of the workspace. Returns `None` if `cargo xtask test` has not built the file.
     #[must_use]
     pub fn package(&self, file: &str, version: Option<&str>) -> Option<String> {
         let file = file.replace("VERSION", version.unwrap_or(env!("CARGO_PKG_VERSION")));
@@ -81,7 +80,7 @@ impl Machine {
         None
     }
 
-    /// Installs the .deb of a version. Returns the output of `dpkg`, or `None` if the package does not exist.
+    /// Installs the .deb of a version. Returns the output of `dpkg`. Returns `None` if the package does not exist.
     ///
     /// # Panics
     /// If the package cannot be installed.
@@ -91,9 +90,8 @@ impl Machine {
         Some(self.sh(&format!("dpkg --force-confdef --force-confold --install {file} 2>&1")))
     }
 
-    /// Makes gpushd use a simulated host, described in TOML. The unit's sandbox gets one exception:
-    /// the directory of the simulated host. If the package gpush-sim is installed, its programs
-    /// simulate the host.
+    /// Makes gpushd use a simulated host, which `toml` describes. The sandbox of the unit gets one exception: the
+    /// directory of the simulated host. If the package gpush-sim is installed, its programs simulate the host.
     ///
     /// # Panics
     /// If the description is refused.
@@ -108,7 +106,7 @@ impl Machine {
         let script = format!(r#"eval "$({simulator} env {HOST})"; env"#);
         let text = self.sh(&script);
         let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];
-        // The unit's own socket and state directory remain in use.
+        // Leave out the variables for socket and state directory, because gpushd uses those of its unit.
         let set = text.lines().filter(|line| seen.iter().any(|name| line.starts_with(name)));
         let set: String = set.map(|line| format!("Environment=\"{line}\"\n")).collect();
         self.write(

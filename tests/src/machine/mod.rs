@@ -1,8 +1,8 @@
 //! A machine with a real systemd: Debian in a container, booted for one test.
 //!
-//! A real service manager, not a mock, controls units, sockets and processes. A boot takes less
-//! than a second. Every machine starts from the same files ([`root`]). What a machine writes stays
-//! in memory and disappears with the machine.
+//! A real service manager controls the units, sockets and processes. A boot takes less than a
+//! second. Every machine starts from the same files ([`root`]). What a machine writes stays in
+//! memory and disappears with the machine.
 //!
 //! ```text
 //! root, made once ──boot──► running ──install──► gpush as in docs/install.md
@@ -10,13 +10,12 @@
 //!                              └──drop──► init killed, cgroups removed, also when a test panics
 //! ```
 //!
-//! A machine of [`Machine::boot_lasting`] keeps its files over [`Machine::reboot`]: they are in a
-//! directory of the host.
+//! A machine of [`Machine::boot_lasting`] keeps its files in a directory of the host, also over
+//! [`Machine::reboot`].
 //!
-//! Commands enter the machine through `nsenter` and belong to none of its units. Therefore a test
-//! that checks a sandbox must run its command inside a unit. The machine has no udevd. If the host
-//! assigns the controllers for memory, CPU and tasks to cgroup v1, the machine does not have these
-//! controllers either.
+//! Commands enter the machine through `nsenter`, and belong to none of its units. So a test of a
+//! sandbox must run its command inside a unit. The machine has no udevd. If the host uses the
+//! controllers for memory, CPU and tasks in cgroup v1, the machine does not have these controllers.
 
 mod cgroup;
 mod guest;
@@ -56,15 +55,15 @@ const PROGRAMS: [(&str, &str); 4] = [
 #[derive(Debug)]
 pub struct Machine {
     nspawn: Child,
-    /// The machine's init process, by its pid in the host's pid namespace.
+    /// Pid of the machine's init process, in the pid namespace of the host.
     init: Pid,
     /// Duration of the boot.
     pub boot: Duration,
     scratch: tempfile::TempDir,
     root: &'static Path,
     kind: Kind,
-    // The last field, so that it is dropped last: the cgroup is empty after the machine has
-    // stopped.
+    // This must be the last field. It is then dropped after the machine has stopped, when the
+    // cgroup is empty.
     _cgroup: Cgroup,
 }
 
@@ -82,13 +81,13 @@ enum Files {
 pub enum Debian {
     /// Debian 11, with systemd 247.
     Bullseye,
-    /// The release of this host.
+    /// The Debian release of this host.
     OfHost,
     /// Debian 13, with Slurm 24.11.
     Trixie,
 }
 
-/// What kind of machine boots. The default is the Debian release of this host.
+/// The kind of machine to boot. The default is the Debian release of this host.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
     debian: Debian,
@@ -105,8 +104,8 @@ impl Default for Kind {
 }
 
 impl Machine {
-    /// Boots a machine. If this host cannot run machines, prints that `what` is skipped and why,
-    /// and returns `None`.
+    /// Boots a machine. If this host cannot run machines, prints that the test `what` is skipped
+    /// and why, and returns `None`.
     ///
     /// # Panics
     /// If this host can run machines, but the machine does not boot.
@@ -115,28 +114,28 @@ impl Machine {
         Self::boot_kind(what, Kind::default())
     }
 
-    /// As [`Machine::boot`], with the cgroup hierarchies of another kind of host. The host of the
-    /// tests must have these hierarchies.
+    /// Does the same as [`Machine::boot`], with the cgroup hierarchies of another kind of host.
+    /// This host must have these hierarchies.
     #[must_use]
     pub fn boot_with_cgroups(what: &str, hierarchy: Hierarchy) -> Option<Self> {
         Self::boot_kind(what, Kind { hierarchy, ..Kind::default() })
     }
 
-    /// As [`Machine::boot`], with another release of Debian.
+    /// Does the same as [`Machine::boot`], with another release of Debian.
     #[must_use]
     pub fn boot_release(what: &str, debian: Debian) -> Option<Self> {
         Self::boot_kind(what, Kind { debian, ..Kind::default() })
     }
 
-    /// As [`Machine::boot_release`]. The machine can reboot.
+    /// Does the same as [`Machine::boot_release`], but the machine can reboot.
     #[must_use]
     pub fn boot_lasting(what: &str, debian: Debian) -> Option<Self> {
         Self::boot_kind(what, Kind { debian, files: Files::Lasting, ..Kind::default() })
     }
 
-    /// As [`Machine::boot`], with Debian 13 and its Slurm 24.11. If the host has the cgroup v1
-    /// controllers `freezer` and `devices`, the machine can mount these controllers. The mounts
-    /// then show the machine's own cgroups.
+    /// Does the same as [`Machine::boot`], with Debian 13 and its Slurm 24.11. If the host has the
+    /// cgroup v1 controllers `freezer` and `devices`, the machine can mount them, and then sees its
+    /// own cgroups there.
     #[must_use]
     pub fn boot_with_slurm(what: &str) -> Option<Self> {
         Self::boot_kind(what, Kind { debian: Debian::Trixie, controllers: &["freezer", "devices"], ..Kind::default() })
@@ -154,7 +153,7 @@ impl Machine {
             assert!(Instant::now() < until, "the machine does not stop:\n{}", self.console());
             thread::sleep(Duration::from_millis(20));
         }
-        // The old init has ended: `drop` must not signal its pid.
+        // The old init has ended, so `drop` must not signal its pid.
         self.init = Pid::from_raw(0);
         let scratch = std::mem::replace(&mut self.scratch, scratch());
         let name = unique();
@@ -188,7 +187,7 @@ impl Machine {
         let packages = guest::packages();
         command
             .args(["--quiet", "--boot", "--console=pipe", "--register=no", "--keep-unit", "--notify-ready=yes"])
-            // Without this option, DeviceAllow= of units is silently ignored.
+            // Without this option, systemd in the machine silently ignores DeviceAllow= of units.
             .arg("--system-call-filter=bpf")
             .arg(format!("--volatile={volatile}"))
             .arg(format!("--machine={name}"))
@@ -211,8 +210,8 @@ impl Machine {
         machine
     }
 
-    /// Waits until init reports that all units of the boot are up. The first message of init
-    /// contains the pid of init.
+    /// Waits until init reports that all units of the boot have started. The first message of init
+    /// contains its pid.
     fn wait_until_ready(&mut self, notify: &UnixDatagram) {
         let until = Instant::now() + PATIENCE;
         notify.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
@@ -231,7 +230,8 @@ impl Machine {
             assert!(ended.is_none(), "the machine ended ({ended:?}):\n{}", self.console());
             assert!(Instant::now() < until, "the machine does not come up:\n{}", self.console());
         }
-        // kill(2) with 0 signals the caller's process group, and pid 1 is the init of the host.
+        // kill(2) with 0 would signal the process group of the caller, and pid 1 is the init of the
+        // host.
         assert!(self.init.as_raw() > 1, "systemd-nspawn did not say who the init is:\n{}", self.console());
     }
 
@@ -284,8 +284,8 @@ impl Machine {
     /// # Panics
     /// If the file cannot be written.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
-        // A program in the machine writes the file, because the machine's files are in memory and
-        // have no path on the host.
+        // The files of the machine are in memory and have no path on the host. So a program in the
+        // machine writes the file.
         let mut child = self
             .command("sh")
             .args(["-c", r#"mkdir -p "$(dirname "$0")" && cat > "$0""#, path])
@@ -315,9 +315,8 @@ impl Machine {
 
     /// Returns the pid of a unit's main process, as seen in the machine.
     ///
-    /// # Panics
-    /// If the unit has no main process. systemd then reports 0, and kill(2) with 0 signals the
-    /// caller's process group.
+    /// If the unit has no main process. systemd then reports 0, and kill(2) with 0 would signal the
+    /// process group of the caller.
     #[must_use]
     pub fn main_pid(&self, unit: &str) -> u32 {
         let pid = self.property(unit, "MainPID").parse().expect("a pid");
@@ -334,13 +333,13 @@ impl Machine {
         self.sh(&format!("kill -KILL {pid}"));
     }
 
-    /// Stops systemd in the machine. Processes that lose their parent become zombies, and calls of
-    /// systemd wait.
+    /// Stops systemd in the machine. Processes that have lost their parent then stay zombies, and
+    /// callers of systemd wait.
     ///
     /// # Panics
     /// If the machine has ended.
     pub fn stop_init(&self) {
-        // The kernel delivers SIGSTOP to an init from outside of its pid namespace only.
+        // The kernel delivers SIGSTOP to an init only if the sender is outside its pid namespace.
         kill(self.init, Signal::SIGSTOP).expect("the machine runs");
     }
 

@@ -131,7 +131,7 @@ impl Machine {
     /// # Errors
     /// `NotSupported` before Volta, `GpuIsLost`, `InvalidArgument`.
     pub fn energy_mj(&self, gpu: u32, at_ms: u64) -> Result<u64, Return> {
-        /// 2025-01-01, which is before any simulated host was created.
+        /// 2025-01-01. Every simulated host was created after this time.
         const LOADED_MS: u64 = 1_735_689_600_000;
         self.gpu(gpu)?;
         let model = self.model(gpu)?;
@@ -142,8 +142,8 @@ impl Machine {
         Ok(at_ms.saturating_sub(LOADED_MS).saturating_mul(at_rest_mw) / 1000)
     }
 
-    /// Returns the sensor values of a GPU at a time, in milliseconds since the epoch. The load is
-    /// the number of compute processes, each multiplied by the fraction of the GPU that it uses.
+    /// Returns the sensor values of a GPU at a time in milliseconds since the epoch. The load is a
+    /// sum over the compute processes: each adds the fraction of the GPU that it uses.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.

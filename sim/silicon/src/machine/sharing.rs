@@ -6,7 +6,7 @@
 //!                                                              no client, persistence off
 //! ```
 //!
-//! Sources differ about the lifetime of the settings:
+//! The sources do not agree about how long these settings last:
 //!
 //! - NVIDIA's "Driver Persistence, Data Persistence": compute mode lasts while a GPU is
 //!   initialised, so it ends with the GPU's last client.
@@ -16,8 +16,8 @@
 //!   the time-slice level in a database by UUID (`gpudbSetGpuComputePolicyConfig`). Both settings
 //!   last until the module is unloaded.
 //!
-//! None of this was verified on hardware. The simulator uses the shortest of these lifetimes,
-//! because a program that works with the shortest lifetime also works with longer lifetimes.
+//! This was not verified on hardware. The simulator uses the shortest of these lifetimes: a program
+//! that works with it also works with the longer ones.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,7 +59,7 @@ impl Timeslice {
 }
 
 impl Gpu {
-    /// Resets the settings to the values that a newly initialised GPU has.
+    /// Sets compute mode and time-slice level to the values of a newly initialised GPU.
     pub(super) fn forget_settings(&mut self) {
         self.compute_mode = 0;
         self.timeslice = Timeslice::Default;
@@ -67,8 +67,8 @@ impl Gpu {
 }
 
 impl Machine {
-    /// Sets the compute mode by NVML's number. A GPU in use accepts the change and keeps its
-    /// contexts, because the driver checks the compute mode only when a context is created.
+    /// Sets the compute mode by NVML's number. If the GPU is in use, the call succeeds and the
+    /// contexts stay, because the driver checks the compute mode only when a context is created.
     ///
     /// # Errors
     /// - `NotSupported` with MIG on, for every mode. Source:
@@ -110,7 +110,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Resets the settings of idle GPUs without persistence mode, if the driver has no client.
+    /// If the driver has no client, resets the settings of all GPUs without persistence mode.
     pub(super) fn put_down_idle(&mut self) {
         if self.state.clients.is_empty() {
             let idle = |at: &&mut Gpu| !at.persistence && at.processes.is_empty();

@@ -1,15 +1,15 @@
 //! UUIDs of GPUs and MIG devices.
 //!
-//! The UUIDs are deterministic: equal descriptions give equal GPUs. As with real drivers since
-//! R470, an instance that is created again in the same slot is the same MIG device. Therefore a
-//! UUID does not distinguish generations.
+//! The UUIDs are deterministic: equal descriptions give equal UUIDs. If an instance is destroyed
+//! and created again in the same slot, it is the same MIG device, as with real drivers since R470.
+//! So a UUID does not distinguish generations.
 
 use uuid::Uuid;
 
 /// Namespace of all simulated UUIDs.
 const NAMESPACE: Uuid = Uuid::from_u128(0x6770_7573_682d_4d49_b16e_5369_6c69_636f);
 
-/// Returns the `GPU-<uuid>` of a GPU, derived from the host's seed, the GPU's index and the model.
+/// Returns the `GPU-<uuid>` of a GPU. It depends on the host's seed, the GPU's index and the model.
 #[must_use]
 pub fn of_gpu(seed: u64, index: u32, model: &str) -> String {
     format!("GPU-{}", Uuid::new_v5(&NAMESPACE, format!("{seed}/{index}/{model}").as_bytes()))
@@ -21,8 +21,8 @@ pub fn of_mig_device(gpu: &str, gpu_instance: u32, compute_instance: u32) -> Str
     format!("MIG-{}", Uuid::new_v5(&NAMESPACE, format!("{gpu}/{gpu_instance}/{compute_instance}").as_bytes()))
 }
 
-/// Returns a boot id in the form of `/proc/sys/kernel/random/boot_id`. `entropy` distinguishes
-/// boots.
+/// Returns a boot id in the form of `/proc/sys/kernel/random/boot_id`. Each boot must pass another
+/// `entropy`.
 #[must_use]
 pub fn of_boot(entropy: &str) -> String {
     Uuid::new_v5(&NAMESPACE, entropy.as_bytes()).to_string()

@@ -1,9 +1,9 @@
-//! Invariants that hold in every state of every machine. The checks use only the geometry data, and
-//! no code of the rules under test.
+//! Conditions that hold in every state of a simulated host. The checks use only the geometry data,
+//! and no code of the rules that they check.
 
 use silicon::Machine;
 
-/// Panics with a reason if the state is impossible. Returns the number of checked instances.
+/// Panics if the state is impossible. Returns the number of instances that it has checked.
 pub(crate) fn check(machine: &Machine) -> usize {
     let mut looked = 0;
     let mut generations = std::collections::BTreeSet::new();
