@@ -1,9 +1,9 @@
-//! Parser for the output of nvidia-smi, with which `tests/gpu` compares the driver layer.
+//! A parser for the output of nvidia-smi. `tests/gpu` compares the driver layer with this output.
 
 use std::collections::BTreeMap;
 
-/// A GPU in the output of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, in the order of
-/// [`QUERY`].
+/// A GPU in the output of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`. The columns are
+/// those of [`QUERY`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
     /// Index.
@@ -16,7 +16,7 @@ pub struct Gpu {
     pub name: String,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Current MIG mode; `None` for a GPU without MIG.
+    /// Current MIG mode. `None` means that the GPU does not support MIG.
     pub mig: Option<bool>,
     /// MIG mode after the next reset.
     pub pending: Option<bool>,
@@ -41,7 +41,7 @@ fn gpu(line: &str) -> Option<Gpu> {
     Some(Gpu {
         index: index.parse().ok()?,
         uuid: uuid.to_owned(),
-        // nvidia-smi writes the domain with eight digits.
+        // nvidia-smi writes the domain with eight digits, and gpush with four.
         pci: pci.get(pci.len().checked_sub(12)?..)?.to_lowercase(),
         name: name.to_owned(),
         memory_mib: memory.parse().ok()?,
@@ -127,8 +127,8 @@ fn placement(line: &str) -> Option<Placements> {
     Some(((gpu, id), (starts.ok()?, size.trim().parse().ok()?)))
 }
 
-/// Returns the GPU instances of `nvidia-smi mig -lgi`: GPU, name, profile id, instance id, start,
-/// size.
+/// Returns the GPU instances of `nvidia-smi mig -lgi`. The fields are GPU, name, profile id,
+/// instance id, start and size.
 #[must_use]
 pub fn gpu_instances(text: &str) -> Vec<(u32, String, u32, u32, u8, u8)> {
     rows(text)

@@ -1,8 +1,8 @@
-//! strace in tests, which shows system calls or makes them fail.
+//! strace in tests. It shows system calls, or makes them fail.
 
 use std::process::Command;
 
-/// Returns whether strace works here. If not, prints that `what` is skipped.
+/// Returns whether strace works on this machine. If not, prints that the test `what` is skipped.
 #[must_use]
 pub fn works(what: &str) -> bool {
     let traced = Command::new("strace").args(["-o", "/dev/null", "true"]).output();

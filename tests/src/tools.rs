@@ -7,7 +7,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Returns the path of a file in the directory that an environment variable names, or in a
+/// Returns the path of a file. Its directory is the value of an environment variable, or a
 /// directory of `target/` if the variable is not set.
 fn below(variable: &str, directory: &str, file: &str) -> Option<PathBuf> {
     let directory =

@@ -361,7 +361,7 @@ impl Machine {
         self.sh(&format!("journalctl --follow --lines=all --output=cat {matches} | grep -m1 -F -- '{says}'"))
     }
 
-    /// Polls until a condition in the machine is true. For conditions for which no event exists.
+    /// Polls until a condition in the machine is true. Use it if no event reports the condition.
     ///
     /// # Panics
     /// If the condition does not become true in time.
@@ -376,7 +376,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // The machine is killed, not shut down, because its files are only in memory. When init
+        // Kill the machine without a shutdown, because its files are only in memory. When init
         // ends, the kernel ends all processes of the machine, and systemd-nspawn cleans up.
         if self.init.as_raw() > 1 {
             let _ = kill(self.init, Signal::SIGKILL);
@@ -403,7 +403,7 @@ fn able() -> Result<(), String> {
             return Err(format!("{program} is not installed (Debian's package {package})"));
         }
     }
-    // Root in a container may lack the permission to mount. Then machines cannot run.
+    // Root in a container may not have the permission to mount. In this case, machines cannot run.
     let mounts = Command::new("unshare").args(["--mount", "true"]).output();
     if !mounts.is_ok_and(|output| output.status.success()) {
         return Err("no mount namespace can be had here".to_owned());
@@ -415,8 +415,8 @@ fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("gpush-machine-").tempdir().expect("a temporary directory")
 }
 
-/// Returns a command that runs its arguments as `systemd-nspawn` with the root file system below
-/// `scratch/merged`. Only this command sees the mount, which ends with it.
+/// Returns a command that runs its arguments as `systemd-nspawn`, with the root file system below
+/// `scratch/merged`. Only this command sees the mount. The mount ends with the command.
 fn with_overlay(root: &Path, scratch: &Path) -> Command {
     let directories = ["upper", "work", "merged"].map(|name| scratch.join(name));
     directories.iter().for_each(|directory| std::fs::create_dir_all(directory).expect("a directory"));

@@ -1,10 +1,10 @@
 //! The root file system of the machines: a small Debian with systemd, created once.
 //!
 //! The packages come from the Debian sources in this host's package lists. Most machines have the
-//! release of this host, so that programs built here also run in the machine. Two root file systems
-//! always have the same release: Debian 13 with Slurm 24.11, and Debian 11, the oldest supported one.
-//! The file systems are stored below the target directory, and are created again if the recipe
-//! changes. Machines never write to them.
+//! Debian release of this host, so that programs that were built here also run in them. There are
+//! two other root file systems: Debian 13 with Slurm 24.11, and Debian 11, the oldest supported
+//! release. The root file systems are stored below the target directory. They are created again if
+//! the recipe changes. Machines never write to them.
 
 use std::{
     fs,
@@ -22,14 +22,15 @@ use crate::host::program;
 /// Packages of every machine, in addition to the minimal Debian.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,procps";
 
-/// Packages of the machine with the release of this host: tests install .rpm files there.
+/// Packages of the machine with the Debian release of this host. `rpm` is there because tests
+/// install .rpm files.
 const OF_HOST: &str = "rpm";
 
 /// Packages of the machine with Debian 13, which has Slurm 24.11.
 const SLURM: &str = "slurmd,slurmctld,slurm-client,munge";
 
-/// Returns the directory of the root file system. The first call creates it. If the creation fails,
-/// every caller gets the error.
+/// Returns the directory of the root file system. The first call creates it. If that fails, every
+/// caller gets the error.
 pub(super) fn root(debian: Debian) -> Result<&'static Path, String> {
     static ROOTS: [OnceLock<Result<PathBuf, String>>; 3] = [const { OnceLock::new() }; 3];
     let make = || match debian {
@@ -50,8 +51,8 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     if sources.is_empty() {
         return Err(format!("apt has no source of Debian's {release} here"));
     }
-    // The package archive of this host also has the packages of the requested release. So only the
-    // name of the release changes in the lists of sources.
+    // The package archive of this host also has the packages of the wanted release. So change only
+    // the name of the release in the lists of sources.
     sources.iter_mut().for_each(|(_, text)| *text = text.replace(&release, wanted_release));
     let release = wanted_release;
     let wanted = format!("{release} {packages}\n");
@@ -64,8 +65,8 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
         return Ok(root);
     }
     let begun = Instant::now();
-    // Remove the recipe file first: without that file, the next run treats an incomplete directory
-    // as not finished.
+    // Remove the recipe file first. If this run does not finish, the next run then creates the
+    // directory again.
     let _ = fs::remove_file(&note);
     if root.exists() {
         fs::remove_dir_all(&root).map_err(why)?;
@@ -78,9 +79,9 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     let output = Command::new("mmdebstrap")
         .args(["--quiet", "--mode=root", "--variant=minbase"])
         .arg(format!("--include={packages}"))
-        // Empty the machine id: each boot generates its own.
+        // Empty the file with the machine id, so that each boot generates an id.
         .arg("--customize-hook=: > \"$1/etc/machine-id\"")
-        // Disable the daemons of Slurm, which have no config until a test writes it.
+        // Disable the daemons of Slurm, because they have no config until a test writes it.
         .arg("--customize-hook=rm -f \"$1\"/etc/systemd/system/multi-user.target.wants/slurm*")
         .arg(release)
         .arg(&root)
@@ -97,7 +98,7 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     Ok(root)
 }
 
-/// Returns the code name of this host's release.
+/// Returns the code name of the Debian release of this host.
 fn release() -> Result<String, String> {
     let text = fs::read_to_string("/etc/os-release").map_err(|error| format!("/etc/os-release: {error}"))?;
     let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));

@@ -13,7 +13,8 @@ use crate::{
     host::{Host, program},
 };
 
-/// A CUDA program that does nothing. It runs from [`Client::start`] until this value is dropped.
+/// A simulated CUDA program that computes nothing. It runs from [`Client::start`] until this value
+/// is dropped.
 #[derive(Debug)]
 pub struct Client {
     child: Child,
@@ -24,8 +25,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a program with this environment in addition to the host's, and waits for its first
-    /// line.
+    /// Starts a program with this environment in addition to that of the host, and waits for its
+    /// first line.
     ///
     /// # Panics
     /// If the program cannot be started.
@@ -36,8 +37,8 @@ impl Client {
         client
     }
 
-    /// Starts a program without waiting for a line, because the program may first wait for a
-    /// server. With `uid`, the program runs as that user.
+    /// Starts a program, and does not wait for its first line, because the program may have to wait
+    /// for a server. With `uid`, the program runs as that user.
     ///
     /// # Panics
     /// If the program cannot be started.
@@ -100,7 +101,7 @@ impl Client {
     /// If the program cannot be waited for.
     pub fn end(mut self) {
         if let Some(mut stdin) = self.stdin.take() {
-            // The program may have ended already.
+            // Ignore an error: the program may have ended already.
             let _ = stdin.write_all(b"end\n");
         }
         self.child.wait().expect("a child can be waited for");

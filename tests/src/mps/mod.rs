@@ -1,7 +1,7 @@
-//! MPS daemons on a simulated host, as gpushd reports them and as the kernel reports them.
+//! MPS daemons on a simulated host: as gpushd reports them, and as `/proc` shows them.
 //!
-//! Tests do not rely on gpushd alone to find daemons. The environment of a control daemon, and of
-//! each process that the daemon started, names the daemon's pipe directory.
+//! Tests also find daemons without gpushd. The environment of a control daemon, and of each process
+//! that it has started, names its pipe directory.
 
 mod client;
 mod served;
@@ -31,7 +31,7 @@ use crate::{
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Returns a daemon by any of its names, after gpushd has polled it.
+/// Returns a daemon by any of its names. gpushd polls the daemon for this answer.
 ///
 /// # Panics
 /// If the daemon does not exist.
@@ -42,8 +42,8 @@ pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     serde_json::from_value(answer.json()).expect("a daemon")
 }
 
-/// Returns all daemons as of gpushd's last poll. Returns an empty list while gpushd starts the
-/// driver.
+/// Returns all daemons as gpushd saw them at its last poll. While gpushd starts the driver, the
+/// list is empty.
 ///
 /// # Panics
 /// If the request fails.
@@ -81,7 +81,7 @@ pub fn becomes(agent: &Agent, target: &str, what: &str, is: impl Fn(&MpsDaemon) 
             other => last = other.or(last),
         }
         assert!(Instant::now() < until, "{target} is not {what}: {last:#?}\n{}", agent.log());
-        // Requests without a pause would use up gpushd's CPU time.
+        // Pause, because requests without a pause would use up gpushd's processor time.
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
@@ -113,8 +113,7 @@ pub fn lease(agent: &Agent, target: &str, body: &Value) -> Result<LeaseGrant, Ap
 /// # Errors
 /// The API error, if gpushd refuses the request.
 ///
-/// # Panics
-/// If the response is neither a lease nor an error.
+/// If the answer is neither a lease nor an error.
 pub fn lease_for(agent: &Agent, uid: u32, target: &str, body: &Value) -> Result<LeaseGrant, ApiError> {
     let mut body = body.clone();
     body["holder_uid"] = uid.into();
@@ -167,8 +166,7 @@ pub fn lease_becomes(agent: &Agent, id: LeaseId, state: LeaseState) -> Lease {
     lease_now(agent, id)
 }
 
-/// Releases all leases of a target, because gpushd does not stop a daemon with leases unless
-/// `force` is given.
+/// Releases all leases of a target. Without `force`, gpushd does not stop a daemon with leases.
 ///
 /// # Panics
 /// If a lease cannot be released.
@@ -216,8 +214,8 @@ pub fn clear_faults(host: &Host) {
     host.sim("mps", &["fault", "clear"]);
 }
 
-/// Creates a directory with NVIDIA's own control daemon and a simulated server, which needs no GPU.
-/// If NVIDIA's daemon is not installed, prints a line and returns `None`.
+/// Creates a directory with NVIDIA's own control daemon and the simulated server, which needs no
+/// GPU. If NVIDIA's daemon is not installed, prints a line and returns `None`.
 ///
 /// # Panics
 /// If the directory cannot be created.
@@ -228,8 +226,8 @@ pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
         println!("SKIPPED {what}: {CONTROL} is not installed (Debian's package nvidia-cuda-mps)");
         return None;
     }
-    // A directory next to the host's `bin`, because the simulated server finds its host through its
-    // own path.
+    // The simulated server finds its host through its own path, so the directory must be next to
+    // the host's `bin`.
     let dir = host.dir().join("real");
     fs::create_dir_all(&dir).expect("a directory");
     symlink(real, dir.join(CONTROL)).expect("a link");
@@ -244,7 +242,7 @@ pub struct Part {
     pub pid: i32,
     /// Role of the process.
     pub role: Role,
-    /// Pipe directory that the environment names.
+    /// The pipe directory in the environment of the process.
     pub pipe: PathBuf,
 }
 
@@ -255,12 +253,12 @@ pub enum Role {
     Control,
     /// A server of a control daemon.
     Server,
-    /// Anything else, such as a client.
+    /// Any other process, such as a client.
     Other,
 }
 
-/// Returns the running processes whose environment names a pipe directory below `base`, read from
-/// `/proc`.
+/// Reads `/proc`. Returns the running processes whose environment names a pipe directory below
+/// `base`.
 ///
 /// # Panics
 /// If `/proc` cannot be read.
@@ -269,7 +267,7 @@ pub fn parts(base: &Path) -> Vec<Part> {
     let mut parts = Vec::new();
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // The environment of a zombie is empty, so zombies are skipped.
+        // A zombie has no environment, so it is left out.
         let Ok(environment) = fs::read(entry.path().join("environ")) else { continue };
         let named =
             environment.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(b"CUDA_MPS_PIPE_DIRECTORY="));
@@ -308,8 +306,8 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Returns whether a user other than the owner has access to a directory. The directory has an
-/// access list, so the group bits of its mode are the mask of that list.
+/// Returns whether a user other than the owner has access to a directory. Only the group bits of
+/// the mode show this: they are the mask of the access list.
 #[must_use]
 pub fn is_open(dir: &Path) -> bool {
     fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o070 != 0)

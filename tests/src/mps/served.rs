@@ -1,4 +1,4 @@
-//! A gpushd whose MPS daemon is ready, with a lease: the initial state for tests of faults.
+//! A gpushd with a ready MPS daemon and a lease. Tests of faults start with it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +13,15 @@ use crate::{
 
 /// A gpushd whose daemon is ready, and the environment of a lease on that daemon.
 pub struct Served {
-    // The first field, so that it is dropped before the host: gpushd would restart the daemons that
-    // the host ends.
+    // This must be the first field, so that it is dropped before the host. Otherwise gpushd would
+    // restart the daemons that the host ends.
     /// The running gpushd.
     pub agent: Agent,
     /// The host.
     pub host: Host,
-    /// The daemon's target, which is also the name of the target's directory.
+    /// The target of the daemon. The target's directory has the same name.
     pub target: String,
-    /// The environment variables for clients of the lease.
+    /// The environment variables of the lease, for clients.
     pub environment: Vec<(String, String)>,
     /// The pid of the first daemon.
     pub pid: i32,
@@ -45,8 +45,8 @@ impl Served {
         Self::on(Host::up(Self::HOST), None)
     }
 
-    /// Starts gpushd with [`Self::CONFIG`] on a host. If given, `programs` is a directory of MPS
-    /// programs that replaces the host's directory.
+    /// Starts gpushd with [`Self::CONFIG`] on a host. `programs` is a directory with the MPS
+    /// programs. If it is not given, gpushd uses those of the host.
     ///
     /// # Panics
     /// If the daemon is not ready in time.
@@ -76,8 +76,7 @@ impl Served {
         self.agent = start(&self.host, &self.config, self.programs.as_deref());
     }
 
-    /// Starts a client of the lease, and waits until a server serves the client and gpushd lists
-    /// the client.
+    /// Starts a client of the lease. Waits until a server serves it and gpushd lists it.
     ///
     /// # Panics
     /// If the client is not served.
@@ -91,7 +90,7 @@ impl Served {
         client
     }
 
-    /// Waits until a daemon other than the first one is ready and is the only daemon.
+    /// Waits until another daemon than the first one is ready, and is the only daemon.
     ///
     /// # Panics
     /// If no other daemon is ready in time.

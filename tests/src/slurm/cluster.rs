@@ -22,7 +22,7 @@ use crate::agent::PATIENCE;
 pub struct Cluster {
     controller: Child,
     nodes: Vec<Child>,
-    /// Program that starts each slurmd, and the program's arguments.
+    /// A program, with its arguments, that starts each slurmd.
     through: Vec<String>,
     _munge: Munge,
     dir: tempfile::TempDir,
@@ -101,7 +101,7 @@ impl Cluster {
         self.run("sinfo", &["-h", "-R", "-o", "%E"]).lines().map(str::to_owned).collect()
     }
 
-    /// Checks that no node was drained since the cluster started.
+    /// Checks that no node was drained since the start of the cluster.
     ///
     /// # Panics
     /// If a node is drained, or was drained earlier.
@@ -145,7 +145,7 @@ impl Cluster {
         self.nodes[node] = self.slurmd(&format!("n{}", node + 1));
     }
 
-    /// Ends slurmctld, and starts it again with its state.
+    /// Ends slurmctld, and starts it again. It keeps its state.
     ///
     /// # Panics
     /// If slurmctld does not end.
@@ -189,8 +189,8 @@ impl Cluster {
         names.iter().map(end).collect()
     }
 
-    /// Returns the processes whose environment names this cluster's slurm.conf: daemons, stepds,
-    /// jobs.
+    /// Returns the processes whose environment names the slurm.conf of this cluster: daemons,
+    /// slurmstepds and jobs.
     fn processes(&self) -> Vec<Pid> {
         let wanted = format!("SLURM_CONF={}", self.slurm_conf().display());
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -206,7 +206,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // SIGKILL, because no other signal ends a slurmd that was stopped with SIGSTOP.
+        // Use SIGKILL, because no other signal ends a slurmd that was stopped with SIGSTOP.
         for pid in self.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }
@@ -214,7 +214,7 @@ impl Drop for Cluster {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        // Kill the processes that a daemon started in the meantime.
+        // Kill also the processes that a daemon has started since the first loop.
         for pid in self.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }
@@ -229,7 +229,7 @@ pub(super) fn describe(output: &Output) -> String {
 
 fn command(dir: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
-    // Clear the environment of the test, because sbatch passes its environment to the job.
+    // Clear the environment: sbatch would pass the environment of the test to the job.
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", "/").env("LC_ALL", "C.UTF-8");
     command.env("SLURM_CONF", dir.join("slurm.conf")).stdin(Stdio::null());
     command

@@ -16,7 +16,7 @@ pub(super) fn write(setup: &Setup) {
     for name in ["state", "spool", "log", "run"] {
         fs::create_dir(dir.join(name)).expect("a directory");
     }
-    // The directory for the output of jobs. Each user writes files there.
+    // The directory for the output of jobs. Every user may write files there.
     let out = dir.join("out");
     fs::create_dir(&out).expect("a directory");
     fs::set_permissions(&out, fs::Permissions::from_mode(0o1777)).expect("a directory for all");
@@ -35,16 +35,15 @@ fn put(dir: &Path, name: &str, text: &str) {
     fs::write(dir.join(name), text).expect("a file can be written");
 }
 
-/// Returns this host's name without its domain. slurmctld compares this name with the name in
-/// slurm.conf.
+/// Returns the name of this host without its domain. slurmctld compares this name with slurm.conf.
 fn host() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").expect("the host has a name");
     name.trim().split('.').next().unwrap_or_default().to_owned()
 }
 
-/// Returns ports that are free now.
+/// Returns ports that are free at present.
 fn free_ports(count: u16) -> Vec<u16> {
-    // All ports are bound at the same time, so that they differ.
+    // Bind all ports at the same time, so that they are different.
     let listeners: Vec<_> =
         (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port")).collect();
     listeners.iter().map(|listener| listener.local_addr().expect("an address").port()).collect()

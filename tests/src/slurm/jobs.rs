@@ -14,7 +14,7 @@ impl fmt::Display for JobId {
     }
 }
 
-/// A job that has ended. The job's Epilog has ended too.
+/// A job that has ended. Its Epilog has also ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// State, such as `COMPLETED`, `FAILED`, `CANCELLED` or `TIMEOUT`.
@@ -55,7 +55,7 @@ impl Cluster {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("sbatch can be started");
         let mut stdin = child.stdin.take().expect("piped");
-        // sbatch may refuse the job before it has read the script.
+        // Ignore an error: sbatch may refuse the job before it has read the script.
         let _ = stdin.write_all(format!("#!/bin/sh\n{script}\n").as_bytes());
         drop(stdin);
         let output = child.wait_with_output().expect("sbatch ends");

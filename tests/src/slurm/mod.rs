@@ -5,9 +5,9 @@
 //!   gres.conf, hooks    │ Drop: cancels jobs, ends the daemons and everything that they started
 //! ```
 //!
-//! Each cluster has its own directory, ports and munge key, so several clusters can run at the same
-//! time. A cluster needs no database, no cgroups and no systemd. The daemons run as root. Jobs run
-//! as two users that exist on every Debian.
+//! Each cluster has a separate directory, separate ports and a separate munge key, so several
+//! clusters can run at the same time. A cluster needs no database, no cgroups and no systemd. The
+//! daemons run as root. Jobs run as two users that exist on every Debian.
 
 mod cluster;
 mod files;
@@ -50,7 +50,7 @@ pub fn hook(verb: &str, arguments: &[(&str, &Path)]) -> String {
     format!("exec '{}' slurm {verb}{arguments}\n", program("gpushctl").display())
 }
 
-/// Returns the reason why this machine cannot run the tests' Slurm, or `None`.
+/// Returns why this machine cannot run the tests' Slurm, or `None` if it can.
 fn obstacle() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("only root can run its daemons".to_owned());

@@ -27,7 +27,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Prepares a cluster. If this machine cannot run a cluster, reports a skipped test and returns
+    /// Prepares a cluster. If this machine cannot run one, reports a skipped test and returns
     /// `None`.
     ///
     /// # Panics
@@ -42,8 +42,8 @@ impl Setup {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
         let devices = dir.path().join("dev");
         fs::create_dir(&devices).expect("a directory");
-        // slurmd assigns an index only to a character device. slurmd does not open the device
-        // unless ConstrainDevices is set.
+        // slurmd gives an index only to a character device. It opens the device only with
+        // ConstrainDevices.
         for minor in 0..8 {
             let path = devices.join(format!("nvidia{minor}"));
             let (kind, mode) = (SFlag::S_IFCHR, Mode::from_bits_truncate(0o666));
@@ -79,7 +79,7 @@ impl Setup {
         self.dir().join("dev")
     }
 
-    /// Returns the path of slurm.conf, which exists once the cluster runs.
+    /// Returns the path of slurm.conf. The file exists when the cluster runs.
     #[must_use]
     pub fn slurm_conf(&self) -> PathBuf {
         self.dir().join("slurm.conf")
@@ -92,14 +92,15 @@ impl Setup {
         self
     }
 
-    /// Sets the `Gres=` of all nodes in a line `NodeName=DEFAULT` of a file that slurm.conf includes.
+    /// Writes the `Gres=` of all nodes as a line `NodeName=DEFAULT` into a file that slurm.conf
+    /// includes.
     #[must_use]
     pub fn gres_by_default(mut self) -> Self {
         self.gres_by_default = true;
         self
     }
 
-    /// Sets the lines of `fake_gpus.conf`: slurmd behaves as if NVML had found these devices.
+    /// Sets the lines of `fake_gpus.conf`. slurmd behaves as if NVML had found these devices.
     #[must_use]
     pub fn fake_gpus(mut self, lines: &str) -> Self {
         self.fake_gpus = Some(lines.to_owned());
@@ -113,8 +114,8 @@ impl Setup {
         self
     }
 
-    /// Starts each slurmd through another program, whose last arguments are slurmd and its
-    /// arguments.
+    /// Starts each slurmd through another program. The last arguments of this program are slurmd
+    /// and its arguments.
     #[must_use]
     pub fn through(mut self, program: &[String]) -> Self {
         self.through = program.to_vec();

@@ -11,7 +11,7 @@ use crate::{agent::Agent, host::Host};
 /// A cluster of one node, the simulated host, and the host's gpushd.
 #[derive(Debug)]
 pub struct Site {
-    // The order of the fields is the order of drops: jobs end before gpushd, and gpushd before its
+    // The fields are dropped in this order: jobs end before gpushd, and gpushd ends before its
     // host.
     /// The cluster.
     pub cluster: Cluster,
@@ -23,15 +23,15 @@ pub struct Site {
 }
 
 impl Site {
-    /// Starts gpushd with this config on a host, and a cluster with the hooks of gpush. `change`
-    /// may change the settings of the cluster. A hook that `change` adds replaces the hook of
-    /// gpush. If this machine cannot run a cluster, reports a skipped test and returns `None`.
+    /// Starts gpushd with this config on a host, and a cluster with gpush's hooks. `change` may
+    /// change the settings of the cluster. If it adds a hook, this hook replaces gpush's hook. If
+    /// this machine cannot run a cluster, reports a skipped test and returns `None`.
     #[must_use]
     pub fn start(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
         Self::start_with(host, config, Agent::start, change)
     }
 
-    /// As [`Site::start`], but other users can also connect to the socket.
+    /// Does the same as [`Site::start`], but other users can also connect to gpushd's socket.
     #[must_use]
     pub fn start_public(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
         Self::start_with(host, config, Agent::start_public, change)
@@ -81,7 +81,7 @@ impl Site {
         self.cluster.dir().join("jobs")
     }
 
-    /// Returns the names in the directory of the files of jobs, except the files that the hooks
+    /// Returns the names of the files of jobs. Leaves out files in this directory that the hooks
     /// keep for all jobs.
     #[must_use]
     pub fn job_files(&self) -> Vec<String> {
@@ -101,7 +101,7 @@ impl Site {
     }
 }
 
-/// Returns the body of a hook script that runs `gpushctl slurm VERB` against the gpushd of a host.
+/// Returns the body of a hook script: it runs `gpushctl slurm VERB` with the gpushd of a host.
 /// `dir` is the directory of the cluster.
 #[must_use]
 pub fn script(host: &Host, dir: &Path, verb: &str) -> String {

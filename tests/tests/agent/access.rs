@@ -1,5 +1,5 @@
-//! Permissions and redaction by socket peer credentials: the same requests, sent by different
-//! users.
+//! Permissions and hidden fields: different users send the same requests, and gpushd identifies
+//! them by their socket peer credentials.
 
 use std::{
     io::Write,
@@ -18,8 +18,7 @@ use serde_json::{Value, json};
 /// The uid of `nobody`, who is in none of the agent's groups.
 const NOBODY: u32 = 65534;
 
-/// Returns whether the test can send requests as another user on this machine. If not, prints the
-/// reason.
+/// Returns whether the test can send requests as another user. If not, prints the reason.
 fn can_be_somebody_else() -> bool {
     let curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status();
     if !geteuid().is_root() {
@@ -39,8 +38,8 @@ fn ask_as(uid: u32, gid: u32, agent: &Agent, method: &str, path: &str, body: Opt
     ask_with(command, agent, method, path, body).unwrap_or_else(|why| panic!("curl: {why}"))
 }
 
-/// Sends a request with `command`, which ends with `curl`. If the command fails, returns its output
-/// as the error.
+/// Sends a request with `command`, whose last word is `curl`. If the command fails, returns its
+/// output as the error.
 fn ask_with(
     mut command: Command,
     agent: &Agent,
@@ -83,12 +82,14 @@ fn unprivileged_user_can_read_and_plan_but_not_change() {
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus", None).status, 200);
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted)).status, 200);
     assert_eq!((truth(&host, 0), host.trace()), (before, Vec::new()));
-    // The API shows the user who requested an operation, but hides the pid of that user's process.
+    // The API shows which user requested an operation, but hides the pid of the process that
+    // requested it.
     let operations = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/operations", None).json();
     assert_eq!((&operations[0]["by"]["uid"], &operations[0]["by"]["pid"]), (&json!(0), &Value::Null));
 }
 
-/// Fault: root of a container that could access the socket counted as an administrator.
+/// Fault: if a container could connect to the socket, root of the container counted as an
+/// administrator.
 #[test]
 fn root_in_another_pid_or_user_namespace_is_denied() {
     if !can_be_somebody_else() {
@@ -148,7 +149,7 @@ fn other_users_processes_are_redacted() {
     let agent = Agent::start_public(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb@0"]).state, OperationState::Done);
     let (large, small) = (gi_at(&host, 0, 4), gi_at(&host, 0, 0));
-    // Root has a process in one instance, and `nobody` has a process in the other instance.
+    // Root has a process in one instance. `nobody` has a process in the other instance.
     let roots = host.process(&format!("--gpu 0 --gi {large} --ci 0 --memory 700"));
     let mut own = Command::new("sleep");
     let mut own = own.arg("987654").uid(NOBODY).gid(NOBODY).current_dir("/").spawn().expect("sleep can be started");
@@ -165,7 +166,8 @@ fn other_users_processes_are_redacted() {
     assert_eq!(mine["command"], "sleep 987654");
     assert_eq!(other, &json!({"kind": "compute", "memory_mib": 700}), "of others only that they are there");
 
-    // The error of a refused plan hides processes of other users too, in every field and sentence.
+    // If gpushd refuses a plan, the error must hide processes of other users, in every field and
+    // sentence.
     let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     let plan = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted));
     let text = String::from_utf8(plan.body.clone()).unwrap();
@@ -182,8 +184,8 @@ fn other_users_processes_are_redacted() {
     let _ = own.wait();
 }
 
-/// The owner of a process chooses its command line. The API escapes every part of the command line
-/// that could deceive a reader.
+/// The owner of a process chooses its command line. So the API must escape every part of it that
+/// could deceive a reader.
 #[test]
 fn command_line_is_escaped_for_the_terminal() {
     let host = Host::up("a30x4");
@@ -215,15 +217,16 @@ fn one_user_cannot_use_all_connections() {
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
     let agent = Agent::start_public(&host, "");
     let mut operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
-    // Wait until the operation hangs. After that, nothing changes, so a long poll does not return.
+    // Wait until the operation hangs. After that, the operation does not change, so a long poll
+    // does not return.
     while operation.progress[0].doing.is_none() {
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
         operation = serde_json::from_value(agent.get(&path).json()).unwrap();
     }
     let poll = format!("http://gpush/v1/operations/op-1?after={}&wait_ms=60000", operation.revision);
-    // One curl opens as many long polls as the limit allows. Then another curl sends one more
-    // request. A request of this test may use a connection before the first curl has opened all its
-    // long polls, so the first curl retries.
+    // One curl opens as many long polls as the limit allows, and then another curl sends one more
+    // request. The first curl retries, because a request of this test may use a connection at the
+    // same moment.
     let mut held = Command::new("curl");
     held.uid(NOBODY).gid(NOBODY).current_dir("/").env("HOME", "/");
     held.args(["--silent", "--parallel", "--parallel-immediate", "--parallel-max", "40"]);
@@ -244,7 +247,7 @@ fn one_user_cannot_use_all_connections() {
     };
     assert_eq!(refused.status, 503);
     assert!(refused.error().message.contains("uid 65534 has 32 connections"), "{:?}", refused.error());
-    // The limit does not apply to root.
+    // Root is not limited.
     assert_eq!(agent.get("/v1/version").status, 200);
     let _ = held.kill();
     let _ = held.wait();

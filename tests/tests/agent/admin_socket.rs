@@ -1,4 +1,4 @@
-//! The admin socket: root and hooks can connect to it, even if the user socket is overloaded.
+//! The admin socket: root and hooks can connect to it even if the other socket is overloaded.
 
 use std::{
     io::{Read, Write},
@@ -19,21 +19,21 @@ use nix::{
     unistd::geteuid,
 };
 
-/// Number of connections that overload the user socket.
+/// Number of connections that overload the socket for all users.
 const CROWD: usize = 1000;
 
-/// Starts an agent whose sockets have the default paths of an ordinary user.
+/// Starts an agent whose sockets have the default paths for a user other than root.
 fn users_own(host: &Host) -> (Agent, std::path::PathBuf) {
     let runtime = host.scratch("runtime");
     let socket = runtime.join("gpush/gpushd.sock");
     (Setup::on(host).socket(socket).admin_beside().start(), runtime)
 }
 
-/// Opens a connection, sends a request, and keeps the connection open. Returns the connection and
-/// the status of the response, or 0 if no response arrived.
+/// Opens a connection, sends a request, and keeps the connection open. Returns the connection, and
+/// the status of the response (0 without a response).
 fn hold(agent: &Agent) -> (UnixStream, u16) {
     let mut stream = agent.connect();
-    // gpushd may refuse and close the connection before it has read the request.
+    // Ignore an error: gpushd may close the connection before it has read the request.
     let _ = stream.write_all(b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\n");
     let mut head = [0; 12];
     let status = match stream.read_exact(&mut head) {
@@ -51,12 +51,12 @@ fn overloaded_user_socket_does_not_block_root() {
         println!("skipped: a process may open {hard} files here, {needed} are needed");
         return;
     }
-    // The limit of open files applies to all tests in this program and to the programs that they
-    // start. Therefore the test raises the limit only as far as necessary.
+    // The limit of open files applies to all tests in this program, and to the programs that they
+    // start. So raise it only as far as necessary.
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(needed), hard).unwrap();
     let host = Host::up("a30x4");
     let (agent, runtime) = users_own(&host);
-    // gpushd gives the test's own uid the largest share of the connections. If that uid cannot
+    // gpushd gives the test's own uid the largest share of the connections. If this uid cannot
     // block root, no other user can.
     let crowd: Vec<(UnixStream, u16)> = (0..CROWD).map(|_| hold(&agent)).collect();
     let with = |status: u16| crowd.iter().filter(|(_, found)| *found == status).count();
@@ -128,8 +128,8 @@ fn systemd_passes_both_sockets_by_name() {
     let host = Host::up("a30x4");
     let (public, admin) = (host.scratch("handed.sock"), host.scratch("handed-admin.sock"));
     let listeners = [UnixListener::bind(&admin).unwrap(), UnixListener::bind(&public).unwrap()];
-    // The test does what systemd does: it passes the sockets as descriptors 3 and 4, in either
-    // order, with their names.
+    // The test does what systemd does: it passes the sockets as descriptors 3 and 4 with their
+    // names, in either order.
     let script = "exec 3<&0 4<&2 </dev/null 2>/dev/null; \
                   export LISTEN_FDS=2 LISTEN_PID=$$ LISTEN_FDNAMES=admin:gpushd.socket; exec \"$@\"";
     let [first, second] = listeners;

@@ -12,14 +12,15 @@ use std::{
 use gpush_api::MpsState;
 use gpush_tests::{agent::Agent, host::Host, mps::reaches};
 
-/// Minimum number of requests for each API operation. All operations together get more than 2,000
-/// requests.
+/// Minimum number of requests for each operation of the API. All operations together get more than
+/// 2,000 requests.
 const EXAMPLES: usize = 70;
 
 /// Minimum total number of requests.
 const CASES: u64 = 2000;
 
-/// A config that has the objects of the description's examples: GPU 0 and its MPS target.
+/// A config with the objects that the examples of the API description name: GPU 0 and its MPS
+/// target.
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n
     [[gpu]]\nmatch = [\"1\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n";
 
@@ -36,7 +37,7 @@ fn schemathesis() -> Option<PathBuf> {
     Some(program)
 }
 
-/// Forwards TCP connections to a Unix socket, because schemathesis supports HTTP only over TCP.
+/// Forwards TCP connections to a Unix socket, because schemathesis uses HTTP only over TCP.
 fn forward(socket: PathBuf) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -73,10 +74,10 @@ fn two_thousand_generated_requests_match_the_description() {
         .arg(format!("{url}/v1/openapi.json"))
         .args(["--url", &url, "--seed", "20261122", "--max-examples", &EXAMPLES.to_string()])
         .args(["--checks", "all", "--phases", "examples,coverage,fuzzing", "--no-color"])
-        // The schema accepts any string as the name of a GPU or a layout. gpushd then checks
-        // whether that object exists.
+        // The schema permits any string as the name of a GPU or a layout, but gpushd refuses the
+        // name of an object that does not exist. So leave out this check.
         .args(["--exclude-checks", "positive_data_acceptance"])
-        // The response of this path never ends.
+        // Leave out this path, because its response never ends.
         .args(["--exclude-path", "/v1/events"])
         .args(["--request-timeout", "30", "--generation-database", "none"])
         .current_dir(host.scratch("."))

@@ -1,5 +1,5 @@
-//! A system clock that is set back, or that was wrong earlier. libfaketime changes the clock for
-//! gpushd only.
+//! The system clock is set back, or was wrong earlier. libfaketime changes the clock only for
+//! gpushd.
 
 use std::{fs, path::PathBuf};
 
@@ -15,8 +15,8 @@ use crate::leases::request;
 
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n";
 
-/// Returns the path of the library from Debian's package `faketime`. If the package is not
-/// installed, prints that `what` is skipped and returns `None`.
+/// Returns the path of libfaketime (Debian's package `faketime`). If it is not installed, prints
+/// that the test `what` is skipped, and returns `None`.
 fn faketime(what: &str) -> Option<PathBuf> {
     let found = fs::read_dir("/usr/lib").ok()?.flatten().map(|dir| dir.path().join("faketime/libfaketimeMT.so.1"));
     let library = found.into_iter().find(|library| library.is_file());
@@ -26,8 +26,8 @@ fn faketime(what: &str) -> Option<PathBuf> {
     library
 }
 
-/// A file that sets the clock of an agent: `+2d` is two days ahead. The agent's monotonic clock
-/// does not change.
+/// A file that sets the system clock of an agent: `+2d` means two days ahead. The monotonic clock
+/// of the agent does not change.
 struct Clock {
     library: PathBuf,
     file: PathBuf,
@@ -39,7 +39,7 @@ impl Clock {
     }
 
     fn set(&self, offset: &str) {
-        // Replace the file atomically, because libfaketime may read it at any moment.
+        // libfaketime may read the file at any moment, so replace it atomically.
         let new = self.file.with_extension("new");
         fs::write(&new, format!("{offset}\n")).and_then(|()| fs::rename(&new, &self.file)).expect("a clock");
     }
@@ -75,7 +75,7 @@ fn clock_set_back_while_running_keeps_operation_order() {
     let ahead = done(&agent, &["7g.80gb"]);
     let seconds_ahead = (ahead.created_at - jiff::Timestamp::now()).get_seconds();
     assert!(seconds_ahead > 86_400, "the clock of gpushd is ahead: {ahead:?}");
-    // The override expires after three seconds, even if the system clock was changed meanwhile.
+    // The override expires after three seconds, although the system clock was changed meanwhile.
     let now = ahead.created_at.max(ahead.ended_at.expect("an end"));
     let body = json!({
         "selectors": ["1"], "layout_source": { "entries": ["7g.80gb"] },
@@ -87,7 +87,7 @@ fn clock_set_back_while_running_keeps_operation_order() {
     let back = done(&agent, &["3g.40gb", "1g.10gb"]);
     assert!(back.created_at < ahead.created_at, "{back:?}");
     agent.until("end of the override", || agent.gpu(1).overridden.is_none().then_some(()));
-    // gpushd orders readings by monotonic time, so no reading appears to come from the future.
+    // gpushd orders readings by monotonic time, so no reading seems to come from the future.
     let gpu = agent.gpu(0);
     assert_eq!((gpu.state, gpu.stale), (GpuState::Ready, false), "{:?}", gpu.reasons);
     let trail = audit(&agent);
@@ -111,7 +111,7 @@ fn start_with_earlier_clock_keeps_records_and_warns() {
     let back = done(&agent, &["3g.40gb", "1g.10gb"]);
     assert!(back.created_at < ahead.created_at, "{back:?}");
     assert_ne!(back.id, ahead.id);
-    // gpushd orders the list by number, not by time.
+    // gpushd orders the list of operations by number, not by time.
     let listed = agent.get("/v1/operations?limit=1").json();
     assert_eq!(listed[0]["id"], json!(back.id));
     let after = audit(&agent);
@@ -120,8 +120,8 @@ fn start_with_earlier_clock_keeps_records_and_warns() {
     agent.stop();
 }
 
-/// A lease ends when its duration has passed on the system clock or on the monotonic clock. Setting
-/// the system clock back does not lengthen the lease.
+/// A lease ends when its duration has passed on the system clock or on the monotonic clock. So a
+/// user cannot make a lease longer by setting the system clock back.
 #[test]
 fn lease_expires_although_the_clock_is_set_back_or_forward() {
     let Some(library) = faketime("leases and a clock that is set") else { return };

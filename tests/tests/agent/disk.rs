@@ -3,7 +3,7 @@
 use std::{io::Write, path::PathBuf, process::Command};
 
 /// A small file system for a state directory, mounted at this path. Dropping this value unmounts
-/// it.
+/// the file system.
 pub(crate) struct Disk(pub(crate) PathBuf);
 
 impl Disk {

@@ -1,4 +1,4 @@
-//! Durability: the order of syncs, responses and driver calls, and the behaviour of gpushd if its
+//! Durability: the order of syncs, responses and driver calls. Also what gpushd does if its
 //! database is deleted or its disk is full.
 
 use gpush_api::{Code, Operation, OperationState, OperationSummary};
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::disk::Disk;
 
-/// Stops a gpushd that another program started.
+/// Stops a gpushd that was started through another program.
 fn stop(agent: &mut Agent) {
     let own = agent.get("/v1/health").json()["pid"].as_i64().expect("a pid");
     kill(Pid::from_raw(own.try_into().expect("a pid")), Signal::SIGTERM).expect("gpushd can be signalled");
@@ -99,7 +99,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     agent.stop();
     let before = truth(&host, 0);
-    // From write `number` on, every write to the disk fails.
+    // After `number` writes, every write to the disk fails.
     let (mut refused, mut carried_out) = (0, 0);
     for number in [1, 2, 3, 5, 8, 12, 16, 20, 30, 40] {
         let inject = format!("inject=pwrite64:error=ENOSPC:when={number}+");
@@ -118,7 +118,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
                         refused += 1;
                     }
                     Ok(operation) => {
-                        // gpushd has recorded the operation, so it executes the operation, even if
+                        // If gpushd has recorded the operation, it executes the operation, even if
                         // it cannot record the end.
                         assert_eq!(agent.follow(operation).state, OperationState::Done, "{what}");
                         carried_out += 1;
@@ -127,7 +127,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
                 stop(&mut agent);
             }
         }
-        // When the disk has free space again, the record and the hardware agree.
+        // When the disk has free space again, the records of gpushd match the hardware.
         let agent = Agent::start(&host, "");
         for left in all(&agent).into_iter().filter(|one| !one.state.is_final()) {
             assert_eq!(agent.follow(left).state, OperationState::Done, "{what}");
@@ -154,10 +154,10 @@ fn full_disk_is_reported_and_waiting_operations_remain() {
     agent.await_that("operation that waits", || look(&agent).state == OperationState::Waiting);
     let says_full = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("no space left");
     disk.fill();
-    // gpushd refuses changes only when it has used up the remaining free space.
+    // When gpushd has used up the remaining free space, it refuses changes.
     agent.await_that("refusal", || agent.begin(&["1"], &["7g.80gb"]).is_err());
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
-    // The GPU is idle now. Only the full disk prevents the operation from starting.
+    // The GPU is idle now, so only the full disk prevents the start of the operation.
     host.end_process(pid);
     agent.wait_for_log("cannot begin yet");
     assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));
@@ -165,7 +165,7 @@ fn full_disk_is_reported_and_waiting_operations_remain() {
     agent.await_that("good health", || !says_full(&agent));
     let ended = agent.follow(look(&agent));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
-    // After a start on a full disk, health reports the full disk until there is free space.
+    // If gpushd starts on a full disk, health reports the full disk until there is free space.
     agent.stop();
     std::fs::remove_file(disk.0.join("reserve")).expect("the reserve is there");
     disk.fill();

@@ -1,5 +1,5 @@
-//! Events. A listener receives each event once, does not slow down gpushd, and is informed if it
-//! has missed events.
+//! Events. A listener gets each event once, and does not slow down gpushd. If a listener has missed
+//! events, gpushd reports that to the listener.
 //!
 //! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
@@ -49,8 +49,8 @@ fn each_change_is_one_event_in_order() {
     assert_consecutive(&told);
     let states: Vec<OperationState> = told.iter().filter_map(|event| Some(state(event)?.1)).collect();
     assert_eq!((states[0], states[states.len() - 1]), (OperationState::Running, OperationState::Done));
-    // When a step begins, an event reports the number of finished steps: on both GPUs from 0 of 4
-    // to 4 of 4.
+    // When a step begins, gpushd sends an event with the number of finished steps: on each of the
+    // two GPUs, from 0 of 4 to 4 of 4.
     for gpu in 0..2 {
         let mut done: Vec<u32> = told
             .iter()
@@ -64,8 +64,8 @@ fn each_change_is_one_event_in_order() {
     }
     assert!(!serde_json::to_string(&told).unwrap().contains("\"plans\""));
 
-    // The event that shows the GPU as free, with its new instances, comes before the end of the
-    // operation. gpushd sends this event even if no client reads the GPU.
+    // Before the end of the operation, an event shows that the GPU is free and has its new
+    // instances. gpushd sends it even if no client reads the GPU.
     let gpu = told.iter().rev().find_map(|event| match &event.what {
         EventPayload::Gpu(change) if change.gpu == 1 => Some(change),
         _ => None,
@@ -116,7 +116,7 @@ fn driver_appearance_is_an_event() {
     }
     let told: (bool, bool, bool) = loop {
         match next() {
-            // An event that reports the missing driver may come first, or may be absent.
+            // Before this event, an event may have reported that the driver is missing.
             (false, false, true) => {}
             other => break other,
         }
@@ -135,7 +135,7 @@ fn reconnecting_listener_gets_exactly_missed_events() {
     let mut reconnected = 0;
     for round in 0..6 {
         let layout = if round % 2 == 0 { "1g.10gb*7" } else { "7g.80gb" };
-        // In every third round the listener is not connected. In the other rounds, the listener
+        // In every third round, no listener is connected. In the other rounds, the listener
         // disconnects during the operation.
         let mut listener = (round % 3 > 0 || place.is_none()).then(|| agent.listen("", place.as_deref()));
         let operation = agent.begin(&["0"], &[layout]).unwrap();
@@ -174,7 +174,7 @@ fn event_id_of_previous_agent_gets_resync() {
         matches!(&first.what, EventPayload::Resync(resync) if resync.reason == ResyncReason::OtherRun),
         "{first:?}"
     );
-    // Later events follow the resync.
+    // After the resync, the listener gets later events.
     let operation = agent.begin(&["0"], &["1g.6gb*4"]).unwrap();
     assert!(listener.until_end_of(&operation.id).len() > 3);
     let (old, new) = (place.rsplit_once('-').unwrap().0, listener.place.rsplit_once('-').unwrap().0);
@@ -227,7 +227,7 @@ fn listening_makes_no_driver_call() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    // After this line, any driver call kills the worker, and the log reports that.
+    // From here on, any driver call would kill the worker, and the log would report that.
     host.fault("nvmlDeviceGet* --kill before");
     let listeners: Vec<Listener> = (0..20).map(|n| agent.listen(&format!("?gpu={}", n % 8), None)).collect();
     for _ in 0..20 {
@@ -236,7 +236,7 @@ fn listening_makes_no_driver_call() {
     assert_eq!(agent.get("/v1/operations").status, 200);
     assert!(!agent.log().contains("gpushd's driver worker died"), "{}", agent.log());
     drop(listeners);
-    // Check that the fault rule works.
+    // Check that the fault rule really works.
     let until = Instant::now() + PATIENCE;
     while !agent.log().contains("gpushd's driver worker died") {
         let _ = agent.get("/v1/gpus");
@@ -255,7 +255,7 @@ fn unread_event_stream_delays_nothing_and_bounds_memory() {
     let mut deaf = agent.listen("", None);
     let mut silent = Vec::new();
     for _ in 0..20 {
-        // This client does not read anything, not even the head of the response.
+        // This client reads nothing, not even the head of the response.
         let mut stream = agent.connect();
         stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         silent.push(stream);
@@ -273,17 +273,17 @@ fn unread_event_stream_delays_nothing_and_bounds_memory() {
     }
     let after = resident(agent.pid());
     println!("{told} events; resident {before} KiB, then {after} KiB");
-    // gpushd stores the last thousand events once, however many listeners have not read them. On
-    // this host, an event has at most 1.5 kB.
+    // gpushd stores the last thousand events only once, however many listeners have not read them.
+    // On this host, an event has at most 1.5 kB.
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
-    // A listener that reads late first receives the events that gpushd had already sent. Then the
-    // listener receives a resync instead of the missed events.
+    // A listener that begins to read late first gets the events that gpushd had already sent. Then
+    // it gets a resync instead of the events that it has missed.
     let heard = deaf.until(|event| matches!(event.what, EventPayload::Resync(_)));
     let Some(EventPayload::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
     assert_eq!(resync.reason, ResyncReason::Missed);
     assert_consecutive(&heard[..heard.len() - 1]);
     assert!(number(&heard[heard.len() - 1]) > number(&heard[heard.len() - 2]) + 1000);
-    // Listeners that do not read do not delay the stop of gpushd either.
+    // Listeners that do not read must not delay the stop of gpushd.
     let begun = Instant::now();
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());

@@ -1,5 +1,4 @@
-//! Fairness of the user socket: a user who continuously opens connections does not delay responses
-//! to other users.
+//! If one user opens connections continuously, the responses to other users must not be delayed.
 
 use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
@@ -52,7 +51,7 @@ fn connection_churn_of_one_user_does_not_delay_others() {
     let public = tempfile::Builder::new().prefix("gpush-fair-").tempdir().expect("a directory");
     std::fs::set_permissions(public.path(), std::fs::Permissions::from_mode(0o755)).expect("an open directory");
     let agent: Agent = Setup::on(&host).socket(public.path().join("s")).start();
-    // Copy gpushctl to a path where another user can execute it.
+    // Copy gpushctl to a path at which another user can execute it.
     let gpushctl = public.path().join("gpushctl");
     std::fs::copy(program("gpushctl"), &gpushctl).expect("gpushctl can be copied");
     std::fs::set_permissions(&gpushctl, std::fs::Permissions::from_mode(0o755)).expect("a program");

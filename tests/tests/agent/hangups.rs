@@ -1,5 +1,5 @@
-//! Clients that request a change and disconnect immediately. gpushd executes a recorded change
-//! nevertheless.
+//! A client requests a change and disconnects immediately. If gpushd has recorded the change, it
+//! executes the change nevertheless.
 
 use std::{io::Write, time::Duration};
 
@@ -18,11 +18,11 @@ fn ask_and_hang_up(agent: &Agent, method: &str, path: &str, quarters: u64) {
     let mut stream = agent.connect();
     let request = format!("{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-length: 0\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("it is sent");
-    // This sleep does not wait for an event. It selects the moment of the disconnect.
+    // This sleep waits for no event. Its length is the moment of the disconnect.
     std::thread::sleep(Duration::from_micros(250 * quarters));
 }
 
-/// Returns whether the audit trail has this action on an object.
+/// Returns whether the audit trail has a record of this action on the object.
 fn on_record(agent: &Agent, action: &str, object: &str) -> bool {
     let trail: Vec<AuditRecord> = serde_json::from_value(agent.get("/v1/audit?limit=1000").json()).expect("a trail");
     trail.iter().any(|record| record.action == action && record.object == object)
@@ -62,7 +62,8 @@ fn cancelled_queued_operation_leaves_no_claim() {
         let waiting = agent.begin_with(&body).expect("it waits");
         ask_and_hang_up(&agent, "POST", &format!("/v1/operations/{}/cancel", waiting.id), round % 12);
         if !on_record(&agent, "operation.cancel", &waiting.id) {
-            // This request fails if gpushd has executed the first request in the meantime.
+            // Ignore an error: if gpushd has executed the first request in the meantime, this
+            // request fails.
             let _ = agent.cancel(&waiting.id);
         }
         let ended = agent.follow(waiting);

@@ -1,5 +1,5 @@
 //! The API as plain HTTP. Every response is JSON, every error names the mistake, and no client can
-//! block the server.
+//! block gpushd.
 
 use std::{
     io::{Read, Write},
@@ -33,7 +33,7 @@ fn head_that_is_not_http_is_answered_in_json() {
         let error = answer.error();
         assert!(error.code == Code::BadRequest && error.hint.is_some(), "{error:?}");
     }
-    // The invalid head follows a valid request on the same connection.
+    // On one connection, an invalid head follows a valid request.
     let mixed = b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\nnot HTTP\r\n\r\n";
     assert!(agent.raw(mixed).starts_with(b"HTTP/1.1 200 "));
 }
@@ -98,7 +98,7 @@ fn openapi_description_is_served_and_lists_every_path() {
     for path in ["/v1/gpus", "/v1/mig/apply", "/v1/operations/{id}", "/v1/health"] {
         assert!(described["paths"][path].is_object(), "{path}");
     }
-    // The list of GPUs omits the profiles. The response about one GPU contains them.
+    // The list of GPUs has no profiles. The response about one GPU has them.
     assert!(agent.gpus().iter().all(|gpu| gpu.mig.as_ref().unwrap().profiles.is_empty()));
     assert!(!agent.gpu(0).mig.unwrap().profiles.is_empty());
     let listed = agent.get("/v1/gpus?profiles=true").json();
@@ -127,7 +127,7 @@ fn unknown_query_parameter_is_refused_on_every_route() {
         }
     }
     assert!(tried >= 40, "{tried} routes");
-    // gpushd has changed nothing, and it accepts an empty query.
+    // gpushd has changed nothing. An empty query is valid.
     assert_eq!(agent.get("/v1/operations").json(), json!([]));
     assert_eq!(agent.get("/v1/version?").status, 200);
 }
@@ -152,14 +152,14 @@ fn incomplete_request_head_times_out() {
     for start in [&b""[..], b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\n"] {
         let mut slow = agent.connect();
         slow.write_all(start).unwrap();
-        // Until the agent closes the incomplete connection, it answers other clients.
+        // While the incomplete connection is still open, the agent answers other clients.
         assert_eq!(agent.get("/v1/version").status, 200);
         let mut rest = Vec::new();
         slow.read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty() || parse(&rest).unwrap().status >= 400, "{}", String::from_utf8_lossy(&rest));
         tried += 1;
     }
-    // If the body of a request does not arrive, the agent answers after a time limit.
+    // If the body of a request does not arrive, the agent answers when its time limit has passed.
     let mut slow = agent.connect();
     slow.write_all(
         b"POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
@@ -171,7 +171,7 @@ fn incomplete_request_head_times_out() {
     println!("{} slow clients", tried + 1);
 }
 
-/// A client that sends single bytes gets no more time than a client that sends nothing.
+/// A client that sends single bytes must not get more time than a client that sends nothing.
 #[test]
 fn client_sending_byte_by_byte_times_out() {
     let host = Host::up("a30x4");
@@ -185,7 +185,7 @@ fn client_sending_byte_by_byte_times_out() {
         stream.write_all(at_once.as_bytes()).unwrap();
         let (mut sent, mut answer) = (0, Vec::new());
         let mut buffer = [0; 4096];
-        // The read waits up to 100 ms, which makes the pause between two bytes.
+        // The read waits up to 100 ms. This is the pause between two bytes.
         for byte in byte_by_byte.bytes() {
             if stream.write_all(&[byte]).is_err() {
                 break;
@@ -209,7 +209,7 @@ fn client_sending_byte_by_byte_times_out() {
     println!("closed after {of_head} bytes of a head, {of_body} of a body");
 }
 
-/// gpushd reads only up to the maximum size of a request, even if a client sends more.
+/// If a client sends more than the maximum size of a request, gpushd reads only up to this size.
 #[test]
 fn ten_megabyte_body_is_refused_before_it_is_read() {
     let host = Host::up("a30x4");
@@ -217,7 +217,7 @@ fn ten_megabyte_body_is_refused_before_it_is_read() {
     let most = 10 << 20;
     let head = "POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     let told = format!("{head}content-length: {most}\r\n\r\n");
-    // One request with a content length, and one without.
+    // Send one request with a content length, and one without.
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{most:x}\r\n");
     let mut tried = 0;
     for start in [told, chunked] {
@@ -231,7 +231,7 @@ fn ten_megabyte_body_is_refused_before_it_is_read() {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert!(sent < most, "all of it was taken");
-        // The kernel may have dropped the response because the test continued to write.
+        // The test continues to write, so the kernel may have dropped the response.
         if let Some(answer) = parse(&answer) {
             assert_eq!(answer.status, 413);
         }
@@ -276,10 +276,10 @@ fn long_polls_return_with_each_change_and_at_the_end() {
     assert_eq!(operation.state, OperationState::Done);
     assert!(revisions.windows(2).all(|pair| pair[0] < pair[1]), "{revisions:?}");
     println!("{} answers until the end", revisions.len());
-    // The response now comes from the journal. The journal does not record every step, but it keeps
-    // the revision number.
+    // The response now comes from the journal. The journal does not have every step, but it has the
+    // revision.
     assert_eq!(agent.operation("op-1").revision, operation.revision);
-    // The operation has ended, so the response comes immediately, even if the request names a later
+    // If the operation has ended, the response comes immediately, even if the request names a later
     // revision.
     let begun = Instant::now();
     let answer = agent.get("/v1/operations/op-1?after=999999&wait_ms=60000");
@@ -331,7 +331,7 @@ fn readings_are_coalesced_and_hung_gpu_is_stale() {
     assert_eq!(agent.gpus().len(), 8);
     host.fault("nvmlDeviceGetMigMode --gpu 4 --times 1 --hang");
     agent.settle_reads_except(4);
-    // The API shows the hung GPU as of its last reading, and the other GPUs with current readings.
+    // The API shows the last reading of the GPU that hangs, and current readings of the other GPUs.
     let gpus = agent.gpus();
     assert_eq!(gpus.len(), 8);
     assert!(gpus[4].stale, "{:?}", gpus[4]);
@@ -373,7 +373,7 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
     assert_eq!(refusal(4), Some("no_mig"));
     assert!(plans[1]["error"]["hint"].as_str().unwrap().contains("1g.6gb"), "{}", plans[1]);
     assert_eq!(host.trace(), []);
-    // A request to apply this plan is refused completely.
+    // gpushd refuses a request to apply this plan as a whole.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
     assert_eq!(refused.message, "4 of 6 GPUs cannot be changed: GPUs 1, 3, 4, 5");

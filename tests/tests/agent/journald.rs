@@ -1,9 +1,9 @@
-//! gpushd and journald. `journalctl GPUSH_GPU=…` selects entries by the fields that gpushd sets.
-//! gpushd continues while journald hangs, restarts or is gone, and reports how many messages were
+//! gpushd and journald. `journalctl GPUSH_GPU=…` finds entries by the fields that gpushd sets. If
+//! journald hangs, restarts or is missing, gpushd continues, and reports how many messages were
 //! lost.
 //!
-//! Each test replaces journald: it binds a socket at journald's path, in a mount namespace that
-//! only gpushd uses.
+//! Each test replaces journald. In a mount namespace that only gpushd uses, the test binds a socket
+//! at the path of journald.
 
 use std::{
     fs::{self, File},
@@ -20,13 +20,13 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// A script that mounts the directory with the test's socket at journald's path, and then executes
-/// its other arguments.
+/// A script that mounts the directory with the test's socket at the path of journald, and then
+/// executes its other arguments.
 const INSIDE: &str = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind \"$0\" \
                       /run/systemd/journal && exec \"$@\"";
 
-/// Returns whether the test can mount file systems in a separate namespace. If not, prints that
-/// `what` is skipped.
+/// Returns whether the test can mount file systems in a separate namespace. If not, prints that the
+/// test `what` is skipped.
 fn can_mount(what: &str) -> bool {
     let mut tried = Command::new("unshare");
     tried.args(["-m", "sh", "-c", "mount -t tmpfs none /run"]).process_group(0);
@@ -37,7 +37,7 @@ fn can_mount(what: &str) -> bool {
     can
 }
 
-/// Reads messages from the journal's socket until one contains `says`.
+/// Reads messages from the journal's socket, up to a message that contains `says`.
 fn read_until(journal: &UnixDatagram, says: &str) -> Vec<String> {
     let until = Instant::now() + PATIENCE;
     let (mut messages, mut buffer) = (Vec::new(), vec![0; 256 << 10]);
@@ -52,8 +52,8 @@ fn read_until(journal: &UnixDatagram, says: &str) -> Vec<String> {
     }
 }
 
-/// Returns the value of a field of an entry in journald's protocol: the name, then the length in
-/// eight bytes, then the value.
+/// Returns the value of a field of an entry. In journald's protocol, a field is the name, then the
+/// length of the value in eight bytes, then the value.
 fn field<'m>(message: &'m str, name: &str) -> Option<&'m str> {
     let (_, rest) = message.split_once(&format!("\n{name}\n"))?;
     rest.get(8..)?.lines().next()
@@ -68,11 +68,11 @@ fn start_with(host: &Host, directory: &Path, config: &str) -> Agent {
     let stat = stderr.metadata().expect("it is there");
     let through = ["unshare", "-m", "sh", "-c", INSIDE, directory.to_str().expect("a path of ours")];
     let setup = Setup::on(host).config(config).through(&through).stderr(stderr.into());
-    // systemd sets this variable when standard error is connected to the journal.
+    // If standard error is connected to the journal, systemd sets this variable.
     setup.env("JOURNAL_STREAM", format!("{}:{}", stat.dev(), stat.ino())).start()
 }
 
-/// Changes the layout of GPU 0 and changes it back. Each round logs some lines.
+/// Changes the layout of GPU 0 and changes it back, `rounds` times. Each round logs some lines.
 fn work(agent: &Agent, rounds: usize) {
     for _ in 0..rounds {
         for layout in [&["7g.80gb"][..], &["1g.10gb*2"]] {
@@ -94,16 +94,18 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     let agent = start(&host, &directory);
     work(&agent, 1);
     let told = read_until(&journal, "GPUSH_OPERATION");
-    // These fields describe the code that logged the event, not the thread that writes the log.
+    // These fields name the code that logged the event, not the code of the thread that writes the
+    // log.
     let entry = told.last().expect("the entry of an operation");
-    // In journald's protocol, a name is followed by the length of the value and the value.
+    // In journald's protocol, the length of the value is between the name and the value.
     assert!(entry.contains("CODE_FILE") && entry.contains("agent/src/apply/"), "{entry}");
     assert!(entry.contains("TARGET") && entry.contains("gpushd::apply::"), "{entry}");
     assert!(entry.contains("\nGPUSH_OPERATION"), "{entry}");
-    // The first message is empty, because gpushd probed whether a journal exists.
+    // gpushd checks whether a journal exists by sending an empty message, which is the first
+    // message.
     assert!(told.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{told:?}");
-    // The test does not read now. The kernel buffers a few messages, and gpushd's queue holds a
-    // thousand more. gpushd drops all further messages.
+    // The test does not read now. The kernel buffers a few messages, and gpushd's queue has room
+    // for a thousand more. gpushd drops all further messages.
     let begun = Instant::now();
     let mut rounds = 0;
     while rounds < 120 {
@@ -114,15 +116,15 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     assert!(agent.get("/v1/health").status == 200);
     let told = read_until(&journal, "log lines were dropped");
     println!("{rounds} rounds with a journal that is stopped; it then heard {} messages", told.len());
-    // From here on, no journald exists.
+    // From here on, there is no journald.
     drop(journal);
     fs::remove_file(&socket).expect("the socket is there");
     work(&agent, 2);
     agent.stop();
 }
 
-/// docs/install.md has commands that select journal entries by object. These commands need the
-/// fields that this test checks.
+/// docs/install.md has commands that find journal entries by object. The commands need the fields
+/// that this test checks.
 #[test]
 fn entries_name_their_objects_in_fields_for_journalctl() {
     if !can_mount("the fields of entries in the journal") {

@@ -1,4 +1,4 @@
-//! Leases under bad requests, floods, races, crashes, full disks and lost GPUs.
+//! Leases with bad requests, floods, races, crashes, full disks and lost GPUs.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use crate::{
 
 const TIMESLICED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 16 }\n";
 
-/// A user who sends 10,000 requests.
+/// Uid of a user who sends 10,000 requests.
 const GREEDY: u32 = 64_003;
 
 const FLOOD: &str = r#"
@@ -138,15 +138,15 @@ fn concurrent_lease_and_operation_get_different_devices() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
     agent.wait_for_layouts_at_start();
-    // Some readings are late, so gpushd plans and grants with old readings.
+    // Let some readings be late, so that gpushd plans and grants with old readings.
     host.fault("nvmlDeviceGetGpuInstances --delay-ms 1 --probability 0.3 --seed 7");
     let run = |gpu: usize| {
         let mut rng = fastrand::Rng::with_seed(20_261_123 + gpu as u64);
         let name = gpu.to_string();
         let (mut leased, mut changed, mut waits) = (0, 0, 0);
         for round in 0..ROUNDS {
-            // The operation replaces the current layout by the other layout. The lease requests a
-            // device of the current layout.
+            // The operation replaces the current layout with the other layout. The lease request
+            // names a profile of the current layout.
             let profile = if truth(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
             let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };
             let lease = json!({ "share": { "kind": "mig_profile", "profile": profile }, "selectors": [name] });
@@ -168,8 +168,8 @@ fn concurrent_lease_and_operation_get_different_devices() {
             match &granted {
                 Ok(granted) => {
                     leased += 1;
-                    // A lease granted after the layout change has a new device. A lease granted
-                    // before the change kept its device.
+                    // If gpushd granted the lease after the layout change, the lease has a new
+                    // device. If gpushd granted it before, the lease has kept its device.
                     let target = &granted.lease.members[0].target;
                     let there = agent
                         .gpu(u32::try_from(gpu).unwrap())
@@ -219,8 +219,7 @@ fn repeated_request_after_a_crash_gets_the_same_lease() {
             "POST /v1/leases HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
             body.len()
         );
-        // Kill gpushd at a random moment after the test has sent the request: before, during or
-        // after the commit.
+        // Kill gpushd at a random moment after the request: before, during or after the commit.
         let pid = nix::unistd::Pid::from_raw(agent.pid().cast_signed());
         let pause = Duration::from_micros(u64::try_from(rng.usize(..6000)).expect("small"));
         thread::scope(|scope| {
@@ -294,7 +293,7 @@ fn full_disk_refuses_a_grant_and_allows_a_release() {
     disk.fill();
     let mut more = Vec::new();
     let refused = agent.until("refusal", || match request(&agent, &body) {
-        // gpushd refuses a grant only when it has used up the free space of its database.
+        // When gpushd has used up the free space of its database, it refuses grants.
         Ok(granted) => {
             release(&agent, granted.lease.id);
             more.push(granted.lease.id);
@@ -339,8 +338,8 @@ fn full_disk_expires_leases_without_repeated_log_lines() {
     agent.stop();
 }
 
-/// If even the reserve of disk space does not help, the log has one line for each lease, even if
-/// gpushd retries often.
+/// If even the reserve of disk space is used up, gpushd retries often, but logs one line for each
+/// lease.
 #[test]
 fn unrecorded_lease_end_is_logged_once_per_lease() {
     const LEASES: usize = 16;
@@ -352,7 +351,7 @@ fn unrecorded_lease_end_is_logged_once_per_lease() {
     agent.wait_for_layouts_at_start();
     let body = json!({ "share": { "kind": "timeslice" }, "duration_s": 10 });
     let granted: Vec<_> = (0..LEASES).map(|_| request(&agent, &body).expect("a lease").lease.id).collect();
-    // After strace attaches, every write to the disk fails.
+    // When strace has attached, every write to the disk fails.
     let pid = agent.pid().to_string();
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64,fallocate"]);
@@ -366,13 +365,13 @@ fn unrecorded_lease_end_is_logged_once_per_lease() {
             .count()
     };
     agent.await_that("a line for each lease", || granted.iter().all(|id| about(id) > 0));
-    // Wait several times the interval at which gpushd retries.
+    // Wait several times as long as gpushd waits between two attempts.
     thread::sleep(Duration::from_secs(4));
     let counts: Vec<usize> = granted.iter().map(about).collect();
     assert!(counts.iter().all(|count| *count <= 2), "that it is releasing, and its end: {counts:?}");
     assert!(leases(&agent).len() == LEASES, "their capacity stays in use");
-    // SIGTERM, because SIGKILL could end strace during a system call of gpushd. That call would
-    // then be neither executed nor refused.
+    // Use SIGTERM. SIGKILL could end strace during a system call of gpushd, which would then be
+    // neither executed nor refused.
     kill(Pid::from_raw(strace.id().cast_signed()), Signal::SIGTERM).expect("strace");
     strace.wait().expect("its end");
     for id in granted {

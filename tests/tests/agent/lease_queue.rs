@@ -1,5 +1,5 @@
-//! Requests that wait for a lease while gpushd restarts: they keep their positions in the queue,
-//! and their clients reconnect.
+//! Requests wait for a lease while gpushd restarts. They keep their positions in the queue, and
+//! their clients reconnect.
 
 use std::{
     io::{Read, Write},
@@ -20,8 +20,7 @@ use serde_json::{Value, json};
 
 use crate::leases::{MIG, WHOLE, leases, request, two_gpus};
 
-/// A client that repeats its request with the same key while gpushd is not running, as gpushctl
-/// does.
+/// A client that, like gpushctl, repeats its request with the same key while gpushd does not run.
 struct Waiting(thread::JoinHandle<LeaseGrant>);
 
 impl Waiting {
@@ -131,8 +130,8 @@ fn free_capacity_is_kept_for_a_disconnected_queued_client() {
     let agent = Agent::start(&host, WHOLE);
     release(&agent, holder);
     lease_becomes(&agent, holder, LeaseState::Ended);
-    // The queued client has not reconnected yet, but gpushd does not grant the client's GPU to
-    // another request.
+    // The client of the queued request has not reconnected yet. Nevertheless, gpushd does not grant
+    // its GPU to another request.
     request(&agent, &body).expect_err("the GPU is kept");
     let answer = parse(&send(&socket, &text).expect("an answer")).expect("HTTP");
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
@@ -184,8 +183,8 @@ fn queued_request_without_its_client_is_cancelled() {
         client.join().expect("an end");
     }
     let agent = Agent::start(&host, WHOLE);
-    // A request without a key ends with its client, because the client cannot name the request
-    // again.
+    // A client without a key cannot name its request again, so the request ends when the client
+    // disconnects.
     assert_eq!(lease_becomes(&agent, order[0], LeaseState::Ended).reason, Some(EndReason::Cancelled));
     assert_eq!(lease_becomes(&agent, order[1], LeaseState::Ended).reason, Some(EndReason::Cancelled));
 }

@@ -1,5 +1,5 @@
-//! Leases of MIG devices, whole GPUs and time-slice replicas: granted, refused, queued, and kept
-//! after a crash.
+//! Leases of MIG devices, whole GPUs and time-slice replicas: gpushd grants, refuses and queues
+//! them, and keeps them after a crash.
 
 use std::{io::Write, thread};
 
@@ -15,8 +15,8 @@ pub(crate) const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"
 pub(crate) const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
 
 pub(crate) fn two_gpus(config: &str) -> (Host, Agent) {
-    // Only a config with a layout gets GPUs with MIG, because gpushd does not grant leases of whole
-    // GPUs that have MIG enabled.
+    // gpushd grants no lease of a whole GPU that has MIG enabled. So only a config with a layout
+    // gets GPUs with MIG.
     let model = if config.contains("layout") { "h100-80-sxm" } else { "l4" };
     let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\n"));
     let agent = Agent::start(&host, config);
@@ -62,7 +62,7 @@ fn gang_of_whole_gpus_gets_all_or_none() {
 #[test]
 fn replicas_of_a_time_sliced_gpu_are_counted() {
     let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n");
-    // The request names no kind of share: the host offers only replicas.
+    // This request names no kind of share. The host offers only replicas.
     let replica = || request(&agent, &json!({}));
     let first = replica().expect("a replica");
     replica().expect("another one");
@@ -72,8 +72,8 @@ fn replicas_of_a_time_sliced_gpu_are_counted() {
     replica().expect("the free one");
 }
 
-/// The agents of tests are not the system's gpushd, so they create no scopes. A lease is then bound
-/// to what the request names, and the answer says why.
+/// The gpushd of a test is not the gpushd of the system, so it creates no scopes. A lease is then
+/// bound to the process that the request names, and the answer says why.
 #[test]
 fn lease_without_a_scope_has_the_named_end_and_a_reason() {
     let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 8 }\n");
@@ -94,7 +94,7 @@ fn lease_without_a_scope_has_the_named_end_and_a_reason() {
     assert_eq!(granted.binding_reason, None, "the request asks for no cgroup");
 }
 
-/// Fault: plans did not consider leases, and destroyed a leased device that was idle.
+/// Fault: a plan did not consider leases, so it destroyed a leased device that was idle.
 #[test]
 fn plan_that_destroys_a_leased_device_names_the_lease() {
     let (_host, agent) = two_gpus(MIG);
@@ -107,7 +107,7 @@ fn plan_that_destroys_a_leased_device_names_the_lease() {
     let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    // A waiting operation begins after the lease has ended.
+    // The operation waits, and begins when the lease has ended.
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&body).expect("it is queued");
     assert!(!waiting.state.is_final());
@@ -128,7 +128,8 @@ fn granted_leases_are_the_same_after_a_crash() {
     assert_eq!(leases(&agent), before);
     assert_eq!(before[0].id, granted.lease.id);
     assert_eq!(before[0].binding, LeaseBinding::Time);
-    // The capacity of the first lease is still in use, and the next lease has another number.
+    // While the capacity of the first lease is still in use, gpushd grants another lease with
+    // another number.
     let other = agent.until("a lease", || request(&agent, &json!({ "share": { "kind": "whole" } })).ok());
     assert!(other.lease.id > granted.lease.id && other.lease.members[0].gpu != granted.lease.members[0].gpu);
     let renewed = agent.post(&format!("/v1/leases/{}/renew", granted.lease.id), &json!({ "duration_s": 7200 }));
@@ -197,8 +198,8 @@ fn expired_lease_ends_its_processes_if_configured() {
     let ended = lease_becomes(&agent, id, LeaseState::Ended);
     assert_eq!(ended.reason, Some(EndReason::Expired));
     assert!(!std::path::Path::new(&format!("/proc/{process}/stat")).exists() || has_ended(process));
-    // If the rule does not end processes, they continue, and the lease remains in the state
-    // releasing until they have ended.
+    // If the rule does not end processes, they continue. The lease stays `releasing` until they
+    // have ended.
     agent.reload(WHOLE);
     let id = request(&agent, &body).expect("a lease").lease.id;
     let process = host.process("--gpu 0");

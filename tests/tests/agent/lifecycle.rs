@@ -1,4 +1,4 @@
-//! Start and stop: one agent per state directory, stale and live sockets, signals, systemd.
+//! Start and stop: one agent for each state directory, stale and live sockets, signals, systemd.
 
 use std::{
     io::{Read, Write},
@@ -23,7 +23,7 @@ fn second_agent_on_same_state_is_refused() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let other = host.scratch("other.sock");
-    // The second agent has the same state directory and another socket.
+    // The second agent uses the same state directory, and another socket.
     let (status, log) = Setup::on(&host).socket(&other).refused();
     assert_eq!(status.code(), Some(1), "{log}");
     assert!(log.contains(&format!("another gpushd (pid {}) uses the state directory", agent.pid())), "{log}");
@@ -57,8 +57,8 @@ fn live_socket_is_refused_and_stale_one_replaced() {
 fn one_of_ten_agents_serves_and_the_others_name_it() {
     let host = Host::up("a30x4");
     let socket = host.scratch("shared.sock");
-    // In the first round, the directory is empty. In the second round, the directory has the socket
-    // file of a killed agent.
+    // In the first round, the directory is empty. In the second round, it has the socket file of an
+    // agent that was killed.
     for round in 0..2 {
         let started: Vec<_> = std::thread::scope(|scope| {
             let agents: Vec<_> = (0..10)
@@ -93,12 +93,13 @@ fn idle_agent_with_waiting_clients_stops_at_once() {
     assert!(agent.wait().success(), "{}", agent.log());
     let took = begun.elapsed();
     println!("stopped after {} ms", took.as_millis());
-    // gpushd waits at most two seconds for its connections. A busy machine gets two more seconds.
+    // gpushd waits at most two seconds for its connections. Permit two more seconds for a busy
+    // machine.
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
-/// A package upgrade restarts gpushd after a client has connected and before the client sends its
-/// request.
+/// A package upgrade restarts gpushd at this moment: a client has connected, but has not sent its
+/// request yet.
 #[test]
 fn connection_without_request_is_answered_while_gpushd_stops() {
     let host = Host::up("a30x4");
@@ -110,8 +111,7 @@ fn connection_without_request_is_answered_while_gpushd_stops() {
     let mut head = [0; 12];
     idle.read_exact(&mut head).unwrap();
     agent.signal(Signal::SIGTERM);
-    // When gpushd stops, it immediately closes the idle connections, whose requests it has
-    // answered.
+    // When gpushd stops, it closes idle connections at once. Their requests are answered.
     idle.read_to_end(&mut Vec::new()).unwrap();
     early.write_all(request).unwrap();
     let mut answer = String::new();
@@ -160,7 +160,7 @@ fn two_sigterms_at_once_count_as_one() {
     let host = Host::up("a30x4");
     let mut agent = Agent::start(&host, "");
     let socket = agent.socket().to_owned();
-    // `timeout 2 gpushd` sends the signal to its child, and then to the process group.
+    // `timeout 2 gpushd` sends the signal to its child, and then again to the process group.
     agent.signal(Signal::SIGTERM);
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());
@@ -175,7 +175,7 @@ fn second_sigterm_ends_gpushd_at_once() {
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // gpushd counts two signals in quick succession as one, because `timeout` sends two. A later
+    // `timeout` sends two signals, so gpushd counts two signals in quick succession as one. A later
     // signal ends gpushd at once.
     while !agent.has_ended() {
         agent.signal(Signal::SIGTERM);
@@ -195,8 +195,8 @@ fn second_sigterm_ends_gpushd_at_once() {
 #[test]
 fn reload_takes_effect_and_shows_pending_restart() {
     let host = Host::up("a30x4");
-    // The test harness sets a log level through the environment, which overrides the config.
-    // Therefore this test removes that variable.
+    // The test harness sets a log level in the environment, which overrides the config. Remove this
+    // variable here.
     let setup = Setup::on(&host).config("[log]\nlevel = \"error\"\n").through(&["env", "-u", "GPUSH_LOG"]);
     let mut agent = setup.start();
     let mode = |agent: &Agent| agent.socket().metadata().unwrap().permissions().mode() & 0o777;
@@ -216,7 +216,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
         "driver.read_ms changes only when gpushd is restarted: present value 10000, value in the config file 5000",
     );
 
-    // If gpushd cannot apply one setting, it rejects the whole file.
+    // If gpushd cannot apply one setting of a file, it refuses the whole file.
     agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config has errors and was not loaded");
@@ -226,7 +226,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
     let health = agent.get("/v1/health").json();
     assert!(health["errors"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
 
-    // With the empty file, `read_ms` again has its effective value, so no setting waits for a
+    // With the empty file, `read_ms` has its effective value again. So no setting waits for a
     // restart.
     agent.write_config("");
     agent.signal(Signal::SIGHUP);
@@ -238,7 +238,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
 #[test]
 fn ready_notification_means_requests_are_answered() {
     let host = Host::up("dgx-a100");
-    // The driver loads slowly. gpushd becomes ready without waiting for it.
+    // The driver loads slowly. gpushd must become ready before the driver is loaded.
     host.fault("nvmlInit* --delay-ms 1500");
     let begun = Instant::now();
     let agent = Agent::start(&host, "");
@@ -256,7 +256,7 @@ fn socket_from_systemd_is_used_and_not_removed() {
     let host = Host::up("a30x4");
     let path = host.scratch("handed.sock");
     // The test does what systemd does: it passes a listening socket as descriptor 3, and sets the
-    // variables that announce it.
+    // variables that announce the socket.
     let listener = UnixListener::bind(&path).unwrap();
     let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
     let agent = Setup::on(&host)
@@ -266,7 +266,7 @@ fn socket_from_systemd_is_used_and_not_removed() {
         .start_at(&path);
     assert_eq!(agent.get("/v1/version").status, 200);
     assert!(!host.scratch("unused.sock").exists());
-    // The driver worker must not inherit the socket, otherwise it would keep the socket open.
+    // If the driver worker inherited the socket, it would keep the socket open.
     let holders = Command::new("sh")
         .arg("-c")
         .arg(format!("ls -l /proc/{}/task/*/children >/dev/null 2>&1; cat /proc/{0}/task/*/children", agent.pid()))
@@ -284,7 +284,7 @@ fn socket_from_systemd_is_used_and_not_removed() {
 #[test]
 fn unread_log_delays_nothing() {
     let host = Host::up("dgx-a100");
-    // A small pipe, which fills up quickly because its reader does not read.
+    // Create a small pipe, which fills up quickly because its reader does not read.
     let (mut reader, writer) = std::io::pipe().unwrap();
     let size = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     let agent = Setup::on(&host).env("GPUSH_LOG", "trace").stderr(writer.into()).start();
@@ -302,7 +302,7 @@ fn unread_log_delays_nothing() {
 #[test]
 fn watchdog_is_notified_while_gpu_hangs() {
     let host = Host::up("dgx-a100");
-    // The service manager enables the watchdog for one process, whose pid is in WATCHDOG_PID.
+    // The service manager enables the watchdog for one process only, whose pid is in WATCHDOG_PID.
     let said = ["sh", "-c", "WATCHDOG_USEC=200000 WATCHDOG_PID=$$ exec \"$0\" \"$@\""];
     let mut agent = Setup::on(&host).config("").through(&said).start();
     agent.wait_for("WATCHDOG=1");

@@ -1,5 +1,5 @@
 //! gpushd as a service: start and stop, sockets, access, HTTP, events, leases, the database, the
-//! clock, journald, GPU states.
+//! clock, journald, and GPU states.
 
 mod access;
 mod admin_socket;

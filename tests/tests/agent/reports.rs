@@ -1,5 +1,5 @@
-//! Reports about GPUs that are unreadable or cordoned, for which an operation waits, or whose mode
-//! is `exclusive`. Also: SIGTERM stops gpushd at any moment during its start.
+//! Reports about GPUs that are unreadable or cordoned, that an operation waits for, or whose mode
+//! is `exclusive`. Also: SIGTERM stops gpushd at any moment of its start.
 
 use std::{
     process::Stdio,
@@ -57,8 +57,8 @@ fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
         "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n",
     );
     agent.wait_for_layouts_at_start();
-    // MIG is enabled on GPU 1 although the GPU's rule says `exclusive`. `mig assert` without a GPU
-    // accepts this difference, and `apply` removes the difference.
+    // MIG is enabled on GPU 1, but the rule of the GPU says `exclusive`. `mig assert` without a GPU
+    // ignores this, and `apply` disables MIG.
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
     assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(3));
@@ -67,7 +67,7 @@ fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
     assert_eq!(gpushctl(&agent, &["gpu", "cordon", "0", "--reason", "fan"]).0, Some(0));
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
-    // A second drain without a reason keeps the first reason. A client that resumes a drain sends
+    // If a second drain has no reason, the first reason stays. A client that resumes a drain sends
     // no reason.
     assert_eq!(gpushctl(&agent, &["gpu", "drain", "0"]).0, Some(0));
     assert_eq!(agent.gpu(0).cordons[0].reason, "fan");
@@ -119,7 +119,7 @@ fn sigterm_during_start_stops_gpushd() {
             .stderr(Stdio::null())
             .spawn()
             .expect("gpushd can be started");
-        // This sleep does not wait for an event. It selects the moment at which the signal arrives.
+        // This sleep waits for no event. Its length is the moment of the signal.
         std::thread::sleep(Duration::from_micros(250 * quarters));
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
         let told = Instant::now();

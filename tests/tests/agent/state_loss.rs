@@ -1,5 +1,5 @@
 //! Loss of recorded state. If a part of the state directory is missing, gpushd reports the loss. It
-//! does not guess what was lost, and does not change any GPU.
+//! does not guess what was lost, and changes no GPU.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ fn health(agent: &Agent) -> Health {
 }
 
 /// Starts gpushd, creates an override for GPU 0, and stops gpushd. GPU 0 then has the layout of the
-/// override, and no process.
+/// override and no process.
 fn overridden(host: &Host) {
     let agent = Agent::start(host, CONFIG);
     let complete = || health(&agent).layouts_at_start.is_some_and(|layouts| layouts.complete);
@@ -38,8 +38,8 @@ fn emptied_state_directory_holds_gpus_and_keeps_their_layout() {
     overridden(&host);
     fs::remove_dir_all(&state).expect("the state directory can be removed");
     host.start_trace();
-    // With auto_reconcile, a gpushd that has lost the override would apply the rule's layout
-    // instead.
+    // If gpushd had lost the override, it would now apply the layout of the rule, because of
+    // `auto_reconcile`.
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     agent.await_that("GPU 0 held", || agent.gpu(0).state == GpuState::Held);
     let health = health(&agent);

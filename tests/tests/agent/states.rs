@@ -1,6 +1,6 @@
-//! GPU states: cordons by administrators and by faults, maintenance, GPUs that are held after a
-//! lost database, and GPUs that nvidia-mig-manager also manages. The tests check the resulting
-//! state of the hardware.
+//! GPU states: cordons by administrators and after faults, maintenance, GPUs that are `held` after
+//! the loss of the database, and a host with nvidia-mig-manager. The tests check the state of the
+//! hardware.
 
 use std::{
     fs,
@@ -42,13 +42,13 @@ fn gpu_of(value: Value) -> Gpu {
     serde_json::from_value(value).expect("a GPU")
 }
 
-/// Waits until both managed GPUs have their layouts.
+/// Waits until both GPUs with a rule have their layouts.
 fn laid_out(agent: &Agent) {
     agent.wait_for_layouts_at_start();
     assert!(agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()));
 }
 
-/// Returns the actions in the audit trail of an agent that has ended, with their reasons.
+/// Returns the actions in the audit trail, with their reasons. The agent must have ended.
 fn audit(state: &Path) -> Vec<(String, String)> {
     let connection = rusqlite::Connection::open(state.join("gpush.db")).expect("the database can be opened");
     let mut rows = connection.prepare("SELECT action, detail FROM audit ORDER BY sequence").expect("an audit trail");
@@ -80,18 +80,17 @@ fn cordon_survives_restart_and_yields_to_named_requests() {
     assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
     assert!(health(&agent).errors.is_empty(), "an administrator's cordon does not degrade health");
 
-    // A request that names the cordoned GPU changes its layout. The GPU remains cordoned.
+    // If a request names the cordoned GPU, it changes the layout. The GPU stays cordoned.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
-    // A request for all GPUs fails. It does not silently include the cordoned GPU.
+    // A request for all GPUs fails because of the cordoned GPU.
     let refused = agent.begin_with(&json!({ "layout_source": "config" })).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("is cordoned") && refused.hint.unwrap().contains("--gpu 0"));
     agent.stop();
 
-    // The next agent does not change the cordoned GPU either, although it repairs drift on all
-    // other GPUs.
+    // The next agent repairs drift on all other GPUs, but does not change the cordoned GPU.
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     agent.until("reconciled GPU 1", || agent.gpu(1).drift.is_empty().then_some(()));
     let kept = agent.gpu(0);
@@ -130,7 +129,7 @@ fn xid_cordons_gpu_and_uncordon_lasts_until_next_xid() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    // An Xid error caused by a program does not cordon the GPU.
+    // If a program causes the Xid error, gpushd does not cordon the GPU.
     host.sim("xid", &["13", "--gpu", "0"]);
     agent.wait_for_log("Xid 13");
     host.sim("xid", &["79", "--gpu", "1"]);
@@ -163,8 +162,7 @@ fn xid_is_received_after_worker_died() {
     let before = clients(&host);
     let worker = i32::try_from(before[0].as_i64().unwrap()).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
-    // No client sends a request. The agent starts to listen for driver events again without a
-    // request.
+    // The agent must listen for driver events again although no client sends a request.
     agent.until("another worker", || {
         let now = clients(&host);
         (!now.is_empty() && now != before).then_some(())
@@ -192,7 +190,7 @@ fn pending_row_remap_cordons_once_across_restarts() {
     let agent = Agent::start(&host, "");
     agent.settle_reads();
     assert_eq!(agent.gpu(0).state, GpuState::Ready, "it still waits, which is known");
-    // A second pending row is a new fault, and so is a row that cannot be remapped.
+    // A second pending row is a new fault. A row that cannot be replaced is also a new fault.
     host.sim("remap", &["--gpu", "0", "--uncorrectable"]);
     cordoned(&agent);
     done(&agent, "/v1/gpus/0/uncordon", "that too");
@@ -210,7 +208,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
-    // While an operation runs, gpushd refuses maintenance. The error names the operation.
+    // While an operation runs, gpushd refuses maintenance, and the error names the operation.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --hang");
     let operation = agent.begin(&["1"], &["3g.40gb"]).unwrap();
     let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
@@ -219,7 +217,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     assert!(refused.hint.unwrap().contains(&format!("gpushctl operation wait {}", operation.id)));
     host.clear_faults();
     assert_eq!(agent.follow(operation).state, OperationState::Done);
-    // A queued operation does not block maintenance, and remains queued.
+    // A queued operation does not block maintenance, and stays queued.
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 4)));
     let order = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
     let waiting = agent.begin_with(&order).unwrap();
@@ -276,7 +274,7 @@ fn gpus_match_by_uuid_after_driver_upgrade() {
     done(&agent, "/v1/gpus/1/cordon", "waits for its card");
     assert_eq!(agent.get("/v1/version").json()["driver"]["version"], "550.163.01");
     done(&agent, "/v1/maintenance/enter", "driver 570");
-    // The test can replace the driver only because no process has it open.
+    // If a process had the driver open, the test could not replace the driver.
     host.replace(&description("570.86.10"));
     done(&agent, "/v1/maintenance/leave", "");
     agent.until("the new driver", || {
@@ -329,7 +327,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.hint.unwrap().contains("gpushctl recover"));
-    // gpushd does not hold GPUs that no rule of the config manages.
+    // If no rule manages a GPU, gpushd does not hold it.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     let told = health(&agent);
     let told = cause(&told, "the database was lost").expect("health says it");
@@ -340,8 +338,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));
     agent.stop();
 
-    // After a restart in the same boot, the GPUs are still held. After a reboot, the GPUs are not
-    // held.
+    // The GPUs stay `held` after a restart of gpushd, but not after a reboot.
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
     let recovered = done(&agent, "/v1/recover", "no user is left");
@@ -413,7 +410,7 @@ fn newer_database_is_read_and_changes_are_refused() {
     assert_eq!(host.trace(), []);
 }
 
-/// Returns the seal, which is the checksum of a row, for a row of texts in the table `facts`.
+/// Returns the seal (a checksum) of a row of texts in the table `facts`.
 fn seal(texts: &[&str]) -> i64 {
     let mut bytes = b"facts".to_vec();
     for text in texts {
@@ -440,12 +437,12 @@ fn gpus_of_nvidia_mig_manager_are_not_changed() {
     let refused = agent.begin(&["2"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("GPU 2 (") && refused.causes[0].contains(link.to_str().unwrap()), "{refused:?}");
-    // A request for the layout that already exists changes nothing.
+    // If a request names the layout that already exists, it changes nothing.
     assert_eq!(agent.apply(&["2"], &["none"]).state, OperationState::Done);
     let settled = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
     agent.until("verdict on the layouts", || settled().then_some(()));
     assert_eq!(host.trace(), []);
-    // The command that the hint suggests works.
+    // Run the command that the hint suggests: it must work.
     fs::remove_file(&link).unwrap();
     assert_eq!(agent.apply(&["0", "1"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
     assert!(health(&agent).errors.is_empty(), "{:?}", health(&agent).errors);

@@ -1,8 +1,9 @@
 //! Runs the commands of docs/api.md, and checks that each command prints what the page shows.
 //!
-//! The test runs the `sh` blocks one after the other on a simulated host. If a `json` block
-//! follows, the output must match that block: objects may have more members, and `…` matches any
-//! text. The blocks below `## MPS` run on another host, on which one GPU is shared through MPS.
+//! The test runs the `sh` blocks one after the other on a simulated host. If a `json` block follows
+//! a command, the output must match this block. Objects of the output may have more members, and
+//! `…` matches any text. The blocks below `## MPS` run on another host, on which a GPU is shared
+//! through MPS.
 
 use std::{
     path::Path,
@@ -16,7 +17,7 @@ use gpush_tests::{
 };
 use serde_json::Value;
 
-/// Exit code of curl when `--max-time` has passed.
+/// Exit code of curl when the time of `--max-time` has passed.
 const TIME_IS_OVER: i32 = 28;
 
 /// The config for the part about MPS.

@@ -1,5 +1,5 @@
-//! `gpushctl` with the real agent on simulated hosts. The tests compare the whole output, the exit
-//! code, and the resulting state of the hardware.
+//! `gpushctl` with a real agent on simulated hosts. The tests compare the whole output, the exit
+//! code, and the state of the hardware after the command.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -22,7 +22,7 @@ use nix::{
 
 use crate::transcript::{self, transcript};
 
-/// The uid of a user who is in no group and owns no files.
+/// Uid of a user who is in no group and owns no files.
 const NOBODY: u32 = 65_534;
 
 const CONFIG: &str = r#"
@@ -46,7 +46,7 @@ fn run(agent: &Agent, args: &[&str]) -> String {
     transcript(args, &gpushctl(agent, args).output().expect("gpushctl can be started"))
 }
 
-/// Replaces the parts that differ between runs and builds: ages and the version.
+/// Replaces the parts of a text that differ between runs and builds: ages and the version.
 fn steady(text: &str) -> String {
     let words = text.split_inclusive('\n').map(|line| match line.split_once(", ") {
         Some((left, right)) if right.ends_with("s ago\n") => format!("{left}, Ns ago\n"),
@@ -64,10 +64,11 @@ fn json<T: serde::de::DeserializeOwned>(agent: &Agent, args: &[&str]) -> (i32, T
     (output.status.code().expect("it ends by itself"), value)
 }
 
-/// Waits until the agent has applied the config's layouts, which it does on a new host.
+/// Waits until the agent has applied the layouts of its config. It does this at its first start on
+/// a new host.
 fn settled(agent: Agent) -> Agent {
-    // The agent may be ready before it lists the operation that applies the layouts. Until then, the
-    // GPUs show drift.
+    // The agent may be ready before it lists the operation that applies the layouts. Before that,
+    // the GPUs show drift.
     let until = Instant::now() + PATIENCE;
     while agent.gpus().iter().any(|gpu| gpu.state == GpuState::Changing || !gpu.drift.is_empty()) {
         assert!(Instant::now() < until, "the config's layouts never stand: {}", agent.log());
@@ -82,8 +83,8 @@ fn started(host: &Host, config: &str) -> Agent {
     settled(Agent::start(host, config))
 }
 
-/// Starts a process on the instance of GPU 0 at memory slice 4. Returns its pid. A reading may be a
-/// second old, so this function waits until the agent has seen the process.
+/// Starts a process on the instance of GPU 0 at memory slice 4, and returns its pid. A reading may
+/// be a second old, so waits until the agent has seen the process.
 fn busy(host: &Host, agent: &Agent, memory: u32) -> String {
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory {memory}", gi_at(host, 0, 4)));
     let seen = |gpu: &Gpu| {
@@ -139,7 +140,7 @@ fn instance_in_use_is_kept_and_named() {
     let line = status.lines().find(|line| line.contains("3g.40gb@4")).expect("a line of the instance");
     assert!(line.contains("● 3g.40gb@4") && line.contains(&pid) && line.contains("8.8/ 39.3 GiB"), "{line}");
 
-    // All instances except the busy one can be replaced.
+    // Every instance except the busy one can be replaced.
     let more = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*4"]);
     assert!(more.ends_with("[exit 0]\n"), "{more}");
     assert!(truth(&host, 0).contains(&"3g.40gb@4[3g.40gb@0]".to_owned()));
@@ -153,7 +154,7 @@ fn failed_apply_is_rolled_back_and_reported() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let before = truth(&host, 0);
-    // The second creation fails only once, so that the rollback succeeds.
+    // The second creation fails only once. So the rollback succeeds.
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --times 1 --rc INSUFFICIENT_RESOURCES");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*7"]);
     assert!(text.contains("rolled back") && text.contains("as it was before"), "{text}");
@@ -195,7 +196,7 @@ fn offline_plan_equals_plan_of_agent() {
             // With `--offline`, the commands in hints also have `--offline`.
             let (status, said): (i32, serde_json::Value) = offline;
             let said = said.to_string().replace(&format!(" --offline {}", saved.display()), "");
-            // With gpushd, the hint names a command that does not work offline.
+            // With gpushd, the hint suggests a command that does not work offline.
             let said = said.replace(
                 "choose GPUs that `gpushctl mig profiles` lists",
                 "run `gpushctl gpu list` to see the index, UUID, PCI address and product name of each GPU",
@@ -218,12 +219,12 @@ fn other_user_can_read_and_not_change() {
     let agent = settled(Agent::start_public(&host, CONFIG));
     let pid = busy(&host, &agent, 9000);
 
-    // Other users may have no access to the build directory.
+    // Other users may not be able to enter the build directory.
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("an open directory");
     let binary = dir.path().join("gpushctl");
-    // Another process makes the copy. If this process wrote the file and another test forked
-    // meanwhile, executing the file would fail with ETXTBSY.
+    // Let another process make the copy. If this process wrote the file and another test forked at
+    // the same time, executing the file would fail with ETXTBSY.
     assert!(Command::new("cp").arg(program("gpushctl")).arg(&binary).status().expect("cp can be started").success());
     let as_nobody = |args: &[&str]| {
         let mut command = Command::new(&binary);
@@ -257,7 +258,7 @@ fn other_user_can_read_and_not_change() {
     assert!(as_nobody(&["config", "overrides"]).contains("for all to read"));
 }
 
-/// Replaces all ages in a text.
+/// Replaces all ages in a text by a fixed text.
 fn ageless(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -303,7 +304,7 @@ fn override_is_created_listed_and_cleared() {
             &["config", "reload"],
             &["config", "overrides", "clear", "0"],
             &["mig", "apply", "--quiet"],
-            // `apply` applies the override's layout. Only `config overrides clear` ends the
+            // `apply` applies the layout of the override. Only `config overrides clear` ends the
             // override.
             &["config", "overrides", "clear", "1"],
             &["apply", "1", "--quiet"],
@@ -329,7 +330,7 @@ fn operation_continues_after_ctrl_c() {
         gpushctl(&agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut line = String::new();
-    // gpushctl prints that the operation has started. The second creation hangs.
+    // gpushctl prints that the operation has started. Its second creation hangs now.
     stderr.read_line(&mut line).expect("text");
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     kill(Pid::from_raw(child.id().try_into().expect("a pid")), Signal::SIGINT).expect("it is there");
@@ -361,7 +362,7 @@ fn apply_survives_a_killed_agent() {
     host.clear_faults();
     let again = Agent::start(&host, "");
     stderr.read_to_string(&mut text).expect("text");
-    // gpushctl does not give up, because the next agent resumes the operation.
+    // The next agent resumes the operation, and gpushctl waits for it.
     assert_eq!(child.wait().expect("it ends").code(), Some(0), "{text}");
     let shown = run(&again, &["operation", "show", "op-1"]);
     assert!(shown.contains("op-1 done") && shown.contains("gpushd ended while the operation was running"), "{shown}");
@@ -369,8 +370,8 @@ fn apply_survives_a_killed_agent() {
     assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
 }
 
-/// Tests the exit codes of docs/exit-codes.md that need an agent. The tests of the codes 2, 6 and 8
-/// are in `ctl/tests`.
+/// Tests the exit codes of docs/exit-codes.md that need an agent. `ctl/tests` has the tests of the
+/// codes 2, 6 and 8.
 #[test]
 fn exit_codes_match_the_document() {
     let host = Host::up("mixed");
@@ -419,7 +420,7 @@ fn lost_gpu_is_an_error_and_others_work() {
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 0 --mutate lose");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb"]);
     assert!(text.ends_with("[exit 1]\n") && text.contains("lost"), "{text}");
-    // The command in the hint also contains the UUID, so look only at the text before the hint.
+    // Check only the text before the hint, because the command in the hint contains the UUID.
     let said = text.split("hint:").next().expect("text");
     assert_eq!(said.matches("GPU-").count(), 1, "its UUID is said once: {text}");
     let status = run(&agent, &["status"]);
@@ -429,8 +430,8 @@ fn lost_gpu_is_an_error_and_others_work() {
     // The other GPU still works.
     let other = run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "1g.10gb", "--quiet"]);
     assert!(other.ends_with("[exit 0]\n"), "{other}");
-    // An agent that has never read the lost GPU knows only the index that the driver lists. The
-    // agent accepts that index in requests.
+    // An agent that has never read the lost GPU knows only its index in the driver's list. Requests
+    // can use this index.
     drop(agent);
     let agent = Agent::start(&host, "");
     assert!(run(&agent, &["status"]).contains("! GPU 0 can't be identified"));

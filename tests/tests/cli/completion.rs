@@ -1,4 +1,4 @@
-//! Completion in a real bash on a terminal. The completed values come from a simulated host.
+//! Completion in a real bash on a terminal. A simulated host provides the values.
 //!
 //! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
@@ -18,11 +18,11 @@ const CONFIG: &str = "[layouts]\nbalanced = [\"3g.40gb\", \"2g.20gb\"]\n\
     [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n\
     [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n";
 
-/// The keys that insert all completions of the word before the cursor (readline's
+/// Keys that insert all completions of the word before the cursor (readline's
 /// `insert-completions`).
 const ALL: &str = "\u{1b}*";
 
-/// Types a line in an interactive bash. Returns the line after completion, before Enter.
+/// Types a line in an interactive bash. Returns the line after its completion, before Enter.
 fn typed(socket: &Path, line: &str) -> String {
     let mut bash = Command::new("script");
     bash.args(["-q", "-e", "-c", "bash --norc --noprofile -i", "/dev/null"])
@@ -35,8 +35,8 @@ fn typed(socket: &Path, line: &str) -> String {
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     let mut bash = bash.spawn().unwrap();
-    // After the completion, Ctrl-A moves the cursor to the start of the line, and Ctrl-E to the
-    // end.
+    // After the completion, Ctrl-A moves the cursor to the start of the line, and Ctrl-E moves it
+    // to the end.
     let keys = format!("source <(gpushctl completions bash)\n{line}\u{1}echo \"<\u{5}>\"\nexit\n");
     bash.stdin.take().unwrap().write_all(keys.as_bytes()).unwrap();
     let output = String::from_utf8_lossy(&bash.wait_with_output().unwrap().stdout).into_owned();
@@ -89,7 +89,7 @@ fn bash_completes_values_of_the_host() {
     }
 }
 
-/// Without gpushd, bash still completes commands and the values that gpushctl itself knows.
+/// Without gpushd, bash completes only commands and the values that gpushctl itself knows.
 #[test]
 fn bash_completes_static_words_without_gpushd() {
     if !is_available() {

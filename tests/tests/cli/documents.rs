@@ -40,8 +40,8 @@ fn is_like(shown: &str, real: &str) -> bool {
     (0..=rest.len()).filter(|at| rest.is_char_boundary(*at)).any(|at| is_like(after, &rest[at..]))
 }
 
-/// Returns whether lines of output match the lines that the page shows. Several spaces count as
-/// one, because the real text in place of a `…` may be longer and shift the columns.
+/// Returns whether lines of output match the lines that the page shows. Several spaces count as one
+/// space: the real text in place of a `…` may be longer, and then shifts the columns.
 fn are_like(shown: &[&str], real: &[&str]) -> bool {
     let plain = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     match (shown.split_first(), real.split_first()) {
@@ -67,7 +67,7 @@ fn leases_page_matches_real_output() {
     typed("leases.md");
 }
 
-/// Runs the commands of a page. The page's simulated host is in `/tmp/gpus`.
+/// Runs the commands of a page. The page uses a simulated host in `/tmp/gpus`.
 fn typed(page: &str) {
     let page = document(page);
     let scratch = tempfile::tempdir().expect("a directory");
@@ -87,7 +87,7 @@ fn typed(page: &str) {
         let command = here(command);
         script += &format!("{{ {}\n}} > {2}/{1}.out 2> {2}/{1}.err\n", command, at, scratch.path().display());
         if command.ends_with('&') {
-            // A person would type the next command after gpushd has started, so wait until gpushd
+            // A reader types the next command after gpushd has started. So wait until gpushd
             // answers.
             let seconds = PATIENCE.as_secs();
             script += &format!("timeout {seconds} sh -c 'until gpushctl version > /dev/null 2>&1; do :; done'\n");
@@ -191,7 +191,7 @@ fn manual_install_puts_files_where_units_expect_them() {
         let tool = line.split(' ').next().unwrap_or_default();
         let line = match tool {
             "systemd-sysusers" => line.replacen(tool, &format!("{tool} --root={}", root.display()), 1),
-            // systemd cannot start units in a directory, so this command only enables them. The
+            // In a directory, systemd cannot start units, so this command only enables them. The
             // test checks below which units are enabled.
             "systemctl" if line.contains("enable") => {
                 line.replacen(tool, &format!("{tool} --root={}", root.display()), 1).replace("--now ", "")

@@ -1,5 +1,5 @@
-//! Hints. The tests run the commands that hints suggest: each command exists, the user who reads
-//! the hint may run it, and it solves the problem.
+//! Hints. The tests run the commands that hints suggest. Each command must exist and solve the
+//! problem, and the user who reads the hint must be allowed to run it.
 //!
 //! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
@@ -24,25 +24,24 @@ use crate::{
 /// The uid of a user who is in no group and owns no files.
 const NOBODY: u32 = 65_534;
 
-/// Runs a command that must fail. Returns the commands that the hint of its error suggests, in
-/// order.
+/// Runs a command that must fail. Returns the commands in the hint of its error, in order.
 fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
     let output = transcript::gpushctl(agent, &[&["--json"], args].concat(), 80).output().unwrap();
     assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    // The error of the command, or the error of the first plan.
+    // This is the error of the command, or the error of the first plan.
     let error = [&document["error"], &document["plans"][0]["error"]].into_iter().find(|error| error.is_object());
     let hint = error.unwrap_or_else(|| panic!("{args:?}: {document}"))["hint"].as_str().unwrap().replace('\'', "`");
     let quoted = hint.split('`').skip(1).step_by(2).filter_map(|command| command.strip_prefix("gpushctl "));
     quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
-/// Runs the suggested command that begins with `start`. The command must succeed.
+/// Runs the suggested command that begins with `start`. It must succeed.
 fn type_hint(agent: &Agent, args: &[&str], start: &str) {
     let commands = hinted(agent, args);
     let command = commands.iter().find(|command| command.join(" ").starts_with(start));
     let mut command = words(command.unwrap_or_else(|| panic!("{args:?}: {commands:?}")));
-    // The reader replaces this word.
+    // The reader of the hint replaces this word.
     command.iter_mut().filter(|word| **word == "COMMAND").for_each(|word| *word = "true");
     done(agent, &command);
 }
@@ -111,11 +110,11 @@ fn hinted_commands_of_leases_and_layouts_work() {
     let host = Host::up(TWO);
     let agent = started(&host, &format!("{MIXED}lease = \"optional\"\n"));
     done(&agent, &["lease", "request", "--mig", "3g.40gb", "-g", "0", "--for", "1h"]);
-    // gpushd does not destroy the instance while the lease uses it.
+    // While the lease uses the instance, gpushd does not destroy the instance.
     let lease = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
     assert_eq!((lease.usage, lease.available), (DeviceUse::Granted, false));
     assert!(lease.grants[0].expires_at.is_some(), "holder and end are shown: {lease:?}");
-    // The last device of the profile is not free, and the list shows the holder of the device.
+    // The last device of the profile is not free. The list shows who holds it.
     let free = ["mig", "list", "--free", "--profile", "3g.40gb", "-o", "uuid"];
     let (code, text) = run(&agent, &free);
     assert_eq!(code, i32::from(Code::Blocked.exit_status()), "{text}");
@@ -131,7 +130,7 @@ fn hinted_commands_of_leases_and_layouts_work() {
     let all: Vec<gpush_api::Lease> =
         serde_json::from_str(&done(&agent, &["lease", "list", "--ended", "--json"])).unwrap();
     assert!(all.iter().all(|one| one.state == LeaseState::Ended), "{all:?}");
-    // Names that do not exist, and arguments in the form of other tools.
+    // These arguments contain names that do not exist, or have the form of other tools.
     for args in [
         &["lease", "request", "--mig", "9g.90gb", "--for", "1h"][..],
         &["lease", "renew", "L99", "--for", "1h"],
@@ -155,8 +154,8 @@ fn words(command: &[String]) -> Vec<&str> {
     command.iter().map(String::as_str).collect()
 }
 
-/// Adds the quoted `gpushctl` commands in the texts of a document to `found`, except commands in
-/// texts for administrators.
+/// Adds the quoted `gpushctl` commands in the texts of a document to `found`. Leaves out commands
+/// in texts for administrators.
 fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
     match value {
         serde_json::Value::String(text) if !text.contains("administrator") => {
@@ -170,7 +169,8 @@ fn for_everybody(value: &serde_json::Value, found: &mut Vec<String>) {
     }
 }
 
-/// Fault: hints to other users suggested commands that only administrators may run.
+/// Fault: a hint to a user who is not an administrator suggested a command that only administrators
+/// may run.
 #[test]
 fn hinted_commands_are_permitted_to_the_user() {
     if !nix::unistd::geteuid().is_root() {
@@ -180,9 +180,9 @@ fn hinted_commands_are_permitted_to_the_user() {
     let host = Host::up(TWO);
     let agent = Agent::start_public(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
     agent.wait_for_layouts_at_start();
-    // Other users may have no access to the build directory. Another process makes the copy. If
-    // this process wrote the file and another test forked meanwhile, executing the file would fail
-    // with ETXTBSY.
+    // Other users may not be able to enter the build directory. Let another process make the copy.
+    // If this process wrote the file and another test forked at the same time, executing the file
+    // would fail with ETXTBSY.
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let binary = dir.path().join("gpushctl");
@@ -221,7 +221,7 @@ fn hinted_commands_are_permitted_to_the_user() {
                 typed += 1;
             }
         }
-        // Remaining leases would prevent the next state.
+        // Release the leases that are left, because they would prevent the next state.
         for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
             done(&agent, &["lease", "revoke", lease, "--reason", "test"]);
         }

@@ -53,7 +53,7 @@ fn request(agent: &Agent, words: &[&str]) -> String {
     id.trim().to_owned()
 }
 
-/// A command that replaced the process of `gpushctl run`. The command ends when its stdin closes.
+/// A command that has replaced the process of `gpushctl run`. It ends when its stdin closes.
 struct Held {
     child: Child,
     /// The first line that the command printed.
@@ -172,8 +172,8 @@ fn lease_is_entered_shown_renewed_and_ended() {
 #[test]
 fn lease_is_kept_by_its_program_and_not_by_its_shell() {
     let (_host, agent) = started();
-    // Bind the lease to this process, as a login shell would do. This process itself is not a
-    // program in the lease.
+    // Bind the lease to this process, as a login shell would. This process does not belong to the
+    // lease.
     let id = request(&agent, &["--whole", "--with", &std::process::id().to_string()]);
     let words = ["run", "--lease", &id, "--", "/bin/sh", "-c", "echo started; read _"];
     let mut command = gpushctl(&agent, &words, 100);
@@ -220,7 +220,8 @@ fn lease_belongs_to_its_holder() {
         let (code, text) = as_user(65532, args);
         assert_eq!(code, expected, "{text}");
     }
-    // Root is an administrator, but no process of root may run in the lease of another user.
+    // Root is an administrator. Nevertheless, no process of root may run in the lease of another
+    // user.
     let (code, text) = run(&agent, &["run", "--lease", &id, "--", "true"]);
     assert_eq!(code, 125, "{text}");
     let (_, text) = as_user(65532, &["lease", "list"]);
@@ -247,13 +248,13 @@ fn group_owner_and_quota_limit_leases() {
     };
     let (code, text) = as_nobody(&["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
-    // Only Slurm's hooks can lease this GPU. An administrator cannot lease the GPU directly.
+    // Only Slurm's hooks can lease this GPU. Even an administrator cannot lease it directly.
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
     let (code, text) = run(&agent, &["lease", "request", "--whole", "-g", "1", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains("Slurm"), "{text}");
     let first = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
-    // If root requests a lease for a user, the quotas of the user's groups also apply.
+    // If root requests a lease for another user, the quotas of this user's groups apply.
     let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");
     assert!(text.contains(&first), "{text}");
@@ -297,8 +298,8 @@ fn blocking_leases_are_named() {
     assert!(code == 8 && text.contains(&id), "{text}");
 }
 
-/// Starts a gpushctl command in the environment of the simulated host, whose nvidia-smi knows the
-/// host's GPUs.
+/// Starts a gpushctl command in the environment of the simulated host. Its nvidia-smi then knows
+/// the GPUs of that host.
 fn on_host(host: &Host, agent: &Agent, args: &[&str]) -> Child {
     let mut command: Command = host.command(program("gpushctl"));
     command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
@@ -322,7 +323,7 @@ fn reset_and_maintenance_wait_for_a_lease_when_asked() {
         let mut waiting = on_host(&host, &agent, args);
         agent.await_that("the GPU is cordoned", || is_cordoned(&agent, 1));
         assert!(waiting.try_wait().expect("a state").is_none(), "it waits for {id}");
-        // gpushd grants no new lease while the reset waits.
+        // While the reset waits, gpushd grants no new lease.
         let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "-g", "1"]);
         assert_ne!(code, 0, "{text}");
         done(&agent, &["lease", "release", &id]);
@@ -337,7 +338,7 @@ fn reset_and_maintenance_wait_for_a_lease_when_asked() {
     }
 }
 
-/// Fault: the lease of any GPU prevented the reset, because the reset needs maintenance of the host.
+/// Fault: a reset needs maintenance of the host, so a lease of any GPU prevented it.
 #[test]
 fn reset_ignores_leases_of_other_gpus() {
     let (host, agent) = started();
@@ -348,12 +349,12 @@ fn reset_ignores_leases_of_other_gpus() {
     assert_eq!(lease(&agent, &id).state, LeaseState::Active);
     let (code, text) = run(&agent, &["gpu", "reset", "0"]);
     assert!(code == 4 && text.contains(&format!("lease revoke {id} --end")), "{text}");
-    // The audit trail of the GPU contains its reset.
+    // The audit trail of the GPU that was reset contains the reset.
     for (gpu, has_reset) in [("1", true), ("0", false)] {
         let trail = done(&agent, &["audit", "-g", gpu]);
         assert_eq!(trail.contains("maintenance.enter") && trail.contains("reset of GPU 1"), has_reset, "{trail}");
     }
-    // Without GPUs, maintenance is for the whole host.
+    // Without GPUs, `maintenance enter` is for the whole host.
     let (code, text) = run(&agent, &["maintenance", "enter"]);
     assert!(code == 4 && text.contains(&id), "{text}");
 }
@@ -385,7 +386,7 @@ fn leased_devices_are_shown_as_granted_in_every_list() {
     let usage = |profile: &str| devices.iter().find(|one| one.profile == profile).expect("a device").usage;
     assert_eq!((usage("3g.40gb"), usage("1g.10gb")), (DeviceUse::Granted, DeviceUse::Free));
     done(&agent, &["lease", "release", &id, &whole]);
-    // gpushd first asks the driver whether a process is still running.
+    // gpushd first asks the driver whether a process of the lease still runs.
     agent.until("no device is granted", || (!done(&agent, &["status"]).contains('◐')).then_some(()));
 }
 

@@ -1,4 +1,4 @@
-//! `gpushctl` with the real agent. gpushd executes a request once even if it is killed. gpushctl
+//! `gpushctl` with a real agent. gpushd executes a request once, even if it is killed. gpushctl
 //! follows waiting operations, and shows events and the audit trail.
 //!
 //! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
@@ -47,8 +47,8 @@ fn json<T: serde::de::DeserializeOwned>(output: &Output) -> T {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// Returns lines of a child's standard error, up to and including the first line for which `is`
-/// returns true.
+/// Returns lines of the standard error of a child, up to and including the first line for which
+/// `is` returns true.
 fn lines_until(reader: &mut impl BufRead, is: impl Fn(&str) -> bool) -> Vec<String> {
     let mut lines = Vec::new();
     loop {
@@ -75,16 +75,16 @@ fn apply_while_agent_dies_is_one_operation() {
     let mut agent = Agent::start(&host, "");
     agent.settle_reads();
     let mut operations = 0;
-    // In the first round, the agent is killed while it reads the GPU, before it records the
-    // operation. In the second round, it is killed while it executes the recorded operation and
-    // gpushctl follows that operation.
+    // In the first round, the agent is killed while it reads the GPU, before it has recorded the
+    // operation. In the second round, it is killed while it executes the recorded operation, and
+    // gpushctl follows the operation.
     for (fault, layout) in [
         ("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 3000", "7g.80gb"),
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 3000", "1g.10gb*2"),
     ] {
         host.fault(fault);
         let child = gpushctl(&agent, &["mig", "apply", "--gpu", "0", "--layout", layout, "--json"]).spawn().unwrap();
-        // Wait until the slow driver call has begun: the fault rule counts its calls.
+        // Wait until the slow driver call has begun. The counter of the fault rule shows this.
         let until = std::time::Instant::now() + gpush_tests::agent::PATIENCE;
         while !host.sim("fault", &["list"]).contains("fired 1") {
             assert!(std::time::Instant::now() < until, "{}", host.sim("fault", &["list"]));
@@ -119,7 +119,7 @@ fn waiting_operation_is_followed_and_cancelled() {
         (child, reader, told)
     };
     let (child, _reader, told) = waiting();
-    // gpushctl shows root only once which process blocks the operation.
+    // gpushctl tells root only once which process blocks the operation.
     assert_eq!(told.iter().filter(|line| line.contains(&format!("pid {pid}"))).count(), 1, "{told:?}");
     assert!(told.iter().all(|line| !line.contains("is in use")), "{told:?}");
     let all: Vec<OperationSummary> = json(&run(&agent, &["operation", "list", "--json"]));
@@ -128,10 +128,10 @@ fn waiting_operation_is_followed_and_cancelled() {
     assert!(list.lines().last().unwrap().contains("waiting"), "{list}");
     let show = stdout(&run(&agent, &["operation", "show", &id]));
     assert!(show.contains("reason: for the workshop") && show.contains("waits: "), "{show}");
-    // Every user can read the reasons in the operation, so they do not name the process.
+    // Every user can read the reasons of an operation, so they must not name the process.
     assert!(!show.contains(&format!("pid {pid}")), "{show}");
-    // The command that cancels the operation succeeds. The command that follows the operation
-    // reports the cancellation.
+    // The command that cancels the operation succeeds. The other command, which follows the
+    // operation, reports that it was cancelled.
     let cancelled = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(cancelled.status.code(), Some(0), "{cancelled:?}");
     let (status, text) = ended(child);
@@ -139,7 +139,7 @@ fn waiting_operation_is_followed_and_cancelled() {
     let again = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(again.status.code(), Some(4), "{again:?}");
 
-    // After Ctrl-C, the agent keeps the operation and starts it when possible.
+    // After Ctrl-C, the agent keeps the operation, and starts it when it is possible.
     let (mut child, _reader, _) = waiting();
     kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -183,8 +183,7 @@ fn events_continue_after_an_agent_restart() {
         });
         serde_json::from_str::<Event>(lines.last().unwrap()).unwrap().what.kind()
     };
-    // The listener is connected once it has received an event. Until then, the test repeats the
-    // apply.
+    // When the listener has got an event, it is connected. Repeat the apply until then.
     let told = std::thread::scope(|scope| {
         let listening = scope.spawn(|| next_end(&mut reader));
         while !listening.is_finished() {
@@ -206,7 +205,8 @@ fn events_continue_after_an_agent_restart() {
     // gpushctl prints the stored events as lines and as JSON.
     let kept: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
     assert!(!kept.is_empty());
-    // `-f` with `-n` or `--since` begins with stored events, and then prints each new event once.
+    // With `-n` or `--since`, `events -f` first prints stored events, and then prints each new
+    // event once.
     let mut child = gpushctl(&agent, &["events", "-f", "-n", "1", "--kind", "operation", "--json"]).spawn().unwrap();
     let mut reader = BufReader::new(child.stdout.take().unwrap());
     let past: Event = serde_json::from_str(&lines_until(&mut reader, |_| true)[0]).unwrap();
@@ -238,8 +238,7 @@ fn audit_needs_administrator_and_events_hide_pids() {
     let table = stdout(&run(&agent, &["audit", "--since", "1h", "--object", "op-1"]));
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.contains("accepted") && table.contains("7g.80gb") && table.contains("gpushd"), "{table}");
-    // `--object` finds a record by any name of the record's GPU, but not by the name of another
-    // GPU.
+    // `--object` finds a record by any name of its GPU, but not by the name of another GPU.
     let gpu = agent.gpu(0);
     let device = gpu.mig.as_ref().unwrap().instances[0].compute[0].uuid.clone().unwrap();
     let device_start = &device[..14];
@@ -254,12 +253,12 @@ fn audit_needs_administrator_and_events_hide_pids() {
         let wrong = run(&agent, &["audit", "--object", wrong]);
         assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
     }
-    // The records of a MIG device that no longer exists can be found by its complete UUID.
+    // If a MIG device no longer exists, its complete UUID still finds its records.
     for other in ["op-7", "MIG-00000000-0000-0000-0000-000000000000"] {
         let none = run(&agent, &["audit", "--object", other]);
         assert_eq!((none.status.code(), none.stdout.len()), (Some(0), 0), "{none:?}");
     }
-    // The API returns the trail in pages.
+    // The API returns the audit trail in pages.
     let after = agent.get("/v1/audit?after=0&limit=1").json();
     assert_eq!(after[0]["sequence"], trail[0].sequence);
     let next = agent.get(&format!("/v1/audit?after={}&limit=1", trail[0].sequence)).json();
@@ -280,7 +279,7 @@ fn audit_needs_administrator_and_events_hide_pids() {
         println!("skipped: only root can ask as another user");
         return;
     }
-    // Other users may have no permission to execute a program in root's directory.
+    // Other users may not be able to execute a program in root's directory.
     let copy = agent.socket().with_file_name("gpushctl");
     std::fs::copy(program("gpushctl"), &copy).unwrap();
     let ask = |args: &[&str]| {
@@ -315,7 +314,7 @@ fn stopping_agent_answers_followers_and_refuses_requests() {
     let text = String::from_utf8_lossy(&asked.stderr);
     assert_eq!(asked.status.code(), Some(i32::from(Code::Unavailable.exit_status())), "{text}");
     assert!(text.contains("gpushd is stopping") && !text.contains("may have carried out"), "{text}");
-    // After the fault is cleared, the operation ends.
+    // When the fault is cleared, the operation ends.
     host.clear_faults();
     assert!(agent.wait().success(), "{}", agent.log());
     let (status, text) = ended(following);
@@ -332,8 +331,8 @@ fn request_refused_by_stopping_agent_goes_to_the_next() {
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    // The stopping agent refuses this request. gpushctl repeats the request with the same key until
-    // another agent runs.
+    // The agent is stopping, so it refuses this request. gpushctl repeats the request with the same
+    // key until another agent runs.
     let child = gpushctl(&agent, &["mig", "apply", "--gpu", "1", "--layout", "7g.80gb", "--quiet"]).spawn().unwrap();
     assert!(agent.wait().success(), "{}", agent.log());
     let agent = Setup::on(&host).start();

@@ -19,8 +19,8 @@ const CONFIG: &str = "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mi
 
 const HOST: &str = "driver = \"550.163.01\"\nseed = 1\n[[gpu]]\nmodel = \"a100-80\"\ncount = 2\nmig = true\n";
 
-/// Returns a `gpushctl` command on a wide terminal, so that the length of a temporary path does not
-/// change the line breaks.
+/// Returns a `gpushctl` command on a wide terminal, so that temporary paths of different lengths do
+/// not change the line breaks.
 fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
     transcript::gpushctl(agent, args, 140)
 }
@@ -31,7 +31,7 @@ fn run(agent: &Agent, args: &[&str]) -> String {
     steady(&transcript(args, &output))
 }
 
-/// Replaces times, pids, versions and temporary paths by the names of their kinds.
+/// Replaces each time, pid, version and temporary path by the name of its kind.
 fn steady(text: &str) -> String {
     let word = |word: &str| {
         let inner = word.trim_start_matches('(');

@@ -1,5 +1,4 @@
-//! `gpushctl support-bundle` through the real binary: what the archive contains, and what it must
-//! never contain.
+//! `gpushctl support-bundle`: what the archive contains, and what it must never contain.
 //!
 //! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
@@ -19,7 +18,7 @@ use serde_json::Value;
 
 use crate::{transcript, verbs::on_a_terminal};
 
-/// Data that the bundle must not contain: a secret on the command line of a process, a secret in
+/// Texts that the archive must not contain: a secret on the command line of a process, a secret in
 /// the config, a user name, and a program name.
 const PLANTED: [&str; 4] = ["hunter2", "hunter3", "zebediah", "secret-model.py"];
 
@@ -30,7 +29,7 @@ const CONFIG: &str = "# db_password=hunter3\n[[quota]]\nusers = [\"zebediah\"]\n
 /// The uid of `nobody`.
 const NOBODY: u32 = 65_534;
 
-/// A process on the GPU, with a secret on its command line.
+/// A process on the GPU with a secret on its command line.
 struct Job(Child);
 
 impl Job {
@@ -73,7 +72,7 @@ fn support_bundle_has_all_facts_and_no_secrets() {
     let agent = Agent::start(&host, CONFIG);
     agent.wait_for_layouts_at_start();
     let _job = Job::start(&host);
-    // The process blocks a change, so messages name it.
+    // The process blocks a change, so gpushd's messages name it.
     let refused = transcript::gpushctl(&agent, &["mig", "apply", "none", "-g", "0", "--json"], 80).output().unwrap();
     assert!(String::from_utf8_lossy(&refused.stdout).contains("hunter2"), "{refused:?}");
 
@@ -103,7 +102,7 @@ fn support_bundle_has_all_facts_and_no_secrets() {
     assert!(of(&files, "doctor.json").contains("\"area\": \"agent\""));
     assert!(of(&files, "kernel.txt").contains("Linux"));
 
-    // With `--with-names`, gpushctl omits only values that look like secrets.
+    // With `--with-names`, gpushctl leaves out only values that look like secrets.
     let named = host.scratch("named.tar.gz");
     let args = ["support-bundle", "--with-names", "--json", "--file", named.to_str().unwrap()];
     let output = transcript::gpushctl(&agent, &args, 100).output().unwrap();
@@ -143,7 +142,7 @@ fn support_bundle_refuses_existing_files_and_other_directories() {
     let run = |file: &Path, uid: Option<u32>| {
         let mut command = Command::new(program("gpushctl"));
         if let Some(uid) = uid {
-            // Other users may have no access to the build directory.
+            // Other users may not be able to enter the build directory.
             let copy = file.parent().unwrap().join("gpushctl");
             assert!(Command::new("cp").arg(program("gpushctl")).arg(&copy).status().unwrap().success());
             command = Command::new(copy);

@@ -1,11 +1,11 @@
-//! A `gpushctl` command in a test, and its whole output.
+//! A `gpushctl` command in a test, with its whole output.
 
 use std::process::{Command, Output};
 
 use gpush_tests::{agent::Agent, host::program};
 
 /// Returns a `gpushctl` command that connects to `agent`, on a terminal with this number of
-/// columns. The command does not inherit the environment of the test.
+/// columns. It does not inherit the environment of the test.
 pub(crate) fn gpushctl(agent: &Agent, args: &[&str], columns: u16) -> Command {
     let mut command = Command::new(program("gpushctl"));
     command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", columns.to_string());

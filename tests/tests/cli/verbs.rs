@@ -1,5 +1,5 @@
-//! Everyday commands with the real gpushd: apply, add, remove, reset, free devices, and the
-//! environment of a refused lease.
+//! Everyday commands with the real gpushd: apply, add, remove, reset, a list of free devices, and
+//! the environment of a lease that gpushd refuses.
 //!
 //! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]
@@ -50,7 +50,7 @@ pub(crate) fn started(host: &Host, config: &str) -> Agent {
     agent
 }
 
-/// Fault: a hint suggested a command that destroyed an override, and `mig apply` without a layout
+/// Fault: a hint suggested a command that destroyed an override. `mig apply` without a layout also
 /// ended an override.
 #[test]
 fn apply_keeps_an_override_until_it_is_cleared() {
@@ -124,7 +124,8 @@ fn only_idle_gpu_is_reset() {
     assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
 }
 
-/// As `run`, in the environment of the simulated host, whose nvidia-smi knows the host's GPUs.
+/// Does the same as `run`, in the environment of the simulated host. Its nvidia-smi then knows the
+/// GPUs of that host.
 fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     let mut command: Command = host.command(program("gpushctl"));
     command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
@@ -132,7 +133,7 @@ fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
 
-/// Fault: `mig assert` refused an exported layout if a rule had mode `unmanaged`.
+/// Fault: if a rule had mode `unmanaged`, `mig assert` refused an exported layout.
 #[test]
 fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     let host = Host::up(TWO);
@@ -160,7 +161,8 @@ fn assert_or_apply_succeeds_with_an_exclusive_rule() {
     assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
 }
 
-/// Fault: `eval "$(gpushctl … )"` of an environment succeeded even if gpushd refused the lease.
+/// Fault: if gpushd refused the lease, `eval "$(gpushctl … )"` of its environment succeeded
+/// nevertheless.
 #[test]
 fn evaluated_environment_of_a_refused_lease_fails() {
     let host = Host::up(TWO);
@@ -187,8 +189,8 @@ fn audit_of_a_gpu_has_its_leases() {
     }
 }
 
-/// Fault: a cancelled operation ended with an error, and an operation that had never started was
-/// shown as `rolled back`.
+/// Fault: a cancelled operation ended with an error. An operation that had never started was shown
+/// as `rolled back`.
 #[test]
 fn operation_that_never_started_is_not_called_rolled_back() {
     let host = Host::up(TWO);
@@ -223,7 +225,7 @@ fn operations_of_a_gpu_are_found_on_later_pages() {
     let of_gpu_1 = done(&agent, &[&list[..], &["-g", "1"]].concat());
     assert!(of_gpu_1.starts_with("op-") && of_gpu_1.lines().count() == 1 && of_gpu_1 != last, "{of_gpu_1}");
     assert_eq!(done(&agent, &[&list[..], &["-g", "0"]].concat()), last);
-    // Fault: a finished operation was listed as an operation that had not begun.
+    // Fault: a finished operation was listed as if it had not begun.
     let all: Vec<gpush_api::OperationSummary> =
         serde_json::from_str(&done(&agent, &["op", "list", "-o", "json"])).unwrap();
     assert!(all.len() == 3 && all.iter().all(|one| one.begun && one.gpu_uuids.len() == 1), "{all:?}");
@@ -245,7 +247,7 @@ pub(crate) fn on_a_terminal(agent: &Agent, command: &str, answer: &str) -> (i32,
 fn apply_that_destroys_asks_on_a_terminal() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
-    // Nothing is destroyed, so gpushctl does not ask.
+    // The command destroys nothing, so gpushctl does not ask.
     let (code, text) = on_a_terminal(&agent, "mig apply 7g.80gb -g 0", "");
     assert!(code == 0 && !text.contains("Continue?"), "{text}");
     let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "n\n");
@@ -253,7 +255,7 @@ fn apply_that_destroys_asks_on_a_terminal() {
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "y\n");
     assert!(code == 0 && truth(&host, 0).len() == 1 && truth(&host, 0)[0].starts_with("3g.40gb"), "{text}");
-    // A reset destroys instances too.
+    // A reset also destroys instances, so gpushctl asks.
     let (code, text) = on_a_terminal(&agent, "gpu reset 0", "n\n");
     assert!(code == 1 && text.contains("GPU 0: - 3g.40gb@") && text.contains("This destroys 1 instance."), "{text}");
     assert_eq!(truth(&host, 0).len(), 1);

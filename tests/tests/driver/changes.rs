@@ -1,5 +1,5 @@
-//! Changes through the driver layer. The tests check the driver calls and their order, the state
-//! that is read back, the driver's errors and their messages, and wrong results of the driver.
+//! Changes through the driver layer. The tests check the order of the driver calls, the state that
+//! is read back, the driver's errors and their messages, and wrong results of the driver.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -53,7 +53,7 @@ async fn ci_placement_has_size_from_driver() {
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
     let whole = create(&hardware, &uuid, "7g.80gb", 0).await;
-    // On this GPU, a compute instance of three slices occupies four slots.
+    // On this GPU, a compute instance with three slices occupies four slots.
     let made =
         hardware.create_compute_instance(&uuid, whole.id, 2, Some(Placement { start: 4, size: 3 })).await.unwrap();
     assert_eq!(made.placement, Some(Placement { start: 4, size: 4 }));
@@ -176,7 +176,7 @@ async fn stale_session_is_replaced_before_a_change_fails() {
     assert!(hardware.status().started > before, "it was seen by a fresh session only");
     let shown = host.show();
     assert_eq!(shown["gpus"][0]["state"]["instances"].as_array().unwrap().len(), 1);
-    // The session must also notice a destroyed instance.
+    // The session must notice that an instance was destroyed.
     hardware.destroy_gpu_instance(&uuid, made.id).await.unwrap();
     assert_eq!(host.show()["gpus"][0]["state"]["instances"].as_array().unwrap().len(), 0);
 }

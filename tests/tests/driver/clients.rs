@@ -1,8 +1,8 @@
-//! Independent clients of the driver, as unmodified programs on a simulated host: nvidia-ml-py,
-//! nvitop, gpustat, nvtop.
+//! Independent clients of the driver on a simulated host: nvidia-ml-py, nvitop, gpustat and nvtop,
+//! unmodified.
 //!
-//! The tests show that the simulated library behaves as a driver, and not only as gpush expects. If
-//! a client is not installed, its test prints `SKIPPED`. `cargo xtask test` installs all four
+//! The tests show that the simulated library behaves like a driver for programs other than gpush.
+//! If a client is not installed, its test prints `SKIPPED`. `cargo xtask test` installs all four
 //! clients.
 
 use std::collections::BTreeSet;
@@ -68,8 +68,8 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Instances that another client has created. The client keeps running, and destroys the instances
-/// when it ends.
+/// Instances that another client has created. This client keeps running, and destroys them when it
+/// ends.
 struct Held {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -163,8 +163,7 @@ fn concurrent_clients_see_the_same_instances() {
     }
     println!("{count} MIG devices seen alike by the one who made them, another client and the simulator");
 
-    // The driver lists the process with its instances, both for the MIG device and for the whole
-    // GPU.
+    // The driver lists the process with its instances, for the MIG device and for the whole GPU.
     let (_, gi, ci) = first.devices[0].clone();
     let wanted = serde_json::json!([["compute", pid, 3000_u64 << 20, gi, ci]]);
     assert_eq!(survey[0]["devices"][0]["processes"], wanted);
@@ -245,8 +244,8 @@ fn nvtop_draws_every_gpu_and_a_process() {
     wanted.insert(format!(" {pid} "));
     let (mut drawn, mut piece) = (String::new(), [0; 4096]);
     let mut screen = child.stdout.take().expect("piped");
-    // The loop ends when nvtop has drawn everything, or when nvtop ends. nvtop ends immediately if
-    // it finds no GPU, and otherwise after a minute.
+    // The loop ends when nvtop has drawn everything, or has ended. If nvtop finds no GPU, it ends
+    // immediately, otherwise after a minute.
     while wanted.iter().any(|name| !drawn.contains(name.as_str())) && drawn.len() < 1 << 20 {
         match screen.read(&mut piece) {
             Ok(0) | Err(_) => break,

@@ -1,6 +1,6 @@
-//! Compute mode through the driver layer: gpush reads it with every reading, sets it, and reads it
-//! back. The tests also cover changes that the driver refuses, executes late or loses, or that a
-//! session does not show.
+//! Compute mode through the driver layer. gpush reads it with every reading, sets it, and reads it
+//! back. In other tests, the driver refuses a change, executes it late or loses it, or a session
+//! does not show it.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -13,7 +13,7 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Three GPUs: with MIG mode off, with MIG mode on, and without MIG.
+/// Three GPUs: one with MIG mode off, one with MIG mode on, and one without MIG.
 const THREE: &str = "
     [[gpu]]
     model = \"a100-80\"
@@ -42,7 +42,7 @@ async fn compute_mode_is_read_set_and_read_back() {
     for uuid in &list {
         assert_eq!(mode(&hardware, uuid).await, Some(ComputeMode::Default));
     }
-    // A GPU in use accepts the change.
+    // The call succeeds although the GPU is in use.
     host.process("--gpu 0");
     for wanted in [ComputeMode::ExclusiveProcess, ComputeMode::Prohibited, ComputeMode::Default] {
         for uuid in [&list[0], &list[2]] {

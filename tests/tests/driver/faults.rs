@@ -1,5 +1,5 @@
-//! The real worker with a simulated driver that hangs, crashes, is slow or is missing, or with a
-//! library that is not a driver.
+//! The real worker with a simulated driver that hangs, crashes, is slow or is missing. One test
+//! uses a library that is not a driver.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -162,7 +162,7 @@ async fn random_worker_kills_lose_no_call() {
             tokio::spawn(async move { hardware.read(&uuid).await })
         });
         let others: Vec<_> = others.collect();
-        // The delays are spread over the duration of a creation, which is about half a millisecond.
+        // A creation takes about half a millisecond. The delays are spread over this time.
         let killer = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_micros(round * 37 % 1500)).await;
             signal::kill(Pid::from_raw(i32::try_from(worker).unwrap()), signal::SIGKILL).is_ok()
@@ -195,7 +195,7 @@ async fn random_worker_kills_lose_no_call() {
     }
 }
 
-/// Returns whether a process has ended or is a zombie. An orphan can remain a zombie until its new
+/// Returns whether a process has ended or is a zombie. An orphan stays a zombie until its new
 /// parent reaps it.
 fn ended(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
@@ -211,8 +211,8 @@ fn worker_dies_with_parent_and_ignores_other_signals() {
     use std::os::{fd::OwnedFd, unix::net::UnixStream};
     let host = Host::up("a30x4");
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    // The shell is the worker's parent. The test keeps the socket open, so only the kernel's signal
-    // can end the worker.
+    // The shell is the parent of the worker. The test keeps the socket open, so only the kernel's
+    // signal at the end of the parent can end the worker.
     let mut parent = host
         .command("sh")
         .args(["-c", r#"exec 3<&0; "$0" <&3 & echo $!; wait"#])
@@ -258,7 +258,7 @@ async fn no_own_handle_is_left_after_worker_restart() {
         shown["clients"].as_array().unwrap().iter().map(|pid| pid.as_u64().unwrap()).collect()
     };
     let worker = hardware.status().worker.unwrap();
-    // `env` has executed the worker in its own process, so there is only one process.
+    // `env` has replaced itself with the worker, so there is only one process.
     assert_eq!(clients(), [u64::from(worker)]);
     hardware.stop().await.unwrap();
     assert!(!alive(worker), "seen gone: the kernel has closed what it held");
@@ -359,7 +359,7 @@ async fn library_without_newer_symbols_reads_what_it_can() {
     let driver = hardware.driver().await.unwrap();
     assert_eq!((driver.cuda.as_str(), driver.simulated), ("9.2", false));
     let reading = hardware.read("GPU-old").await;
-    // This library cannot search by UUID, so gpush finds the GPU only through the list.
+    // This library cannot find a GPU by UUID, so gpush finds the GPU only through the list of GPUs.
     assert_eq!(reading.unwrap_err().kind, ErrorKind::MissingSymbol);
     assert_eq!(uuids(&hardware).await, ["GPU-old"]);
     let reading = hardware.read("GPU-old").await.unwrap();

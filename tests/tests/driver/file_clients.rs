@@ -1,5 +1,5 @@
-//! Unmodified programs that read the driver's files, call nvidia-smi, or use rare NVML functions:
-//! slurmd's AutoDetect, nvsmi, migedit and codecarbon, on a simulated host. If a program is not
+//! Unmodified programs on a simulated host that read the driver's files, call nvidia-smi, or use
+//! rare NVML functions: slurmd's AutoDetect, nvsmi, migedit and codecarbon. If a program is not
 //! installed, its test prints `SKIPPED`.
 
 use std::path::Path;
@@ -92,8 +92,8 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
     let devices = devices(&host, 0);
     assert_eq!(devices.len(), 3);
     for (gi, ci) in devices {
-        // The driver's formula for GPU 0: the minor number of a GPU instance is 3 + 9·GI. The minor
-        // numbers of its compute instances follow.
+        // On GPU 0, the minor number of a GPU instance is 3 + 9·GI (the driver's formula). The
+        // minor numbers of its compute instances follow.
         let (access, compute) = (3 + 9 * gi, 3 + 9 * gi + 1 + ci);
         let caps = "/dev/nvidia-caps/nvidia-cap";
         listed("Type=nvidia_h100_80gb_hbm3_", &format!("File=/dev/nvidia0,{caps}{access},{caps}{compute} "));
@@ -102,8 +102,8 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
     assert_eq!(said.matches("Type=nvidia_h100_80gb_hbm3_1g.20gb ").count(), 2, "{said}");
 }
 
-/// The files of instances appear and disappear with the instances, even if another client creates
-/// or destroys the instances.
+/// If another client creates or destroys instances, the files of these instances appear or
+/// disappear.
 #[test]
 fn capability_files_follow_instances() {
     let host = Host::up(HOST);
@@ -162,7 +162,7 @@ fn nvidia_smi_manages_instances_and_refuses_like_driver() {
     let calls: Vec<String> = host.trace().into_iter().map(|call| call.function).collect();
     assert_eq!(calls.iter().filter(|name| name.as_str() == "nvmlDeviceCreateGpuInstance").count(), 3, "{calls:?}");
 
-    // Fault rules apply to nvidia-smi as they apply to callers of the library.
+    // Fault rules apply to nvidia-smi as well as to programs that call the library.
     host.fault("nvmlDeviceCreateGpuInstance --gpu 0 --rc IN_USE --times 1");
     let refused = smi(&host, "mig -cgi 9");
     assert!(!refused.status.success() && text(&refused).contains("In use by another client"), "{}", text(&refused));
@@ -192,8 +192,8 @@ fn nvsmi_lists_gpus_and_processes() {
     let Some(nvsmi) = python_program("nvsmi") else { return };
     let host = Host::up(HOST);
     let pid = host.process("--gpu 1 --memory 700");
-    // nvsmi prints one JSON object per line. It omits GPUs whose load the driver does not report,
-    // which are the GPUs in MIG mode.
+    // nvsmi prints one JSON object per line. It leaves out GPUs in MIG mode, because the driver
+    // does not report their load.
     let listed = text(&run(host.command(&nvsmi).args(["ls", "--json"])));
     let gpus: Vec<Value> = listed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(gpus.len(), 1, "{listed}");

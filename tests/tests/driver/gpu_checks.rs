@@ -1,10 +1,8 @@
-//! Tests of the checks in `tests/gpu`: all checks on a simulated host, the conditions under which
-//! they fail, and the conditions under which they print SKIPPED. The checks must leave no processes
-//! and no files.
+//! Tests of the checks in `tests/gpu`: all checks on a simulated host, when they fail, and when
+//! they print SKIPPED. The checks must leave no processes and no files.
 //!
-//! A model (`sim/mps-sim/src/work.rs`) determines the speed of the simulated client. Therefore the
-//! figures only show that the checks measure, compare and print. The figures are not measurements
-//! of a GPU.
+//! A model (`sim/mps-sim/src/work.rs`) determines the speed of the simulated client. So the figures
+//! do not measure a GPU. They only show that the checks measure, compare and print.
 
 use std::{
     fs,
@@ -22,7 +20,7 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-/// With this driver, a control daemon serves several users.
+/// A host whose driver supports several users on one control daemon.
 const HOST: &str = "driver = \"555.58.02\"\n[[gpu]]\nmodel = \"l4\"\n";
 
 /// Names of the checks, in order.
@@ -46,8 +44,8 @@ fn stand_in() -> String {
     format!("{} mps-client --compute", program("gpush-sim").display())
 }
 
-/// Returns the directory in which the checks create their scratch directory. Files that the checks
-/// do not remove remain there.
+/// Returns the directory in which the checks create their scratch directory. If a check leaves a
+/// file, it stays there.
 fn scratch(host: &Host) -> PathBuf {
     let dir = host.scratch("tmp");
     fs::create_dir_all(&dir).expect("a directory");
@@ -58,8 +56,8 @@ fn out(host: &Host) -> PathBuf {
     host.scratch("out")
 }
 
-/// Returns a command that runs a program of the checks on a host. Each measurement is short, which
-/// is sufficient without a GPU.
+/// Returns a command that runs a program of the checks on a host, with short measurements. They are
+/// long enough without a GPU.
 fn on(host: &Host, command: &str) -> Command {
     let mut command = host.command(command);
     let programs = program("gpu_mps").parent().expect("a directory").to_owned();
@@ -68,8 +66,8 @@ fn on(host: &Host, command: &str) -> Command {
     command
 }
 
-/// Runs `tests/gpu/run` with `client`, or with the default client. If given, `mps_programs` is a
-/// directory of MPS programs that replaces the host's `bin`.
+/// Runs `tests/gpu/run` with `client`, or with the default client. `mps_programs` is a directory
+/// with MPS programs. If it is not given, the programs come from the host's `bin`.
 fn run(host: &Host, client: Option<&str>, mps_programs: Option<&Path>) -> Output {
     let mut command = on(host, tests_gpu().join("run").to_str().expect("a path"));
     command.arg(out(host));
@@ -86,7 +84,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Asserts that no process and no file remains, and that the GPU is unchanged.
+/// Asserts that no process and no file is left, and that the GPU is unchanged.
 fn assert_nothing_stays(host: &Host) {
     let scratch = scratch(host);
     let left: Vec<_> = fs::read_dir(&scratch).expect("a directory").flatten().map(|entry| entry.path()).collect();
@@ -120,7 +118,7 @@ fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("ok ")).collect();
     assert_eq!(lines.len(), CHECKS.len(), "{text}");
     for (line, name) in lines.iter().zip(CHECKS) {
-        // The results are aligned: they begin in the same column of each line.
+        // The results begin in the same column of each line.
         assert!(line.starts_with(&format!("ok      {name:<22} ")) && !line[31..].starts_with(' '), "{line}");
     }
     assert!(text.contains("8 checks, 0 failed"), "{text}");
@@ -226,8 +224,8 @@ fn checks_without_gpu_are_skipped() {
     let output = command.arg(scratch.path()).env("PATH", "/usr/bin:/bin").output().expect("sh can be started");
     assert!(output.status.success());
     assert_eq!(said(&output), "SKIPPED: no NVIDIA GPU on this host (no /dev/nvidiactl, no nvidia-smi)\n");
-    // Run gpu_mps directly. The script `tests/gpu/run` would run gpu_mps only if this host has a
-    // GPU or any program with the name nvidia-smi.
+    // Run gpu_mps directly. `tests/gpu/run` runs gpu_mps only if this host has a GPU, or a program
+    // with the name nvidia-smi.
     let mut command = Command::new(program("gpu_mps"));
     command.arg(scratch.path()).arg(tests_gpu().join("client.py")).env_remove("LD_LIBRARY_PATH");
     let output = command.env_remove("GPU_CLIENT").output().expect("gpu_mps can be started");

@@ -1,5 +1,5 @@
 //! GPUs that were recorded from a real driver, compared with the simulator's GPUs of the same
-//! models. The tests also run the program that records such GPUs, on the simulator.
+//! models. The tests also run the recording program on the simulator.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -11,7 +11,7 @@ use gpush_tests::{
     host::{Host, program},
 };
 
-/// Creates an instance of each profile in `instances` on a host with one GPU of a model. Returns
+/// Creates an instance of each profile in `instances`, on a host with one GPU of a model. Returns
 /// the record that `gpu_check` then writes.
 async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     let host = Host::up(&format!("[[gpu]]\nmodel = \"{key}\"\n"));
@@ -24,8 +24,8 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     let output = host.command(program("gpu_check")).arg(&out).arg("--simulated").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    // The readings agree with the readings through a worker and with the output of the simulated
-    // nvidia-smi.
+    // The readings must agree with two other sources: the readings through a worker, and the output
+    // of the simulated nvidia-smi.
     let counts = said.lines().find(|line| line.contains(" could not be compared")).expect("a line with the counts");
     assert!(counts.contains(" the same, 0 differ, ") && !counts.starts_with("0 "), "{said}");
     let files: Vec<_> = fs::read_dir(out.join("fixtures")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -35,7 +35,8 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     fixture
 }
 
-/// As [`record`], with the compute instance profiles of every GPU instance profile.
+/// Does the same as [`record`]. The record has the compute instance profiles of every GPU instance
+/// profile.
 async fn simulated(key: &str) -> Fixture {
     let mut whole: Option<Fixture> = None;
     for profile in gpush_geometry::model(key).unwrap().gi_profiles {
@@ -105,8 +106,7 @@ async fn recording_matches_itself_and_differences_are_found() {
 }
 
 /// A program that prints what nvidia-smi would print on an H200 with two instances: a 3g.71gb
-/// without a compute instance, and a 1g.18gb with a compute instance. The program lists only one
-/// profile.
+/// without a compute instance, and a 1g.18gb with a compute instance. It lists only one profile.
 struct Smi {
     pci: String,
     uuid: String,
@@ -164,7 +164,8 @@ async fn difference_to_nvidia_smi_is_a_failure() {
             .unwrap();
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    // nvidia-smi lists one of seven profiles. The missing profiles count as one difference.
+    // The program lists one of seven profiles. All missing profiles together count as one
+    // difference.
     let (success, said) = check("143771");
     assert!(!success && said.contains("number of profiles: gpush 7, nvidia-smi 1"), "{said}");
     assert!(said.contains("13 the same, 1 differ, 0 could not be compared"), "{said}");

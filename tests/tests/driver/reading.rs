@@ -1,5 +1,5 @@
-//! Readings of a simulated host by the driver layer, compared with the geometry data of the host's
-//! models and with the changes that the test made.
+//! Compares readings of the driver layer with the geometry data of the host's models, and with the
+//! changes that the test has made.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -52,8 +52,7 @@ fn assert_same(profile: &GpuProfile, known: &gpush_geometry::GpuProfile, about: 
     assert_eq!(compute, expected, "{about}");
 }
 
-/// Tests one GPU of each model. If no preset contains a model, the test starts a host for that
-/// model.
+/// Tests one GPU of each model. If no preset has a model, starts a host for this model.
 #[tokio::test]
 async fn reading_of_every_model_matches_its_geometry_data() {
     let (mut gpus, mut profiles, mut told) = (0, 0, 0);
@@ -81,7 +80,7 @@ async fn reading_of_every_model_matches_its_geometry_data() {
             assert_same(profile, known, &format!("{key}, by rule:"));
             profiles += 1;
             assert_eq!(profile.remaining, Some(known.max), "{key} {}", known.name);
-            // Once a GPU instance exists, the driver itself reports the compute instance profiles.
+            // When a GPU instance exists, the driver itself reports the compute instance profiles.
             let made = create(&hardware, &uuid, &known.name, known.placements[0].0).await;
             let reading = hardware.read(&uuid).await.unwrap();
             let profile = mig(&reading).profiles.iter().find(|p| p.id == known.id).unwrap();
@@ -158,7 +157,7 @@ async fn instances_list_their_processes_and_memory() {
         vec![(small_pid, ProcessKind::Compute, Some(1024)), (client_pid, ProcessKind::MpsClient, Some(200))];
     expected.sort_unstable();
     assert_eq!(processes, expected);
-    // A GPU instance without a compute instance is listed, with the processes that use it.
+    // The list also has a GPU instance without a compute instance, and the processes that use it.
     assert_eq!((second.id, second.compute.len(), second.memory), (bare.id, 0, None));
     assert_eq!(second.processes.iter().map(|p| p.pid.unwrap()).collect::<Vec<_>>(), [owner_pid]);
     assert_eq!(reading.processes, []);
@@ -177,8 +176,8 @@ async fn processes_of_a_gpu_without_mig_are_listed() {
     seen.sort_unstable();
     assert_eq!(seen, [(ProcessKind::Compute, compute, 300), (ProcessKind::Graphics, graphics, 5)]);
     assert_eq!(hardware.read(&list[5]).await.unwrap().processes, []);
-    // An MPS server is a compute process. The driver lists the server's clients both as compute
-    // processes and as MPS clients. gpush lists these clients as MPS clients.
+    // An MPS server is a compute process. The driver lists the clients of the server twice: as
+    // compute processes and as MPS clients. gpush lists them once, as MPS clients.
     let (server, client) =
         (host.process("--gpu 5 --kind mps-server --memory 30"), host.process("--gpu 5 --kind mps --memory 400"));
     let reading = hardware.read(&list[5]).await.unwrap();
@@ -207,8 +206,8 @@ async fn instance_of_unknown_profile_is_shown() {
     let uuid = uuids(&first).await.remove(0);
     let made = create(&first, &uuid, "1g.10gb", 4).await;
     first.create_compute_instance(&uuid, made.id, 0, None).await.unwrap();
-    // In the next session, the driver does not know the index of that profile. The fault makes all
-    // three versions of the query fail.
+    // In the next session, the driver does not know the index of that profile: the fault rule makes
+    // all three versions of the query fail.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --rc INVALID_ARGUMENT --times 3");
     let second = hardware(&host);
     let reading = second.read(&uuid).await.unwrap();
@@ -268,7 +267,7 @@ async fn lost_gpu_does_not_hide_others() {
     // A GPU that never existed gives a different error.
     let error = hardware.read("GPU-00000000-0000-0000-0000-000000000000").await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::GpuNotFound);
-    // After a reboot, the lost GPU works again, and a new session finds it.
+    // After a reboot, the lost GPU works again. A new session finds it.
     host.sim("reboot", &[] as &[&str]);
     hardware.restart().await.unwrap();
     assert_eq!(uuids(&hardware).await, list);
@@ -284,15 +283,15 @@ async fn partial_reading_names_missing_parts() {
     let reading = hardware.read(&uuid).await.unwrap();
     assert_eq!(reading.warnings.len(), 1, "{:?}", reading.warnings);
     assert!(reading.warnings[0].error.contains("RunningProcesses"), "{:?}", reading.warnings);
-    // If data that a plan needs cannot be read, the whole reading of that GPU fails.
+    // If gpush cannot read data that a plan needs, the whole reading of the GPU fails.
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
     assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);
     let other = uuids(&hardware).await.remove(1);
     hardware.read(&other).await.unwrap();
 }
 
-/// Returns a session that began while a 3g.40gb existed. Another client has since replaced that
-/// instance by a 2g.20gb.
+/// Returns a session that began while a 3g.40gb existed. Another client has replaced this instance
+/// with a 2g.20gb since then.
 async fn overtaken(host: &Host) -> (Hardware, String, GpuInstance) {
     let (other, ours) = (hardware(host), hardware(host));
     let uuid = uuids(&other).await.remove(0);
@@ -326,7 +325,7 @@ async fn session_with_only_deleted_instances_is_replaced_once() {
         assert_eq!(mig(&reading).instances, std::slice::from_ref(&new));
         assert_eq!(hardware.status().started, started + 1);
     }
-    // If a new session does not help, gpush does not start another session for every reading.
+    // If a new session does not help, gpush does not start a new session for every reading.
     host.clear_faults();
     host.fault("nvmlGpuInstanceGetInfo --gpu 0 --rc INVALID_ARGUMENT");
     for _ in 0..3 {
@@ -359,8 +358,7 @@ async fn events_name_their_instances() {
     assert_eq!((event.uuid.as_str(), event.kind, event.gi), (list[2].as_str(), EventKind::Xid(79), Some(made.id)));
 }
 
-/// A GPU in MIG mode reports no utilization. If a sensor fails, only the value of that sensor is
-/// absent.
+/// A GPU in MIG mode reports no utilization. If one sensor fails, only its value is absent.
 #[tokio::test]
 async fn sensor_that_is_not_supported_is_absent() {
     let host = Host::up("dgx-a100");

@@ -1,7 +1,7 @@
 //! Kills 10,000 clients of the simulated driver at random moments. The host must stay consistent.
 //!
-//! The crash tests of gpushd depend on this property. A killed process must leave the same state as
-//! on a real driver: no partly written state, and no lock without an owner.
+//! The crash tests of gpushd need this property. As with a real driver, a killed process must leave
+//! no partly written state, and no lock without an owner.
 
 use gpush_tests::host::{Host, program};
 

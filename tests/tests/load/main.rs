@@ -1,4 +1,4 @@
-//! gpushd under load: cheap reads while expensive requests run, memory use after many requests, and
+//! gpushd under load: cheap reads during expensive requests, memory use after many requests, and
 //! random steps.
 
 mod leases;
@@ -20,7 +20,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Number of clients that continuously send expensive requests.
+/// Number of clients that send expensive requests without a pause.
 const HEAVY: usize = 50;
 
 /// Number of cheap reads that the test measures.
@@ -31,7 +31,7 @@ fn percentile(times: &mut [Duration], of_hundred: usize) -> Duration {
     times[(times.len() - 1) * of_hundred / 100]
 }
 
-/// Measures the durations of cheap reads while clients continuously send expensive requests.
+/// Measures how long cheap reads take while clients send expensive requests without a pause.
 fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
     let times = |path: &str| -> Vec<Duration> {
         let one = |_| {
@@ -53,7 +53,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
                 }
             });
         }
-        // Wait until every client has a request in flight.
+        // Wait until every client has sent a request that is not answered yet.
         while answers.lock().expect("no thread panicked").len() < HEAVY {
             std::thread::yield_now();
         }
@@ -71,8 +71,7 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
          /v1/version {version:?}, /v1/health {health:?}, in calm {calm:?}",
         answers.len()
     );
-    // If a cheap read were queued behind expensive requests, it would take as long as an expensive
-    // request.
+    // If a cheap read had to wait for expensive requests, it would take as long as one of them.
     assert!(version * 2 < usual, "{what}: /v1/version took {version:?}, a heavy answer {usual:?}");
     assert!(health < usual, "{what}: /v1/health took {health:?}, a heavy answer {usual:?}");
 }
@@ -91,8 +90,8 @@ fn cheap_reads_are_not_delayed_by_expensive_requests() {
     under_load(&agent, "operations", || agent.get("/v1/operations").body.len());
 }
 
-/// The reading of one GPU hangs, and six plans wait for that reading. Reads do not wait for the
-/// plans, not even reads of the user who requested the plans.
+/// The reading of one GPU hangs, and six plans wait for it. Reads must not wait for the plans, not
+/// even reads of the user who requested the plans.
 #[test]
 fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     let host = Host::up("a30x4");

@@ -16,9 +16,8 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Numbers of requests before and after the first measurement. The requests before the first
-/// measurement fill caches and pools. `cargo xtask soak` raises the second number through
-/// `GPUSH_TEST_REQUESTS`.
+/// Numbers of requests before and after the first measurement. The first requests fill caches and
+/// pools. `cargo xtask soak` raises the second number with `GPUSH_TEST_REQUESTS`.
 const WARM_UP: usize = 300;
 const REQUESTS: usize = 1000;
 
@@ -68,8 +67,8 @@ fn requests(agent: &Agent, count: usize) {
     });
 }
 
-/// Writes a log as large as a control daemon's log after a day of polls. gpushd reads only a part
-/// of such a log.
+/// Writes a log as large as the log of a control daemon after a day of polls. gpushd must read only
+/// a part of it.
 fn fill_log(agent: &Agent) {
     let directory = daemon(agent, "0").log_directory.expect("a log directory");
     let mut text = String::new();

@@ -1,13 +1,13 @@
-//! Random requests, releases, processes, crashes, reboots, faults and layout changes through gpushd
-//! on a simulated host. After each step, the test compares gpushd with a reference model. The model
-//! follows the rules for leases, not the code of gpushd.
+//! Random requests, releases, processes, crashes, reboots, faults and layout changes, through
+//! gpushd on a simulated host. After each step, the test compares gpushd with a reference model.
+//! The model follows the rules for leases, not the code of gpushd.
 //!
 //! The default is 1,000 steps. `GPUSH_TEST_LEASE_STEPS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run. `cargo xtask soak` runs 10,000 steps.
 //!
-//! To test the test itself, three faults are inserted between gpushd and the test. The test must
-//! find each of these faults: one target in two leases, a lost release, and capacity that becomes
-//! free while a process still runs.
+//! Three inserted faults test this test. They are between gpushd and the test, and the test must
+//! find each of them: one target in two leases, a lost release, and capacity that becomes free
+//! while a process still runs.
 //!
 //! | file | subject |
 //! |---|---|
@@ -36,11 +36,11 @@ struct Run {
     checks: u64,
     /// How often each step and outcome occurred.
     counts: BTreeMap<String, u32>,
-    /// The difference between gpushd and the model, if there was one.
+    /// The first difference between gpushd and the model, or `None`.
     violation: Option<String>,
 }
 
-/// Runs `steps` random steps, or fewer if gpushd violates the model.
+/// Runs `steps` random steps. Stops early if gpushd differs from the model.
 fn run(steps: u64, seed: u64, planted: Option<Planted>) -> Run {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut world = World::up(planted);

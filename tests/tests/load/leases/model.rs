@@ -1,4 +1,4 @@
-//! The reference model: leases, their holders, and what is free.
+//! The reference model: leases, their holders, and the free targets.
 //!
 //! The model knows only the rules:
 //!
@@ -42,7 +42,7 @@ pub(super) struct Target {
     pub(super) share: Share,
     /// Maximum number of leases on the target.
     pub(super) most: usize,
-    /// Arguments with which `gpush-sim` starts a process on the target.
+    /// Arguments of `gpush-sim` that start a process on the target.
     pub(super) place: String,
     /// Pids of the processes on the target.
     pub(super) processes: BTreeSet<u32>,
@@ -55,18 +55,18 @@ pub(super) struct Lease {
     pub(super) kind: LeaseKind,
     pub(super) state: LeaseState,
     pub(super) reason: Option<EndReason>,
-    /// UUIDs of the lease's targets, sorted.
+    /// UUIDs of the targets of the lease, sorted.
     pub(super) targets: Vec<String>,
 }
 
-/// The result that gpushd must return for a request.
+/// The answer that gpushd must give to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// A grant.
     Granted,
-    /// A refusal. A later request may be granted.
+    /// gpushd refuses the request. It may grant a later request.
     Blocked,
-    /// A refusal, because no state of the host would allow the request.
+    /// gpushd refuses the request, because it could not grant it in any state of the host.
     Impossible,
 }
 
@@ -88,8 +88,8 @@ impl Model {
         self.open.values().filter(|lease| lease.targets.iter().any(|target| target == uuid)).count()
     }
 
-    /// Returns how many members of this share gpushd could grant now, or could grant on an idle
-    /// host.
+    /// Returns how many members of this share gpushd could grant at present. If `idle` is true,
+    /// returns how many it could grant on an idle host.
     fn room(&self, share: &Share, idle: bool) -> usize {
         let of = |(uuid, target): (&String, &Target)| {
             if target.share != *share {
@@ -146,8 +146,9 @@ impl Model {
         }
     }
 
-    /// Returns whether a process keeps a lease from ending. The processes in these tests belong to
-    /// root. On a time-sliced GPU, a process belongs to root's oldest lease on that GPU.
+    /// Returns whether a process prevents the lease from ending. The processes in these tests
+    /// belong to root. On a time-sliced GPU, a process belongs to the oldest lease of root on this
+    /// GPU.
     pub(super) fn is_used(&self, id: &str) -> bool {
         let Some(lease) = self.open.get(id) else { return false };
         let is_oldest = |uuid: &String| {
@@ -164,7 +165,7 @@ impl Model {
         lease.holder == 0 && lease.targets.iter().any(used)
     }
 
-    /// Changes an active lease to releasing.
+    /// Changes a lease from active to releasing.
     pub(super) fn end(&mut self, id: &str, reason: EndReason) {
         if let Some(lease) = self.open.get_mut(id)
             && lease.state == LeaseState::Active
@@ -174,7 +175,7 @@ impl Model {
         self.settle();
     }
 
-    /// Ends all releasing leases whose processes have ended.
+    /// Ends all leases that are releasing and whose processes have ended.
     pub(super) fn settle(&mut self) {
         loop {
             let idle = |id: &&String| self.open[*id].state == LeaseState::Releasing && !self.is_used(id);

@@ -1,5 +1,5 @@
-//! The leases as gpushd shows them. An inserted fault changes the responses between gpushd and the
-//! test.
+//! The leases as gpushd shows them. An inserted fault changes the responses of gpushd before the
+//! test sees them.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 /// A fault that is inserted between gpushd and the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Planted {
-    /// If gpushd refuses a request for lack of capacity, the fault grants a target that already has
-    /// a lease.
+    /// If gpushd refuses a request because the capacity is in use, the fault grants a target that
+    /// already has a lease.
     DoubleGrant,
-    /// The caller gets an answer to its release, but gpushd never receives the release.
+    /// The caller gets an answer to its release, but gpushd never gets the release.
     LostRelease,
     /// The fault shows a releasing lease as ended while a process still runs.
     FreedEarly,
 }
 
-/// The responses of gpushd, changed by the fault.
+/// The responses of gpushd, with the changes that the fault makes.
 #[derive(Debug)]
 pub(super) struct Observed {
     planted: Option<Planted>,
@@ -73,7 +73,7 @@ impl Observed {
         Err(error)
     }
 
-    /// Returns an invented grant of a target that already has a lease.
+    /// Returns a grant that gpushd did not make, of a target that already has a lease.
     fn invent(&self, agent: &Agent, body: &Value) -> Option<LeaseGrant> {
         let leases = self.open(agent);
         let kind = &body["share"]["kind"];

@@ -1,4 +1,4 @@
-//! The random steps. Each step changes gpushd or its host, and makes the same change in the model.
+//! The random steps. Each step changes gpushd or its host, and changes the model in the same way.
 
 use std::time::Instant;
 
@@ -41,8 +41,8 @@ const STEPS: &[Step] = &[
     ("reboot", reboot),
 ];
 
-/// When the test draws a long step, it executes the step only with a probability of 1 in this
-/// number.
+/// If the test draws a step that takes long, it executes the step only once in this number of
+/// draws, on average.
 const RARE: usize = 8;
 
 /// Runs one random step.
@@ -102,7 +102,7 @@ fn request(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
 }
 
 /// Sends a request. If gpushd must grant the request but refuses it, repeats the request for a
-/// while. On a busy machine, the reading of a GPU can be late, and gpushd grants nothing on a GPU
+/// while: on a busy machine, the reading of a GPU can be late, and gpushd grants nothing on a GPU
 /// without a reading.
 fn insist(world: &mut World, body: &Value, expected: Expected) -> Result<LeaseGrant, ApiError> {
     let began = Instant::now();
@@ -255,7 +255,7 @@ fn stop(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
     Some(Ok(()))
 }
 
-/// Reboots the host. All leases end, and gpushd again applies the layout of the config or of an
+/// Reboots the host. All leases end. gpushd then applies the layout of the config or of an
 /// override.
 fn reboot(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
     // gpushd applies no layout to a cordoned GPU.

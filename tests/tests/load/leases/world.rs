@@ -25,14 +25,14 @@ const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.2
 /// Layouts of GPU 0.
 pub(super) const LAYOUTS: [&[&str]; 2] = [&["3g.20gb", "2g.10gb", "1g.5gb*2"], &["2g.10gb*3", "1g.5gb"]];
 
-/// The profiles of [`LAYOUTS`], and one profile that is in neither layout.
+/// The profiles of [`LAYOUTS`], and a profile that neither layout has.
 pub(super) const PROFILES: [&str; 4] = ["1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"];
 
-/// Time limit for gpushd to show a change.
+/// Time within which gpushd must show a change.
 pub(super) const SOON: Duration = Duration::from_secs(10);
 
 pub(super) struct World {
-    // The first field, so that it is dropped before the host.
+    // This must be the first field, so that it is dropped before the host.
     agent: Option<Agent>,
     pub(super) host: Host,
     pub(super) model: Model,
@@ -85,7 +85,7 @@ impl World {
         self.agent.take().expect("gpushd runs").stop();
     }
 
-    /// Reads the targets from gpushd. Keeps the recorded processes of targets that still exist.
+    /// Reads the targets from gpushd. For targets that still exist, keeps the recorded processes.
     pub(super) fn learn_targets(&mut self) {
         let mut targets = BTreeMap::new();
         for gpu in self.agent().gpus() {

@@ -1,4 +1,4 @@
-//! The invariants, checked from outside gpushd where possible.
+//! Conditions that must always hold. The checks use other sources than gpushd where possible.
 
 use std::{collections::BTreeSet, path::Path, process::Stdio};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::world::{MIG, MPS, World};
 
-/// Checks all invariants. The slow checks run only if `thorough` is true.
+/// Checks all conditions. If `thorough` is false, leaves out the slow checks.
 pub(super) fn all(world: &mut World, thorough: bool) {
     instances_in_use_are_there(world);
     layouts_are_those_of_the_model(world);
@@ -32,8 +32,8 @@ fn check(world: &mut World, holds: bool, what: impl FnOnce() -> String) {
     }
 }
 
-/// Checks in the simulated hardware and in the trace of driver calls that no instance in use was
-/// destroyed.
+/// Checks that no instance in use was destroyed. Uses the simulated hardware and the trace of
+/// driver calls.
 fn instances_in_use_are_there(world: &mut World) {
     let (show, trace) = (world.host.show(), world.host.trace());
     for gpu in MIG {
@@ -53,7 +53,7 @@ fn instances_in_use_are_there(world: &mut World) {
     }
 }
 
-/// Checks that each GPU's instances match the record of the last operation and the API.
+/// Checks for each GPU that its instances, the record of the last operation and the API agree.
 fn layouts_are_those_of_the_model(world: &mut World) {
     for gpu in MIG {
         let now = truth(&world.host, gpu);
@@ -71,7 +71,7 @@ fn layouts_are_those_of_the_model(world: &mut World) {
     }
 }
 
-/// Checks that only operations change a GPU with MIG.
+/// Checks that a GPU with MIG is changed only by operations.
 fn driver_calls_are_of_operations(world: &mut World) {
     if world.operates {
         return;
@@ -80,8 +80,8 @@ fn driver_calls_are_of_operations(world: &mut World) {
     check(world, calls.is_empty(), || format!("the driver was asked to change a MIG GPU: {calls:?}"));
 }
 
-/// Compares state, pid and leases of each target with the model. Also checks that only holders of
-/// leases have access to the pipe directory.
+/// Compares state, pid and leases of each target with the model. Also checks that only holders of a
+/// lease have access to the pipe directory.
 fn targets_are_those_of_the_model(world: &mut World) {
     for name in MPS {
         let target = &world.targets[name];
@@ -89,8 +89,8 @@ fn targets_are_those_of_the_model(world: &mut World) {
         let ids: BTreeSet<String> = target.leases.iter().map(|lease| lease.id.clone()).collect();
         let clients = target.clients.len();
         let pid = (!target.stopped).then_some(target.pid.cast_unsigned());
-        // Wait for a match: a lease ends a moment after its process, and gpushd polls a daemon at
-        // most once a second.
+        // Retry until both match: a lease ends a moment after its process, and gpushd polls a
+        // daemon at most once a second.
         let now = becomes(
             world.agent(),
             name,
@@ -133,7 +133,7 @@ fn clients_live(world: &mut World) {
     }
 }
 
-/// Checks that each daemon's front-end reports the percentage that the test has set.
+/// Checks with the front-end that each daemon has the percentage that the test has set.
 fn daemons_have_their_settings(world: &mut World) {
     for name in MPS {
         let (stopped, percentage) = (world.targets[name].stopped, world.targets[name].percentage);
@@ -147,10 +147,10 @@ fn daemons_have_their_settings(world: &mut World) {
     }
 }
 
-/// Returns the output of the front-end. Returns `None` if gpushd used the daemon's control
-/// connection at that moment.
+/// Returns the output of the front-end. If gpushd uses the control connection of the daemon at this
+/// moment, returns `None`.
 fn front(world: &World, pipe: &str) -> Option<f64> {
-    // If NVIDIA's own program is installed, it connects to the daemon of the simulated host.
+    // If NVIDIA's own front-end is installed, use it with the simulated daemon.
     let nvidia = std::path::PathBuf::from("/usr/bin/nvidia-cuda-mps-control");
     let simulated = || world.host.dir().join("bin/nvidia-cuda-mps-control");
     let mut command = world.host.command(if nvidia.is_file() { nvidia } else { simulated() });

@@ -1,4 +1,4 @@
-//! Steps that change MIG layouts, and the instances that these steps must keep.
+//! Steps that change MIG layouts. They also check which instances were kept.
 
 use gpush_api::{ApiError, Code, Operation, OperationState};
 use gpush_tests::agent::{gi_at, truth};
@@ -40,7 +40,7 @@ fn held_profiles(instances: &[String]) -> Vec<String> {
     all
 }
 
-/// Compares the record of an operation with the GPUs' instances, and updates the model.
+/// Compares the record of an operation with the instances of its GPUs, and updates the model.
 fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&str]) {
     for gpu in gpus.iter().copied() {
         let now = truth(&world.host, gpu);
@@ -60,7 +60,7 @@ fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&st
     world.count(format!("operation {:?}", operation.state));
 }
 
-/// Checks a refusal. gpushd may refuse the operation only if instances are in use.
+/// Checks a refusal. gpushd may refuse the operation only because instances are in use.
 fn refused(world: &mut World, gpus: &[usize], error: &ApiError) {
     let in_use = gpus.iter().any(|gpu| !world.cuts[*gpu].held.is_empty());
     if error.code != Code::Blocked || !in_use {
@@ -143,7 +143,7 @@ pub(super) fn wait_and_cancel(world: &mut World, rng: &mut fastrand::Rng) -> boo
         Err(error) => world.fail(&format!("an operation that may wait: {error:?}")),
     };
     let cancelled = world.agent().cancel(&begun.id);
-    // The operation may have started immediately, and may have ended before the cancel.
+    // The operation may have started at once, and may have ended before the cancel.
     if cancelled.status != 202 && cancelled.error().code != Code::Conflict {
         world.fail(&format!("cancel: {:?}", cancelled.error()));
     }
