@@ -1,7 +1,6 @@
 //! Kills gpushd at every point of an apply: before and after every driver call, at every write and
-//! sync of its store, during rollback, and during recovery. The next agent must reach the new or
-//! the previous layout, and report which layout it has reached. Instances in use must remain
-//! unchanged.
+//! sync of its store, during rollback, and during recovery. The next gpushd must reach the new or
+//! the previous layout, and report which of them. Instances in use must not change.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +20,12 @@ use crate::faults::fault_at;
 
 const CONFIG: &str = "[driver]\nchange_s = 5\n";
 
-/// A change of layout, and an instance in use that the change must keep.
+/// A change of layout. It must keep an instance that is in use.
 struct Change {
     name: &'static str,
     before: &'static [&'static str],
     after: &'static [&'static str],
-    /// Start slice of the instance in use, which is the same in both layouts.
+    /// Start slice of the instance in use. It is the same in both layouts.
     used: Option<u64>,
 }
 
@@ -41,7 +40,7 @@ const CHANGES: [Change; 3] = [
     },
 ];
 
-/// Returns the driver calls with which one apply changes the GPU.
+/// Makes the change once. Returns its driver calls that change the GPU.
 fn calls(host: &Host, agent: &Agent, change: &Change) -> Vec<Traced> {
     prepare(agent, change);
     host.start_trace();
@@ -54,8 +53,8 @@ fn prepare(agent: &Agent, change: &Change) {
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
 }
 
-/// Requests the change, and waits until the fault has killed the agent. Returns the operation's id.
-/// The agent may have been killed before it answered, but not before it recorded the operation.
+/// Requests the change, and waits until the fault rule has killed the agent. Returns the id of the
+/// operation. The agent may have died before it answered, but not before it recorded the operation.
 fn begin(agent: &mut Agent, change: &Change) -> String {
     let last = operations(agent).into_iter().filter_map(|id| id.strip_prefix("op-")?.parse::<u64>().ok()).max();
     let _told = agent.try_raw(request(change).as_bytes());
@@ -78,7 +77,7 @@ fn occupy(host: &Host, change: &Change) -> Option<(u64, u32)> {
     Some((gi, host.process(&format!("--gpu 0 --gi {gi} --ci 0"))))
 }
 
-/// Checks the result of the next agent. The state that the operation reports must be true.
+/// Checks what the next agent has done. The state that the operation reports must be true.
 fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &str) -> OperationState {
     let operation = agent.follow(agent.operation(id));
     let [before, after] = layouts;
@@ -103,7 +102,7 @@ fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &s
     operation.state
 }
 
-/// Ends the process, after checking that the process is still in its instance.
+/// Checks that the process is still in its instance, and ends the process.
 fn vacate(host: &Host, change: &Change, occupied: Option<(u64, u32)>, what: &str) {
     let Some((gi, pid)) = occupied else { return };
     assert_eq!(gi_at(host, 0, change.used.expect("a place")), gi, "{what}: the instance in use is another");
@@ -147,7 +146,7 @@ fn kill_around_every_rollback_call_is_recovered() {
     let change = &CHANGES[2];
     let forward = calls(&host, &agent, change);
     let after = truth(&host, 0);
-    // The last creation fails, so that gpushd must undo every step.
+    // Let the last creation fail. gpushd must then undo every step.
     let last = forward.iter().rposition(|call| call.function.contains("CreateComputeInstance")).expect("a creation");
     let fails = fault_at(&forward, last, "--rc INSUFFICIENT_RESOURCES");
     prepare(&agent, change);
@@ -192,8 +191,8 @@ fn kill_during_recovery_is_recovered() {
             let before = truth(&host, 0);
             host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
-            // Each gpushd that recovers the operation is killed at its first change, until no
-            // change remains.
+            // Kill each gpushd that recovers the operation at its first change, until no change is
+            // left.
             let mut deaths = 0;
             loop {
                 host.clear_faults();
@@ -205,8 +204,8 @@ fn kill_during_recovery_is_recovered() {
                 }
                 agent = match Setup::on(&host).config(CONFIG).try_start() {
                     Ok(agent) => agent,
-                    // The fault killed gpushd before gpushd was ready, which is also a point to
-                    // test.
+                    // The fault rule has killed gpushd before it was ready. This point is also
+                    // tested.
                     Err(_) => {
                         deaths += 1;
                         continue;
@@ -265,13 +264,13 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
                     });
                     let outlived = told.as_ref().is_some_and(|one| agent.outlives(&one.id).is_some());
                     if outlived {
-                        // The test started strace, and strace started gpushd, so ask gpushd for its
-                        // pid.
+                        // The test has started strace, which has started gpushd. So ask gpushd for
+                        // its pid.
                         let own = agent.get("/v1/health").json()["pid"].as_i64().expect("a pid");
                         let own = Pid::from_raw(own.try_into().expect("a pid"));
                         kill(own, Signal::SIGTERM).expect("gpushd can be signalled");
                     }
-                    // The fault may also kill gpushd while gpushd stops.
+                    // The fault rule may also kill gpushd while it stops.
                     let survived = agent.wait().success() && outlived;
                     (told, survived)
                 }
@@ -280,8 +279,8 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
             let new: Vec<_> = operations(&agent).into_iter().filter(|id| !known.contains(id)).collect();
             assert!(new.len() <= 1, "{what}: {new:?}");
             match (&told, new.first()) {
-                // If gpushd has answered a client with an operation, it must have recorded that
-                // operation.
+                // If gpushd has answered a client with an operation, it must have recorded this
+                // operation before.
                 (Some(told), Some(there)) => assert_eq!(told.id, *there, "{what}"),
                 (Some(told), None) => panic!("{what}: {} was reported, and is not on record", told.id),
                 (None, Some(_)) => unheard += 1,

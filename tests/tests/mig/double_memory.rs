@@ -1,6 +1,6 @@
-//! Double-memory `1g` GPU instances, which offer two compute profiles on Hopper and later.
-//! mig-parted and the DRA driver create compute profile 0 (`1c.1g.20gb`). gpush creates compute
-//! profile 7 (`1g.20gb`), unless a request names the other profile.
+//! Double-memory `1g` GPU instances. On Hopper and later, they offer two compute profiles.
+//! mig-parted and the DRA driver create compute profile 0 (`1c.1g.20gb`). Unless a request names
+//! that profile, gpush creates compute profile 7 (`1g.20gb`).
 
 use std::{
     io::Write,
@@ -21,7 +21,7 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     command.args(args).env_clear().env("LANG", "C.UTF-8").env("GPUSH_SOCKET", agent.socket());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("gpushctl can be started");
-    // gpushctl closes its standard input if the command does not read it.
+    // Ignore an error: if the command does not read its standard input, gpushctl closes it.
     let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
     child.wait_with_output().expect("gpushctl ends")
 }
@@ -31,7 +31,7 @@ fn status(output: &Output) -> i32 {
 }
 
 /// Returns the labels that mig-parted ships for a GPU model, in the form of
-/// `tests/clients/mig_parted.py`: for each profile the maximum number of instances, and the
+/// `tests/clients/mig_parted.py`: for each profile its maximum number of instances, and the
 /// balanced label.
 fn labels(model: &Model) -> Vec<String> {
     let mut labels: Vec<String> = model.gi_profiles.iter().map(|p| format!("{}={}", p.name, p.max)).collect();
@@ -49,8 +49,8 @@ fn double_memory(model: &Model) -> Option<&str> {
     model.gi_profiles.iter().find(|p| p.index == 9).map(|p| p.name.as_str())
 }
 
-/// Creates the devices of each label one after the other, as mig-parted does, and keeps the devices
-/// of the last label. Returns the compute profiles that each label used.
+/// Creates the devices of each label one after the other, as mig-parted does. Keeps only the
+/// devices of the last label. Returns the compute profiles that each label used.
 fn mig_parted(host: &Host, python: &Path, gpu: usize, labels: &[String]) -> Vec<Vec<u64>> {
     let output = host
         .command(python)
@@ -68,7 +68,7 @@ fn mig_parted(host: &Host, python: &Path, gpu: usize, labels: &[String]) -> Vec<
     lines.lines().map(profiles).collect()
 }
 
-/// Returns a host for each GPU model with MIG, and all presets.
+/// Returns descriptions of hosts: one for each GPU model with MIG, and all presets.
 fn hosts() -> Vec<String> {
     let models = gpush_geometry::KEYS.iter().filter(|key| gpush_geometry::model(key).expect("a model").has_mig());
     let one_gpu = models.map(|key| format!("[[gpu]]\nmodel = \"{key}\"\n"));
@@ -90,7 +90,7 @@ fn mig_parted_labels_apply_on_every_model_and_preset() {
         let mut seen: Vec<String> = Vec::new();
         for gpu in 0..gpus {
             let model = model_of(&host, gpu);
-            // Test only the first of several identical GPUs.
+            // If several GPUs are identical, test only the first one.
             if !model.has_mig() || seen.contains(&model.key) {
                 continue;
             }
@@ -98,7 +98,7 @@ fn mig_parted_labels_apply_on_every_model_and_preset() {
             let mut labels = labels(&model);
             let widened = matches!(model.architecture, Architecture::Hopper | Architecture::Blackwell);
             if model.memory_slices == 12 {
-                // mig-parted does not know these profiles of this GPU model by their indexes.
+                // mig-parted does not know the indexes of these profiles of this GPU model.
                 labels.retain(|label| !label.contains("gfx") && !label.contains("me"));
             }
             for (label, made) in labels.iter().zip(mig_parted(&host, &python, gpu, &labels)) {
@@ -140,7 +140,7 @@ fn foreign_double_memory_instances_are_kept_and_exported() {
         let assert_ = |layout: &str| gpushctl(&agent, &["mig", "assert", "--gpu", "0", "--layout", layout], "");
         assert_eq!(status(&assert_(&format!("{part}*4"))), 0, "{key}");
         assert_eq!(status(&assert_(&format!("{whole}*4"))), 3, "{key}");
-        // The instances are in use and already match the request, so gpushd changes nothing.
+        // The instances are in use, but they already match the request. So gpushd changes nothing.
         host.start_trace();
         assert_eq!(status(&apply(&format!("{part}*4"))), 0, "{key}");
         assert_eq!(host.trace(), [], "{key}");
@@ -155,8 +155,8 @@ fn foreign_double_memory_instances_are_kept_and_exported() {
         assert_eq!(status(&gpushctl(&agent, &["mig", "assert", "--file", "-"], &text)), 0, "{key}");
         assert_eq!(truth(&host, 0), before);
 
-        // gpushd replaces the idle compute instances inside their GPU instances. It keeps the busy
-        // compute instance.
+        // gpushd replaces idle compute instances inside their GPU instances, and keeps the compute
+        // instance that is in use.
         let mixed = apply(&format!("{part}@2,{whole}*3"));
         assert_eq!(status(&mixed), 0, "{key}: {}", String::from_utf8_lossy(&mixed.stderr));
         let other = |at: u8| format!("{whole}@{at}[{whole}@0]");

@@ -1,5 +1,5 @@
-//! Leases on GPUs with layout `dynamic`: gpushd creates a MIG device if no free device satisfies a
-//! request.
+//! Leases on GPUs with layout `dynamic`. If no free device meets a request, gpushd creates a MIG
+//! device.
 
 use std::{collections::BTreeMap, thread};
 
@@ -110,11 +110,11 @@ fn only_own_free_devices_are_destroyed_for_a_lease() {
     assert!(refused.code == Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("does not destroy 1g.10gb@6")), "{refused:?}");
     assert_eq!(truth(&host, 0).len(), 2, "nothing was destroyed");
-    // If a free device that another program created fits the request, gpushd uses that device.
+    // If another program has created a free device that meets the request, gpushd uses it.
     let used = ask(&agent, "1g.10gb", &json!({})).expect("a lease");
     assert_eq!(truth(&host, 0).len(), 2);
-    // If an administrator creates a device where gpushd had created one before, the new device does
-    // not belong to gpushd.
+    // gpushd created a device at this place before, and now an administrator creates one there. The
+    // new device does not belong to gpushd.
     ended(&agent, used.lease.id);
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb@6"]).state, OperationState::Done);
     agent.await_that("the other device is gone", || agent.gpu(0).mig.is_some_and(|mig| mig.instances.len() == 1));
@@ -165,7 +165,7 @@ fn failed_device_creation_leaves_no_lease_and_no_instance() {
     ask(&agent, "2g.20gb", &json!({})).expect("the next one");
 }
 
-/// Requests a lease. The grant makes a driver call that kills gpushd.
+/// Requests a lease. A driver call of the grant kills gpushd.
 fn ask_and_die(agent: &mut Agent, profile: &str) {
     let body = body(profile, &json!({ "selectors": ["0"] })).to_string();
     let request = format!(
@@ -177,7 +177,8 @@ fn ask_and_die(agent: &mut Agent, profile: &str) {
     agent.wait();
 }
 
-/// Creates two free devices that belong to gpushd. A grant of a whole GPU destroys them first.
+/// Creates two free devices that belong to gpushd. If gpushd grants the whole GPU, it must destroy
+/// them first.
 fn prepare(agent: &Agent) {
     for profile in ["3g.40gb", "2g.20gb"] {
         let one = ask(agent, profile, &json!({})).unwrap_or_else(|error| panic!("{profile}: {error:?}"));
@@ -185,8 +186,8 @@ fn prepare(agent: &Agent) {
     }
 }
 
-/// Kills gpushd around each driver call of a grant. If `fault` makes a call fail, kills gpushd only
-/// around each later call. Counts the outcomes of the leases.
+/// Kills gpushd before and after each driver call of a grant. If `fault` makes one of these calls
+/// fail, kills gpushd only around the calls after it. Counts the outcomes of the leases.
 fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
     let (host, mut agent) = started();
     prepare(&agent);
@@ -225,7 +226,7 @@ fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
                 }
                 LeaseState::Ended => {
                     assert_eq!((truth(&host, 0), lease.reason), (before.clone(), Some(EndReason::Failed)), "{what}");
-                    // The devices still belong to gpushd, so gpushd can destroy them for a lease.
+                    // The devices still belong to gpushd. So gpushd may destroy them for a lease.
                     let one = ask(&agent, "7g.80gb", &json!({})).unwrap_or_else(|error| panic!("{what}: {error:?}"));
                     ended(&agent, one.lease.id);
                 }

@@ -1,5 +1,5 @@
-//! Layouts on each kind of host: the tests request them, the real agent applies them, and the tests
-//! read them back.
+//! Layouts on each kind of host. The tests request them from a real agent, and read them back from
+//! the simulated hardware.
 
 use gpush_api::{GpuPlan, InstanceStep, OperationState};
 use gpush_tests::{
@@ -8,8 +8,8 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Applies layouts to a GPU one after the other, and compares each layout with the resulting
-/// instances.
+/// Applies layouts to a GPU one after the other. Compares each layout with the instances that then
+/// exist.
 fn walk(host: &Host, agent: &Agent, gpu: usize, layouts: &[(&[&str], &[&str])]) {
     for (entries, expected) in layouts {
         let operation = agent.apply(&[&gpu.to_string()], entries);
@@ -128,8 +128,8 @@ layout = ["3g.40gb", "4g.40gb"]
     let host = Host::up("mixed");
     let agent = Agent::start(&host, "");
     let mut tries = 0;
-    // Until `complete` is true, gpushd applies the layouts that it read at start, even if the
-    // config has changed.
+    // Until `complete` is true, gpushd applies the layouts that it read at its start, even if the
+    // config has changed since then.
     while agent.get("/v1/health").json()["layouts_at_start"]["complete"] != json!(true) {
         tries += 1;
         assert!(tries < 100_000, "{}", agent.log());

@@ -1,4 +1,5 @@
-//! Changes of MIG mode through the real programs: Ampere needs a GPU reset, Hopper does not.
+//! Changes of MIG mode with the real programs. On Ampere, a change needs a reset of the GPU. On
+//! Hopper, it does not.
 
 use std::{
     collections::BTreeSet,
@@ -45,7 +46,7 @@ fn ampere_mode_change_resets_only_that_gpu() {
     assert_eq!(resets(&host), [Some(1)], "only the GPU concerned");
     assert_eq!(truth(&host, 0), neighbour, "the neighbour's instances stay");
     assert_eq!(truth(&host, 2), ["MIG off"]);
-    // Disable MIG mode again. gpushd destroys the instances first.
+    // Disable MIG mode again. gpushd must destroy the instances before that.
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
@@ -53,7 +54,7 @@ fn ampere_mode_change_resets_only_that_gpu() {
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
     assert_eq!(truth(&host, 1), ["MIG off"]);
     assert_eq!((resets(&host), truth(&host, 0)), (vec![Some(1)], neighbour));
-    // A second request changes nothing, and makes no driver call.
+    // If the same request is sent again, gpushd changes nothing and makes no driver call.
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!((operation.state, host.trace().len()), (OperationState::Done, 0));
@@ -98,7 +99,7 @@ fn open_handle_blocks_mode_change_and_is_named() {
     assert_eq!(holders.len(), 2);
     assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
     assert_eq!(host.trace(), []);
-    // A waiting operation polls once a second. It starts after the processes have ended.
+    // A waiting operation checks once a second, and starts when the processes have ended.
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
     let (begun, mut looks) = (Instant::now(), BTreeSet::new());
@@ -106,10 +107,10 @@ fn open_handle_blocks_mode_change_and_is_named() {
         assert!(begun.elapsed() < PATIENCE, "{}", agent.log());
         looks.insert(agent.gpu(0).observed_at);
     }
-    // Requests for the GPU also read the GPU once a second.
+    // A request for the GPU also reads the GPU, at most once a second.
     assert!(begun.elapsed() >= Duration::from_secs(1), "{looks:?}");
     monitors.iter().for_each(|pid| host.end_process(*pid));
-    // The simulated driver refuses to reset a GPU while a process has it open.
+    // While a process has a GPU open, the simulated driver refuses to reset it.
     let operation = agent.follow(waiting);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0).len(), 3);
@@ -141,7 +142,7 @@ fn services_stop_and_start_around_mode_change_and_hooks() {
     let facts = format!("GPUSH_MIG_OFF=\nGPUSH_MIG_ON={uuid}\nGPUSH_OPERATION={}\n", operation.id);
     assert_eq!(around.told("before.env"), format!("{facts}GPUSH_PHASE=before\n"));
     assert_eq!(around.told("after.env"), format!("{facts}GPUSH_PHASE=after\nGPUSH_RESULT=done\n"));
-    // A layout change without a mode change needs no reset, so no service stops.
+    // If the layout changes but not the mode, gpushd needs no reset and stops no service.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(around.take_calls(), Vec::<String>::new());
     // The helper units have left no files.
@@ -149,7 +150,7 @@ fn services_stop_and_start_around_mode_change_and_hooks() {
     assert_eq!(left, 0);
 }
 
-/// Asserts that gpushd has restored layout, mode and services after a failed change.
+/// Asserts that gpushd has restored layout, mode and services after a change that failed.
 fn taken_back(host: &Host, around: &Around, agent: &Agent, operation: &Operation) {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(host, 0), ["MIG off"]);
@@ -190,7 +191,7 @@ fn failed_hook_or_reset_restores_everything() {
     agent.wait_for_log("could not be reset");
     host.clear_faults();
 
-    // The first instance cannot be created, so a second reset disables MIG mode again.
+    // The first instance cannot be created. So gpushd disables MIG mode again, with a second reset.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN --times 1");
     host.start_trace();
     let operation = agent.apply(&["0"], LAYOUT);
@@ -198,7 +199,7 @@ fn failed_hook_or_reset_restores_everything() {
     assert_eq!(resets(&host), [Some(0), Some(0)]);
     host.clear_faults();
 
-    // If the reset that disables MIG mode fails, gpushd restores the layout.
+    // gpushd restores the layout if the reset that disables MIG mode fails.
     assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
     let before = truth(&host, 0);
     host.fault("gpu-reset --rc UNKNOWN --times 1");
@@ -243,7 +244,7 @@ fn next_gpushd_waits_for_reset_in_progress() {
     let around = Around::of(&host);
     let agent = Agent::start(&host, &around.config(&[], ""));
     let config = around.config(&[], "");
-    // The reset takes long. An open handle would make the reset fail.
+    // Let the reset take long. If a process opened the GPU meanwhile, the reset would fail.
     host.fault("gpu-reset --delay-ms 1500 --times 1");
     let _ = agent.begin(&["0"], LAYOUT).expect("an operation");
     let calls = || std::fs::read_to_string(around.file("calls")).unwrap_or_default();

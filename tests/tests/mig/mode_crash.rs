@@ -1,7 +1,7 @@
 //! Kills gpushd at every point of a change of MIG mode: around each program that it runs, around
-//! each driver call, and at each write and sync of its store. Afterwards GPU 0 must have the
-//! previous or the requested layout, and the operation must report which layout GPU 0 has. Services
-//! that ran before must run again, and no reset may be pending.
+//! each driver call, and at each write and sync of its store. After that, GPU 0 must have the
+//! previous or the requested layout, and the operation must report which of them. Services that ran
+//! before must run again, and no reset may be pending.
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +49,8 @@ fn is_dead(pid: u32) -> bool {
     stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
 }
 
-/// Starts gpushd repeatedly, until one gpushd survives until the last operation has ended.
+/// Starts gpushd again and again, until the last operation has ended in a gpushd that was not
+/// killed.
 fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
     loop {
         *starts += 1;
@@ -65,14 +66,14 @@ fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
     }
 }
 
-/// Sends the request and ignores the response, because the fault may kill gpushd before it answers.
+/// Sends the request and ignores the response: the fault rule may kill gpushd before it answers.
 fn ask(agent: &Agent, body: &Value) {
     let body = body.to_string();
     let head = "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json";
     let _ = agent.raw(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
 }
 
-/// Numbers of starts and of each outcome, over all kills.
+/// How often gpushd was started, and how often each outcome occurred, over all kills.
 #[derive(Default)]
 struct Tally {
     starts: u32,
@@ -80,7 +81,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Checks the recovery of the last operation. GPU 0 must have the layout `before` or the
+    /// Checks how the last operation was recovered. GPU 0 must have the layout `before` or the
     /// requested layout, as the operation reports. Services that ran before must run again, and no
     /// reset may be pending.
     fn take(&mut self, host: &Host, agent: &Agent, around: &Around, layouts: [&[String]; 2], point: &str) {
@@ -117,7 +118,7 @@ impl std::fmt::Display for Tally {
     }
 }
 
-/// A host whose GPU 0 has MIG off, a running service, the layout to apply, and the config.
+/// A host whose GPU 0 has MIG off, a service that runs, the layout to apply, and the config.
 struct Scene {
     host: Host,
     around: Around,
@@ -141,8 +142,8 @@ impl Scene {
         (Self { host, around, config, cut, on }, agent)
     }
 
-    /// Returns the next request and the expected result: the request disables MIG if it is enabled,
-    /// and enables it otherwise.
+    /// Returns the next request and its expected result. If MIG is enabled, the request disables
+    /// it, otherwise it enables MIG.
     fn turn(&self, agent: &Agent) -> (Value, Vec<String>) {
         if truth(&self.host, 0) == WHOLE {
             (self.on.clone(), self.cut.clone())
@@ -152,8 +153,8 @@ impl Scene {
     }
 }
 
-/// Kills gpushd before and after each external program that it runs to enable and disable MIG mode.
-/// With `again`, also kills the next agent at its first program. Returns a summary.
+/// gpushd runs external programs to enable and disable MIG mode. Kills gpushd before and after each
+/// of them. With `again`, also kills the next gpushd at its first program. Returns a summary.
 fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
     let (scene, mut agent) = Scene::new();
     let Scene { host, around, config, on, .. } = &scene;
@@ -197,7 +198,7 @@ fn kill_during_mode_recovery_is_recovered() {
 #[test]
 fn kill_during_mode_rollback_is_recovered() {
     println!("the reset fails: {}", killed_at_each_step(Some("gpu-reset --rc UNKNOWN"), false));
-    // The rollback needs a second reset while the services are still stopped.
+    // The rollback needs a second reset. Meanwhile the services must stay stopped.
     let fault = "nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN";
     println!("an instance fails: {}", killed_at_each_step(Some(fault), false));
 }
@@ -210,8 +211,8 @@ fn kill_around_each_mode_change_call_is_recovered() {
     for direction in ["on", "off"] {
         let calls = calls(&scene, &agent);
         for (k, call) in calls.iter().enumerate() {
-            // The reset is not a call of the driver worker. gpushd runs a program for the reset,
-            // and another test kills gpushd around that program.
+            // gpushd resets a GPU by running a program, not by a call of the driver worker. Another
+            // test kills gpushd around this program.
             if call == "gpu-reset" {
                 continue;
             }
@@ -236,7 +237,8 @@ fn kill_around_each_mode_change_call_is_recovered() {
     assert!(tally.points() > 20, "{tally}");
 }
 
-/// Changes GPU 0, if necessary, so that the next change goes in the direction `on` or `off`.
+/// If necessary, changes the mode of GPU 0, so that the next change goes in this direction (`on` or
+/// `off`).
 fn bring(scene: &Scene, agent: &Agent, direction: &str) {
     if (truth(&scene.host, 0) == WHOLE) != (direction == "on") {
         let (body, _) = scene.turn(agent);
@@ -244,7 +246,7 @@ fn bring(scene: &Scene, agent: &Agent, direction: &str) {
     }
 }
 
-/// Makes the next change. Returns the driver functions that changed GPU 0, in order.
+/// Makes the next change. Returns the driver functions that have changed GPU 0, in order.
 fn calls(scene: &Scene, agent: &Agent) -> Vec<String> {
     scene.host.start_trace();
     let (body, _) = scene.turn(agent);
@@ -263,8 +265,8 @@ fn kill_at_each_store_write_in_mode_change_is_recovered() {
     let mut unbegun = 0;
     for call in ["pwrite64", "fdatasync"] {
         for number in 1..400 {
-            // The fault applies only to files in the state directory: the helper programs write
-            // files too, and must not be killed.
+            // The helper programs also write files, and must not be killed. So the fault applies
+            // only to files in the state directory.
             let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
             let state = Setup::on(host).state_dir();
             let files = ["gpush.db", "gpush.db-wal", "watermark"].map(|name| state.join(name).display().to_string());
@@ -304,7 +306,7 @@ fn kill_at_each_store_write_in_mode_change_is_recovered() {
     assert!(tally.points() > 20, "{tally}");
 }
 
-/// Returns the pid of a gpushd that another program started.
+/// Returns the pid of a gpushd that was started through another program.
 fn own_pid(agent: &Agent) -> Option<i32> {
     let answer = agent.try_raw(b"GET /v1/health HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n")?;
     gpush_tests::agent::parse(&answer)?.json()["pid"].as_i64()?.try_into().ok()

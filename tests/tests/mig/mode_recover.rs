@@ -1,6 +1,5 @@
-//! gpushd is killed during a change of MIG mode on GPUs without instances. Therefore no instance
-//! shows how far the change got. The next agent must finish the change, and report the outcome
-//! correctly.
+//! gpushd is killed during a change of MIG mode on GPUs without instances. So no instance shows how
+//! far the change got. The next gpushd must finish the change, and report the right outcome.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -9,8 +8,7 @@ use gpush_tests::{
 };
 use serde_json::{Value, json};
 
-/// Requests MIG modes for GPUs, without instances. The operation makes a driver call that kills the
-/// agent.
+/// Requests MIG modes for GPUs, without instances. A driver call of the operation kills the agent.
 fn begin(agent: &mut Agent, modes: &[(u32, bool)]) {
     let each: Vec<Value> =
         modes.iter().map(|&(gpu, mig)| json!({ "selector": agent.gpu(gpu).uuid, "mig_enabled": mig })).collect();
@@ -30,7 +28,7 @@ fn die_of(agent: &mut Agent, body: &Value) {
     agent.wait();
 }
 
-/// Starts the next agent. Returns the agent, and the recovered operation.
+/// Starts the next agent. Returns it and the operation that it has recovered.
 fn next(host: &Host, config: &str) -> (Agent, Operation) {
     host.clear_faults();
     let agent = Agent::start(host, config);
@@ -105,7 +103,7 @@ fn reset_group_is_kept_after_restart() {
     die_of(&mut agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb"] } }));
     let (_agent, ended) = next(&host, "");
     assert_eq!((ended.state, modes(&host, 3)), (OperationState::Done, vec![true, false, false]), "{ended:?}");
-    // Kill gpushd also during rollback.
+    // Also kill gpushd during the rollback.
     let host = Host::up(GROUP);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --rc UNKNOWN");
     host.fault("nvmlGpuInstanceDestroy --kill before --parent --times 1");

@@ -1,7 +1,7 @@
-//! mig-parted's files through the real `gpushctl` and the real agent, on simulated hosts.
-//! mig-parted has known faults that gpush must not have: a change of one GPU must not reset or
-//! clear another GPU, indexes and filters that match no GPU are errors, and the error for a missing
-//! GPU names that GPU.
+//! Files of mig-parted with the real `gpushctl` and a real agent, on simulated hosts. gpush must
+//! not have these faults of mig-parted: a change of one GPU resets or clears another GPU, an index
+//! or filter that matches no GPU is no error, and the error for a missing GPU does not name this
+//! GPU.
 
 use std::{
     io::Write,
@@ -75,14 +75,13 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", "100").env("GPUSH_SOCKET", agent.socket());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("gpushctl can be started");
-    // gpushctl closes its standard input if the command does not read it. The test does not fail
-    // because of that.
+    // Ignore an error: if the command does not read its standard input, gpushctl closes it.
     let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
     child.wait_with_output().expect("gpushctl ends")
 }
 
-/// Runs `mig COMMAND --file - -c LABEL ARGS…` on the file above. Returns the exit code and all
-/// output.
+/// Runs `mig COMMAND --file - -c LABEL ARGS…` with [`FILE`] as standard input. Returns the exit
+/// code and all output.
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
     let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
@@ -90,7 +89,7 @@ fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String
     (output.status.code().expect("it ends by itself"), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// Waits until the agent reports the process, because a reading may be a second old.
+/// Waits until the agent reports the process: a reading may be a second old.
 fn seen(agent: &Agent, gpu: u32, pid: u32) {
     let sees = |gpu: &Gpu| {
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
@@ -138,7 +137,7 @@ fn file_for_several_parts_applies_at_once_and_round_trips() {
     assert!(again.plans.iter().all(|plan| plan.steps.is_empty()), "{again:?}");
 }
 
-/// mig-parted resets all GPUs if it resets or clears one GPU.
+/// Fault of mig-parted: if it resets or clears one GPU, it resets all GPUs.
 #[test]
 fn change_of_one_gpu_keeps_others_and_their_processes() {
     let host = Host::up(A100S);
@@ -148,7 +147,7 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     seen(&agent, 0, pid);
     let before = [truth(&host, 0), truth(&host, 2)];
     host.start_trace();
-    // The file changes GPU 1. GPU 0 already has its layout, so gpushd does not change it.
+    // The file changes GPU 1. GPU 0 already has its layout, so gpushd must not change GPU 0.
     let other = FILE.replace("\"7g.80gb\": 1", "\"1g.10gb\": 7");
     let output = gpushctl(&agent, &["mig", "apply", "--file", "-", "-c", "second"], &other);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -158,8 +157,8 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     assert!(!calls.is_empty() && calls.iter().all(|call| call.gpu == Some(1) && call.rc == 0), "{calls:?}");
     assert_eq!(resets(&host), 0, "{calls:?}");
 
-    // If the change would destroy instances that are in use, the error names them, and no GPU is
-    // changed.
+    // If the change would destroy instances in use, gpushd changes no GPU, and the error names
+    // these instances.
     let from = host.trace().len();
     let (status, said) = run(&agent, "apply", "all-1g.10gb", &[]);
     assert_eq!(status, 4, "{said}");
@@ -167,8 +166,8 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     assert_eq!(host.trace().len(), from, "{:?}", host.trace());
 }
 
-/// For an unknown profile, mig-parted destroys everything and reports success. It also reports
-/// success for an index or a filter that matches no GPU.
+/// Faults of mig-parted: for an unknown profile, it destroys everything and reports success. For an
+/// index or a filter that matches no GPU, it also reports success.
 #[test]
 fn entries_that_match_no_gpu_are_refused() {
     let host = Host::up(A100S);
@@ -199,7 +198,8 @@ fn entries_that_match_no_gpu_are_refused() {
     assert!(said.contains("stdin:4:7: this group has no `mig-enabled`"), "{said}");
 }
 
-/// If the mode of one GPU changes, mig-parted clears the other GPUs, and resets all GPUs.
+/// Fault of mig-parted: if the mode of one GPU changes, it clears the other GPUs, and resets all
+/// GPUs.
 #[test]
 fn mig_is_disabled_only_on_gpus_of_the_label() {
     let host = Host::up(A100S);
@@ -221,7 +221,7 @@ fn mig_is_disabled_only_on_gpus_of_the_label() {
     assert_eq!(status, 0, "and on again: {said}");
 }
 
-/// If a GPU is missing, mig-parted panics on restore.
+/// Fault of mig-parted: if a GPU is missing, it panics on restore.
 #[test]
 fn missing_gpu_is_named_and_not_confused_with_others() {
     let host = Host::up(A100S);
@@ -237,8 +237,8 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
         std::thread::yield_now();
     }
     host.start_trace();
-    // The saved file names the missing GPU, so the restore fails. A list of indexes fails too, and
-    // so does `all`, which includes the missing GPU.
+    // The saved file names the missing GPU, so the restore fails. It also fails with a list of
+    // indexes, and with `all`, which includes the missing GPU.
     let restored = gpushctl(&agent, &["mig", "apply", "--file", "-"], &saved);
     let said = String::from_utf8_lossy(&restored.stderr).into_owned();
     assert!(restored.status.code().is_some_and(|status| status != 0), "{said}");
@@ -249,7 +249,7 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     assert!(status != 0 && said.contains("index 2 is ambiguous while GPU 0 is lost"), "{said}");
     assert_eq!(host.trace(), []);
     assert_eq!([truth(&host, 1), truth(&host, 2)], before);
-    // The export contains the remaining GPUs, and names the missing one.
+    // The export has the other GPUs, and names the missing GPU.
     let exported = gpushctl(&agent, &["mig", "export"], "");
     assert!(String::from_utf8_lossy(&exported.stderr).contains("GPU 0 is left out"), "{exported:?}");
     // A request that names only the other GPUs changes them.
@@ -259,8 +259,8 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     assert_eq!(status, 0, "{said}");
     assert_eq!((truth(&host, 1).len(), truth(&host, 2).len()), (7, 7));
 
-    // A new agent has never seen the missing GPU and lists two GPUs. Neither of these two GPUs is
-    // the first GPU of the file.
+    // A new agent has never seen the missing GPU, so it lists two GPUs. Neither of them is the
+    // first GPU of the file.
     agent.stop();
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus().len(), 2);

@@ -1,5 +1,5 @@
-//! Partial rollback. gpushd keeps an instance that a process has entered, or that the driver does
-//! not destroy. It restores the rest of the previous layout around that instance.
+//! Partial rollback. If a process has entered an instance, or the driver does not destroy it,
+//! gpushd keeps this instance. It restores the rest of the previous layout around this instance.
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -8,13 +8,13 @@ use gpush_tests::{
 };
 
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
-/// A layout without any instance of BEFORE, so that the apply destroys all instances of BEFORE.
+/// A layout that has no instance of BEFORE. So an apply destroys all instances of BEFORE.
 const AFTER: &[&str] = &["3g.40gb@0", "2g.20gb@4"];
-/// A fault rule that delays the creation of the second GPU instance, and then makes this creation
-/// fail. During the delay, the test can act.
+/// A fault rule that delays the creation of the second GPU instance and then lets it fail. The test
+/// acts during the delay.
 const FAILS: &str = "nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --delay-ms 1500 --rc UNKNOWN";
 
-/// Starts an apply from BEFORE to AFTER, calls `meanwhile`, and then lets the apply fail.
+/// Starts an apply from BEFORE to AFTER, calls `meanwhile`, and waits until the apply has failed.
 fn fail_after(host: &Host, agent: &Agent, meanwhile: impl FnOnce()) -> Operation {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     host.fault(FAILS);
@@ -52,7 +52,7 @@ fn entered_instance_stays_and_rest_is_restored() {
         let says_so = |all: &[String]| all.iter().any(|cause| cause.contains(says));
         assert!(says_so(&error.causes) && says_so(&gpu.reasons), "{says}: {error:?} {:?}", gpu.reasons);
     }
-    // Every user can read operations, conditions and health. Only root can read the log.
+    // Every user can read operations, conditions and health, but only root can read the log.
     let public = format!("{:?} {:?} {:?}", operation.error, operation.progress, gpu.reasons);
     assert!(!public.contains(&format!("pid {pid}")) && !public.contains("sleep"), "{public}");
     assert!(!agent.get("/v1/health").json()["errors"].to_string().contains(&format!("pid {pid}")));
@@ -61,7 +61,7 @@ fn entered_instance_stays_and_rest_is_restored() {
     let line = log.lines().find(|line| line.contains(text)).unwrap();
     assert!(line.contains("ERROR") && line.contains(&format!("is in use by pid {pid} (")), "{line}");
     assert!(!log.contains("is in use by a process ("), "{log}");
-    // After the process has ended, gpushd can change the GPU again.
+    // When the process has ended, gpushd can change the GPU again.
     host.end_process(pid);
     host.clear_faults();
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);

@@ -6,8 +6,8 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Fault 1: mig-parted destroyed idle instances before the change failed because of the busy
-/// instance.
+/// Fault 1: mig-parted destroyed idle instances, and only then the change failed because of an
+/// instance in use.
 #[test]
 fn impossible_layout_destroys_no_idle_instance() {
     let host = Host::up("dgx-a100");
@@ -25,7 +25,8 @@ fn impossible_layout_destroys_no_idle_instance() {
     assert_eq!(truth(&host, 0), before);
     assert_eq!(host.trace(), [], "no driver call was tried");
 
-    // If a layout fits around the busy instance, gpushd applies it and keeps the instance.
+    // If a layout fits around the instance in use, gpushd applies the layout and keeps this
+    // instance.
     let operation = agent.apply(&["0"], &["4g.40gb", "3g.40gb"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(operation.plans[0].keeps, [u32::try_from(gi).unwrap()]);
@@ -37,7 +38,7 @@ fn impossible_layout_destroys_no_idle_instance() {
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
-/// Fault 1 on several GPUs: if one GPU cannot be changed, gpushd changes no GPU of the request.
+/// Fault 1 with several GPUs: if gpushd cannot change one GPU of a request, it changes no GPU.
 #[test]
 fn one_impossible_plan_leaves_all_gpus_untouched() {
     let host = Host::up("dgx-a100");
@@ -84,12 +85,12 @@ fn unknown_profile_changes_nothing_and_similar_are_named() {
 }
 
 /// Fault 5: mig-parted did not find a GPU instance without a compute instance, so it never removed
-/// that GPU instance.
+/// this GPU instance.
 #[test]
 fn gpu_instance_without_ci_is_completed_or_removed() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
-    // The first step succeeds. The second step fails, and the rollback of the first step fails too.
+    // The first step succeeds. The second step fails, and so does the rollback of the first step.
     let leave_one = || {
         host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --rc UNKNOWN");
         host.fault("nvmlGpuInstanceDestroy --gpu 0 --rc UNKNOWN");
@@ -99,14 +100,13 @@ fn gpu_instance_without_ci_is_completed_or_removed() {
         let shown = agent.gpu(0).mig.unwrap().instances;
         assert!(shown.len() == 1 && shown[0].compute.is_empty(), "{shown:?}");
     };
-    // The layout contains the GPU instance, so gpushd adds the compute instance and does not create
-    // the GPU instance again.
+    // The layout has this GPU instance. So gpushd keeps it and adds only the compute instance.
     leave_one();
     host.start_trace();
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), ["3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(host.trace().len(), 1, "{:?}", host.trace());
-    // The layout does not contain the GPU instance, so gpushd destroys it.
+    // The layout does not have this GPU instance. So gpushd destroys it.
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
     leave_one();
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
@@ -137,18 +137,18 @@ fn unknown_gpus_and_invalid_filters_are_refused() {
         assert!(refused.hint.is_some(), "{refused:?}");
         tried += 1;
     }
-    // A request with one valid and one unknown name is refused.
+    // If one name of a request is valid and another is unknown, gpushd refuses the request.
     assert_eq!(agent.begin(&["0", "9"], &["1g.6gb"]).unwrap_err().code, Code::NotFound);
     assert_eq!(host.trace(), []);
     println!("{tried} selectors refused");
 }
 
-/// Fault 7: a profile index that mig-parted did not know was fatal.
+/// Fault 7: mig-parted ended with an error if it did not know a profile index.
 #[test]
 fn profile_index_unknown_to_gpush_is_skipped() {
     let host = Host::up("dgx-a100");
-    // Queries for some profiles fail, as on a driver that has more or fewer profiles than gpush
-    // knows.
+    // Queries for some profiles fail. A driver with more or fewer profiles than gpush knows also
+    // gives such errors.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --times 6 --rc INVALID_ARGUMENT");
     let agent = Agent::start(&host, "");
     let profiles = |gpu| agent.gpu(gpu).mig.unwrap().profiles;

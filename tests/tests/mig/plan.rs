@@ -1,4 +1,4 @@
-//! Plans describe the current state of the host, or of an offline preset.
+//! Plans. A plan describes the current state of the host, or of an offline preset.
 
 use gpush_api::{Code, GpuPlan, GpuState, Operation, OperationState, Plans};
 use gpush_tests::{
@@ -13,8 +13,8 @@ fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
     serde_json::from_value::<Plans>(answer.json()).expect("an answer with plans").plans
 }
 
-/// A process that has just started blocks a plan immediately. gpushd does not use a cached reading
-/// from before the start.
+/// A process that has just started must block a plan at once. So gpushd must not use a reading from
+/// before this start.
 #[test]
 fn plan_includes_process_started_a_moment_ago() {
     let host = Host::up("a30x4");
@@ -30,7 +30,8 @@ fn plan_includes_process_started_a_moment_ago() {
     }
 }
 
-/// A GPU whose reading hangs has an error instead of steps. The other GPUs have their plans.
+/// If the reading of a GPU hangs, the plan of this GPU has an error instead of steps. The other
+/// GPUs have their plans.
 #[test]
 fn unreadable_gpu_has_no_plan_and_others_do() {
     let host = Host::up("a30x4");
@@ -51,8 +52,8 @@ fn unreadable_gpu_has_no_plan_and_others_do() {
     host.clear_faults();
 }
 
-/// While an operation changes a GPU, a plan for that GPU names the operation, as an apply does, and
-/// does not wait. The plan does not show the GPU's old instances as present.
+/// While an operation changes a GPU, a plan for this GPU does not wait. It names the operation, as
+/// an apply does, and does not show the previous instances as present.
 #[test]
 fn plan_during_change_names_operation_and_hides_old_layout() {
     let host = Host::up("a30x4");
@@ -64,7 +65,7 @@ fn plan_during_change_names_operation_and_hides_old_layout() {
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
         operation = serde_json::from_value(agent.get(&path).json()).unwrap();
     }
-    // gpushd has destroyed both instances. The creation of the first new instance takes a while.
+    // gpushd has destroyed both instances. The creation of the first new instance takes long.
     let (gpu, plan) = (agent.gpu(0), plans(&agent, &["0"], &["none"]).remove(0));
     let refused = agent.begin(&["0"], &["none"]).unwrap_err();
     let now: Operation = serde_json::from_value(agent.get(&format!("/v1/operations/{}", operation.id)).json()).unwrap();
@@ -80,7 +81,8 @@ fn plan_during_change_names_operation_and_hides_old_layout() {
     assert!(plans(&agent, &["0"], &["1g.6gb"])[0].steps.is_empty());
 }
 
-/// Offline, `config check` with a preset uses the same GPUs as the simulated host of the same name.
+/// A preset describes the same GPUs as the simulated host with its name. `config check` uses the
+/// preset offline.
 #[test]
 fn offline_preset_matches_simulated_host() {
     let mut compared = 0;

@@ -1,4 +1,4 @@
-//! Operations that cannot start immediately: gpushd refuses them, queues them, or waits until
+//! Operations that cannot start immediately: gpushd refuses or queues them, or they wait until
 //! instances are idle.
 //!
 //! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
@@ -41,7 +41,7 @@ fn second_operation_on_gpu_is_refused_or_queued_in_order() {
     let second = wait_for(&agent, &["0", "1"], &["1g.10gb*7"], 60);
     assert_eq!(second.state, OperationState::Queued);
     let third = wait_for(&agent, &["0"], &["3g.40gb"], 60);
-    // Queued operations on GPU 0 do not delay an operation on another GPU.
+    // Operations that are queued on GPU 0 do not delay an operation on another GPU.
     assert_eq!(agent.apply(&["2"], &["7g.80gb"]).state, OperationState::Done);
     let ended: Vec<Operation> = [first, second, third].map(|one| agent.follow(one)).into();
     assert!(ended.iter().all(|one| one.state == OperationState::Done), "{ended:?}");
@@ -61,18 +61,17 @@ fn waiting_operation_begins_when_instance_is_idle() {
     assert!(!operation.begun && !operation.waits_for.is_empty(), "{operation:?}");
     let reasons = operation.waits_for.join("; ");
     assert!(!reasons.contains(&pid.to_string()), "every user may read it: {reasons}");
-    // A waiting operation claims no GPU. Changes that do not conflict with the operation are still
-    // possible.
+    // A waiting operation claims no GPU. So a change that does not conflict with it is possible.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
     host.end_process(pid);
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
-    // The reason for waiting is removed, in the agent's memory as well as in the journal.
+    // The reason for waiting is gone, both in the agent's memory and in the journal.
     for told in [&operation, &agent.operation(&operation.id)] {
         assert!(told.begun && told.waits_for.is_empty() && told.notes[0].starts_with("it waited: "), "{told:?}");
     }
-    // The progress shows the new plan, which gpushd made when the operation started.
+    // When the operation started, gpushd made a new plan. The progress shows this plan.
     assert!(operation.progress[0].done > 0 && operation.progress[0].done == operation.progress[0].total);
 }
 
@@ -89,7 +88,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
     assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
-    // The response now comes from the journal, which has the same outcome.
+    // The response now comes from the journal. It has the same outcome.
     let recorded = agent.operation(&waiting.id).error.unwrap();
     assert_eq!(recorded.outcome.as_deref(), Some("nothing was changed"));
     let again = agent.cancel(&waiting.id);
@@ -100,7 +99,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::TimedOut), "{error:?}");
     assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1s"), "{error:?}");
 
-    // An operation can also be cancelled while it is queued behind another operation.
+    // An operation that is queued behind another operation can also be cancelled.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --times 1 --delay-ms 1500");
     let first = agent.begin(&["1"], &["7g.80gb"]).unwrap();
     let queued = wait_for(&agent, &["1"], &["1g.10gb"], 3600);
@@ -112,7 +111,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     // A cancelled operation no longer delays other operations.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*2"]).state, OperationState::Done);
 
-    // An impossible layout is refused at once.
+    // gpushd refuses an impossible layout at once.
     let refused =
         agent.begin_with(&json!({"selectors": ["0"], "layout_source": {"entries": ["9g.80gb"]}, "wait_s": 60}));
     assert_eq!(refused.unwrap_err().code, Code::UnknownProfile);
@@ -157,8 +156,7 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let mut agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
     let before = truth(&host, 0);
-    // Cancel an operation that has not started. When the response arrives, gpushd has recorded the
-    // end of the operation.
+    // Cancel an operation that has not started. gpushd records its end before it answers.
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     agent.kill();
@@ -166,8 +164,7 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let ended = agent.operation(&waiting.id);
     assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::RolledBack, Code::Cancelled));
     host.end_process(pid);
-    // Cancel an operation that has started. The next agent rolls the operation back, although the
-    // operation could be finished.
+    // Cancel an operation that has started. The next gpushd could finish it, but must roll it back.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 5000");
     let running = agent.begin(&["0"], &["3g.40gb@4", "1g.10gb*4"]).unwrap();
     let answer = agent.cancel(&running.id);
@@ -195,7 +192,7 @@ fn cancel_at_each_step_ends_in_previous_or_target_layout() {
     ];
     let (mut cancelled, mut points, mut step) = (0, 0, 0);
     loop {
-        // Each call of the apply is slow, so that the cancellation arrives during a step.
+        // Make each call of the apply slow, so that the cancellation arrives during a step.
         for call in calls {
             host.fault(&format!("{call} --gpu 0 --delay-ms 100"));
         }
@@ -236,8 +233,8 @@ fn repeated_request_is_answered_and_not_repeated() {
     agent.settle_reads();
     let headers = "content-type: application/json\r\nidempotency-key: k-1\r\n";
     let wanted = |entries: &str| json!({"selectors": ["0"], "layout_source": {"entries": [entries]}}).to_string();
-    // Several concurrent requests, while gpushd reads the GPU. All responses name the same
-    // operation.
+    // Send several requests at the same time, while gpushd reads the GPU. All responses must name
+    // the same operation.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 300");
     let ask = |agent: &Agent| agent.request("POST", "/v1/mig/apply", headers, wanted("7g.80gb").as_bytes());
     let answers: Vec<_> = std::thread::scope(|scope| {
@@ -250,7 +247,7 @@ fn repeated_request_is_answered_and_not_repeated() {
     assert_eq!(ids.into_iter().collect::<Vec<_>>(), ["op-1"]);
     let first = agent.follow(agent.operation("op-1"));
     assert_eq!(first.state, OperationState::Done);
-    // The next agent also knows the key, and still refuses a different request with the same key.
+    // The next agent also knows the key. It still refuses a different request with this key.
     for _ in 0..2 {
         agent.kill();
         agent = Agent::start(&host, "");
@@ -258,7 +255,7 @@ fn repeated_request_is_answered_and_not_repeated() {
         let other = agent.request("POST", "/v1/mig/apply", headers, wanted("1g.10gb").as_bytes());
         assert_eq!(other.error().code, Code::Conflict);
     }
-    // A cancel request can have a key too. Repeating the request with that key is safe.
+    // A cancel request can also have a key. The client can then repeat the request safely.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --delay-ms 500");
     let operation = agent.begin(&["0"], &["1g.10gb"]).unwrap();
     let path = format!("/v1/operations/{}/cancel", operation.id);
@@ -296,8 +293,7 @@ fn concurrent_requests_with_one_key_change_once() {
     };
     at_once("/v1/gpus/2/cordon", "k-3", &|| {});
     assert_eq!(recorded("gpu.cordon"), 1);
-    // When gpushd answers that the host is in maintenance, it has no open handle, even if a worker
-    // has hung.
+    // When gpushd has entered maintenance, it has no handle open, even if a worker has hung.
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --hang");
     agent.until("a reading that hangs", || agent.gpu(0).stale.then_some(()));
     let no_handle_is_open = || {
@@ -310,7 +306,7 @@ fn concurrent_requests_with_one_key_change_once() {
     assert_eq!(recorded("maintenance.enter"), 1);
 }
 
-/// Two operations wait for processes. After both processes have ended, the reading for the first
+/// Two operations wait for processes. When both processes have ended, the reading for the first
 /// operation hangs.
 #[test]
 fn waiting_operation_begins_while_other_gpu_hangs() {
@@ -324,7 +320,7 @@ fn waiting_operation_begins_while_other_gpu_hangs() {
         .into();
     let hangs = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     let works = agent.follow_until(wait_for(&agent, &["1"], &["7g.80gb"], 3600), is_waiting);
-    // The first reading shows that GPU 0 is idle, so the operation claims GPU 0. The next reading
+    // The first reading shows that GPU 0 is idle, so the operation claims it. The next reading
     // hangs.
     host.fault("nvmlDeviceGetComputeMode --gpu 0 --after 1 --hang");
     host.end_process(users[0]);

@@ -12,8 +12,8 @@ use serde_json::json;
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"2g.20gb\", \"1g.10gb\"]\n";
 const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
 
-/// Requests a change of GPU 0 during which a fault kills the agent, and waits until the agent has
-/// ended. Returns the operation's id. The agent may have been killed before it answered.
+/// Requests a change of GPU 0. A fault rule kills the agent during the change. Waits until the
+/// agent has ended. Returns the id of the operation. The agent may have died before it answered.
 fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     let listed = agent.get("/v1/operations?limit=200").json();
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": entries } }).to_string();
@@ -29,8 +29,9 @@ fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     format!("op-{}", listed.as_array().expect("a list").len() + 1)
 }
 
-/// Starts an agent with this config and requests a change from `BEFORE` to a 4g.40gb and a 3g.40gb
-/// at 4. A fault kills the agent after it has destroyed the 2g.20gb. Returns the operation's id.
+/// Starts an agent with this config, and requests a change from `BEFORE` to a 4g.40gb and a 3g.40gb
+/// at 4. A fault rule kills the agent when it has destroyed the 2g.20gb. Returns the id of the
+/// operation.
 fn killed_half_way(host: &Host, config: &str) -> String {
     let mut agent = Agent::start(host, config);
     agent.until("layout at start", || {
@@ -72,8 +73,8 @@ fn operation_resumes_on_same_boot_and_layout_stays() {
     assert_eq!(truth(&host, 0).len(), 2);
 }
 
-/// Of two operations on a GPU, the operation that started later also ended later, even if it was
-/// requested first.
+/// If two operations on a GPU start one after the other, the one that starts later also ends later,
+/// even if it was requested first.
 #[test]
 fn queued_operation_resumes_though_later_one_ended() {
     let host = Host::up("dgx-a100");
@@ -102,8 +103,8 @@ fn reason_of_rollback_survives_restart() {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     let before = truth(&host, 0);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
-    // The apply creates no compute instance before the rollback. The fault kills gpushd when the
-    // rollback creates its first compute instance.
+    // The apply creates no compute instance before the rollback. So the fault rule kills gpushd
+    // when the rollback creates its first compute instance.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -117,7 +118,7 @@ fn reason_of_rollback_survives_restart() {
     assert!(error.causes.iter().any(|cause| cause.contains("gpushd ended")), "{error:?}");
 }
 
-/// Creates a GPU instance on GPU 0 without the agent, as an administrator does with nvidia-smi.
+/// Creates a GPU instance on GPU 0 without gpushd, as an administrator does with nvidia-smi.
 pub(crate) fn make_by_hand(host: &Host, profile: &str, start: u8) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
@@ -137,7 +138,7 @@ fn foreign_instances_are_kept_by_recovery() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "3g.40gb@4"]).state, OperationState::Done);
-    // The fault kills gpushd after it has destroyed both instances.
+    // The fault rule kills gpushd when it has destroyed both instances.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -148,8 +149,8 @@ fn foreign_instances_are_kept_by_recovery() {
     let agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
-    // gpushd restores the part of the previous layout that does not overlap with the foreign
-    // instance.
+    // Another program has created an instance. gpushd restores the part of the previous layout that
+    // does not overlap with it.
     assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
@@ -164,7 +165,7 @@ fn foreign_instances_are_kept_by_recovery() {
         assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");
     }
     assert_eq!(agent.gpu(0).state, GpuState::Degraded);
-    // gpushd accepts a new request, whose plan includes the foreign instance.
+    // gpushd accepts a new request. The plan includes the instance of the other program.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
@@ -176,7 +177,7 @@ fn recovery_keeps_plan_after_config_change() {
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert_eq!(truth(&host, 0), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
-    // After the recovery, the GPU follows the new config.
+    // After the recovery, the GPU is managed according to the new config.
     assert!(agent.begin(&["0"], &["none"]).is_err());
 }
 
@@ -190,8 +191,8 @@ fn recovery_without_driver_waits_and_is_reported() {
         Some(agent.operation(&id)).filter(|operation| operation.state == OperationState::Interrupted)
     });
     assert!(shown.ended_at.is_none());
-    // When gpushd stops, it does not wait for an operation that cannot continue. It keeps the
-    // operation's record.
+    // The operation cannot continue, so a stop of gpushd does not wait for it. gpushd keeps its
+    // record.
     agent.stop();
     let agent = Agent::start(&host, "");
     host.clear_faults();
@@ -218,7 +219,7 @@ fn recovery_keeps_instance_entered_by_process() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // The fault kills gpushd after it has destroyed the 2g.20gb, and before it destroys the
+    // The fault rule kills gpushd after it has destroyed the 2g.20gb, and before it destroys the
     // 3g.40gb.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --kill after --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
@@ -227,7 +228,7 @@ fn recovery_keeps_instance_entered_by_process() {
     assert_eq!(left.len(), 1, "{left:?}");
     let start: u64 = if left[0].starts_with("3g") { 4 } else { 0 };
     let gi = gi_at(&host, 0, start);
-    // gpushd may have destroyed the compute instance of the remaining GPU instance already.
+    // gpushd may already have destroyed the compute instance of the GPU instance that is left.
     if left[0].contains("[]") {
         println!("the other instance had lost its compute instance: no process can enter it");
         return;

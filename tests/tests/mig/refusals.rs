@@ -1,5 +1,5 @@
-//! Invalid input and broken environments. The error names the object and a remedy, and nothing
-//! changes.
+//! Invalid input and broken environments. The error names the object and a solution, and gpushd
+//! changes nothing.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -132,7 +132,7 @@ fn broken_driver_is_explained_and_agent_keeps_running() {
         agent.stop();
         tried += 1;
     }
-    // The first library does not exist. The second file is not a library.
+    // The first path does not exist. The second file is not a library.
     for (library, says) in [("/nonexistent/libnvidia-ml.so.1", "--library"), ("/etc/passwd", "--library")] {
         let agent = Setup::on(&host).named(&format!("lib{tried}")).arg("--library").arg(library).start();
         let error = agent.get("/v1/gpus").error();

@@ -1,5 +1,5 @@
-//! Driver calls that fail, kill the worker or hang during an apply. Afterwards, the GPU must have
-//! the new or the previous layout and report it correctly, or the GPU must be degraded.
+//! During an apply, driver calls fail, kill the worker or hang. After that, the GPU must have the
+//! new or the previous layout and report it correctly, or it must be degraded.
 
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -14,7 +14,7 @@ const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
 const AFTER: &[&str] = &["1c.3g.40gb*2", "4g.40gb"];
 const CONFIG: &str = "[driver]\nchange_s = 1\nread_ms = 2000\n";
 
-/// Returns the driver calls with which one apply from BEFORE to AFTER changes the GPU.
+/// Applies AFTER once to a GPU with BEFORE. Returns the driver calls that change the GPU.
 fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     host.start_trace();
@@ -22,7 +22,7 @@ fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
     host.trace()
 }
 
-/// Compares the result of an operation with the hardware.
+/// Compares what an operation reports with the hardware.
 fn check(host: &Host, agent: &Agent, operation: &Operation, before: &[String], after: &[String]) {
     let now = truth(host, 0);
     let gpu = agent.gpu(0);
@@ -59,7 +59,7 @@ fn failure_of_any_call_restores_previous_layout() {
     {
         assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
         let before = truth(&host, 0);
-        // If the driver refuses a call with IN_USE, gpushd repeats the call once in a new session.
+        // If a call returns IN_USE, gpushd repeats it once in a new session.
         let times = if *code == "IN_USE" { 2 } else { 1 };
         let rule = fault_at(&calls, k, &format!("--rc {code}"));
         host.fault(&rule.replace("--times 1", &format!("--times {times}")));
@@ -87,7 +87,7 @@ fn worker_killed_at_any_call_leaves_target_or_previous_layout() {
             host.fault(&fault_at(&calls, k, &format!("--kill {when}")));
             let operation = agent.apply(&["0"], AFTER);
             check(&host, &agent, &operation, &before, &after);
-            // A call that took effect before its worker died counts as a completed step.
+            // If the worker died after the call had taken effect, the step counts as completed.
             let expected = if when == "after" { OperationState::Done } else { OperationState::RolledBack };
             assert_eq!(operation.state, expected, "killed {when} call {k}: {operation:?}");
             if operation.state == OperationState::Done {
@@ -121,7 +121,7 @@ fn hung_call_is_abandoned_and_judged_by_its_effect() {
     let (before, after) = (truth(&host, 0), Vec::new());
     host.fault(&fault_at(&calls, 3, "--hang"));
     let mut operation = agent.begin(&["0"], AFTER).unwrap();
-    // Wait for the step that hangs, and then until the deadline of the step has passed.
+    // Wait until the step hangs, and then until its deadline has passed.
     while operation.progress[0].done < 3 && !operation.state.is_final() {
         operation = step(&agent, &operation);
     }
@@ -143,7 +143,7 @@ fn hung_call_is_abandoned_and_judged_by_its_effect() {
     assert!(seen.contains(&GpuState::Unknown), "{seen:?}\n{}", agent.log());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
     check(&host, &agent, &operation, &before, &after);
-    // The GPU is ready now, so the hint does not call its state unknown.
+    // The GPU is `ready` now, so the hint must not say that it is `unknown`.
     let error = operation.error.unwrap();
     let hint = error.hint.unwrap();
     assert!(!hint.contains("unknown") && hint.contains("dmesg"), "{hint}");
@@ -166,7 +166,7 @@ fn late_call_counts_as_completed_step() {
     let calls = calls(&host, &agent);
     let after = truth(&host, 0);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // The call returns after its deadline of 1 s, but within the grace period.
+    // The deadline of the call is 1 s. The call returns later, but within the grace period.
     host.fault(&fault_at(&calls, 2, "--delay-ms 1500"));
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
@@ -219,7 +219,7 @@ fn unlisted_handle_is_refused_with_hint_to_its_holder() {
 fn own_session_handle_blocks_nothing() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // The leaked handle blocks the creation, after all instances were destroyed.
+    // When all instances are destroyed, the leaked handle blocks the creation.
     assert_eq!(agent.apply(&["0"], &["1g.10gb*7"]).state, OperationState::Done);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     let operation = agent.apply(&["0"], &["3g.40gb*2"]);
@@ -263,7 +263,7 @@ fn failed_rollback_degrades_gpu_until_a_change_succeeds() {
     assert!(gpu.reasons.iter().any(|reason| reason.contains("failed")), "{:?}", gpu.reasons);
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
-    // If a later change is also rolled back, the GPU remains degraded.
+    // If a later change is also rolled back, the GPU stays degraded.
     let operation = agent.apply(&["0"], &["2g.20gb"]);
     assert_ne!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(agent.gpu(0).state, GpuState::Degraded, "{operation:?}");
@@ -277,7 +277,7 @@ fn failed_rollback_degrades_gpu_until_a_change_succeeds() {
 fn mode_without_effect_is_rolled_back() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
     let agent = Agent::start(&host, CONFIG);
-    // The driver returns success, but with the activation status IN_USE.
+    // The call returns success, but its activation status is IN_USE.
     host.fault("nvmlDeviceSetMigMode --times 1 --activation-status IN_USE");
     let operation = agent.apply(&["0"], &["3g.40gb"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -286,8 +286,8 @@ fn mode_without_effect_is_rolled_back() {
     assert_eq!(truth(&host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.unwrap();
     assert_eq!((mig.enabled, mig.pending_mode()), (false, false));
-    // On Hopper, the driver reports a busy GPU only at the first creation. In that case, gpushd
-    // also disables MIG mode again.
+    // On Hopper, the driver reports only at the first creation that a GPU is busy. gpushd must then
+    // also disable MIG mode again.
     host.fault("nvmlDeviceCreateGpuInstance* --times 2 --rc IN_USE");
     let operation = agent.apply(&["0"], &["3g.40gb"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -298,8 +298,8 @@ fn mode_without_effect_is_rolled_back() {
 #[test]
 fn unchanged_gpu_lost_at_read_back_is_named() {
     let mut lost = 0;
-    // The fault rule also counts other readings. Therefore the call at which the GPU must become
-    // lost differs between runs.
+    // The fault rule also counts other readings. So the number of the call at which the GPU must
+    // become lost differs between runs.
     for after in (0..5).cycle().take(50) {
         if lost > 0 && after == 0 {
             break;
@@ -308,8 +308,8 @@ fn unchanged_gpu_lost_at_read_back_is_named() {
         let agent = Agent::start(&host, CONFIG);
         assert_eq!(agent.apply(&["1"], &["4g.24gb"]).state, OperationState::Done);
         host.fault(&format!("nvmlDeviceGetMigMode --gpu 1 --after {after} --times 1 --mutate lose"));
-        // If the GPU is lost too early, gpushd refuses the operation. If the GPU is lost too late,
-        // the operation succeeds.
+        // If the GPU becomes lost too early, gpushd refuses the operation. If it becomes lost too
+        // late, the operation succeeds.
         let Ok(operation) = agent.begin(&["0", "1"], &["4g.24gb"]) else { continue };
         let operation = agent.follow(operation);
         if operation.state == OperationState::Done {
@@ -324,13 +324,13 @@ fn unchanged_gpu_lost_at_read_back_is_named() {
     assert!(lost > 0);
 }
 
-/// Runs an operation whose last step kills the worker. Afterwards the GPU cannot be read.
+/// Runs an operation whose last step kills the worker. After that, the GPU cannot be read.
 fn outcome_unknown(host: &Host, agent: &Agent, when: &str) -> Operation {
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
-    // The operation creates one GPU instance with one compute instance. With "before", the worker
-    // is killed before it creates the GPU instance. With "after", the worker is killed after it has
-    // created the compute instance.
+    // The operation creates a GPU instance with a compute instance. With "before", the worker is
+    // killed before it creates the GPU instance. With "after", it is killed after it has created
+    // the compute instance.
     let function =
         if when == "after" { "nvmlGpuInstanceCreateComputeInstance*" } else { "nvmlDeviceCreateGpuInstance*" };
     host.fault(&format!("{function} --gpu 0 --times 1 --delay-ms 800 --kill {when}"));
@@ -367,7 +367,8 @@ fn unknown_outcome_ends_when_layout_is_read_back() {
 fn unknown_outcome_with_neither_layout_stays_degraded() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // The first of two steps takes effect. The worker is killed before it makes the second call.
+    // The operation has two steps. The first one takes effect, and the worker is killed before it
+    // makes the second call.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 800 --kill after");
     let mut operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     while operation.progress[0].doing.is_none() {
@@ -385,8 +386,8 @@ fn unknown_outcome_with_neither_layout_stays_degraded() {
 #[test]
 fn unchanged_gpu_altered_by_others_is_named_and_kept() {
     let mut changed = 0;
-    // The fault rule also counts other readings. Therefore the number of the last reading differs
-    // between runs.
+    // The fault rule also counts other readings. So the number of the last reading differs between
+    // runs.
     for after in (0..18).map(|round| round % 6) {
         if changed > 0 && after == 0 {
             break;
@@ -397,8 +398,8 @@ fn unchanged_gpu_altered_by_others_is_named_and_kept() {
         let mps = host.scratch("other.mps").display().to_string();
         let other = Setup::on(&host).named("other").env("GPUSH_MPS_DIR", mps).start();
         assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
-        // The fault makes one reading slow. If that is the last reading, another agent changes the
-        // GPU meanwhile.
+        // The fault rule makes one reading slow. If this is the last reading, another agent changes
+        // the GPU meanwhile.
         host.fault(&format!("nvmlDeviceGetMigMode --gpu 0 --after {after} --times 1 --delay-ms 1500"));
         let operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
         if operation.state.is_final() {

@@ -1,4 +1,4 @@
-//! Layouts that gpushd applies at start: after a reboot, in the same boot, with a driver that
+//! Layouts that gpushd applies at its start: after a reboot, in the same boot, with a driver that
 //! appears later, and with drift.
 
 use gpush_api::OperationState;
@@ -17,7 +17,7 @@ mode = "mig"
 layout = ["3g.40gb", "2g.20gb", "1g.10gb*2"]
 "#;
 
-/// Waits until gpushd has applied the layouts at start.
+/// Waits until gpushd has applied the layouts of its start.
 fn applied(agent: &Agent, operations: usize) {
     let all = agent.until("operations", || Some(agent.settle()).filter(|all| all.len() >= operations));
     assert!(all.iter().all(|op| op.state == OperationState::Done), "{all:?}");
@@ -34,7 +34,7 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     assert!(truth(&host, 2).is_empty(), "no rule claims GPU 2");
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
 
-    // A user applies another layout. After a restart in the same boot, gpushd keeps that layout and
+    // A user applies another layout. If gpushd restarts in the same boot, it keeps this layout and
     // reports drift.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
@@ -48,7 +48,7 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     assert_eq!(host.trace(), [], "a restart on the same boot made no change");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 
-    // After a reboot, no instance exists. gpushd creates the layout again.
+    // After a reboot, no instance exists, so gpushd creates the layout again.
     host.sim::<&str>("reboot", &[]);
     assert!(truth(&host, 0).is_empty());
     let agent = Agent::start_again(&host, CONFIG);
@@ -63,8 +63,8 @@ fn killed_agent_restarts_without_changing_layouts() {
     let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"2g.12gb\", \"1g.6gb*2\"]\n";
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
-    // gpushd records the boot after it has applied the layouts. If it is killed before it records
-    // the boot, it applies the layouts again.
+    // When gpushd has applied the layouts, it records the boot. If it is killed before that, it
+    // applies the layouts again.
     agent.wait_for_layouts_at_start();
     assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
@@ -84,7 +84,7 @@ fn auto_reconcile_repairs_drift_at_start() {
     let agent = Agent::start_again(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     applied(&agent, 1);
     assert_eq!(truth(&host, 0).len(), 4);
-    // auto_reconcile also repairs drift after a reload.
+    // With auto_reconcile, gpushd also repairs drift after a reload.
     assert_eq!(agent.apply_once(&["1"], &["7g.80gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     applied(&agent, 3);
@@ -126,12 +126,12 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     assert_eq!(on(&agent, 1), [OperationState::Done]);
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (0, 4));
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
-    // After an administrator has repaired the GPU, health is `ok`.
+    // When an administrator has repaired the GPU, health is `ok`.
     host.clear_faults();
     let mended = agent.follow(agent.begin_with(&json!({ "selectors": ["0"] })).unwrap());
     assert_eq!(mended.state, OperationState::Done);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
-    // gpushd no longer retries. A restart in the same boot does not apply the layout either.
+    // gpushd has given up. It does not apply the layout after a restart in the same boot either.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     let agent = Agent::start_again(&host, CONFIG);
@@ -143,8 +143,8 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
 #[test]
 fn transient_driver_error_delays_but_keeps_layouts() {
     for (fault, says) in [
-        // Three faults: the apply fails and is rolled back, the worker is killed during the apply,
-        // and the GPU cannot be read.
+        // Three faults: the apply fails and is rolled back; the worker is killed during the apply;
+        // the GPU cannot be read.
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 2 --rc UNKNOWN", "tried 1 of 6 times"),
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before", "tried 1 of 6 times"),
         ("nvmlDeviceGetMigMode --gpu 0 --times 3 --rc UNKNOWN", "gpushd tries again"),
@@ -156,7 +156,7 @@ fn transient_driver_error_delays_but_keeps_layouts() {
         agent.wait_for_layouts_at_start();
         assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
-        // The death of the worker also aborts the call for the other GPU.
+        // If the worker dies, the call for the other GPU also fails.
         assert_eq!(on(&agent, 1).last(), Some(&OperationState::Done), "{fault}");
         let health = agent.get("/v1/health").json();
         assert_eq!(health["status"], "ok", "{fault}: {health}");
@@ -179,8 +179,8 @@ fn unidentified_gpus_get_layouts_after_restart() {
     assert_eq!(truth(&host, 0).len(), 4);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
-    // After the next start in this boot, gpushd applies only the layout of the GPU that it can now
-    // identify.
+    // At its next start in this boot, gpushd can identify the GPU. It applies only the layout of
+    // this GPU.
     host.clear_faults();
     let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
@@ -238,7 +238,7 @@ fn driver_loaded_after_start_gets_layouts() {
     let health = agent.get("/v1/health").json();
     assert_eq!((&health["status"], &health["gpu_count"]), (&json!("degraded"), &json!(0)), "{health}");
     assert_eq!(agent.get("/v1/version").json()["agent"], env!("CARGO_PKG_VERSION"));
-    // gpushd logs the missing driver once, even if the worker probes often.
+    // If the driver is missing, gpushd logs this once, although the worker probes often.
     agent
         .until("third look", || (agent.log().matches("gpushd's driver worker has started").count() >= 3).then_some(()));
     let log = agent.log();
@@ -274,12 +274,11 @@ fn blocker_of_start_layout_is_named_only_in_log() {
         (health["errors"][0]["code"] == "blocked").then(|| health.to_string())
     });
     assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
-    // Only root can read the log.
+    // Only root may read the log, so the log names the process.
     agent.wait_for_log(&format!("is held by pid {pid} ("));
 }
 
-/// If two agents used one MPS directory, each agent would adopt and end the daemons of the other
-/// agent.
+/// Two agents must not use one MPS directory: each would adopt and end the daemons of the other.
 #[test]
 fn second_agent_on_the_same_mps_directory_is_refused() {
     let host = Host::up("a30x4");

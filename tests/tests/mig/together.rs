@@ -1,5 +1,5 @@
-//! Resets that affect other GPUs, operations and services: GPUs that must be reset together,
-//! operations that wait for a reset, and services that several operations stop.
+//! Resets that affect more than one GPU, operation or service: GPUs that must be reset together,
+//! operations that wait for a reset, and a service that several operations stop.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -68,8 +68,7 @@ fn reset_group_rolls_back_together() {
     let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
-    // The delay is longer than the time that all rollback attempts need together. No GPU waits for
-    // another GPU.
+    // The delay is longer than all rollback attempts together. No GPU waits for another one.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
     let operation = agent.apply(&["all"], &["1g.10gb*7"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -117,8 +116,8 @@ fn shared_service_is_started_by_last_operation() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
-    // The hook of the first operation waits, with the service stopped, until the second operation
-    // runs its own hook.
+    // The hook of the first operation waits, while the service is stopped. It ends when the second
+    // operation runs its hook.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\";; esac");
     let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
     let operations = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
@@ -177,7 +176,7 @@ fn other_operations_are_refused_or_queued_during_reset() {
 fn operation_cancelled_during_another_reset_resets_nothing() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
-    // Both operations start before either operation resets its GPU.
+    // Both operations start before one of them resets its GPU.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\"; sleep 0.3;; esac");
     let agent = Agent::start(&host, &around.config(&[], ""));
     host.start_trace();

@@ -1,4 +1,4 @@
-//! Compares the driver calls of an apply, in order, with a snapshot. All calls must succeed.
+//! Compares the driver calls of an apply with a snapshot, in order. All calls must succeed.
 
 use gpush_api::OperationState;
 use gpush_tests::{agent::Agent, host::Host};

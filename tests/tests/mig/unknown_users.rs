@@ -1,8 +1,8 @@
-//! Process lists that the driver cannot read, and sessions with outdated lists of instances.
+//! Process lists that the driver cannot read, and sessions whose lists of instances are outdated.
 //!
-//! If gpushd cannot know which processes use a GPU, instances that look idle may be in use. In this
-//! case gpushd destroys no instance on that GPU, does not change MIG mode, and reports why. A
-//! session that still lists deleted instances must not make a change fail.
+//! If gpushd cannot read which processes use a GPU, an instance that looks idle may be in use.
+//! gpushd then destroys no instance on this GPU, does not change MIG mode, and reports why. If a
+//! session still lists destroyed instances, a change must not fail because of them.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
@@ -11,7 +11,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// Error codes that drivers return when they cannot list processes.
+/// Error codes with which drivers report that they cannot list processes.
 const CODES: [&str; 5] = ["UNKNOWN", "NO_PERMISSION", "TIMEOUT", "INSUFFICIENT_SIZE", "NOT_SUPPORTED"];
 
 /// Returns the output of `gpushctl status`.
@@ -59,8 +59,7 @@ fn unknown_users_block_destruction() {
         assert_eq!(agent.apply(&["1"], &["none"]).state, OperationState::Done, "{code}");
         host.clear_faults();
     }
-    // When the driver can list processes again, busy instances block a change, and idle instances
-    // do not.
+    // When the driver can list processes again, only instances in use block a change.
     assert_eq!(agent.begin(&["0"], &["7g.80gb"]).unwrap_err().code, Code::Blocked);
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]).state, OperationState::Done);
     assert!(agent.gpu(0).processes_known);
@@ -76,7 +75,7 @@ fn new_instances_are_created_without_process_list() {
     let grown = agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]);
     assert_eq!(grown.state, OperationState::Done, "{grown:?}");
     assert_eq!(truth(&host, 0).len(), 2);
-    // The layout already exists. gpushd does not refuse a request that changes nothing.
+    // The layout already exists, so the request changes nothing. gpushd does not refuse it.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]).state, OperationState::Done);
 }
 
@@ -104,7 +103,8 @@ fn apply_succeeds_although_session_lists_deleted_instances() {
         let agent = Agent::start(&host, "");
         assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "1g.10gb@4"]).state, OperationState::Done);
         agent.stop();
-        // The driver session of this agent starts with these instances and continues to list them.
+        // The driver session of this agent begins while these instances exist, and continues to
+        // list them.
         let agent = Setup::on(&host).named("second").start();
         assert_eq!(agent.gpu(0).mig.expect("MIG").instances.len(), 2);
         host.fault(&format!("{function} --gpu 0 --mutate stale"));

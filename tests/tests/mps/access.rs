@@ -1,5 +1,5 @@
-//! Access to pipe directories. gpushd finds a client that connects just before a stop. Access is
-//! closed while the daemon does not serve. If two administrators send requests at the same time,
+//! Access to pipe directories. If a client connects just before a stop, gpushd finds it. While the
+//! daemon does not serve, access is closed. If two administrators send requests at the same time,
 //! both requests take effect.
 
 use std::path::Path;
@@ -75,7 +75,8 @@ fn client_waiting_for_its_server_counts_as_client() {
     reaches(&agent, "0", MpsState::Stopped);
 }
 
-/// gpushd does not probe a server that is not ready, so only the driver can report its clients.
+/// While a server is not ready, gpushd does not probe it. So only the driver can report its
+/// clients.
 #[test]
 fn unprobed_server_is_used_unless_driver_lists_no_client() {
     let host = Host::up(HOST);
@@ -95,14 +96,14 @@ fn unprobed_server_is_used_unless_driver_lists_no_client() {
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not list")), "{untold:#?}");
     host.clear_faults();
-    // The lease ends after gpushd has seen that the driver lists no client and that no client waits
+    // The lease ends when gpushd has seen that the driver lists no client and that no client waits
     // for the server.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     clear_faults(&host);
     reaches(&agent, "0", MpsState::Stopped);
 }
 
-/// The daemon hangs and the driver cannot list processes, so the daemon may have clients.
+/// The daemon hangs, and the driver cannot list processes. So the daemon may have clients.
 #[test]
 fn daemon_with_unknown_clients_is_not_ended() {
     let host = Host::up(HOST);
@@ -119,7 +120,7 @@ fn daemon_with_unknown_clients_is_not_ended() {
     assert!(hung.reasons.iter().any(|reason| reason.contains("not known")), "{hung:#?}");
     assert!(hung.reasons.iter().any(|reason| reason.contains(&format!("kill -CONT {pid}"))), "{hung:#?}");
     assert_eq!(act(&agent, "0", "stop", &json!({})).error().code, Code::Blocked);
-    // A restarted gpushd does not know the clients either.
+    // A gpushd that has restarted does not know the clients either.
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
@@ -137,7 +138,7 @@ fn slow_daemon_is_not_treated_as_idle() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    // The last probe found no client. The next probe takes longer than a request may wait.
+    // The last probe has found no client. The next probe takes longer than a request waits.
     let mut client = Client::start(&host, &environment);
     release_all(&agent, "0");
     fault(&host, "slow-hello --ms 1200");
@@ -169,7 +170,7 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     assert!(client.first.starts_with("active"), "{}", client.first);
     host.clear_faults();
     reaches(&agent, "0", MpsState::Ready);
-    // If the rule has changed while gpushd was not running, gpushd does not close access either,
+    // The rule changes while gpushd does not run. At its next start, gpushd does not close access,
     // because only an operation changes the mode.
     agent.kill();
     let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
@@ -180,7 +181,7 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     client.end();
 }
 
-/// The daemon ends or hangs while gpushd is not running.
+/// While gpushd does not run, the daemon ends or hangs.
 #[test]
 fn access_to_an_ended_or_hung_daemon_is_closed_after_a_restart() {
     let host = Host::up(HOST);
@@ -257,7 +258,7 @@ fn concurrent_settings_are_both_applied() {
     }
 }
 
-/// The restart does not end a client that connects before the restart request has returned.
+/// If a client connects before the restart request has returned, the restart must not end it.
 #[test]
 fn restart_of_a_stopped_daemon_ends_no_new_client() {
     let host = Host::up(HOST);
@@ -270,7 +271,7 @@ fn restart_of_a_stopped_daemon_ends_no_new_client() {
     reaches(&agent, "0", MpsState::Stopped);
     assert!(signal(hangs, Signal::SIGSTOP));
     let client = std::thread::scope(|scope| {
-        // A pending probe of the other daemon delays the reconciliation of all targets.
+        // A probe of the other daemon is pending. It delays the reconciliation of all targets.
         scope.spawn(|| act(&agent, "1", "stop", &json!({ "force": true })));
         agent.await_that("access to the other daemon is closed", || !is_open(pipe(&one)));
         let restart = scope.spawn(|| act(&agent, "0", "restart", &json!({})).status);
@@ -316,7 +317,7 @@ fn settings_end_with_their_rule_and_drain_deadlines_persist() {
     assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 4 })).status, 200);
     reaches(&agent, "1", MpsState::Draining);
     agent.kill();
-    // The rule has changed before gpushd starts again.
+    // The rule changes before gpushd starts again.
     let agent = Setup::on(&host).config(&(CONFIG.to_owned() + "mps = { percentage = 80 }\n")).start();
     becomes(&agent, "0", "with the settings of its rule", |daemon| {
         daemon.rule.is_none() && daemon.in_force.as_ref().is_some_and(|now| now.percentage.to_string() == "80")

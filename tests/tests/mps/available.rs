@@ -13,7 +13,7 @@ use serde_json::json;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
 
-/// Starts a host, and kills gpushd once its daemons are ready.
+/// Starts a host and gpushd. When the daemons are ready, kills gpushd.
 fn served() -> Host {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
@@ -35,14 +35,14 @@ fn refusals(agent: &Agent, target: &str) -> Vec<ApiError> {
     ]
 }
 
-/// Fault: while the driver started, the error was `not_found` and not retryable.
+/// Fault: while the driver started, the error was `not_found`, which is not retryable.
 #[test]
 fn target_is_unavailable_while_the_driver_starts() {
     let host = served();
     host.fault("nvmlInit* --delay-ms 600000");
     let agent = Agent::start(&host, CONFIG);
     for refused in refusals(&agent, "0") {
-        // A lease request reads the GPUs, so its error may be the missing driver.
+        // A lease request reads the GPUs. So its error may be that the driver is missing.
         let is_unavailable = matches!(refused.code, Code::Unavailable | Code::DriverUnavailable);
         assert!(is_unavailable && refused.retryable, "{refused:?}");
     }
@@ -59,7 +59,7 @@ fn run_waits_until_the_driver_has_started() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An empty list would mean that no GPU is shared.
+/// gpushd must return an error: an empty list would mean that no GPU is shared.
 #[test]
 fn targets_without_a_driver_are_an_error_and_not_an_empty_list() {
     let host = Host::up(HOST);
@@ -76,8 +76,8 @@ fn targets_without_a_driver_are_an_error_and_not_an_empty_list() {
     }
 }
 
-/// gpushd finds the daemon of a lost GPU through the daemon's directory. A request that names the
-/// target by the GPU's index gets the error of the GPU.
+/// gpushd finds the daemon of a lost GPU through the directory of the daemon. If a request names
+/// the target by the index of the GPU, it gets the error of the GPU.
 #[test]
 fn target_on_a_lost_gpu_is_refused_with_gpu_lost() {
     let host = served();

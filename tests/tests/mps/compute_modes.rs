@@ -1,6 +1,6 @@
-//! Compute modes that gpushd set for MPS and cannot restore immediately. gpushd reports the failure
-//! and retries, even after a restart. The tests also check which part of a daemon's log gpushd
-//! shows to users.
+//! Compute modes that gpushd has set for MPS and cannot restore at once. gpushd reports the failure
+//! and retries, also after a restart. Other tests check which part of a daemon's log gpushd shows
+//! to users.
 
 use std::path::Path;
 
@@ -36,8 +36,8 @@ fn is_told(agent: &Agent) -> bool {
     health.errors.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
 }
 
-/// The rule is removed while the driver cannot set or read the mode. After a restart, gpushd
-/// retries as well.
+/// The rule is removed while the driver cannot set or read the mode. gpushd must retry, also after
+/// a restart.
 #[test]
 fn failed_restore_of_a_compute_mode_is_reported_and_retried() {
     for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN", "nvmlDeviceGetComputeMode --rc UNKNOWN"] {
@@ -81,15 +81,15 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     agent.await_that("the failure is reported", || is_told(&agent));
     agent.stop();
     host.clear_faults();
-    // An administrator sets another mode without gpushd.
+    // An administrator sets another mode, without gpushd.
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(0);
     driver.set_compute_mode(&uuid, ComputeMode::Prohibited).await.expect("the compute mode can be set");
     drop(driver);
     let agent = Agent::start(&host, "");
     agent.await_that("the mode is read", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
-    // When the GPU has an MPS rule again, gpushd records the administrator's mode, and restores
-    // that mode when the rule ends.
+    // When the GPU has an MPS rule again, gpushd records the mode that the administrator has set.
+    // When this rule ends, gpushd restores that mode.
     agent.reload(SHARED);
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert_eq!(agent.follow(operation).state, OperationState::Done);
@@ -101,7 +101,7 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     assert!(!is_told(&agent));
 }
 
-/// Without compute mode exclusive process, programs could bypass MPS.
+/// gpushd must set compute mode exclusive process. Otherwise programs could bypass MPS.
 #[tokio::test]
 async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     let host = Host::up(HOST);
@@ -117,14 +117,14 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     let done = agent.follow(agent.begin_with(&wanted).expect("the operation begins"));
     assert_eq!((done.state, mode(&host)), (OperationState::Done, 3));
 
-    // An administrator changes the mode, and the driver refuses to change it back.
+    // An administrator changes the mode. The driver then refuses to change it back.
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(0);
     loop {
         driver.set_compute_mode(&uuid, ComputeMode::Default).await.expect("the compute mode can be set");
         host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
-        // If the mode is not 0, gpushd repaired the mode before the fault was active. In this case,
-        // try again.
+        // If the mode is not 0, gpushd has corrected it before the fault rule was active. Then try
+        // again.
         if mode(&host) == 0 {
             break;
         }
@@ -146,7 +146,7 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
         "[mps]\ncontrol = \"/nonexistent/nvidia-cuda-mps-control\"\n{}",
         &SHARED["[mps]\nhealth_s = 1\n".len()..]
     );
-    // Start without a rule, so that gpushd starts no operation.
+    // Start without a rule. So gpushd starts no operation.
     let agent = Agent::start(&host, "");
     agent.reload(&missing);
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
@@ -156,8 +156,8 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
     assert_eq!(mode(&host), 0, "{}", agent.log());
     agent.settle_reads();
     assert_eq!(mode(&host), 0, "retries do not change the mode\n{}", agent.log());
-    // The fault kills gpushd after it has set the mode, before it starts a daemon. The next gpushd
-    // has no rule for the GPU, and restores the mode.
+    // The fault rule kills gpushd when it has set the mode, before it starts a daemon. For the next
+    // gpushd, the GPU has no rule, so it restores the mode.
     host.fault("nvmlDeviceSetComputeMode --kill after --parent --times 1");
     let body = json!({ "selectors": ["0"], "layout_source": "wanted" }).to_string();
     let head = format!(
@@ -172,7 +172,7 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
     agent.await_that("the compute mode is restored", || mode(&host) == 0);
 }
 
-/// Returns the control log as the API shows it.
+/// Returns the lines of `control.log` that the API shows.
 fn told(agent: &Agent, query: &str) -> Vec<String> {
     let logs: MpsLogs = serde_json::from_value(agent.get(&format!("/v1/mps/0/logs{query}")).json()).expect("logs");
     logs.files[0].lines.clone()
@@ -187,7 +187,7 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     mps::reaches(&agent, "0", MpsState::Ready);
     let taken = mps::lease(&agent, "0", &json!({ "percentage": 25 })).expect("a lease");
     let client = Client::start(host, &taken.environment);
-    // Each request makes gpushd poll the daemon, which writes lines to the log.
+    // For each request, gpushd polls the daemon, which then writes lines to the log.
     let polls = |lines: &[String]| lines.iter().filter(|line| line.contains("Cmd:get_")).count();
     agent.await_that("a log with many polls", || {
         let _asked = mps::daemon(&agent, "0");
@@ -198,13 +198,13 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     let set = agent.post("/v1/mps/0/settings", &json!({ "percentage": 30 }));
     assert_eq!(set.status, 200);
     let all = told(&agent, "?all=true&lines=2000");
-    // The second response may contain lines that were written after the first one.
+    // The second response may contain lines that the daemon wrote after the first response.
     let shown = told(&agent, "?lines=2000");
     assert!(shown.len() * 4 < all.len(), "{} of {}: {shown:#?}", shown.len(), all.len());
     let has = |what: &str| shown.iter().any(|line| line.contains(what));
     assert!(has(&format!("NEW CLIENT {pid}")) && has("Cmd:set_default_active_thread_percentage 30"), "{shown:#?}");
     assert!(has("NEW SERVER") && has("Starting"), "{shown:#?}");
-    // gpushd omits only a few kinds of lines, which contain no information.
+    // gpushd leaves out only these kinds of lines, which contain no information.
     let plain = |line: &String| {
         let said = line.split_once("] ").map_or(line.as_str(), |(_, said)| said).trim();
         ["Accepting connection...", "NEW UI", "UI closed"].contains(&said)

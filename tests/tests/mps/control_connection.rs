@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 const CONFIG: &str = "[mps]\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"4\"]\nmode = \"mps\"\n";
 
-/// The uid of `nobody`, who is in no group of this test.
+/// Uid of `nobody`, who is in no group of this test.
 const NOBODY: u32 = 65534;
 
 fn until(what: &str, agent: &Agent, is_so: impl Fn(&Value) -> bool) -> Value {
@@ -35,7 +35,7 @@ fn ready(agent: &Agent) -> Value {
     until("the daemon is ready", agent, |daemon| daemon["state"] == "ready" && daemon["reasons"] == json!([]))
 }
 
-/// A process that is killed when this value is dropped.
+/// A process. Dropping this value kills the process.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -45,8 +45,7 @@ impl Drop for Ended {
     }
 }
 
-/// Starts a process that connects to the daemon's socket, which is open to all users, and sends
-/// nothing.
+/// Starts a process that connects to the daemon's public socket and sends nothing.
 fn half_open(pipe: &str) -> Ended {
     let fd: OwnedFd =
         socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
@@ -55,7 +54,7 @@ fn half_open(pipe: &str) -> Ended {
     Ended(Command::new("sleep").arg("600").stdin(fd).spawn().expect("the process can be started"))
 }
 
-/// Starts a client of the daemon. gpushd does not end a daemon with a client.
+/// Starts a client of the daemon. While a daemon has a client, gpushd does not end it.
 fn client(host: &Host, pipe: &str) -> Ended {
     let mut command = Command::new(program("gpush-sim"));
     command.arg("mps-client").env("NVML_SIM_STATE", host.dir()).env("CUDA_MPS_PIPE_DIRECTORY", pipe);
@@ -69,8 +68,8 @@ fn reasons_for(uid: u32, agent: &Agent) -> Option<String> {
     Some(parse(&output.stdout)?.json()[0]["reasons"].to_string())
 }
 
-/// A connected process that sends nothing keeps the daemon from answering. gpushd does not show the
-/// pid of that process to other users.
+/// A process has connected to the daemon and sends nothing, so the daemon does not answer. gpushd
+/// does not show the pid of this process to other users.
 #[test]
 fn blocking_process_is_named_only_to_permitted_users() {
     let host = Host::up("mixed");

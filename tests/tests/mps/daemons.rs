@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 const MANAGE: &str = "[mps]\nhealth_s = 1\n";
 
-/// Returns a config that shares GPU 0 with these settings, and has no rule for GPU 1.
+/// Returns a config in which GPU 0 is shared with these settings, and GPU 1 has no rule.
 fn config(rule: &str) -> String {
     format!("{MANAGE}[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n{rule}")
 }
@@ -71,8 +71,8 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
         assert_eq!(seen.clients[0].lease, Some(taken.lease.id.to_string()));
         assert_eq!(seen.findings, Vec::<String>::new());
 
-        // The daemon outlives a stop of gpushd, and a kill of gpushd with or without clients of the
-        // daemon.
+        // The daemon survives a stop of gpushd. It also survives a kill of gpushd, with or without
+        // clients of the daemon.
         agent.stop();
         let agent = start(host, programs, &config);
         assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, ready.pid);
@@ -84,7 +84,7 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
         assert!(client.lives() && client.said().is_empty(), "a client does not notice");
         client.end();
         becomes(&agent, "0", "without clients", |daemon| daemon.clients.is_empty());
-        // gpushd also adopts an idle daemon.
+        // gpushd also adopts a daemon without clients.
         agent.kill();
         let agent = start(host, programs, &config);
         let idle = becomes(&agent, "0", "ready and seen by the driver", |daemon| {
@@ -115,7 +115,7 @@ fn stop_with_clients_is_refused_and_stop_persists() {
         let mut client = client;
         assert!(client.lives());
 
-        // A forced restart ends the clients and starts another daemon.
+        // A forced restart ends the clients, and starts another daemon.
         assert_eq!(act(&agent, "0", "restart", &json!({ "force": true })).status, 200);
         let second = becomes(&agent, "0", "ready with another pid", |daemon| {
             daemon.state == MpsState::Ready && daemon.pid != first.pid
@@ -124,7 +124,7 @@ fn stop_with_clients_is_refused_and_stop_persists() {
         assert!(["terminated", "lost"].contains(&client.says().as_str()));
         drop(client);
 
-        // During a drain, current clients continue, and new clients get no access.
+        // During a drain, present clients continue, and new clients get no access.
         let client = Client::start(host, &environment);
         assert!(client.first.starts_with("active"), "{}", client.first);
         assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
@@ -139,8 +139,8 @@ fn stop_with_clients_is_refused_and_stop_persists() {
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);
 
-        // The stopped daemon remains stopped after a restart and a kill of gpushd, until a request
-        // starts it.
+        // If a user has stopped the daemon, it stays stopped after a restart and a kill of gpushd,
+        // until a request starts it.
         agent.stop();
         let agent = start(host, programs, &config(""));
         agent.await_that("the GPU of the target is known", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
@@ -149,7 +149,7 @@ fn stop_with_clients_is_refused_and_stop_persists() {
         agent.kill();
         let agent = start(host, programs, &config(""));
         agent.await_that("the GPU of the target is known", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
-        // Until gpushd has read the GPUs, it knows the target only through the target's directory.
+        // Until gpushd has read the GPUs, it knows the target only by the target's directory.
         agent.await_that("the hint names the command that starts it", || {
             let refused = lease(&agent, "0", &json!({})).expect_err("the daemon is stopped");
             refused.hint.is_some_and(|hint| hint.contains("gpushctl mps start 0"))
@@ -206,7 +206,7 @@ fn settings_take_effect_at_once_for_new_clients() {
         let now = daemon(&agent, "0");
         assert_eq!(now.in_force.as_ref().map(|settings| settings.percentage.to_string()).as_deref(), Some("33.3"));
 
-        // When the rule changes, the settings of the new rule replace the settings from requests.
+        // When the rule changes, the new rule replaces settings that users have made with requests.
         agent.write_config(config("mps = { percentage = 60 }\n"));
         agent.signal(Signal::SIGHUP);
         let other = becomes(&agent, "0", "with the settings of the new rule", |daemon| {
@@ -235,7 +235,7 @@ fn target_without_a_rule_is_drained_ended_and_forgotten() {
     agent.write_config(MANAGE);
     agent.signal(Signal::SIGHUP);
     let short = daemon(&agent, "0").target;
-    // The lease remains active. After its release, gpushd waits only for the lease's client.
+    // The lease stays active. When it is released, gpushd waits only for its client.
     let told = |daemon: &MpsDaemon| daemon.findings.iter().any(|finding| finding.contains("no lease is granted"));
     let kept = becomes(&agent, &short, "without new leases", told);
     assert_eq!((kept.leases.len(), compute_mode(&host, 0)), (1, json!(3)));
@@ -250,7 +250,7 @@ fn target_without_a_rule_is_drained_ended_and_forgotten() {
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert!(agent.follow(operation).error.is_none());
     reaches(&agent, "0", MpsState::Ready);
-    // The rule is removed while gpushd is not running. The next gpushd ends the daemon.
+    // The rule is removed while gpushd does not run. The next gpushd ends the daemon.
     agent.kill();
     let agent = Agent::start(&host, MANAGE);
     agent.await_that("the target is forgotten", || daemons(&agent).is_empty() && controls(&base(&host)).is_empty());
@@ -287,7 +287,8 @@ fn killed_daemon_is_restarted_with_a_clean_directory() {
     both("a kill of NVIDIA's own MPS daemon", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
-        // If the daemon ended during gpushd's operation at start, that operation would fail.
+        // Wait for gpushd's operation at its start. If the daemon ended during this operation, the
+        // operation would fail.
         let _begun = agent.settle();
         let pid = first.pid.expect("a pid").cast_signed();
         let killed = std::time::Instant::now();

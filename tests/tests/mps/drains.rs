@@ -1,4 +1,5 @@
-//! Clients keep the deadline of a drain even if their daemon ends. The API reports the deadline.
+//! A drain has a deadline for its clients. The deadline holds even if the daemon ends, and the API
+//! reports it.
 
 use gpush_api::{Code, EventPayload, LeaseState, MpsState};
 use gpush_tests::{
@@ -24,7 +25,7 @@ fn served(host: &Host) -> (Agent, Client) {
     (agent, client)
 }
 
-/// Kills the daemon of a client, and drains the leftover processes.
+/// Kills a daemon that has a client, and drains the server that is left.
 fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert!(signal(pid_of(&daemon(agent, "0")), Signal::SIGKILL));
     becomes(agent, "0", "waiting for its leftovers", |daemon| {
@@ -38,8 +39,8 @@ fn orphaned(host: &Host, agent: &Agent, within: &Value) {
     assert_eq!(controls(&base(host)), Vec::<i32>::new());
 }
 
-/// A program with a lease may not have called cuInit yet. If the daemon ended now, the program
-/// would silently run without MPS.
+/// A program with a lease may not have called cuInit yet. If a drain ended the daemon, this program
+/// would run without MPS and report no error.
 #[test]
 fn drain_waits_for_a_lease_whose_program_has_not_connected_yet() {
     let host = Host::up(HOST);
@@ -54,11 +55,11 @@ fn drain_waits_for_a_lease_whose_program_has_not_connected_yet() {
         "{drained:#?}"
     );
     assert_eq!(lease(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict, "no new lease is granted");
-    // The drain also continues after a restart of gpushd.
+    // After a restart of gpushd, the drain continues.
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     becomes(&agent, "0", "draining again", |daemon| daemon.state == MpsState::Draining && daemon.gpu.is_some());
-    // The program now connects as a client.
+    // The program now calls cuInit and connects as a client.
     let client = Client::start(&host, &granted.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
     becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
@@ -87,7 +88,7 @@ fn drain_ends_with_the_last_lease_or_at_its_deadline() {
     release(&agent, granted.lease.id);
 }
 
-/// A killed daemon leaves a server that still has a client. A drain lets the client finish.
+/// A daemon is killed, and its server still has a client. A drain lets this client finish.
 #[test]
 fn leftover_server_is_drained_without_a_new_daemon() {
     let host = Host::up(HOST);
@@ -96,7 +97,7 @@ fn leftover_server_is_drained_without_a_new_daemon() {
     assert_eq!(daemon(&agent, "0").clients_end_at, None);
     assert!(client.lives() && client.said().is_empty());
     client.end();
-    // The server has no more clients, and ends.
+    // The server has no client any more, so it ends.
     reaches(&agent, "0", MpsState::Stopped);
     assert!(parts(&base(&host)).is_empty());
     assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
@@ -117,7 +118,7 @@ fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     let again = left.clients_end_at.expect("a time");
     assert!((again - until).get_seconds().abs() <= 2, "{until} and {again}");
     assert_eq!(left.state, MpsState::Draining);
-    // The most recent deadline takes effect.
+    // If several drains are requested, the deadline of the last one counts.
     assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
     assert_eq!(client.says(), "lost");
     reaches(&agent, "0", MpsState::Stopped);
@@ -163,8 +164,8 @@ fn drain_writes_few_log_lines_and_ends_with_the_last_client() {
     let lines = || std::fs::read_to_string(format!("{log}/control.log")).expect("a log").lines().count();
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     let before = lines();
-    // A caller that watches the drain sends many requests. The daemon logs each command that it
-    // receives.
+    // A caller that follows the drain sends many requests. The daemon must not log a command for
+    // each of them.
     for _ in 0..20 {
         assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     }
@@ -207,8 +208,8 @@ fn server_with_an_older_memory_limit_is_reported() {
     client.end();
 }
 
-/// gpushd replaces a daemon that was stopped with SIGSTOP. Commands that were sent to the old
-/// daemon must not end the new daemon.
+/// gpushd replaces a daemon that was stopped with SIGSTOP. It has sent commands to that daemon,
+/// which must not end the new daemon.
 #[test]
 fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     for real in [false, true] {
@@ -236,13 +237,13 @@ fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     }
 }
 
-/// A stop request often arrives before the daemon listens.
+/// Often, a stop request arrives before the daemon has begun to listen.
 #[test]
 fn starting_daemon_is_stopped_without_sigkill() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &CONFIG.replace("stop_s = 2", "stop_s = 600"));
     reaches(&agent, "0", MpsState::Ready);
-    // gpushd refuses to start a target while an operation changes the target, so wait for the
+    // While an operation changes the target, gpushd refuses to start it. So wait for the
     // operations.
     let _ended = agent.settle();
     for _ in 0..5 {

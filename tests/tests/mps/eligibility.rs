@@ -1,5 +1,5 @@
-//! gpushd grants no lease on a cordoned GPU. The drain of the GPU is complete when its leases and
-//! clients have ended, even if its MPS server still runs.
+//! gpushd grants no lease on a cordoned GPU. The drain of a GPU is complete when its leases and
+//! clients have ended. The MPS server may still run.
 
 use std::{
     io::{BufRead, BufReader},
@@ -63,7 +63,7 @@ fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
 #[test]
 fn ended_daemon_is_not_restarted_in_maintenance() {
     let served = Served::up();
-    // Maintenance waits for leases, so release them first.
+    // Maintenance needs that no GPU is leased. So release the leases.
     release_all(&served.agent, "0");
     served.agent.await_that("no lease", || daemon(&served.agent, "0").leases.is_empty());
     assert_eq!(served.agent.post("/v1/maintenance/enter", &json!({ "reason": "a look" })).status, 200);

@@ -1,5 +1,5 @@
-//! Reports about MPS daemons: events of state changes, too many clients, and unsupported protocol
-//! versions. The tests also check that gpushd truncates logs before the logs fill a disk.
+//! Reports about MPS daemons: events for new states, too many clients, and unsupported protocol
+//! versions. Other tests check that gpushd truncates logs before they fill a disk.
 
 use std::{
     fs::{self, OpenOptions},
@@ -17,7 +17,7 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-/// Returns the state and the reasons of the next event.
+/// Returns the state and the reasons in the next event.
 fn next(listener: &mut Listener) -> (MpsState, String) {
     let EventPayload::Mps(change) = listener.next_of(EventKind::Mps).what else { panic!("an event of another kind") };
     assert_eq!((change.gpu, change.uuid.as_str()), (Some(0), change.gpu_uuid.as_str()));
@@ -34,7 +34,7 @@ fn daemon_state_changes_are_events() {
     assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Starting, MpsState::Ready]);
     let client = served.client();
     assert!(signal(daemon(&served.agent, "0").pid.expect("a pid").cast_signed(), Signal::SIGKILL));
-    // The server still has a client, so the daemon cannot be restarted yet. The event contains the
+    // The server still has a client, so gpushd cannot restart the daemon yet. The event has this
     // reason.
     let (state, why) = next(&mut listener);
     assert_eq!(state, MpsState::BackingOff);
@@ -49,8 +49,8 @@ fn too_many_clients_are_reported() {
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let first = served.client();
     assert_eq!(daemon(&served.agent, "0").findings, [] as [String; 0]);
-    // Two programs use one lease. The environment of the lease gives access, and the daemon does
-    // not limit the number of clients.
+    // Two programs use the environment of one lease. Both have access, and the daemon does not
+    // limit the number of clients.
     let second = served.client();
     let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
     assert_eq!(told.findings, ["2 clients are connected, but 1 is allowed"]);
@@ -77,7 +77,7 @@ fn killed_server_is_reported_with_its_number_of_clients() {
     assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
 }
 
-/// Creates a directory with the simulated programs. A script starts the control daemon.
+/// Creates a directory with the simulated programs, in which a script starts the control daemon.
 fn through(host: &Host, script: &str) -> std::path::PathBuf {
     let dir = host.dir().join("own");
     fs::create_dir(&dir).expect("a directory");

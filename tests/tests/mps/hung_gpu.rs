@@ -1,4 +1,4 @@
-//! A GPU whose reading hangs does not delay commands for other GPUs.
+//! If the reading of one GPU hangs, commands for other GPUs must not be delayed.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use gpush_tests::hung_gpu::compare;
 fn hung_gpu_does_not_delay_commands_for_others() {
     let compared = compare(5);
     println!("{compared:#?}");
-    // The limit is generous, because other tests run at the same time. The benchmark gives exact
+    // Other tests run at the same time, so the limit is high. The benchmark measures exact
     // durations.
     let slow: Vec<_> = compared.iter().filter(|one| one.hung > one.usual * 4 + Duration::from_millis(400)).collect();
     assert!(slow.is_empty(), "{slow:#?}");

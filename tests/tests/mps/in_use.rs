@@ -1,5 +1,5 @@
-//! gpushd treats a daemon with a lease as used, because a program needs seconds from its start
-//! until it calls cuInit.
+//! A program needs seconds from its start until it calls cuInit. So gpushd treats a daemon with a
+//! lease as in use.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -17,14 +17,14 @@ use serde_json::json;
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// If gpushd ignored the lease, `stop` would end the daemon, and the program would run without MPS.
+/// Without a check of leases, `stop` would end the daemon, and the program would run without MPS.
 #[test]
 fn lease_blocks_stop_before_its_program_uses_cuda() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     let pid = reaches(&agent, "0", MpsState::Ready).pid;
     let sim = program("gpush-sim");
-    // The program starts to use CUDA only after it has read a line from its standard input.
+    // The program calls cuInit only after it has read a line from its standard input.
     let script = format!("read go && exec {} mps-client", sim.display());
     let mut run = host.command(program("gpushctl"));
     run.args(["run", "--mps", "20", "-g", "0", "--", "sh", "-c", &script]).env("GPUSH_SOCKET", agent.socket());
@@ -44,7 +44,7 @@ fn lease_blocks_stop_before_its_program_uses_cuda() {
     BufReader::new(run.stdout.take().expect("piped")).read_line(&mut first).expect("the program writes");
     assert!(first.starts_with("active"), "it runs through MPS: {first}");
     run.kill().and_then(|()| run.wait()).expect("the program ends");
-    // The lease ends with its program. Retry until gpushd has noticed the end.
+    // When the program ends, its lease ends. Retry until gpushd has noticed this.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Stopped);
 }

@@ -1,6 +1,6 @@
 //! Random kills and faults of MPS daemons, servers, clients and gpushd. After each round, the
-//! target must have one daemon and no leftover processes. If the daemon survived, gpushd must have
-//! adopted it.
+//! target must have one daemon, and no process may be left over. If the daemon has survived, gpushd
+//! must have adopted it.
 //!
 //! The default is one hundred rounds. `GPUSH_TEST_KILLS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run. `cargo xtask soak` runs a thousand rounds.
@@ -24,7 +24,7 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 3\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\nfailures = 100\nwithin_s = 60\n\
                       [[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// The actions. Each round executes one action.
+/// The actions. Each round chooses one of them.
 const DEEDS: [&str; 14] = [
     "kill the daemon",
     "kill the server",
@@ -43,8 +43,8 @@ const DEEDS: [&str; 14] = [
 ];
 
 struct World {
-    // The first field, so that it is dropped before the host: gpushd would restart the daemons that
-    // the host ends.
+    // This must be the first field, so that it is dropped before the host. Otherwise gpushd would
+    // restart the daemons that the host ends.
     agent: Option<Agent>,
     host: Host,
     environment: Vec<(String, String)>,
@@ -64,7 +64,7 @@ impl World {
         parts(&base(&self.host)).into_iter().find(|part| part.role == role).map(|part| part.pid)
     }
 
-    /// Executes an action. Returns whether the daemon must survive the action.
+    /// Executes an action. Returns whether the daemon must survive it.
     fn does(&mut self, deed: &str) -> bool {
         let kill = |pid: Option<i32>| pid.is_some_and(|pid| signal(pid, Signal::SIGKILL));
         match deed {
@@ -115,8 +115,8 @@ impl World {
                 false
             }
             "server-dies --times 1" => {
-                // The fault affects the next server, so end the current server. The client that is
-                // started below needs the next server.
+                // The fault affects only a new server. So end the present server. The client that
+                // starts below then needs a new one.
                 self.client = None;
                 kill(self.of(Role::Server));
                 self.goes_wrong(deed, |world| drop(Client::start(&world.host, &world.environment)));
@@ -132,7 +132,8 @@ impl World {
         }
     }
 
-    /// Adds a fault to the simulated programs, and waits until the fault has occurred.
+    /// Adds a fault to the simulated programs, calls `then`, and waits until the fault has
+    /// occurred.
     fn goes_wrong(&self, rule: &str, then: impl Fn(&Self)) {
         fault(&self.host, rule);
         self.agent().await_that("the fault has occurred", || {
@@ -149,8 +150,8 @@ impl World {
 
     /// Waits until the daemon is ready, and checks the processes, directories and leases.
     fn is_well(&mut self, deed: &str) -> MpsDaemon {
-        // These actions must not affect a client. After any other action, the client has lost its
-        // server or blocks the next server, so the test ends the client.
+        // A client must survive these actions. After any other action, the client has lost its
+        // server or blocks the next server, so end the client.
         let spared = ["kill the agent", "end the agent", "silent-hello --times 2"];
         if let Some(client) = self.client.as_mut().filter(|_| spared.contains(&deed)) {
             let said = client.said();
@@ -168,7 +169,7 @@ impl World {
         assert!(of(Role::Server) <= 1, "{all:?}");
         let pid = ready.pid.expect("a pid").cast_signed();
         assert!(all.iter().any(|part| part.role == Role::Control && part.pid == pid), "{all:?} {pid}");
-        // gpushd may find an adopted daemon ready before it knows which user has access.
+        // An adopted daemon can be ready before gpushd knows which user has access.
         let door = ready.pipe_directory.as_deref().expect("a directory");
         self.agent().await_that("access is open", || is_open(door.as_ref()));
         assert_eq!(names(&base(&self.host)).len(), 3, "one target, the lock, and the logs");
@@ -203,7 +204,7 @@ fn random_kills_leave_one_daemon_and_no_leftovers() {
         }
         ready = now;
     }
-    // No process is left after the last daemon has ended.
+    // When the last daemon has ended, no process is left.
     world.client = None;
     assert_eq!(act(world.agent(), "0", "stop", &json!({ "force": true })).status, 200);
     becomes(world.agent(), "0", "stopped", |daemon| daemon.state == MpsState::Stopped);

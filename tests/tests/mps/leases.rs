@@ -1,5 +1,5 @@
-//! Leases on MPS targets: granted, used, refused and ended. The tests also check which users have
-//! access to the pipe directory.
+//! Leases on MPS targets: gpushd grants and refuses them, programs use them, and they end. Other
+//! tests check which users can enter the pipe directory.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// The uid of `nobody`, and the uid of another user.
+/// Uid of `nobody`. The next constant is the uid of another user.
 const NOBODY: u32 = 65534;
 const OTHER: u32 = 65532;
 
@@ -35,7 +35,7 @@ fn ready(config: &str) -> (Host, Agent) {
     (host, agent)
 }
 
-/// Starts a host that other users can use.
+/// Starts a host whose directories other users can enter.
 fn public() -> Host {
     Host::up(HOST).opened()
 }
@@ -71,8 +71,8 @@ fn lease_capacity_is_free_after_its_last_client() {
     let seen = becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.leases.len(), seen.granted_percent), (1, 25));
     assert_eq!(seen.clients[0].lease, Some(id.to_string()));
-    // A released lease keeps its capacity until its client ends. Therefore the next user never
-    // shares the daemon with that client.
+    // A released lease keeps its capacity until its client has ended. So the next user never shares
+    // the daemon with this client.
     assert_eq!(release(&agent, id).state, LeaseState::Releasing);
     let waits = format!("process {} ", client.pid());
     agent.await_that("what it waits for", || {
@@ -133,9 +133,9 @@ fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
     drop(host);
 }
 
-/// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and
-/// requests its share again right after the kill. `reaps` sets whether the client's parent has
-/// waited for the client before the request.
+/// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and at once
+/// requests its share again. If `reaps` is true, the parent of the client waits for it before the
+/// request.
 fn request_right_after_a_kill(rounds: usize, reaps: bool) {
     let (host, agent) = ready(CONFIG);
     let run = || {
@@ -156,7 +156,8 @@ fn request_right_after_a_kill(rounds: usize, reaps: bool) {
         if reaps {
             killed.wait().expect("its end");
         }
-        // The request has no `wait`, but gpushd waits for a lease whose process has ended.
+        // The request has no `wait`. gpushd still lets it wait, because the process of a lease has
+        // ended.
         let asked = std::time::Instant::now();
         match lease(&agent, "0", &json!({ "percentage": 50 })) {
             Ok(granted) => drop(release(&agent, granted.lease.id)),
@@ -236,7 +237,7 @@ fn lease_ends_with_process_duration_or_boot() {
     assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
 }
 
-/// A daemon serves one user at a time. gpushd refuses another user until the last client of the
+/// A daemon serves one user at a time. gpushd refuses a second user until the last client of the
 /// first user has ended.
 #[test]
 fn next_user_gets_a_new_directory_and_daemon() {
@@ -258,8 +259,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     assert!(first_line.starts_with("active"), "{first_line} {:?}", agent.get("/v1/mps/0/logs?lines=12").json());
     let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.uid, seen.clients[0].uid, seen.servers[0].uid), (Some(NOBODY), Some(NOBODY), Some(NOBODY)));
-    // Root always has access. The daemon makes root's client wait until the other clients have
-    // ended.
+    // Root always has access. If root starts a client, it waits until the other clients have ended.
     let waits = Client::begin(&host, &theirs.environment, None);
     let told = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
     let named = format!("(pid {}, root) waits: the daemon serves one user at a time", waits.pid());
@@ -267,7 +267,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     agent.wait_for_log("a client waits because its MPS daemon serves another user");
     waits.end();
     becomes(&agent, "0", "without a waiting client", |daemon| daemon.findings.is_empty());
-    // The error for another user names the holder.
+    // The error tells the other user who holds the lease.
     let refused = lease_for(&agent, OTHER, "0", &json!({})).unwrap_err();
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let named = format!("lease {} of nobody", theirs.lease.id);
@@ -291,15 +291,15 @@ fn next_user_gets_a_new_directory_and_daemon() {
     assert_eq!(controls(&base(&host)), [second.pid.expect("a pid").cast_signed()]);
     let client = Client::begin(&host, &others.environment, Some(OTHER));
     assert!(client.says().starts_with("active"));
-    // With the environment of the first lease, a client no longer finds a daemon.
+    // With the environment of the first lease, a client finds no daemon any more.
     let late = Client::begin(&host, &theirs.environment, Some(NOBODY));
     assert_eq!(late.says(), "without MPS");
     late.end();
     client.end();
 }
 
-/// Two administrators restart the daemon while clients start. gpushd refuses a restart while a
-/// client is connected.
+/// Two administrators restart the daemon while clients start. While a client is connected, gpushd
+/// refuses a restart.
 #[test]
 fn concurrent_restarts_end_no_client() {
     if !geteuid().is_root() {
@@ -320,17 +320,18 @@ fn concurrent_restarts_end_no_client() {
                 for round in rounds {
                     let _refused_or_not = act(&agent, "0", "restart", &json!({}));
                     open();
-                    // The duration varies, so that clients connect at different moments.
+                    // Make a different number of requests in each round, so that clients connect at
+                    // different moments.
                     (0..round % 12).for_each(|_| drop(daemon(&agent, "0")));
                 }
             });
         }
         for _ in 0..30 {
             open();
-            // Several clients start, and several restarts are requested. While a client blocks the
-            // restart of one administrator, the restart of the other administrator may run.
+            // Several clients start while several restarts are requested. A client may block the
+            // restart of one administrator, but not that of the other.
             let come = [(); 3].map(|()| Client::begin(&host, &theirs.environment, Some(NOBODY)));
-            // A client that starts while the daemon is not serving runs without MPS.
+            // If a client starts while the daemon does not serve, it runs without MPS.
             let mut inside: Vec<Client> = come.into_iter().filter(|one| one.says().starts_with("active")).collect();
             served += inside.len();
             if !inside.is_empty() {
@@ -346,7 +347,7 @@ fn concurrent_restarts_end_no_client() {
     assert!(served > 0 && lost.is_empty(), "{lost:?} of {served}");
 }
 
-/// The pipe directory is deleted while gpushd is not running. gpushd still knows the user, from the
+/// The pipe directory is deleted while gpushd does not run. gpushd still knows the user, from the
 /// lease.
 #[test]
 fn lease_keeps_its_user_when_the_directory_is_deleted() {
@@ -358,14 +359,14 @@ fn lease_keeps_its_user_when_the_directory_is_deleted() {
     let agent = Agent::start_public(&host, CONFIG);
     let first = reaches(&agent, "0", MpsState::Ready);
     let theirs = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
-    // Without these driver calls, gpushd cannot tell whether the leftovers have clients.
+    // Let these driver calls fail. gpushd then cannot know whether the leftover server has clients.
     for function in ["Compute", "Graphics", "MPSCompute"] {
         host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
     }
     agent.kill();
     fs::remove_dir_all(base(&host).join(&first.target)).expect("the directory can be deleted");
     let agent = Agent::start_public(&host, CONFIG);
-    // The lease remains active while gpushd cannot start the daemon yet.
+    // gpushd cannot start the daemon yet, but the lease stays active.
     becomes(&agent, "0", "waiting for the leftovers", |daemon| {
         daemon.state == MpsState::BackingOff && daemon.leases.len() == 1
     });

@@ -1,4 +1,4 @@
-//! MPS through the real gpushd and gpushctl. The tests use a simulated control daemon, and also
+//! MPS with the real gpushd and gpushctl. The tests use a simulated control daemon, and also
 //! NVIDIA's control daemon if it is installed. The servers and clients are simulated.
 
 mod access;

@@ -1,6 +1,5 @@
-//! Mode changes of GPUs through the real programs. Each change is one operation, which ends and
-//! starts MPS daemons. A reload alone neither ends nor starts a daemon. A lease on the GPU blocks
-//! the operation.
+//! Mode changes of GPUs with the real programs. Each change is one operation, which ends and starts
+//! MPS daemons. A reload ends or starts no daemon. A lease on the GPU blocks the operation.
 
 use std::fs;
 
@@ -36,7 +35,7 @@ fn refused(agent: &Agent) -> ApiError {
     agent.begin_with(&wanted()).expect_err("the request is refused")
 }
 
-/// Waits until all operations have ended, including the operations of an earlier gpushd.
+/// Waits until all operations have ended, also those of an earlier gpushd.
 fn all_ended(agent: &Agent) {
     let all = agent.get("/v1/operations?limit=50").json();
     for one in all.as_array().expect("operations") {
@@ -44,8 +43,8 @@ fn all_ended(agent: &Agent) {
     }
 }
 
-/// Requests the desired state. Returns the operation's id, or `None` if gpushd is killed before it
-/// answers.
+/// Requests the desired state. Returns the id of the operation. If gpushd is killed before it
+/// answers, returns `None`.
 fn asked(agent: &Agent) -> Option<String> {
     let body = wanted().to_string();
     let length = body.len();
@@ -55,7 +54,7 @@ fn asked(agent: &Agent) -> Option<String> {
     operation["id"].as_str().map(str::to_owned)
 }
 
-/// Starts gpushd with GPU 0 shared through MPS, and waits until its daemon is ready.
+/// Starts gpushd with a rule that shares GPU 0 through MPS, and waits until the daemon is ready.
 fn shared(host: &Host) -> Agent {
     let agent = Agent::start(host, &rule("mode = \"mps\""));
     mps::reaches(&agent, "0", MpsState::Ready);
@@ -98,7 +97,7 @@ fn mode_change_is_one_operation_and_reaches_the_new_mode() {
     }
 }
 
-/// A reload alone changes nothing. gpushd refuses the operation until the lease is released and its
+/// A reload changes nothing. gpushd refuses the operation until the lease is released and its
 /// client has ended.
 #[test]
 fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
@@ -115,7 +114,7 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     assert!(error.causes.iter().any(|cause| cause.contains(&format!("lease {} of", share.lease.id))), "{error:?}");
     assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl lease revoke")), "{error:?}");
     assert_eq!((mps::daemon(&agent, "0").pid, client.lives()), (pid, true));
-    // A waiting operation starts after the last client and the last lease have ended.
+    // The operation waits, and starts when the last client and the last lease have ended.
     let mut waiting = wanted();
     waiting["wait_s"] = json!(600);
     let operation = agent.begin_with(&waiting).unwrap();
@@ -128,8 +127,8 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
 }
 
-/// While the first operation runs, gpushd refuses the second operation. With `wait_s`, the second
-/// operation waits.
+/// While the first operation runs, gpushd refuses a second one. With `wait_s`, the second one
+/// waits.
 #[test]
 fn conflicting_mode_changes_run_one_after_the_other() {
     let host = Host::up(HOPPER);
@@ -140,7 +139,7 @@ fn conflicting_mode_changes_run_one_after_the_other() {
     agent.reload(rule("mode = \"mps\""));
     let first = agent.begin_with(&wanted()).unwrap();
     agent.await_that("its daemon has been started", || mps::controls(&mps::base(&host)).len() == 1);
-    // Another administrator changes the rule back to MIG.
+    // Another administrator changes the rule back to mode `mig`.
     agent.reload(rule(MIG));
     let error = refused(&agent);
     assert!(format!("{error:?}").contains(&first.id), "{error:?}");
@@ -149,7 +148,7 @@ fn conflicting_mode_changes_run_one_after_the_other() {
     waiting["wait_s"] = json!(600);
     let second = agent.begin_with(&waiting).unwrap();
     mps::clear_faults(&host);
-    // The first operation may succeed, or may be rolled back because its rule has changed.
+    // The first operation may succeed, or gpushd may roll it back because its rule has changed.
     assert!(agent.follow(first).state.is_final());
     let second = agent.follow(second);
     assert_eq!(second.state, OperationState::Done, "{second:#?}\n{}", agent.log());
@@ -166,7 +165,7 @@ fn failed_daemon_start_rolls_the_operation_back() {
     let _begun = agent.settle();
     let before = truth(&host, 0);
     agent.reload(rule("mode = \"mps\""));
-    // Remove the control program, so that the start of the daemon fails.
+    // Without the control program, the daemon cannot start.
     let control = host.dir().join("bin/nvidia-cuda-mps-control");
     std::fs::remove_file(&control).unwrap();
     let operation = agent.follow(agent.begin_with(&wanted()).unwrap());
@@ -177,7 +176,7 @@ fn failed_daemon_start_rolls_the_operation_back() {
     assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
 }
 
-/// The operation does not affect the daemon and the client of the other device.
+/// The operation must not affect the daemon and the client of the other device.
 #[test]
 fn removed_mig_device_ends_only_its_own_daemon() {
     let host = Host::up(HOPPER);
@@ -194,7 +193,7 @@ fn removed_mig_device_ends_only_its_own_daemon() {
     assert_eq!(operation.plans[0].phase(Phase::Before).collect::<Vec<_>>(), [&stop]);
     assert_eq!((mps::daemon(&agent, "0:3g.40gb@0").pid, client.lives()), (first.pid, true));
     assert_eq!(mps::controls(&mps::base(&host)), [first.pid.unwrap().cast_signed()], "{second:?}");
-    // A device with a running program blocks the operation.
+    // A device on which a program runs blocks the operation.
     agent.reload(rule("mode = \"mig\"\nlayout = \"none\""));
     let error = refused(&agent);
     assert_eq!(error.code, Code::Blocked, "{error:?}");
@@ -202,7 +201,7 @@ fn removed_mig_device_ends_only_its_own_daemon() {
 }
 
 /// Kills gpushd before and after each driver call of a mode change, in both directions. Then checks
-/// the state that the next gpushd reaches.
+/// which state the next gpushd reaches.
 #[test]
 fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
     let mut deaths = 0;
@@ -224,7 +223,7 @@ fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
                 agent.reload(rule(to));
                 host.fault(&format!("{call} --gpu 0 --kill {moment} --parent --times 1"));
                 let begun = asked(&agent);
-                // A mode change does not make every call of the list.
+                // Not every mode change makes all of these calls.
                 let survived = begun.and_then(|id| agent.outlives(&id)).is_some();
                 if survived {
                     agent.stop();
@@ -239,7 +238,7 @@ fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
                 let mig = truth(&host, 0) != ["MIG off"];
                 assert!(daemons <= 1, "{from} to {to}, killed {moment} {call}: {daemons} daemons");
                 assert!(!(mig && daemons == 1), "MIG and MPS at once: killed {moment} {call}\n{}", agent.log());
-                // From every intermediate state, a new request reaches the desired state.
+                // A new request must reach the desired state from every state in between.
                 apply(&agent);
                 let daemons = mps::controls(&mps::base(&host)).len();
                 let mig = truth(&host, 0) != ["MIG off"];
@@ -264,8 +263,8 @@ fn mode_change_succeeds_when_the_daemon_is_killed() {
     assert_eq!(mps::controls(&mps::base(&host)).len(), 0);
 }
 
-/// If a GPU has no rule, gpushd grants no new lease on it, and ends its daemon after the last
-/// client has ended.
+/// If a GPU has no rule any more, gpushd grants no new lease on it. When the last client has ended,
+/// gpushd ends the daemon.
 #[test]
 fn gpu_without_a_rule_is_drained_and_restarted_by_operation() {
     let host = Host::up(HOPPER);
@@ -284,7 +283,7 @@ fn gpu_without_a_rule_is_drained_and_restarted_by_operation() {
     mps::lease_becomes(&agent, share.lease.id, LeaseState::Ended);
     agent.await_that("the target is forgotten", || agent.get("/v1/mps").json() == json!([]));
     agent.await_that("its compute mode is restored", || agent.gpu(0).compute_mode == Some(ComputeMode::Default));
-    // The GPU has an MPS rule again. The reload only reports the difference, and an operation
+    // The GPU has an MPS rule again. A reload only reports the difference. An operation then
     // applies the rule.
     agent.reload(rule("mode = \"mps\""));
     assert_eq!(agent.gpu(0).drift, ["it is not shared through MPS yet"]);
@@ -293,8 +292,8 @@ fn gpu_without_a_rule_is_drained_and_restarted_by_operation() {
     assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).leases, []);
 }
 
-/// The current lease remains active until its release. A daemon that a request has drained does not
-/// block the mode change.
+/// The present lease stays active until it is released. If a request has drained the daemon, the
+/// daemon does not block the mode change.
 #[test]
 fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let host = Host::up(HOPPER);
@@ -306,7 +305,7 @@ fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     assert!(refused.message.contains("timeslice"), "{refused:?}");
     let told = mps::daemon(&agent, "0");
     assert!(told.findings.iter().any(|finding| finding.contains("no lease is granted")), "{told:#?}");
-    // The lease remains active, also after a restart of gpushd.
+    // After a restart of gpushd, the lease is still active.
     agent.kill();
     let agent = Agent::start(&host, &rule("mode = \"timeslice\""));
     agent.await_that("the target is listed", || agent.get("/v1/mps/0").status == 200);
@@ -320,7 +319,7 @@ fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let refused = agent.post("/v1/mps/0/settings", &json!({ "percentage": 10 })).error();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     mps::release(&agent, share.lease.id);
-    // A drain does not change the desired state, so a request for all GPUs also changes the mode of
+    // A drain does not change the desired state. So a request for all GPUs also changes the mode of
     // this GPU.
     assert_eq!(mps::act(&agent, "0", "drain", &json!({})).status, 200);
     mps::reaches(&agent, "0", MpsState::Stopped);
@@ -343,14 +342,14 @@ fn layout_operation_ends_after_all_its_daemons_are_ready() {
     }
 }
 
-/// If one daemon of an operation on two GPUs cannot start, gpushd rolls both GPUs back.
+/// An operation changes two GPUs. If one of the daemons cannot start, gpushd rolls both GPUs back.
 #[test]
 fn started_daemon_is_rolled_back_when_another_fails_to_start() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
     let config = |mode: &str| format!("[mps]\nstart_s = 60\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"{mode}\"\n");
     let agent = Agent::start(&host, &config("exclusive"));
     agent.settle_reads();
-    // A file at the path of the second daemon's directory makes its start fail.
+    // Put a file at the path of the second daemon's directory, so that this daemon cannot start.
     let second = agent.gpu(1).uuid;
     let short = gpush_core::sharing::short_name(&second, &std::collections::BTreeSet::new());
     fs::create_dir_all(mps::base(&host)).expect("a directory");

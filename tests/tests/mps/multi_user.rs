@@ -1,5 +1,5 @@
 //! Clients of several users on one server, which runs as root. The rule has `users = "many"`, which
-//! takes effect if the control program supports it.
+//! needs a control program that supports it.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -78,8 +78,8 @@ fn rule_with_several_users_serves_one_before_driver_555() {
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
 }
 
-/// A daemon in use keeps its setting. gpushd reports the change, and applies it when the daemon is
-/// idle.
+/// While a daemon is in use, it keeps its setting. gpushd reports the change, and applies it when
+/// the daemon is idle.
 #[test]
 fn change_of_users_waits_until_the_daemon_is_idle() {
     if skipped() {
@@ -99,7 +99,7 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
         daemon.state == MpsState::Ready && daemon.findings.iter().any(|finding| finding.contains(SHARED_FAULTS))
     });
     assert_ne!(pid_of(&next), pid_of(&first));
-    // A user of the old directory cannot connect to the new daemon.
+    // A user of the previous pipe directory cannot connect to the new daemon.
     assert_ne!(daemon(&agent, "0").pipe_directory, first.pipe_directory);
     let mode = fs::metadata(next.pipe_directory.expect("a directory"))
         .expect("the pipe directory exists")

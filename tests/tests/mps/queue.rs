@@ -1,4 +1,5 @@
-//! Operations that wait for the leases of a GPU, and lease requests that arrive after them.
+//! Operations that wait for the leases of a GPU, and lease requests that arrive after these
+//! operations.
 
 use gpush_api::{Code, MpsDaemon, MpsState, Operation, OperationState};
 use gpush_tests::{
@@ -12,8 +13,8 @@ const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
 const CONFIG: &str =
     "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb@4:mps\", \"2g.20gb@0:mps\"]\n";
 
-/// Waits until the daemons of both devices are ready. Returns the short name of the larger device,
-/// and then the short name of the smaller device.
+/// Waits until the daemons of both devices are ready. Returns the short names of the larger and of
+/// the smaller device.
 fn served(agent: &Agent) -> (String, String) {
     agent.wait_for_layouts_at_start();
     agent.await_that("two daemons", || daemons(agent).len() == 2);
@@ -31,8 +32,8 @@ fn is_waiting(operation: &Operation) -> bool {
     operation.state == OperationState::Waiting && !operation.waits_for.is_empty()
 }
 
-/// An operation waits for a lease on a device that it removes. Fault: gpushd granted more leases
-/// on that device meanwhile, and the operation waited until its time limit.
+/// An operation waits for a lease on a device that it removes. Fault: meanwhile gpushd granted more
+/// leases on this device, and the operation waited until its time limit.
 #[test]
 fn waiting_operation_blocks_new_leases_on_its_device() {
     let host = Host::up(HOST);
@@ -55,7 +56,8 @@ fn waiting_operation_blocks_new_leases_on_its_device() {
     agent = Agent::start(&host, CONFIG);
     reaches(&agent, &large, MpsState::Ready);
     let waiting = agent.follow_until(agent.operation(&waiting.id), is_waiting);
-    // At first, gpushd still reads the daemon's settings and refuses the request with that reason.
+    // At first, gpushd still reads the settings of the daemon, and refuses the request for this
+    // reason.
     agent.await_that("a refusal that names the operation", || {
         let refused = lease(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
         refused.causes.iter().any(|cause| cause.contains(&says))
@@ -68,8 +70,8 @@ fn waiting_operation_blocks_new_leases_on_its_device() {
     release(&agent, other);
 }
 
-/// A process that the driver lists blocks the operation, in addition to the lease. A cancelled
-/// operation blocks no leases.
+/// In addition to the lease, a process that the driver lists blocks the operation. When the
+/// operation is cancelled, it blocks no lease.
 #[test]
 fn cancelled_operation_no_longer_blocks_leases() {
     let host = Host::up(HOST);

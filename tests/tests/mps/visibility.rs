@@ -1,4 +1,5 @@
-//! What each route of the API shows to a user about another user's lease, program and MPS server.
+//! What each route of the API shows to a user about the lease, program and MPS server of another
+//! user.
 
 use std::{
     fs,
@@ -18,7 +19,7 @@ use serde_json::{Value, json as object};
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// The uid of `nobody`, and the uid of another user.
+/// Uid of `nobody`. The next constant is the uid of another user.
 const OWNER: u32 = 65534;
 const OTHER: u32 = 65532;
 
@@ -70,7 +71,7 @@ fn json(agent: &Agent, uid: u32, path: &str) -> Value {
     serde_json::from_str(&ask(agent, uid, "GET", path, "")).expect("JSON")
 }
 
-/// Returns whether a JSON value contains a number, either as a number or as a word in a string.
+/// Returns whether a JSON value contains a number, as a number or as a word of a string.
 fn names(value: &Value, number: u32) -> bool {
     let word = number.to_string();
     match value {
@@ -114,7 +115,7 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
     // The owner sees every detail.
     let own = json(&agent, OWNER, "/v1/mps/0");
     assert!(hidden.iter().all(|(_, pid)| names(&own, *pid)), "{own}");
-    // A user can see the lease of another user, but can neither use nor change it.
+    // A user can see the lease of another user, but cannot use or change it.
     for (method, path, body) in [
         ("POST", "release", "{}"),
         ("POST", "renew", "{\"duration_s\": 60}"),
@@ -143,13 +144,13 @@ fn binding_to_foreign_process_is_refused_like_missing_one() {
         assert_eq!(error.code, Code::BadRequest, "{told}");
         told.replace(&pid.to_string(), "PID")
     };
-    // The second pid is above the kernel's maximum pid.
+    // The second pid cannot exist, because it is above the kernel's maximum.
     assert_eq!(refused(holder.id()), refused(4_200_000));
     holder.kill().and_then(|()| holder.wait()).expect("the process ends");
 }
 
-/// The audit trail shows who tried to administer the host. Many attempts of one user leave only a
-/// few records.
+/// The audit trail shows who made a request that only administrators may make. If one user makes
+/// many such requests, only a few are recorded.
 #[test]
 fn refused_administration_is_in_the_audit_trail() {
     let Some((_host, agent)) = start() else { return };

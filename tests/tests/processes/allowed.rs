@@ -1,4 +1,4 @@
-//! Processes that the config allows, from the start or after a change of the config.
+//! Processes that the config allows, at the start of gpushd or after a change of the config.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
-/// One reload adds the user to `allow`, and the next reload removes the user.
+/// One reload adds the user to `allow`. The next reload removes the user again.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("unleased processes that are allowed later", &processes(3600, "")) else { return };
@@ -42,8 +42,8 @@ fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     agent.until("the process is killed", || (!deaf.lives()).then_some(()));
 }
 
-/// gpushd compares the files of programs. A process that started before an upgrade runs the old
-/// file. gpushd does not end such a process, because the old file may have been an allowed program.
+/// gpushd compares program files. A process that started before an upgrade runs the old file.
+/// gpushd does not end it, because the old file may have been an allowed program.
 #[test]
 fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
@@ -58,7 +58,7 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let Some((host, agent)) = start("programs that are allowed", &config) else { return };
     let job = |file| Job::start(Command::new(file).arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
     let (mut same, mut before) = (job(&kept), job(&replaced));
-    // An upgrade replaces the program by another file with the same name.
+    // An upgrade replaces the program with another file of the same name.
     let new = dir.path().join("new");
     fs::copy("/bin/sleep", &new).and_then(|_| fs::rename(&new, &replaced)).expect("an upgrade");
     agent.until("the process is not an unleased process", || {
@@ -68,15 +68,15 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     assert!(why.starts_with("not ended: the config may allow it, because it was started before"), "{why}");
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(same.lives() && before.lives());
-    // Health reports a path in `allow` that gpushd has no access to, but not a path that does not
-    // exist.
+    // If gpushd cannot access a path in `allow`, health reports this. If the path does not exist,
+    // health does not report it.
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
     let messages: Vec<&str> = health.errors.iter().map(|cause| cause.message.as_str()).collect();
     assert_eq!(messages, [format!("processes.allow: gpushd cannot see {hidden}")]);
 }
 
-/// A process can choose its name and its arguments, and load code into a program that it may
-/// execute. The kernel reports the file and the user.
+/// A process can choose its name and its arguments, and can load code into a program. But the
+/// kernel reports its program file and its user.
 #[test]
 fn name_or_preloaded_code_does_not_make_a_process_allowed() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
@@ -90,10 +90,10 @@ fn name_or_preloaded_code_does_not_make_a_process_allowed() {
     let Some((host, agent)) = start("programs that pretend to be allowed", &config) else { return };
     let mut listener = agent.listen("?kinds=unleased", None);
     let mut same = Job::start(Command::new(&allowed).arg("1000"), NOBODY).on(&host, "--gpu 0 --kind compute");
-    // The same name and the same first argument, but another file.
+    // This process has the same name and the same first argument, but another program file.
     let named = Job::start(Command::new(&other).arg0(&allowed).arg("1000"), NOBODY).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, named.pid(), UnleasedStep::Asked);
-    // The allowed file, into which another user loads code.
+    // This process runs the allowed file, but another user has loaded code into it.
     let mut preloaded = Command::new(&allowed);
     let preloaded = Job::start(preloaded.arg("1000").env("LD_PRELOAD", "libm.so.6"), OTHER);
     let maps = format!("/proc/{}/maps", preloaded.pid());

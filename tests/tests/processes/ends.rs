@@ -1,4 +1,4 @@
-//! The actions of gpushd on unleased processes, and the reports about these actions.
+//! What gpushd does with unleased processes, and how it reports this.
 
 use gpush_api::{AuditRecord, GpuProcesses, MpsState, ProcessKind, UnleasedStep};
 use gpush_tests::{host::program, mps::reaches};
@@ -19,7 +19,7 @@ fn process_without_a_lease_is_shown_as_unleased_by_default() {
     );
     let seen = listed(&agent, guest.pid().cast_unsigned()).expect("the guest is seen");
     assert!(seen.unleased.is_none() && seen.lease.is_some_and(|lease| lease.starts_with('L')));
-    // An MPS server is not an unleased process, whichever user it runs as.
+    // An MPS server is never an unleased process, whatever its user.
     let all: GpuProcesses = serde_json::from_value(agent.get("/v1/processes").json()).unwrap();
     assert_eq!(all.processes.iter().filter(|one| one.unleased.is_some()).count(), 1, "{all:#?}");
     let mut command = host.command(program("gpushctl"));
@@ -38,7 +38,7 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     let sleep = || Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     let mut draws = sleep().on(&host, "--gpu 0 --kind graphics");
     assert_eq!(done(&agent, draws.pid()), "warning in the log");
-    // The next round warns about the other process, and does not repeat the warning about the first
+    // The next round warns about the other process. It does not repeat the warning about the first
     // process.
     let other = sleep().on(&host, "--gpu 0 --kind compute");
     assert_eq!(done(&agent, other.pid()), "warning in the log");
@@ -52,12 +52,12 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     assert_eq!((warned.next(), draws.lives()), (None, true));
 }
 
-/// gpushd reports processes of root and of users who hold a lease, but does not end them.
+/// gpushd reports processes of root and processes of users with a lease, but does not end them.
 #[test]
 fn unleased_process_is_ended_only_when_its_user_has_no_lease() {
     let Some((host, agent)) = start("unleased processes that are ended", END) else { return };
     let (mut theirs, mut guest) = unleased_and_guest(&host, &agent);
-    // gpushd reports a process of root that computes without MPS, but does not end it.
+    // A process of root computes without MPS. gpushd reports it, but does not end it.
     let root = host.process("--gpu 0 --kind compute");
     let left = agent.until("the action on root's process is reported", || listed(&agent, root)?.unleased_action);
     assert_eq!(left, "not ended: gpushd never ends processes of root");
@@ -71,7 +71,7 @@ fn unleased_process_is_ended_only_when_its_user_has_no_lease() {
     assert!(std::path::Path::new(&format!("/proc/{root}")).exists());
 }
 
-/// The daemon still runs, but the rule no longer has mode `mps`.
+/// The daemon still runs, but its rule does not have mode `mps` any more.
 #[test]
 fn gpu_with_another_desired_mode_has_no_unleased_processes() {
     for mode in ["exclusive", "timeslice"] {
@@ -123,7 +123,8 @@ fn unleased_process_is_killed_after_the_reported_grace_period() {
     step_event(&mut listener, deaf.pid(), UnleasedStep::Asked);
     let first = done(&agent, deaf.pid());
     let left = first.strip_prefix("asked to end (SIGTERM), will be killed in ").expect(&first);
-    // The time left depends on the speed of the machine. It is rounded up, so it is never 0.
+    // The time that is left depends on the speed of the machine. It is rounded up, so it is never
+    // 0.
     assert!(["2s", "1s"].contains(&left), "{first}");
     step_event(&mut listener, deaf.pid(), UnleasedStep::Killed);
 }

@@ -1,4 +1,4 @@
-//! Jobs of users who hold a lease. The jobs start in different ways and change their environments.
+//! Jobs of users with a lease. The jobs start in different ways, and change their environments.
 
 use std::{
     io::Write,
@@ -13,10 +13,10 @@ const PLACE: &str = "--gpu 0 --kind mps";
 fn job_with_an_empty_environment_is_shown_and_not_ended() {
     let Some((host, agent)) = start("a job without environment", END) else { return };
     let _share = lease_of(NOBODY, &agent);
-    // The environment is empty, as if the process had overwritten it or were in execve.
+    // The environment is empty, as if the process had overwritten it, or were in execve.
     let mut job = Job::start(Command::new("/bin/sleep").arg("1000").env_clear(), NOBODY).on(&host, PLACE);
     assert_eq!(done(&agent, job.pid()), "not ended: its user holds a lease");
-    // Overwrite the environment as setproctitle does.
+    // The program overwrites its environment, as setproctitle does.
     let clobber = "f=open('/proc/self/stat').read().rsplit(')',1)[1].split()\n\
                    import ctypes,time\n\
                    ctypes.memset(int(f[47]),0,int(f[48])-int(f[47]))\n\
@@ -40,7 +40,7 @@ fn job_with_an_empty_environment_is_shown_and_not_ended() {
 fn lease_is_found_anywhere_in_the_environment_and_remembered() {
     let Some((host, agent)) = start("jobs that hide their share", END) else { return };
     let share = lease_of(NOBODY, &agent).lease.id.to_string();
-    // The variable comes after 300 KiB of other variables.
+    // In the environment, `GPUSH_LEASE` comes after 300 KiB of other variables.
     let mut command = Command::new("/bin/sleep");
     command.arg("1000").env("GPUSH_LEASE", &share);
     for name in ["A1", "A2", "A3"] {
@@ -49,8 +49,8 @@ fn lease_is_found_anywhere_in_the_environment_and_remembered() {
     let mut long = Job::start(&mut command, NOBODY).on(&host, PLACE);
     assert_eq!(lease_shown(&agent, long.pid()).as_deref(), Some(share.as_str()));
 
-    // gpushd first sees the process with the lease. Then the process executes a program without the
-    // variable.
+    // gpushd first sees the process with `GPUSH_LEASE`. Then the process executes a program without
+    // this variable.
     let script = "read line; exec /usr/bin/env -i A=b /bin/sleep 1000";
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).env("GPUSH_LEASE", &share);
@@ -62,7 +62,7 @@ fn lease_is_found_anywhere_in_the_environment_and_remembered() {
     });
     assert_eq!(lease_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
 
-    // Only the parent process has the variable.
+    // Only the parent process has `GPUSH_LEASE`.
     let script = "/usr/bin/env -i A=b /bin/sleep 1000 & echo $!; wait";
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).stdout(Stdio::piped()).env("GPUSH_LEASE", &share);

@@ -10,15 +10,15 @@ use gpush_api::UnleasedStep;
 
 use super::{END, Job, OTHER, listed, start, step_event};
 
-/// Returns the peak memory of gpushd, in KiB.
+/// Returns the maximum memory that gpushd has used, in KiB.
 fn peak_memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("gpushd's status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak memory");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// Fault: a command line of 32 MiB made gpushd use 1.4 GB of memory for each check. The check
-/// then failed for every process, so gpushd ended no process without a lease.
+/// Fault: for a command line of 32 MiB, each check used 1.4 GB of memory. The check then failed for
+/// every process, so gpushd ended no unleased process.
 #[test]
 fn process_with_huge_command_line_is_ended_within_memory() {
     let Some((host, agent)) = start("endless command lines", END) else { return };

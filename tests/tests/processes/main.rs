@@ -1,5 +1,5 @@
-//! Unleased processes on a shared GPU: gpushd shows them, warns about them, and ends them. The
-//! tests also cover processes that gpushd must never end.
+//! Unleased processes on a shared GPU: gpushd shows them, warns about them, and ends them. Other
+//! tests have processes that gpushd must never end.
 //!
 //! | file | subject |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | `allowed` | processes that the config allows, from the start or after a change |
 //! | `tenants` | processes of earlier holders on a device that another user has leased exclusively |
 //!
-//! To check that gpushd does not end a process, a test starts a witness: another process that
-//! gpushd ends. When gpushd has ended the witness, it has also checked the first process.
+//! A test may have to show that gpushd does not end a process. It then starts another unleased
+//! process, the witness. When gpushd has ended the witness, it has also checked the first process.
 
 mod allowed;
 mod ends;
@@ -45,7 +45,7 @@ const END: &str = "[processes]\nunleased = \"end\"\ngrace_s = 1\n";
 
 /// The uid of `nobody`.
 const NOBODY: u32 = 65534;
-/// The uid of a user without a lease.
+/// Uid of a user without a lease.
 const OTHER: u32 = 65532;
 
 fn start(what: &str, processes: &str) -> Option<(Host, Agent)> {
@@ -58,14 +58,14 @@ fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
     Some((host, agent))
 }
 
-/// Starts an agent on a host where processes of any user can register.
+/// Starts an agent on a host on which processes of all users can register.
 fn start_without_mps(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
     if !geteuid().is_root() {
         println!("SKIPPED {what}: only root has processes of others");
         return None;
     }
     let host = Host::up(host);
-    // Programs of other users must be able to enter the host's directory and register in `proc`.
+    // Let programs of other users enter the host's directory and register in `proc`.
     for (dir, mode) in [(host.dir().parent().expect("a directory"), 0o755), (&host.dir().join("proc"), 0o777)] {
         fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("its mode can be changed");
     }
@@ -78,8 +78,7 @@ fn lease_of(uid: u32, agent: &Agent) -> LeaseGrant {
     lease_for(agent, uid, "0", &serde_json::json!({ "duration_s": 3600 })).expect("a lease")
 }
 
-/// Starts two clients of one user: the first without `GPUSH_LEASE` in its environment, the second
-/// with `GPUSH_LEASE`.
+/// Starts two clients of one user: one without `GPUSH_LEASE` in its environment, and one with it.
 fn unleased_and_guest(host: &Host, agent: &Agent) -> (Client, Client) {
     let taken = lease_of(NOBODY, agent);
     let bare: Vec<_> = taken.environment.iter().filter(|(name, _)| name != "GPUSH_LEASE").cloned().collect();
@@ -98,19 +97,17 @@ fn listed(agent: &Agent, pid: u32) -> Option<GpuProcess> {
     all(agent).processes.into_iter().find(|one| one.process.pid == Some(pid))
 }
 
-/// Waits until a process is listed. Returns the id of the lease that the list shows for the
-/// process.
+/// Waits until gpushd lists a process. Returns the id of the lease to which it belongs.
 fn lease_shown(agent: &Agent, pid: u32) -> Option<String> {
     agent.until("the process is listed", || listed(agent, pid)).lease
 }
 
-/// Waits until gpushd reports an action on a process. Returns that action.
+/// Waits until gpushd reports what it did about a process. Returns this action.
 fn done(agent: &Agent, pid: u32) -> String {
     agent.until("the action on the process is reported", || listed(agent, pid)?.unleased_action)
 }
 
-/// A program that runs as a given user and that the driver lists on a GPU. The program is killed
-/// when this value is dropped.
+/// A program of a user, which the driver lists on a GPU. Dropping this value kills the program.
 struct Job(Child);
 
 impl Job {
@@ -146,7 +143,7 @@ impl Drop for Job {
     }
 }
 
-/// Returns the next event that reports this step for a process.
+/// Returns the next event with this step for a process.
 fn step_event(listener: &mut Listener, pid: u32, step: UnleasedStep) -> UnleasedChange {
     loop {
         let EventPayload::Unleased(change) = listener.next_of(EventKind::Unleased).what else {
@@ -158,7 +155,7 @@ fn step_event(listener: &mut Listener, pid: u32, step: UnleasedStep) -> Unleased
     }
 }
 
-/// Starts an unleased process, and waits until gpushd asks it to end. At that time, gpushd has also
+/// Starts an unleased process, and waits until gpushd sends it SIGTERM. gpushd has then also
 /// checked all other processes.
 fn witness(host: &Host, agent: &Agent, place: &str) {
     let mut listener = agent.listen("?kinds=unleased", None);

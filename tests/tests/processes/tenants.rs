@@ -1,8 +1,7 @@
-//! Processes of earlier holders on a device that another user has leased exclusively.
+//! Processes of earlier lease holders on a device that another user now leases alone.
 //!
-//! If a MIG device is destroyed and created again at the same placement, it has the same UUID.
-//! Therefore the environment that `gpushctl lease env` printed for an ended lease selects the
-//! device of the next holder.
+//! If a MIG device is destroyed and created again at the same placement, it has the same UUID. So
+//! the environment of an ended lease selects the device of the next holder.
 
 use std::process::Command;
 
@@ -23,8 +22,8 @@ fn lease(agent: &Agent, uid: u32, share: &serde_json::Value) -> LeaseGrant {
     serde_json::from_value(answer.json()).expect("a lease")
 }
 
-/// Starts a program as a user on a GPU or MIG device, with the environment of a lease or without a
-/// lease.
+/// Starts a program as a user on a GPU or MIG device. `granted` is the lease whose environment it
+/// gets.
 fn job(host: &Host, uid: u32, place: &str, granted: Option<&LeaseGrant>) -> Job {
     let environment = granted.into_iter().flat_map(|granted| granted.environment.iter().cloned());
     Job::start(Command::new("/bin/sleep").arg("1000").envs(environment), uid).on(host, place)
@@ -57,7 +56,7 @@ fn old_environment_on_the_device_of_the_next_holder_is_reported() {
     let place = format!("--mig {uuid}");
     let mut old = job(&host, NOBODY, &place, Some(&first));
     let mut bare = job(&host, NOBODY, &place, None);
-    // A process in a container runs as another user, but its environment names the current lease of
+    // A process in a container runs as another user, but its environment names the present lease of
     // the device.
     let container = job(&host, NOBODY, &place, Some(&second));
     let own = job(&host, OTHER, &place, Some(&second));
@@ -77,8 +76,8 @@ fn old_environment_on_the_device_of_the_next_holder_is_reported() {
     let output = command.args(["process", "list", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
     assert_eq!(output.expect("gpushctl").status.code(), Some(3));
 
-    // After the lease has ended, the device has no lease, so gpushd no longer reports the old
-    // process.
+    // When the lease has ended, the device has no lease, and gpushd does not report the process any
+    // more.
     drop((own, container));
     release(&agent, other);
     lease_becomes(&agent, other, LeaseState::Ended);

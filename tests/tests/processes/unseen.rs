@@ -19,13 +19,13 @@ fn no_unleased_process_is_ended_on_an_unreadable_gpu() {
     reaches(&agent, "1", MpsState::Ready);
     host.fault("nvmlDeviceGetMemoryInfo --gpu 0 --rc UNKNOWN");
     agent.until("the GPU is unknown", || (agent.gpu(0).state == GpuState::Unknown).then_some(()));
-    // The driver would list the process in the next reading, which fails.
+    // The next reading would list the process, but it fails.
     let mut job = Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     job = job.on(&host, "--gpu 0 --kind compute");
     witness(&host, &agent, "--gpu 1 --kind compute");
     assert!(job.lives());
     host.clear_faults();
-    // When gpushd can read the GPU again, it finds that the process is unleased.
+    // When gpushd can read the GPU again, it finds the unleased process.
     agent.until("the process is ended", || (!job.lives()).then_some(()));
 }
 
@@ -44,7 +44,7 @@ fn no_process_is_unleased_in_maintenance() {
     assert!(deaf.lives());
 }
 
-/// After its database is lost, gpushd does not know which leases it had granted.
+/// If its database is lost, gpushd does not know which leases it had granted.
 #[test]
 fn no_process_is_unleased_until_database_loss_is_accepted() {
     let config = format!("{END}{FAST}{RULE}");
@@ -72,8 +72,8 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     assert_eq!((seen.unleased, seen.unleased_action), (None, None));
     assert!(client.lives() && client.said().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
-    // The database no longer has the lease, but the client may have started with that lease. gpushd
-    // still considers this possibility after a restart.
+    // The lease is lost with the database, but the client may have started with it. gpushd must
+    // consider this, also after a restart.
     let pid = client.pid().cast_unsigned();
     let left = |agent: &Agent| {
         agent.until("the process is not ended", || {
@@ -85,16 +85,16 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     agent.kill();
     let agent = Agent::start_public(&host, &config);
     left(&agent);
-    // A process that starts now cannot belong to a lost lease.
+    // A process that starts now cannot belong to a lease that is lost.
     let mut listener = agent.listen("?kinds=unleased", None);
     let other =
         Job::start(std::process::Command::new("/bin/sleep").arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, other.pid(), UnleasedStep::Asked);
     assert!(client.lives() && client.said().is_empty());
-    // gpushd keeps the running daemon unchanged.
+    // gpushd keeps the daemon that runs.
     assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, before.pid);
     assert!(agent.gpu(0).drift.is_empty());
-    // gpushd keeps the compute mode too, until the rule changes.
+    // Until the rule changes, gpushd also keeps the compute mode.
     drop(client);
     agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
     let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });

@@ -1,4 +1,4 @@
-//! `AutoDetect=nvml`: slurmd finds the devices with Debian's NVML plugin and the simulated driver.
+//! `AutoDetect=nvml`: slurmd finds the devices through Debian's NVML plugin and the simulated driver.
 
 use std::{fs, path::Path, process::Command};
 
@@ -15,8 +15,8 @@ use super::{
     wait_for_output,
 };
 
-/// Starts a program that finds the device files of GPUs and MIG devices in `/dev`. The files are in memory, in an
-/// overlay over the host's `/dev`.
+/// A script that starts a program in an overlay over the host's `/dev`. There, the program finds the device files of
+/// GPUs and MIG devices. The files are in memory.
 const WITH_DEVICES: &str = r#"set -e
 mount -t tmpfs none "$1"
 mkdir "$1/upper" "$1/work"
@@ -32,15 +32,15 @@ done
 exec "$@"
 "#;
 
-/// Arguments that start a program through [`WITH_DEVICES`], which writes below this directory.
+/// Arguments that start a program through [`WITH_DEVICES`], which writes below the directory `around`.
 fn with_devices(around: &Path) -> Vec<String> {
     fs::create_dir_all(around).expect("a directory");
     let program = ["unshare", "--mount", "sh", "-c", WITH_DEVICES, "sh"].map(str::to_owned);
     program.into_iter().chain([around.display().to_string()]).collect()
 }
 
-/// Returns the directories of Slurm's plugins, including the NVML plugin. If slurmd cannot use the NVML plugin on this
-/// host, prints that the test is skipped and returns `None`.
+/// Returns the directories of Slurm's plugins, with the NVML plugin. If slurmd cannot use this plugin on this host,
+/// prints that the test is skipped, and returns `None`.
 fn plugins() -> Option<String> {
     let own = ["/usr/lib/x86_64-linux-gnu/slurm-wlm", "/usr/lib/aarch64-linux-gnu/slurm-wlm"];
     let own = own.into_iter().find(|dir| Path::new(dir).is_dir())?;
@@ -55,7 +55,7 @@ fn plugins() -> Option<String> {
     Some(format!("{own}:{}", nvml.parent().expect("a directory").display()))
 }
 
-/// Starts slurmd with its NVML plugin and the simulated driver of a host.
+/// Starts slurmd with its NVML plugin and with the simulated driver of a host.
 fn with_nvml(setup: Setup, host: &Host, plugins: &str) -> Setup {
     let (sim, dir) = (program("gpush-sim").display().to_string(), host.dir().display().to_string());
     let mut through = vec![sim, "exec".to_owned(), dir, "--".to_owned()];
@@ -74,7 +74,7 @@ fn devices(site: &Site, gres: &str) -> Vec<String> {
     devices
 }
 
-/// Fault: every job with a whole GPU of `owner = "slurm"` drained the node.
+/// Fault: if a job had a whole GPU of `owner = "slurm"`, the node was always drained.
 #[test]
 fn whole_gpus_are_found_in_the_order_of_the_driver() {
     let Some(plugins) = plugins() else { return };
@@ -90,8 +90,8 @@ fn whole_gpus_are_found_in_the_order_of_the_driver() {
     site.assert_clean();
 }
 
-/// slurmd numbers detected GPUs in the order of the driver, even if slurm.conf lists the types in
-/// another order.
+/// slurmd numbers the GPUs that it detects in the order of the driver, even if slurm.conf lists the types in another
+/// order.
 #[test]
 fn types_of_slurm_conf_do_not_change_the_order_of_detected_gpus() {
     let Some(plugins) = plugins() else { return };
@@ -110,8 +110,8 @@ fn types_of_slurm_conf_do_not_change_the_order_of_detected_gpus() {
     site.assert_clean();
 }
 
-/// Fault: slurmd had no NVML plugin and used the lines of gres.conf, but gpush used the order of the driver. A job got
-/// a lease of a GPU that Slurm had not allocated to it.
+/// Fault: slurmd had no NVML plugin and used the lines of gres.conf, but gpush used the order of the driver. So a job
+/// got a lease of a GPU that Slurm had not allocated to it.
 #[test]
 fn slurmd_without_nvml_uses_the_lines_of_gres_conf() {
     let gres = |setup: Setup| {
@@ -128,7 +128,7 @@ fn slurmd_without_nvml_uses_the_lines_of_gres_conf() {
     site.assert_clean();
 }
 
-/// Faults: after a change of `AutoDetect` without a restart of slurmd, Prolog failed, or a job got the lease of another
+/// Faults: if `AutoDetect` was changed and slurmd was not restarted, Prolog failed, or a job got the lease of another
 /// GPU.
 #[test]
 fn change_of_auto_detect_without_a_restart_of_slurmd_refuses_jobs() {
@@ -156,8 +156,8 @@ fn change_of_auto_detect_without_a_restart_of_slurmd_refuses_jobs() {
     refused(&site, &conf.replace("nvml", "off"), "restart slurmd");
 }
 
-/// Slurm gets only some GPUs of a node with whole GPUs and MIG devices. The lines that `gpushctl
-/// slurm gres-conf` prints match the devices that slurmd finds.
+/// Slurm gets only some GPUs of a node, with whole GPUs and MIG devices. The lines that `gpushctl slurm gres-conf`
+/// prints must match the devices that slurmd finds.
 #[test]
 fn printed_lines_of_a_node_with_whole_gpus_and_mig_devices_serve_both() {
     let Some(plugins) = plugins() else { return };
@@ -182,7 +182,7 @@ fn printed_lines_of_a_node_with_whole_gpus_and_mig_devices_serve_both() {
     site.assert_clean();
 }
 
-/// slurmd with its NVML plugin compares the printed lines with the MIG devices that it finds.
+/// slurmd compares the printed lines with the MIG devices that its NVML plugin finds.
 #[test]
 fn printed_lines_with_mig_devices_are_accepted_and_a_job_gets_one() {
     let Some(plugins) = plugins() else { return };
@@ -205,7 +205,7 @@ fn printed_lines_with_mig_devices_are_accepted_and_a_job_gets_one() {
     site.assert_clean();
 }
 
-/// Runs the commands for Slurm 22.05 in section "Change the MIG layout" of docs/slurm.md.
+/// Runs the commands of docs/slurm.md, section "Change the MIG layout", for Slurm 22.05.
 #[test]
 fn mig_layout_is_changed_on_a_drained_node() {
     let Some(plugins) = plugins() else { return };

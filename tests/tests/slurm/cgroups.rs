@@ -1,5 +1,5 @@
-//! Tests of `proctrack/cgroup`, which run if this host has the hierarchies of cgroup v1 that Slurm
-//! needs.
+//! Tests of `proctrack/cgroup`. They run only if this host has the hierarchies of cgroup v1 that
+//! Slurm needs.
 
 use std::{
     fs,
@@ -12,11 +12,12 @@ use gpush_tests::slurm::{ALICE, JobId, Setup, Site};
 
 use super::{HOST, WHOLE, completed, wait_for_output};
 
-/// The hierarchy in which Slurm tracks processes.
+/// The cgroup hierarchy in which Slurm tracks processes.
 const FREEZER: &str = "/sys/fs/cgroup/freezer";
 
-/// Makes Slurm track processes by cgroups. Each test has other job ids. The path of a job's cgroup
-/// does not contain the cluster's name, so jobs with the same id would share a cgroup.
+/// Makes Slurm track processes by cgroups, and gives each test different job ids. The path of a
+/// job's cgroup does not contain the name of the cluster, so jobs with the same id would share a
+/// cgroup.
 fn tracked(setup: Setup) -> Setup {
     setup.line("ProctrackType=proctrack/cgroup").line(&format!("FirstJobId={}", std::process::id()))
 }
@@ -32,14 +33,14 @@ fn is_possible() -> bool {
     created
 }
 
-/// Returns the cgroup of a job, which slurmstepd created.
+/// Returns the cgroup that slurmstepd has created for a job.
 fn cgroup_of(job: JobId) -> Option<PathBuf> {
     let slurm = fs::read_dir(FREEZER).ok()?.flatten().map(|entry| entry.path());
     let slurm = slurm.filter(|dir| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("slurm")));
     slurm.map(|dir| dir.join(format!("uid_{}/job_{job}", ALICE.uid))).find(|dir| dir.is_dir())
 }
 
-/// Slurm does not end a process that is in the cgroup of the job, but in no step of the job.
+/// If a process is in the cgroup of the job, but in no step of the job, Slurm does not end it.
 #[test]
 fn process_that_slurm_leaves_in_the_cgroup_of_the_job_is_ended_by_epilog() {
     if !is_possible() {
@@ -61,7 +62,7 @@ fn process_that_slurm_leaves_in_the_cgroup_of_the_job_is_ended_by_epilog() {
     let (gpu, pid) = (gpu.to_string(), left.id().to_string());
     site.host.sim("process", &["add", "--gpu", &gpu, "--kind", "compute", "--pid", &pid]);
     fs::write(&go, "").expect("a file");
-    // Epilog ends the process. This test is the parent of the process, and must reap it.
+    // Epilog ends the process. This test is its parent, so it must reap the process.
     site.cluster.until("end of the process", || left.try_wait().ok().flatten());
     completed(site.cluster.ended(job));
     site.assert_clean();

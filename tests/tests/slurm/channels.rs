@@ -1,4 +1,4 @@
-//! Requests of jobs, with each kind of GRES, and the environment of the jobs' tasks.
+//! Requests of jobs, with each kind of GRES, and the environment of their tasks.
 
 use gpush_api::{Gpu, MpsState};
 use gpush_tests::{
@@ -10,7 +10,8 @@ use super::{HOST, MPS, TIMESLICE, WHOLE, completed, wait_for_output};
 
 const ENV: &str = "env | sort";
 
-/// Checks that gpush has refused a request: the job's tasks fail with a reason that the user sees.
+/// Checks that gpush has refused a request: the tasks of the job fail, and the user sees the
+/// reason.
 fn refused(ended: &Ended, why: &str) {
     assert_eq!(ended.state, "FAILED", "{}", ended.output);
     assert!(ended.output.contains("gpush: ") && ended.output.contains(why), "{}", ended.output);
@@ -60,7 +61,7 @@ fn comment_requests_a_share_of_an_mps_gpu() {
     assert_eq!(ended.variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("25"), "{}", ended.output);
     assert!(ended.variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").is_some_and(|limit| limit.contains("2048M")));
     assert!(ended.variable("CUDA_MPS_PIPE_DIRECTORY").is_some_and(|pipe| pipe.starts_with('/')), "{}", ended.output);
-    // Usual comments of sites, and a request within other text.
+    // Comments that sites use, and a request within other text.
     for comment in ["mps", "mps-per-gpu", "project 7, gpush:mps=10 please"] {
         let ended = completed(site.cluster.run_job(ALICE, &[gres, &format!("--comment={comment}")], ENV));
         assert!(ended.variable("CUDA_MPS_PIPE_DIRECTORY").is_some(), "{comment}: {}", ended.output);
@@ -88,7 +89,7 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
     let gpus: Vec<Gpu> = site.agent.gpus();
     let shared: Vec<String> = site.leases().iter().flat_map(|lease| &lease.members).map(|m| m.gpu.clone()).collect();
     assert_eq!(shared, [gpus[0].uuid.clone()]);
-    // Slurm allocates the same GPU to both users.
+    // Slurm gives both users the same GPU.
     refused(&site.cluster.run_job(BOB, &["--gres=mps:30"], ENV), "GPU 0");
     std::fs::write(&end, "").expect("a file");
     completed(site.cluster.ended(first));
@@ -96,7 +97,7 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
     site.assert_clean();
 }
 
-/// Prolog cannot distinguish a shard from a whole GPU, so the job needs a request.
+/// Prolog cannot distinguish a shard from a whole GPU. So the job needs a request.
 #[test]
 fn shard_needs_a_request() {
     let gres = |setup: Setup| {

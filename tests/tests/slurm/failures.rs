@@ -1,4 +1,4 @@
-//! Failures of gpushd and slurmd while jobs begin, run and end.
+//! Failures of gpushd and slurmd while jobs start, run and end.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ fn policy(agent_down: &str, deadline_s: u32) -> String {
     format!("[slurm]\nagent_down = \"{agent_down}\"\ndeadline_s = {deadline_s}\n{WHOLE}")
 }
 
-/// Starts a job that runs until a file exists. Returns the job and the path of that file.
+/// Starts a job that runs until a file exists. Returns the job and the path of the file.
 fn waiting_job(site: &Site) -> (JobId, PathBuf) {
     let go = site.cluster.dir().join("go");
     let wait = format!("echo \"$GPUSH_LEASE\"; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
@@ -41,7 +41,7 @@ fn lease_of_a_job_survives_a_killed_gpushd() {
     site.assert_clean();
 }
 
-/// If Epilog cannot report the end of a job to gpushd, the next hook reports it.
+/// If Epilog cannot report the end of a job to gpushd, the next hook must report it.
 #[test]
 fn missed_job_end_reaches_gpushd_later() {
     let Some(mut site) = Site::start(HOST, &policy("pass", 20), |setup, _, _| setup) else { return };
@@ -59,12 +59,12 @@ fn missed_job_end_reaches_gpushd_later() {
 fn without_gpushd_a_job_runs_or_the_node_is_drained_by_policy() {
     for agent_down in ["pass", "fail"] {
         let Some(mut site) = Site::start(HOST, &policy(agent_down, 20), |setup, _, _| setup) else { return };
-        // The hooks of this job store which GPUs belong to Slurm.
+        // The hooks of this job record which GPUs belong to Slurm.
         completed(site.cluster.run_job(ALICE, &["--gres=gpu:1"], "true"));
         site.restart_agent(|site| {
-            // The policy does not apply to a job without a GPU and without a request.
+            // `agent_down` does not apply to a job without a GPU and without a request.
             completed(site.cluster.run_job(BOB, &[], "true"));
-            // A request alone never drains the node.
+            // A request without a GPU never drains the node.
             let requested = site.cluster.run_job(BOB, &["--comment=mps"], "true");
             let expected = if agent_down == "pass" { "COMPLETED" } else { "FAILED" };
             assert_eq!(requested.state, expected, "{}", requested.output);
@@ -121,8 +121,8 @@ fn node_that_cannot_serve_is_drained_with_the_reason_in_the_log() {
     drains(&site, "GPU 2 is lost");
 }
 
-/// While gpushd is stopped by SIGSTOP, the kernel accepts connections for it, but gpushd does not
-/// answer. Prolog ends within its own deadline.
+/// gpushd is stopped by SIGSTOP: the kernel accepts connections for it, but it does not answer.
+/// Prolog must end within its own deadline.
 #[test]
 fn prolog_ends_while_gpushd_is_stopped() {
     let change = |setup: Setup| setup.line("PrologEpilogTimeout=50");
@@ -133,9 +133,9 @@ fn prolog_ends_while_gpushd_is_stopped() {
     let took = began.elapsed();
     site.agent.signal(Signal::SIGCONT);
     assert_eq!((ended.state.as_str(), ended.variable("GPUSH_LEASE")), ("COMPLETED", None), "{}", ended.output);
-    // Prolog and Epilog each take 3 s. Slurm would end a hook after 50 s and drain the node.
+    // Prolog and Epilog take 3 s each. After 50 s, Slurm would end a hook and drain the node.
     assert!(took >= Duration::from_secs(3), "{took:?}");
-    // The next hook ends the lease that gpushd granted in the meantime.
+    // gpushd has granted a lease in the meantime. The next hook ends it.
     completed(site.cluster.run_job(BOB, &["--gres=gpu:4"], "true"));
     site.assert_clean();
 }
@@ -145,7 +145,7 @@ fn slurmd_killed_in_prolog_leaves_no_lease_after_reconcile() {
     let start = |setup: Setup, host: &gpush_tests::host::Host| {
         let dir = setup.dir().display().to_string();
         let hook = script(host, setup.dir(), "prolog").replace("exec ", "");
-        // The script waits after the grant, so that the test can kill slurmd during Prolog.
+        // The script waits after the grant. So the test can kill slurmd during Prolog.
         let body = format!(
             "export PATH=/usr/bin:/bin\n{hook}touch '{dir}/granted'\nwhile [ ! -e '{dir}/go' ]; do sleep 0.05; done\n"
         );

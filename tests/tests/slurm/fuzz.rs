@@ -1,4 +1,4 @@
-//! Invalid requests of users. No request may drain a node.
+//! Invalid requests of users. A request must never drain a node.
 
 use std::{
     os::unix::process::CommandExt,
@@ -9,10 +9,10 @@ use gpush_tests::slurm::{ALICE, BOB, Site};
 
 use super::{HOST, TIMESLICE};
 
-/// Number of requests that the test passes directly to the hooks.
+/// Number of requests that the test gives directly to the hooks.
 const DIRECT: usize = 1000;
 
-/// Number of requests that the test submits to Slurm.
+/// Number of requests that the test submits as jobs to Slurm.
 const THROUGH_SLURM: usize = 36;
 
 const PIECES: [&str; 34] = [
@@ -115,7 +115,7 @@ fn thousand_requests_drain_no_node() {
     for number in 0..THROUGH_SLURM {
         let comment = format!("--comment={}", text(&mut rng).replace('\0', ""));
         let user = if number % 2 == 0 { ALICE } else { BOB };
-        // Slurm itself refuses some comments, such as very long ones.
+        // Slurm itself refuses some comments, for example if they are very long.
         jobs.extend(site.cluster.try_sbatch(user, &["--gres=gpu:1", &comment], "true"));
     }
     assert!(jobs.len() > THROUGH_SLURM / 2, "{} jobs were accepted", jobs.len());

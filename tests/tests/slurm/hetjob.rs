@@ -1,4 +1,4 @@
-//! A heterogeneous job: two components on two nodes, each with its own job id.
+//! A heterogeneous job: two components on two nodes, each with a separate job id.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use super::{
     nodes::{Node, hooks},
 };
 
-/// On both nodes, the tasks see the job id of the leader. Prolog and Epilog get the job id of the component.
+/// On both nodes, tasks see the job id of the leader. Prolog and Epilog see the job id of the component.
 #[test]
 fn components_of_a_heterogeneous_job_have_leases_until_their_epilogs() {
     let Some(setup) = Setup::new() else { return };

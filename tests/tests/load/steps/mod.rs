@@ -1,6 +1,7 @@
 //! Random steps on MPS daemons and random operations on MIG layouts, on one host. After each step,
-//! the test checks invariants from outside gpushd: in `/proc`, in the simulated hardware, with the
-//! front-end of the MPS daemons, and in the trace of driver calls.
+//! the test checks conditions that must always hold. For this, it uses other sources than gpushd:
+//! `/proc`, the simulated hardware, the front-end of the MPS daemons, and the trace of driver
+//! calls.
 //!
 //! The default is 60 steps. `GPUSH_TEST_STEPS` sets another number, and `GPUSH_TEST_SEED` repeats a
 //! run. `cargo xtask soak` runs 1,000 steps.

@@ -41,7 +41,7 @@ pub(super) fn take_for_process(world: &mut World, rng: &mut fastrand::Rng) -> bo
 pub(super) fn end_process(world: &mut World, rng: &mut fastrand::Rng) -> bool {
     let (_, target) = world.target(rng);
     let Some(at) = target.leases.iter().position(|lease| lease.process.is_some()) else { return false };
-    // Dropping the lease ends its process.
+    // Dropping the lease ends the process to which it is bound.
     drop(target.leases.remove(at));
     true
 }
@@ -132,8 +132,8 @@ pub(super) fn restart(world: &mut World, rng: &mut fastrand::Rng) -> bool {
     true
 }
 
-/// Updates the model of a target whose daemon was stopped. The target's clients have ended, but the
-/// target's leases have not ended.
+/// Updates the model of a target whose daemon was stopped: its clients have ended, but not its
+/// leases.
 fn stopped(world: &mut World, name: &'static str) {
     reaches(world.agent(), name, MpsState::Stopped);
     let target = world.targets.get_mut(name).expect("a target");
@@ -141,7 +141,7 @@ fn stopped(world: &mut World, name: &'static str) {
     target.clients.clear();
 }
 
-/// Waits until another daemon is ready.
+/// Waits until gpushd has replaced the daemon of a target, and the new daemon is ready.
 fn another(world: &mut World, name: &'static str) {
     let before = world.targets[name].pid;
     let now = becomes(world.agent(), name, "ready with another daemon", |daemon| {
@@ -245,7 +245,7 @@ pub(super) fn kill_daemon(world: &mut World, rng: &mut fastrand::Rng) -> bool {
         return false;
     }
     kill(target.pid);
-    // While the server has clients, gpushd starts no other daemon.
+    // While the server has clients, gpushd starts no other daemon. So end the clients.
     std::mem::take(&mut target.clients).into_iter().for_each(drop);
     another(world, name);
     wait_for_clients(world, name);

@@ -18,7 +18,7 @@ const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 5\nstop_s = 2\npause_s = 1\
                       [[gpu]]\nname = \"cut\"\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = [\"7g.40gb\"]\n\
                       [[gpu]]\nname = \"shared\"\nmatch = [\"2-3\"]\nmode = \"mps\"\n";
 
-/// Indexes of the GPUs with MIG layouts, and of the MPS targets.
+/// Indexes of the GPUs that have MIG layouts. The MPS targets follow below.
 pub(super) const MIG: [usize; 2] = [0, 1];
 pub(super) const MPS: [&str; 2] = ["2", "3"];
 
@@ -27,7 +27,7 @@ pub(super) const MPS: [&str; 2] = ["2", "3"];
 pub(super) struct Granted {
     pub(super) id: String,
     pub(super) environment: Vec<(String, String)>,
-    /// The process to which the lease is bound. The lease ends with the process.
+    /// The process to which the lease is bound. When the process ends, the lease ends.
     pub(super) process: Option<Child>,
 }
 
@@ -75,8 +75,8 @@ pub(super) struct Cut {
 }
 
 pub(super) struct World {
-    // The first field, so that it is dropped before the host: gpushd would restart the daemons that
-    // the host ends.
+    // This must be the first field, so that it is dropped before the host. Otherwise gpushd would
+    // restart the daemons that the host ends.
     agent: Option<Agent>,
     pub(super) host: Host,
     pub(super) targets: BTreeMap<&'static str, Target>,
@@ -85,9 +85,9 @@ pub(super) struct World {
     pub(super) operates: bool,
     /// Description of the current step, for failure messages.
     pub(super) step: String,
-    /// Number of invariants checked so far.
+    /// Number of conditions that were checked so far.
     pub(super) checks: u64,
-    /// Number of times that each outcome of an operation occurred, and that each refusal occurred.
+    /// How often each outcome of an operation and each refusal occurred.
     pub(super) outcomes: BTreeMap<String, u32>,
 }
 

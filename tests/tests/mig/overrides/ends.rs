@@ -16,7 +16,7 @@ fn expired_override_stays_expired_and_layout_stays() {
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(overrides(&agent), Overrides { generation: 2, overrides: Vec::new() });
     assert_eq!(truth(&host, 0), WHOLE);
-    // The second override expires while no agent runs.
+    // The second override expires while gpushd does not run.
     short(&agent);
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
@@ -30,10 +30,11 @@ fn auto_reconcile_follows_override_and_its_end() {
     let agent = settled(Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}")));
     short(&agent);
     agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
-    // The layout can exist before the operation that applies it has ended.
+    // The layout may exist before the operation that applies it has ended. So wait for the
+    // operation.
     let _ = agent.settle();
     done(&agent, &whole("to be cleared"));
-    // gpushd repairs drift from the override's layout.
+    // Repairing drift means to restore the layout of the override.
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     agent.until("the override's layout", || (truth(&host, 0) == WHOLE).then_some(()));
@@ -56,7 +57,7 @@ fn new_boot_applies_override_layout() {
     );
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
     assert_eq!(only(&agent).reason, "also after a reboot", "the agent's own operation leaves it");
-    // At boot, gpushd does not apply an override that has expired.
+    // If an override has expired, gpushd does not apply it at boot.
     short(&agent);
     agent.stop();
     host.sim::<&str>("reboot", &[]);

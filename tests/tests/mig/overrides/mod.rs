@@ -1,5 +1,5 @@
-//! Overrides, which replace the layouts of the config: their creation, their end, and the events
-//! that they survive.
+//! Overrides, which replace the layouts of the config: how they begin, how they end, and what they
+//! survive.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ const HALVES: [&str; 2] = ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"];
 
 const WHOLE: [&str; 1] = ["7g.80gb@0[7g.80gb@0]"];
 
-/// Waits until gpushd has applied all layouts at start.
+/// Waits until gpushd has applied all layouts of its start.
 fn settled(agent: Agent) -> Agent {
     agent.until("complete record", || {
         (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
@@ -101,7 +101,7 @@ fn explicit_layout_is_desired_until_cleared() {
     assert_eq!(shown.layout, Some(vec!["7g.80gb".to_owned()]), "what is wanted");
     assert_eq!(agent.gpu(1).overridden, None);
 
-    // An apply without a layout and GPUs uses the desired layout, and so does a plan.
+    // Without a layout and without GPUs, an apply or a plan uses the desired layouts.
     let plans = agent.post("/v1/mig/plan", &json!({})).json();
     assert_eq!(plans["plans"][0]["steps"], json!([]), "{plans}");
     done(&agent, &json!({}));
@@ -136,7 +136,7 @@ fn layout_applied_once_is_drift() {
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(overrides(&agent).overrides, []);
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb*2", "extra 7g.80gb@0"]);
-    // A layout applied with `once` does not end an active override either.
+    // If a layout is applied with `once`, an active override also stays.
     done(&agent, &whole("it stays"));
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     assert_eq!(only(&agent).reason, "it stays");
@@ -150,15 +150,15 @@ fn rule_layout_ends_override_and_new_layout_replaces_it() {
     done(&agent, &whole("first"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb*2"] }, "reason": "second" }));
     assert_eq!((only(&agent).reason.as_str(), only(&agent).generation), ("second", 2));
-    // A request that names the GPU, but no layout, ends the override.
+    // If a request names the GPU but no layout, it ends the override.
     done(&agent, &json!({ "selectors": ["0"] }));
     assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), HALVES.map(str::to_owned).to_vec()));
-    // A request that lists the entries of the rule's layout ends the override too.
+    // If a request lists the entries of the rule's layout, it also ends the override.
     done(&agent, &whole("third"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
-    // A request with one layout per GPU, in the form that mig-parted files produce. GPUs that the
-    // request does not name keep their overrides.
+    // This request has a layout for each GPU, like a request from a mig-parted file. GPUs that it
+    // does not name keep their overrides.
     done(&agent, &whole("fourth"));
     let each = json!([{ "selector": "1", "mig_enabled": true, "layout": ["1g.10gb*7"] }]);
     done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));
@@ -189,14 +189,14 @@ fn failed_operation_keeps_previous_override() {
     let agent = started(&host);
     let halves =
         |reason: &str| json!({ "selectors": ["0"], "layout_source": { "entries": ["4g.40gb"] }, "reason": reason });
-    // At first, there is no previous override.
+    // At this point, there is no previous override.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&whole("fails")).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack);
     assert_eq!(overrides(&agent), Overrides { generation: 0, overrides: Vec::new() });
     assert!(agent.gpu(0).drift.is_empty(), "the rule's layout is wanted, and stands again");
     host.clear_faults();
-    // Now there is a previous override.
+    // At this point, there is a previous override.
     done(&agent, &whole("it stands"));
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.follow(agent.begin_with(&halves("fails")).unwrap());
@@ -226,8 +226,8 @@ fn failed_operation_keeps_previous_override() {
 
 #[test]
 fn killed_agent_keeps_layout_and_override_consistent() {
-    // The fault kills gpushd during a driver call. The next agent finishes the operation, or rolls
-    // back an operation that it cannot finish.
+    // The fault rule kills gpushd during a driver call. If the next gpushd cannot finish the
+    // operation, it rolls the operation back.
     for carried_on in [true, false] {
         let host = Host::up(HOST);
         let agent = started(&host);

@@ -1,4 +1,4 @@
-//! The effect of a changed config file, and of requests by other clients, on active overrides.
+//! What happens to active overrides if the config file changes, or if other clients send requests.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
     let host = Host::up(HOST);
     let agent = started(&host);
     done(&agent, &whole("leave it"));
-    // gpushd accepts a change of another rule, and a change of a rule's name.
+    // gpushd accepts a file that changes another rule or the name of a rule.
     let other = "[[gpu]]\nname = \"other\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n\
                  [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
     agent.write_config(format!("auto_reconcile = false\n[log]\nlevel = \"debug\"\n{other}"));
@@ -38,7 +38,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
         assert_eq!(agent.get("/v1/config").json()["trouble"]["code"], "conflict");
         assert_eq!(agent.gpu(0).rule.as_deref(), Some("other"));
     }
-    // gpushd also refuses a reload that a signal requests.
+    // gpushd refuses such a reload also if a signal requests it.
     let before = agent.log().matches("has an override by").count();
     agent.signal(Signal::SIGHUP);
     agent.until("refusal", || (agent.log().matches("has an override by").count() > before).then_some(()));
@@ -51,7 +51,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
     assert_eq!(overrides(&agent), Overrides { generation: reloaded.generation, overrides: Vec::new() });
     assert_eq!((agent.gpu(0).drift.len(), truth(&host, 0)), (2, WHOLE.map(str::to_owned).to_vec()));
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
-    // gpushd refuses an invalid file, even with `clear_overrides`.
+    // Even with `clear_overrides`, gpushd refuses an invalid file.
     agent.write_config("nonsense");
     assert_eq!(reload(&agent, &json!({ "clear_overrides": true })).unwrap_err().code, Code::ConfigInvalid);
     assert_eq!(agent.get("/v1/config/diff").json()["trouble"]["code"], "config_invalid");
@@ -79,7 +79,7 @@ fn running_operation_keeps_its_plan_after_reload() {
         let agent = started(&host);
         host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1000");
         let operation = agent.begin_with(&whole("begun before")).unwrap();
-        // The new rule no longer has mode `mig` on GPU 0.
+        // The new rule does not give GPU 0 the mode `mig`.
         let exclusive = "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
         agent.write_config(exclusive);
         reload(&agent, &json!({})).unwrap();
@@ -92,7 +92,7 @@ fn running_operation_keeps_its_plan_after_reload() {
         };
         let operation = agent.follow(operation);
         assert_eq!((operation.state, truth(&host, 0)), (OperationState::Done, WHOLE.map(str::to_owned).to_vec()));
-        // A new operation follows the new rules.
+        // A new operation must follow the new rules.
         assert_eq!(agent.begin_with(&whole("after")).unwrap_err().code, Code::Conflict);
     }
 }

@@ -1,5 +1,5 @@
-//! A process that is not the daemon holds a daemon's `control_lock`. Any user with a lease can wait
-//! for the lock, and gets it when the daemon ends.
+//! A process that is not the daemon holds the daemon's `control_lock`. Any user with a lease can
+//! wait for this lock, and gets it when the daemon ends.
 
 use std::{
     fs::{self, OpenOptions},
@@ -19,14 +19,14 @@ use nix::{
 
 const TOLD: &str = "a process that is not the MPS daemon holds `control_lock`";
 
-/// Environment variable that tells the process of a [`Waiter`] the path of the lock file.
+/// Environment variable with the path of the lock file, for the process of a [`Waiter`].
 const FILE: &str = "GPUSH_TEST_CONTROL_LOCK";
-/// Environment variable that makes the process use an open file description lock, for which the
-/// kernel reports no pid.
+/// Environment variable that makes the process use an open file description lock. The kernel
+/// reports no pid for such a lock.
 const OPEN_FILE: &str = "GPUSH_TEST_OPEN_FILE_LOCK";
 
-/// A process of root that waits for a lock. The process leads a process group. Another process of
-/// root, the bystander, is in the same group.
+/// A process of root that waits for a lock. It leads a process group, which also contains another
+/// process of root, the bystander.
 struct Waiter {
     child: Child,
     said: BufReader<ChildStdout>,
@@ -58,7 +58,7 @@ impl Waiter {
         assert!(heard, "the process ended before its line {word:?}");
     }
 
-    /// Returns whether the kernel lists the process as waiting for the lock.
+    /// Returns whether the kernel shows that the process waits for the lock.
     fn is_blocked(&self, pipe: &Path) -> bool {
         use std::os::unix::fs::MetadataExt;
         let inode = fs::metadata(pipe.join("control_lock")).expect("a lock").ino();
@@ -109,18 +109,18 @@ fn is_stopped(pid: u32) -> bool {
     threads.map(state).all(is_stopped)
 }
 
-/// Kills the daemon while a waiter waits for the daemon's lock. Keeps gpushd from noticing the
-/// end of the daemon before the waiter holds the lock.
+/// Kills the daemon while a waiter waits for the daemon's lock. gpushd must not notice the end of
+/// the daemon before the waiter holds the lock.
 ///
-/// The kernel frees a lock before it wakes the waiter. A busy host may run gpushd in between.
-/// gpushd would then find the lock free, start the next daemon with a new lock file, and report
+/// The kernel frees a lock before it wakes the waiter. On a busy host, gpushd may run in between.
+/// It would then find the lock free, start the next daemon with a new lock file, and report
 /// nothing.
 fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
     let pipe = served.pipe();
     let mut waiter = Waiter::on(&pipe, open_file);
     served.agent.await_that("a blocked waiter", || waiter.is_blocked(&pipe));
     served.agent.signal(Signal::SIGSTOP);
-    // A thread stops only when it next runs on a CPU.
+    // A thread that got SIGSTOP stops only when it next runs on a CPU.
     served.agent.await_that("gpushd to be stopped", || is_stopped(served.agent.pid()));
     assert!(signal(served.pid, Signal::SIGKILL));
     waiter.await_line("has it");
@@ -138,7 +138,7 @@ fn process_that_waited_for_the_lock_is_not_adopted() {
         let log = served.agent.wait_for_log(TOLD);
         assert!(open_file || log.contains(&format!("pid={}", waiter.child.id())), "{log}");
         assert_eq!(next.reasons, Vec::<String>::new());
-        // The waiter does not block later daemons either.
+        // The waiter does not block later daemons.
         served.client().end();
     }
 }
@@ -158,7 +158,8 @@ fn restarted_gpushd_does_not_adopt_the_lock_waiter() {
             assert!(signal(served.pid, Signal::SIGKILL));
             one.await_line("has it");
         });
-        // The old server remains, so gpushd cannot start a daemon yet. It reports both reasons.
+        // The server of the killed daemon is left, so gpushd cannot start a daemon yet. It reports
+        // both reasons.
         let told = becomes(&served.agent, "0", "reported", |daemon| {
             let has = |words: &str| daemon.reasons.iter().any(|reason| reason.contains(words));
             has(TOLD) && has("still serves 1 client")

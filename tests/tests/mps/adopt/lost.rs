@@ -22,7 +22,7 @@ const LAYOUT: &str = "[mps]\nhealth_s = 1\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\
                       layout = [\"3g.20gb@0:mps\", \"1g.5gb@4\"]\n";
 const DEVICE: &str = "0:3g.20gb@0";
 
-/// Returns whether health reports an MPS daemon.
+/// Returns whether health reports a problem of an MPS daemon.
 fn is_unhealthy(agent: &Agent) -> bool {
     let health = agent.get("/v1/health").json();
     health["status"] == "degraded" && health["errors"].to_string().contains("its MPS daemon is backing off")
@@ -38,7 +38,7 @@ fn says(daemon: &MpsDaemon, words: &str) -> bool {
     daemon.reasons.iter().any(|reason| reason.contains(words))
 }
 
-/// While a client runs, gpushd neither ends the daemon nor starts another one.
+/// While a client runs, gpushd must not end the daemon, and must not start another one.
 #[test]
 fn daemon_without_directory_but_with_clients_delays_next_one() {
     both(|mut served| {
@@ -51,7 +51,7 @@ fn daemon_without_directory_but_with_clients_delays_next_one() {
         assert!(is_unhealthy(&served.agent), "the target grants nothing");
         assert!(client.lives() && client.said().is_empty());
         assert_eq!(served.controls(), [served.pid]);
-        // A start request does not start another daemon either.
+        // A start request must not start another daemon either.
         let refused = act(&served.agent, target, "start", &json!({}));
         assert_eq!((refused.status >= 400, served.controls()), (true, vec![served.pid]));
         client.end();
@@ -73,7 +73,7 @@ fn idle_daemon_without_directory_is_ended() {
 fn forced_restart_ends_a_daemon_without_directory() {
     let mut served = Served::up();
     let client = served.client();
-    // gpushd treats a renamed directory as deleted.
+    // If the directory was renamed, gpushd treats it as deleted.
     served.restart(|served| fs::rename(served.place(), served.place().with_extension("away")).expect("a rename"));
     becomes(&served.agent, "0", "reported", |daemon| says(daemon, "still serves 1 client"));
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
@@ -93,7 +93,7 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives());
         served.agent.wait_for_log("cannot read spec.json");
-        // gpushd has written a new spec that also names the user, so the next gpushd needs no other
+        // gpushd has written a new spec, which also names the user. The next gpushd needs no other
         // source for the user.
         let again: serde_json::Value =
             serde_json::from_slice(&fs::read(served.place().join("spec.json")).expect("a spec")).expect("JSON");
@@ -104,7 +104,7 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         served.restart(|_| {});
         assert_eq!(pid_of(&reaches(&served.agent, &served.target, MpsState::Ready)), served.pid);
         client.end();
-        // gpushd knows the desired state only after the driver has reported the GPU.
+        // gpushd knows the desired state only when the driver has reported the GPU.
         release_all(&served.agent, &served.target);
         let restarts = || act(&served.agent, &served.target, "restart", &json!({})).status == 200;
         served.agent.await_that("a restart", restarts);
@@ -133,19 +133,19 @@ fn daemon_with_a_replaced_program_or_lock_is_adopted() {
     served.restart(|served| fs::remove_file(served.place().join("lock")).expect("the lock can be deleted"));
     assert_eq!(pid_of(&reaches(&served.agent, "0", MpsState::Ready)), served.pid);
     assert!(client.lives());
-    // All processes of the daemon end, although no process of the daemon holds the current lock.
+    // All processes of the daemon end, although none of them holds the lock of the present file.
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
     served.another();
     assert_eq!(parts(&base(&served.host)).len(), 1);
 }
 
-/// The client has ended, but is a zombie, because its parent has not waited for it.
+/// The client has ended, but its parent has not waited for it. So it is a zombie.
 #[test]
 fn zombie_client_does_not_delay_the_next_daemon() {
     let served = Served::up();
     let client = served.client();
     let server = parts(&base(&served.host)).into_iter().find(|part| part.role == Role::Server).expect("a server").pid;
-    // The stopped server does not notice the end of its client.
+    // The server is stopped, so it does not notice that its client has ended.
     assert!(signal(server, Signal::SIGSTOP) && signal(client.pid(), Signal::SIGKILL));
     let ended = Id::Pid(Pid::from_raw(client.pid()));
     waitid(ended, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("the client is a zombie");

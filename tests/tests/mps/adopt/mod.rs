@@ -1,5 +1,5 @@
-//! Daemons that gpushd adopts. gpushd starts no second daemon while an unreachable daemon still
-//! runs.
+//! Daemons that gpushd adopts. If gpushd cannot reach a daemon that still runs, it starts no second
+//! daemon.
 
 mod foreign;
 mod lost;

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::{serves, told_as};
 
-/// gpushd does not end a daemon that does not answer while the daemon has clients.
+/// If a daemon does not answer and has clients, gpushd must not end it.
 #[test]
 fn hung_daemon_is_replaced_after_its_last_client_ended() {
     for (kind, words) in [
@@ -40,7 +40,7 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         // The daemon answers again, and continues to serve.
         clear_faults(&served.host);
         assert!(serves(&served), "{kind}");
-        // The daemon hangs again, and then its last client ends.
+        // Let the daemon hang again, and then end its last client.
         fault(&served.host, kind);
         told_as(&served, MpsState::Hung, words);
         client.end();
@@ -77,7 +77,7 @@ fn stopped_daemon_process_is_reported_as_hung() {
         assert_eq!(refused.code, Code::Blocked);
         assert!(signal(served.pid, Signal::SIGCONT));
         assert!(serves(&served) && client.lives());
-        // A forced restart ends the daemon although the daemon reads no commands.
+        // A forced restart ends the daemon, although it reads no commands.
         assert!(signal(served.pid, Signal::SIGSTOP));
         assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
         served.another();
@@ -85,8 +85,8 @@ fn stopped_daemon_process_is_reported_as_hung() {
 }
 
 /// Starts a front-end that holds the control connection until its standard input is closed.
-/// NVIDIA's front-end prints nothing until it ends, so this function waits until gpushd reports the
-/// daemon as hung.
+/// NVIDIA's front-end prints nothing until it ends. So this function waits until gpushd reports
+/// that the daemon hangs.
 fn holds_the_control_connection(front: &Path, served: &Served) -> (Child, ChildStdin) {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
@@ -101,14 +101,14 @@ fn holds_the_control_connection(front: &Path, served: &Served) -> (Child, ChildS
                 return (prompt, typed);
             }
         }
-        // gpushd held the control connection when the front-end started: try again.
+        // When the front-end started, gpushd held the control connection. Try again.
         drop(typed);
         prompt.wait().expect("the front-end ends");
     }
     panic!("the front-end never got the control connection:\n{}", served.agent.log());
 }
 
-/// Starts the simulated front-end, sends a line to it, and waits for the response.
+/// Starts the simulated front-end, sends a line to it, and waits for the answer.
 fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
     loop {
         let mut command = Command::new(front);
@@ -121,14 +121,14 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
         if typed.is_ok() && read.is_ok() && !answer.trim().is_empty() {
             return (prompt, input);
         }
-        // gpushd held the control connection when the front-end started, so the front-end printed
-        // nothing: try again.
+        // When the front-end started, gpushd held the control connection, so the front-end printed
+        // nothing. Try again.
         drop(input);
         prompt.wait().expect("the front-end ends");
     }
 }
 
-/// A front-end that waits for input holds the control connection, so the daemon answers no other
+/// A front-end waits for input and holds the control connection. So the daemon answers no other
 /// process.
 #[test]
 fn daemon_with_a_busy_control_connection_is_not_killed() {
@@ -159,7 +159,7 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
 
 #[test]
 fn settings_changed_by_another_program_are_restored() {
-    // In version 535, every user with access to the pipe directory can change settings.
+    // In version 535, every user who can enter the pipe directory can change settings.
     let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{}", Served::HOST)), None);
     let client = served.client();
     let server = client.word("server");

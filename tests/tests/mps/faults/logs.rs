@@ -1,6 +1,6 @@
-//! Lines that another program writes into a daemon's log. Every user who had access to the pipe
-//! directory at some time can write such lines. The lines must not make gpushd report a client or a
-//! fault, and must not fill a disk.
+//! Lines that another program writes into a daemon's log. Every user who has or had access to the
+//! pipe directory can write such lines. They must not make gpushd report a client or a fault, and
+//! must not fill a disk.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,7 +26,7 @@ fn each(what: &str, config: &str, test: impl Fn(Served)) {
     }
 }
 
-/// Encodes a log record in the format that the daemon, servers and clients use.
+/// Encodes a log record in the format of the daemon, servers and clients.
 fn record(text: &str) -> Vec<u8> {
     let numbers = [0xabcd_e000, 4711, 2026, 11, 22, 0, 4, 0, 0, 0];
     let mut record: Vec<u8> = numbers.iter().flat_map(|number: &u32| number.to_le_bytes()).collect();
@@ -50,12 +50,12 @@ fn length(path: &Path) -> u64 {
 #[test]
 fn forged_log_lines_create_no_client_and_no_fault() {
     each("made-up lines in the log", Served::CONFIG, |served| {
-        // gpushd ignores lines from before its first read of the log, so wait until gpushd has read
-        // the log once.
+        // gpushd ignores lines that are older than its first read of the log. So wait until it has
+        // read the log once.
         reaches(&served.agent, "0", MpsState::Ready);
         let mut fifo = fifo(&served);
         let pending = "Server is not ready, push client to pending list";
-        // Neither pid 1 nor the pid of this test belongs to a client.
+        // No client has the pid 1 or the pid of this test.
         let me = (std::process::id(), nix::unistd::geteuid());
         for (pid, uid) in [(1, 0), (me.0, me.1.as_raw())] {
             fifo.write_all(&record(&format!("NEW CLIENT {pid} from user {uid}: {pending}")))
@@ -72,7 +72,7 @@ fn forged_log_lines_create_no_client_and_no_fault() {
         assert_eq!((now.state, now.reasons.as_slice()), (MpsState::Ready, [].as_slice()), "{now:#?}");
         assert!(now.clients_known && now.findings.is_empty(), "{now:#?}");
         assert!(serves(&served));
-        // The forged clients do not block a stop.
+        // The clients of the forged lines do not exist, so they must not block a stop.
         release_all(&served.agent, "0");
         let stopped = act(&served.agent, "0", "stop", &json!({}));
         assert_eq!(stopped.status, 200, "{}", String::from_utf8_lossy(&stopped.body));
@@ -80,7 +80,7 @@ fn forged_log_lines_create_no_client_and_no_fault() {
     });
 }
 
-/// Forged lines claim that the server has ended.
+/// Forged lines say that the server has ended.
 #[test]
 fn waiting_client_counts_despite_forged_log_lines() {
     each("a client that waits", Served::CONFIG, |served| {
@@ -112,11 +112,11 @@ fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
         fault(&served.host, "busy-ui");
         let log = control_log(&served);
         let mut fifo = fifo(&served);
-        // Each write contains one record: the kernel may interleave a write above PIPE_BUF with the
-        // daemon's lines.
+        // Write one record at a time. The kernel may mix a write of more than PIPE_BUF bytes with
+        // the lines of the daemon.
         let line = record(&"x".repeat(4000));
         let mut largest = 0;
-        // Write twice the amount that gpushd treats as a flood.
+        // Write twice as much as gpushd treats as a flood.
         for _ in 0..34 {
             (0..256).for_each(|_| fifo.write_all(&line).expect("the record can be written"));
             largest = length(&log).max(largest);

@@ -1,5 +1,5 @@
-//! Faults of MPS daemons, one at a time. `gpushctl mps show` reports each fault. No fault may lead
-//! to a second daemon on a target, or end clients that could continue.
+//! Faults of MPS daemons, one at a time. `gpushctl mps show` reports each of them. A fault must not
+//! lead to a second daemon on a target, and must not end clients that could continue.
 
 mod hung;
 mod logs;
@@ -13,8 +13,8 @@ use gpush_api::{Code, MpsDaemon, MpsState};
 use gpush_tests::mps::{Served, base, becomes, is_open, lease, parts, pid_of, reaches};
 use serde_json::json;
 
-/// Waits until the daemon is in a state whose reasons contain these words. Checks that access is
-/// closed unless the state is ready.
+/// Waits until the daemon is in this state, with a reason that contains these words. Checks that
+/// access is closed unless the state is `ready`.
 fn told_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
     let told = |daemon: &MpsDaemon| daemon.state == state && daemon.reasons.iter().any(|reason| reason.contains(words));
     let daemon = becomes(&served.agent, "0", &format!("{} for {words:?}", state.name()), told);
@@ -29,7 +29,7 @@ fn told_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
     daemon
 }
 
-/// Waits until the target's daemon is ready. Returns whether it is still the first daemon.
+/// Waits until the daemon of the target is ready. Returns whether it is still the first daemon.
 fn serves(served: &Served) -> bool {
     let ready = reaches(&served.agent, "0", MpsState::Ready);
     assert_eq!(served.controls(), [pid_of(&ready)]);

@@ -24,7 +24,7 @@ fn stale_files_slow_start_and_slow_stop_only_delay() {
     release_all(&served.agent, "0");
     assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
     reaches(&served.agent, "0", MpsState::Stopping);
-    // The daemon takes too long to stop, so gpushd kills it.
+    // The daemon does not end within its time limit, so gpushd kills it.
     reaches(&served.agent, "0", MpsState::Stopped);
     assert_eq!(parts(&base(&served.host)), []);
     fault(&served.host, "slow-start --ms 600000 --times 1");
@@ -46,7 +46,7 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
         let served = Served::on(host, programs.as_deref());
         let mut client = served.client();
         fs::remove_dir_all(served.pipe()).expect("the directory can be deleted");
-        // The daemon continues to serve its current client. New clients cannot connect.
+        // The daemon still serves its present client, but new clients cannot connect.
         let reported = becomes(&served.agent, "0", "reported", |daemon| {
             daemon.reasons.iter().any(|reason| reason.contains("was deleted: the MPS daemon still serves its clients"))
         });
@@ -130,7 +130,7 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         assert!(client.first.starts_with("active"), "{}", client.first);
         client.end();
         assert_eq!(controls(&base(&host)), [pid_of(&told)]);
-        // A truncated log lists no waiting client, so gpushd assumes that no client waits.
+        // A truncated log shows no waiting client. So gpushd assumes that no client waits.
         release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
         becomes(&agent, "0", "ready with another pid", |daemon| {

@@ -1,5 +1,5 @@
 //! Servers that end, never become ready, have a fatal fault, or continue after their daemon has
-//! ended. The tests also combine kills.
+//! ended. Other tests combine kills.
 
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{serves, told_as};
 
-/// The server ends immediately, never becomes ready, or reports a fatal fault.
+/// The server ends at once, never becomes ready, or reports a fatal fault.
 #[test]
 fn server_failure_revokes_access_to_the_pipe_directory() {
     let served = Served::up();
@@ -47,7 +47,7 @@ fn server_failure_revokes_access_to_the_pipe_directory() {
     assert!(serves(&served));
 }
 
-/// gpushd starts no daemon while a server of a killed daemon has a client.
+/// A daemon was killed, and its server still has a client. gpushd must start no other daemon.
 #[test]
 fn leftover_server_serves_its_client_before_the_next_daemon() {
     for real in [false, true] {
@@ -66,7 +66,7 @@ fn left_behind(mut served: Served) {
     let waits = told_as(&served, MpsState::BackingOff, "still serves 1 client");
     assert_eq!((waits.clients.len(), served.controls().len()), (1, 0));
     assert!(client.lives() && client.said().is_empty());
-    // After a restart, gpushd knows the server only from the driver.
+    // After a restart, gpushd knows this server only from the driver.
     served.restart(|_| {});
     let Served { host, agent, environment, .. } = served;
     let waits = becomes(&agent, "0", "waiting for the leftover server", |daemon| {
@@ -82,7 +82,7 @@ fn left_behind(mut served: Served) {
     let left = parts(&base(&host));
     assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "the server ends with its last client");
 
-    // A forced restart ends the server and its client.
+    // A forced restart also ends the server and its client.
     let client = Client::start(&host, &environment);
     assert!(signal(pid_of(&ready), Signal::SIGKILL));
     becomes(&agent, "0", "waiting for the leftover server", |daemon| {
@@ -118,7 +118,7 @@ fn one_daemon_remains_after_kills_in_any_order() {
         let left = parts(&base(&served.host));
         assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "{order}: {left:?}");
         assert_eq!(ready.leases.len(), 1, "{order}");
-        // A stop and a start reset the failure count. Without this reset, gpushd would give up.
+        // A stop and a start reset the count of failures. Otherwise gpushd would give up.
         assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
         reaches(&served.agent, "0", MpsState::Stopped);
         assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);

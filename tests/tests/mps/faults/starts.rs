@@ -10,7 +10,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-/// gpushd reports the exit status and the command that starts the daemon again.
+/// gpushd reports the exit status, and the command that starts the daemon again.
 #[test]
 fn failing_daemon_is_given_up_and_can_be_started_manually() {
     let host = Host::up(Served::HOST);
@@ -25,16 +25,16 @@ fn failing_daemon_is_given_up_and_can_be_started_manually() {
     let given_up = reaches(&agent, "0", MpsState::GivenUp);
     assert!(given_up.reasons.iter().any(|reason| reason.contains("ended with status 3")), "{given_up:#?}");
     assert!(given_up.reasons.iter().any(|reason| reason.contains("gpushctl mps start 0")), "{given_up:#?}");
-    // Repair the programs, then start the daemon with a request.
+    // Repair the programs. Then start the daemon with a request.
     for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
         fs::remove_file(broken.join(name)).expect("the program can be removed");
         std::os::unix::fs::symlink(program("gpush-sim"), broken.join(name)).expect("a link");
     }
-    // Retry, because gpushd's operation at start may still change the target.
+    // gpushd's operation at its start may still change the target. So retry.
     agent.await_that("a start", || act(&agent, "0", "start", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Ready);
-    // Stop the daemon here. The daemon's programs are not the host's programs, so the host would
-    // not end the daemon.
+    // The programs of the daemon are not those of the host, so the host would not end the daemon.
+    // Stop the daemon here.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);
 }

@@ -1,4 +1,4 @@
-//! The hooks while gpushd is not running or is stopped by SIGSTOP.
+//! The hooks while gpushd does not run, or is stopped by SIGSTOP.
 
 use std::{
     io::{self, Read, Write},
@@ -15,10 +15,10 @@ use nix::sys::signal::Signal;
 
 use super::{Job, Node, WHOLE, failure, refused_line, silent};
 
-/// A config with one GPU for Slurm, and one GPU for users.
+/// A config with one GPU for users and one GPU for Slurm.
 const MIXED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
 
-/// Returns the index in gres.conf of the GPU with this driver index.
+/// Returns the index in gres.conf of the GPU that has this index in the driver.
 fn gres(node: &Node, index: u32) -> String {
     let gpus = node.agent().gpus();
     let minor = gpus.iter().find(|gpu| gpu.index == index).expect("a GPU").minor;
@@ -29,7 +29,7 @@ fn gres(node: &Node, index: u32) -> String {
 fn agent_down_policy_applies_only_to_jobs_of_gpush() {
     let mut node = Node::two_gpus(MIXED);
     let (users, slurms) = (gres(&node, 0), gres(&node, 1));
-    // The hooks of this job store what gpushd reports about the GPUs.
+    // The hooks of this job record what gpushd reports about the GPUs.
     node.prolog(&Job::new(1).on(&slurms));
     node.epilog(&Job::new(1).on(&slurms));
     node.kill();
@@ -48,7 +48,7 @@ fn agent_down_policy_applies_only_to_jobs_of_gpush() {
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
     node.epilog(&job);
-    // No request was sent, so no lease can exist.
+    // The hook sent no request, so there can be no lease.
     assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
     node.start_again();
     let job = Job::new(7).on(&slurms);
@@ -64,12 +64,12 @@ fn stopped_gpushd_does_not_block_prolog_or_grant_later() {
     let job = Job::new(1).on("0");
     let mut command = node.command("prolog");
     let output = command.args(["--deadline", "2s"]).envs(job.0.clone()).output().expect("gpushctl can be started");
-    // Without its deadline, the hook would wait for gpushd forever.
+    // Without a deadline, the hook would wait for gpushd forever.
     assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
     failure(&output);
     assert!(!node.directory().join("ci-1@n1").exists(), "everything is undone");
     node.agent().signal(Signal::SIGCONT);
-    // gpushd now reads the old request first, and then answers the new one.
+    // gpushd now first reads the request of the earlier hook, and then answers the new request.
     node.prolog(&Job::new(2).on("1"));
     node.granted(2);
     node.agent().await_that("no lease of the first job", || node.lease(1).is_none());
@@ -77,7 +77,7 @@ fn stopped_gpushd_does_not_block_prolog_or_grant_later() {
     node.granted(1);
 }
 
-/// Passes connections on to another socket. Before it passes on the first byte of an answer, it calls `before`.
+/// Passes each connection on to another socket. Calls `before` before it passes on the first byte of an answer.
 fn pass_on(from: &Path, to: &Path, before: impl Fn() + Send + 'static) {
     let listener = UnixListener::bind(from).expect("the socket can be created");
     let to = to.to_owned();
@@ -90,13 +90,13 @@ fn pass_on(from: &Path, to: &Path, before: impl Fn() + Send + 'static) {
             let mut answer = [0; 65_536];
             let length = gpushd.read(&mut answer).unwrap_or(0);
             before();
-            // The hook may have given up.
+            // Ignore an error: the hook may have given up.
             let _passed = hook.write_all(&answer[..length]).and_then(|()| io::copy(&mut gpushd, &mut hook).map(drop));
         }
     });
 }
 
-/// gpushd has recorded the grant, and believes that Prolog has received the answer.
+/// gpushd has recorded the grant, and assumes that Prolog has received the answer.
 #[test]
 fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
     for policy in ["fail", "pass"] {
@@ -104,7 +104,7 @@ fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
         std::fs::write(node.host.scratch("gpushd.toml"), format!("[slurm]\nagent_down = \"{policy}\"\n{WHOLE}"))
             .unwrap();
         let (proxy, pid) = (node.host.scratch("proxy.sock"), node.agent().pid());
-        // The answer never reaches the hook: this thread sleeps after gpushd was suspended.
+        // The hook never gets the answer: this thread stops gpushd and then sleeps.
         pass_on(&proxy, &node.host.scratch("gpushd.admin.sock"), move || {
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), Signal::SIGSTOP)
                 .expect("gpushd runs");
@@ -120,7 +120,7 @@ fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
                 assert!(node.task(&job).expect("the task runs").contains("without a lease"));
             }
         }
-        // Epilog needs no gpushd, because Prolog has already recorded the end in a file.
+        // Epilog does not need gpushd, because Prolog has already recorded in a file that the job ended.
         assert!(node.directory().join("ci-1@n1+ended").exists(), "{policy}");
         if policy == "pass" {
             node.epilog(&job);
@@ -133,7 +133,8 @@ fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
     }
 }
 
-/// Epilog waits while nothing listens on the socket. gpushd starts when Epilog has tried to connect.
+/// At first, no process listens on the socket, and Epilog waits. gpushd starts after the first attempt of Epilog to
+/// connect.
 #[test]
 fn epilog_waits_for_a_gpushd_that_restarts() {
     if !gpush_tests::strace::works("Epilog while gpushd restarts") {
@@ -164,8 +165,8 @@ fn epilog_waits_for_a_gpushd_that_restarts() {
     assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Ended);
 }
 
-/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Fault: if
-/// another hook reported this end late, the lease of the next run ended.
+/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Fault: if another hook reported
+/// the end of the run late, gpushd ended the lease of the next run.
 #[test]
 fn late_end_of_a_requeued_run_keeps_the_next_lease() {
     let mut node = Node::two_gpus(WHOLE);
@@ -179,15 +180,15 @@ fn late_end_of_a_requeued_run_keeps_the_next_lease() {
     node.prolog(&second);
     let lease = node.granted(7);
     assert!(!path.exists(), "the end was delivered");
-    // Restore the file, as if the hook of another job had read it before it was removed.
+    // Restore the file. This simulates a hook of another job that has read the file before it was removed.
     std::fs::write(&path, end).expect("a file");
     node.prolog(&Job::new(8).on("1"));
     assert!(!path.exists(), "the end was delivered");
     assert_eq!(node.granted(7).id, lease.id);
 }
 
-/// Slurm 22.05 gives a late Epilog of a run the restart count of the next run. Fault: that Epilog removed the file of
-/// the next run. If the next run was refused, its tasks started nevertheless, because the file was missing.
+/// Slurm 22.05 gives a late Epilog of a run the restart count of the next run. Fault: this Epilog removed the file of
+/// the next run. If gpush refused the next run, its tasks started nevertheless, because the file was missing.
 #[test]
 fn late_epilog_of_an_earlier_run_keeps_the_next_file() {
     let node = Node::two_gpus(WHOLE);
@@ -198,13 +199,13 @@ fn late_epilog_of_an_earlier_run_keeps_the_next_file() {
     let mut epilog = node.command("epilog");
     epilog.envs(next.0.clone()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let epilog = epilog.spawn().expect("gpushctl can be started");
-    // When Epilog connects, it has already read which run the file belongs to.
+    // When Epilog connects to gpushd, it has already read to which run the file belongs.
     let fds = format!("/proc/{}/fd", epilog.id());
     node.agent().await_that("Epilog connects", || {
         let links = std::fs::read_dir(&fds).into_iter().flatten().flatten();
         links.filter_map(|fd| fd.path().read_link().ok()).any(|target| target.to_string_lossy().starts_with("socket:"))
     });
-    // Prolog refuses an invalid request without asking gpushd.
+    // Prolog refuses an invalid request itself, without gpushd.
     let refused = node.run("prolog", &next.clone().with("SLURM_JOB_COMMENT", "gpush:mps=0"));
     assert!(refused_line(&refused).is_some_and(|line| line.contains("job 9")), "{refused:?}");
     node.agent().signal(Signal::SIGCONT);
@@ -213,7 +214,7 @@ fn late_epilog_of_an_earlier_run_keeps_the_next_file() {
     node.task(&next).expect_err("the tasks of the refused run fail");
 }
 
-/// Fault: gpushd refused a job because the last reading of the job's GPU was old.
+/// Fault: if the last reading of the job's GPU was old, gpushd refused the job.
 #[test]
 fn prolog_waits_for_a_late_reading_of_its_gpu() {
     let node = Node::two_gpus(&format!("[driver]\nread_ms = 10000\n{WHOLE}"));
@@ -238,7 +239,7 @@ const COMMENT: &str = "SLURM_JOB_COMMENT";
 #[test]
 fn request_of_a_job_without_a_gpu_drains_no_node() {
     let mut node = Node::two_gpus(MIXED);
-    // The hooks know which GPUs are Slurm's.
+    // The hooks have recorded which GPUs belong to Slurm.
     node.prolog(&Job::new(1).on(&gres(&node, 1)));
     node.epilog(&Job::new(1).on("0"));
     node.kill();
@@ -251,7 +252,7 @@ fn request_of_a_job_without_a_gpu_drains_no_node() {
     }
 }
 
-/// A suspended gpushd may have received the request, and may grant the request later.
+/// A gpushd that is stopped by SIGSTOP may have received the request. It may then grant the request later.
 #[test]
 fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
     let node = Node::two_gpus(MIXED);
@@ -273,8 +274,7 @@ fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
     assert!(node.lease(2).is_none());
 }
 
-/// On a node that never had a gpushd, a request is a mistake of the user, whichever GPUs the job
-/// has.
+/// If a node never had a gpushd, a request is a mistake of the user, whatever GPUs the job has.
 #[test]
 fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
     let mut node = Node::two_gpus(MIXED);
@@ -286,7 +286,7 @@ fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
     node.epilog(&job);
 }
 
-/// Fault: Epilog asked gpushd to end the lease of a job that was refused without gpushd.
+/// Fault: if a job was refused without gpushd, Epilog still asked gpushd to end its lease.
 #[test]
 fn epilog_after_a_refused_request_needs_no_gpushd() {
     let mut node = Node::two_gpus(WHOLE);
@@ -294,7 +294,7 @@ fn epilog_after_a_refused_request_needs_no_gpushd() {
     node.refusal(&by_gpushd);
     let by_the_hook = Job::new(2).on("1").with(COMMENT, "gpush:mps=0");
     node.refusal(&by_the_hook);
-    // If an invalid request follows a granted request, the lease of the earlier run may still
+    // If the request of one run was granted, and that of the next run is invalid, the lease of the first run may still
     // exist.
     let run = |restart| Job::new(3).on("1").with("SLURM_JOB_RESTART_COUNT", restart);
     node.prolog(&run(0));

@@ -1,4 +1,4 @@
-//! Leases of every kind, which depend on what Slurm allocated and what the job requests.
+//! Leases of every kind. The kind depends on what Slurm allocated and on what the job requests.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -15,7 +15,7 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     let node = Node::start("[[gpu]]\nmodel = \"h100-80-sxm\"\n", config);
     let instances = node.agent().gpu(0).mig.expect("MIG").instances;
     let uuids: Vec<String> = instances.iter().filter_map(|one| one.compute[0].uuid.clone()).collect();
-    // In Slurm's numbering, MIG devices come after whole GPUs.
+    // Slurm numbers whole GPUs first, and then MIG devices.
     let job =
         Job::new(1).with("SLURM_JOB_GPUS", "2,3").with("CUDA_VISIBLE_DEVICES", format!("{},{}", uuids[2], uuids[0]));
     node.prolog(&job);
@@ -24,10 +24,10 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!((lease.kind, members), (LeaseKind::Mig, [uuids[0].as_str(), uuids[2].as_str()].into()));
     let second = Job::new(2).with("SLURM_JOB_GPUS", "3").with("CUDA_VISIBLE_DEVICES", &uuids[0]);
     assert!(node.refusal(&second).contains("MIG"));
-    // The GPU that gres.conf lists as a whole GPU is partitioned.
+    // gres.conf lists this GPU as a whole GPU, but it has MIG instances.
     let whole = node.refusal(&Job::new(3).on("0"));
     assert!(whole.contains("partitioned with MIG"), "{whole}");
-    // A job that requests a profile gets a device on that GPU.
+    // If a job requests a profile, it gets a device on this GPU.
     node.prolog(&Job::new(4).on("0").with(COMMENT, "gpush:mig=1g.10gb"));
     assert_eq!(node.granted(4).members[0].target, uuids[1]);
     node.epilog(&job);
@@ -35,8 +35,8 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!(node.granted(2).members[0].target, uuids[0]);
 }
 
-/// Fault: if Prolog ran again for the same run with another MIG device of the GPU, Prolog got the
-/// lease of the first device.
+/// Fault: if Prolog ran again for the same run with another MIG device of the GPU, it got the lease
+/// of the first device.
 #[test]
 fn repeated_prolog_with_another_mig_device_gets_a_lease_of_that_device() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*3\"]\nowner = \"slurm\"\n";
@@ -55,15 +55,15 @@ fn repeated_prolog_with_another_mig_device_gets_a_lease_of_that_device() {
         assert_eq!(second.members[0].target, uuids[1], "{comment}");
         assert_eq!(lease_now(node.agent(), first.id).state, LeaseState::Ended);
         assert!(node.task(&on(1)).expect("the task runs").contains(&uuids[1]));
-        // For the same device, a repeated Prolog gets the same lease.
+        // If Prolog runs again for the same device, it gets the same lease.
         node.prolog(&on(1));
         assert_eq!(node.granted(id).id, second.id);
         node.epilog(&on(1));
     }
 }
 
-/// Without NVML, Slurm gives a MIG device an index too. The hooks find the MIG device by the
-/// device's files.
+/// Without NVML, Slurm gives a MIG device an index. The hooks then find the MIG device by its
+/// device files.
 #[test]
 fn node_with_whole_gpus_and_mig_devices_serves_both() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\nowner = \"slurm\"\n\
@@ -129,7 +129,8 @@ fn mps_percentage_comes_from_the_request_or_from_gres() {
     node.epilog(&Job::new(1));
     node.epilog(&Job::new(2));
     assert!(node.lease(1).is_none() && node.lease(2).is_none());
-    // The target has free capacity, but its daemon is stopped. Waiting does not help.
+    // The target has free capacity, but an administrator has stopped its daemon. Waiting would not
+    // help.
     assert_eq!(act(node.agent(), "0", "stop", &serde_json::json!({})).status, 200);
     reaches(node.agent(), "0", MpsState::Stopped);
     let stopped = node.refusal(&Job::new(6).on("0").with(COMMENT, "gpush:mps=10"));
@@ -148,7 +149,7 @@ fn replica_of_a_time_sliced_gpu_needs_a_request() {
     assert!(node.refusal(&Job::new(4).on("0")).contains("time-sliced"));
 }
 
-/// A job to which Slurm allocated no GPU gets no GPU that belongs to Slurm.
+/// If Slurm allocated no GPU to a job, the job gets no GPU that belongs to Slurm.
 #[test]
 fn request_without_gres_gets_a_gpu_of_users_only() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";

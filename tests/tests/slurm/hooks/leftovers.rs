@@ -1,4 +1,4 @@
-//! Processes that still run on a job's GPU after the job has ended.
+//! Processes that still run on the GPU of a job after the job has ended.
 
 use std::{
     fs,
@@ -22,16 +22,16 @@ const WHOLE_0: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nowner = \
 
 const NODE: &str = "SLURMD_NODENAME";
 
-/// A process of a job on a GPU. The process is killed when this value is dropped.
+/// A process of a job on a GPU. Dropping this value kills the process.
 pub(super) struct Left(Child);
 
 impl Left {
-    /// Starts a process that ignores SIGTERM, in this cgroup.
+    /// Starts a process that ignores SIGTERM, in the given cgroup.
     pub(super) fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
         Self::of("trap '' TERM; while :; do sleep 1; done", host, gpu, cgroup)
     }
 
-    /// Starts a shell that executes a script on a GPU, in this cgroup.
+    /// Starts a shell that executes a script on a GPU, in the given cgroup.
     fn of(script: &str, host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).stdin(Stdio::null());
@@ -55,17 +55,17 @@ impl Drop for Left {
     }
 }
 
-/// The cgroup of a job, as Slurm creates it with proctrack/cgroup in a hierarchy of cgroup v1.
+/// The cgroup of a job, as Slurm creates it with proctrack/cgroup in cgroup v1.
 pub(super) struct Cgroup(PathBuf);
 
-/// Returns a node name that no real Slurm on this host uses, with a suffix for each test.
+/// Returns a node name that no real Slurm on this host uses. Each test has a different suffix.
 pub(super) fn node_name(suffix: &str) -> String {
     format!("gpush-test-{}{suffix}", std::process::id())
 }
 
 impl Cgroup {
-    /// Creates the cgroup of a job on a node. If the cgroup cannot be created, prints that the test
-    /// is skipped.
+    /// Creates the cgroup of a job on a node. If this is not possible, prints that the test is
+    /// skipped.
     pub(super) fn of(node: &str, job: u32) -> Option<Self> {
         let parent = format!("slurm_{node}/uid_{NOBODY}/job_{job}");
         let hierarchies = ["freezer", "pids", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
@@ -98,8 +98,8 @@ pub(super) fn is_root(what: &str) -> bool {
     is_root
 }
 
-/// Runs Epilog and waits until a process has ended. This test is the parent of that process and
-/// must reap it while Epilog runs.
+/// Runs Epilog, and waits until a process has ended. This test is the parent of the process, so it
+/// must reap the process while Epilog runs.
 fn epilog_while(node: &Node, job: &Job, mut has_ended: impl FnMut() -> bool) {
     thread::scope(|scope| {
         let epilog = scope.spawn(|| node.epilog(job));
@@ -123,7 +123,7 @@ fn process_in_the_cgroup_of_the_job_is_ended() {
 }
 
 /// Without proctrack/cgroup, gpushd cannot know whether a process belongs to the job. Fault: any
-/// process of the user drained the node, such as a process of an SSH session.
+/// process of the user, such as a process of an SSH session, drained the node.
 #[test]
 fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
     if !is_root("leftovers without a cgroup") {
@@ -140,16 +140,15 @@ fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
     assert_eq!(lease.state, LeaseState::Releasing);
     let pid = left.0.id().to_string();
     assert!(lease.waits_for.iter().any(|why| why.contains(&pid) && why.contains("cannot attribute")), "{lease:?}");
-    // gpushd refuses jobs on this GPU, and names the process outside the job as the reason. Jobs on
-    // other GPUs run.
+    // gpushd refuses jobs on this GPU, and names the process outside the job. Jobs on other GPUs
+    // run.
     let next = Job::new(23).on("0");
     let refused = node.refusal(&next);
     assert!(refused.contains(&id.to_string()) && refused.contains("outside the job"), "{refused}");
     node.epilog(&next);
     node.prolog(&Job::new(25).on("1"));
     node.epilog(&job);
-    // In the config, an administrator can choose that a process outside the job's cgroup drains the
-    // node.
+    // With this setting, a process outside the job's cgroup drains the node.
     let drain = format!("[slurm]\nunattributed = \"drain\"\n{WHOLE}");
     fs::write(node.host.scratch("gpushd.toml"), drain).expect("the config can be written");
     let text = failure(&node.run("epilog", &job));
@@ -161,8 +160,8 @@ fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
     node.granted(23);
 }
 
-/// Two nodes on one host have cgroups with different paths. Fault: the Epilog of one node's job
-/// ended the processes of the other node's job.
+/// If two nodes run on one host, their cgroups have different paths. Fault: the Epilog of a job on
+/// one node ended the processes of a job on the other node.
 #[test]
 fn job_of_another_node_with_the_same_id_keeps_its_processes() {
     if !is_root("leftovers of two nodes") {
@@ -181,8 +180,8 @@ fn job_of_another_node_with_the_same_id_keeps_its_processes() {
     assert!(node.lease(31).is_none());
 }
 
-/// Jobs of two clusters with the same id have the same cgroup. While both jobs have a lease, gpushd
-/// does not know to which job a process belongs.
+/// If two clusters have jobs with the same id, the jobs have the same cgroup. While both jobs have
+/// a lease, gpushd does not know to which job a process belongs.
 #[test]
 fn process_that_may_belong_to_two_clusters_is_not_ended() {
     if !is_root("leftovers of two clusters") {
@@ -200,15 +199,15 @@ fn process_that_may_belong_to_two_clusters_is_not_ended() {
     node.epilog(&job);
     assert!(left.lives());
     assert_eq!(lease_now(node.agent(), id).state, LeaseState::Releasing);
-    // After the other job has ended, the cgroup can only belong to the first job.
+    // When the other job has ended, the cgroup can only belong to the first job.
     node.epilog(&other);
     node.agent().until("the process is ended", || (!left.lives()).then_some(()));
     lease_becomes(node.agent(), id, LeaseState::Ended);
 }
 
-/// While gpushd was not running, a run of a job ended and the next run started without a lease.
-/// Fault: when the hook of another job then reported the end of the first run, gpushd ended the
-/// processes of the current run.
+/// While gpushd did not run, one run of a job ended, and the next run started without a lease.
+/// Fault: the hook of another job then reported the end of the first run, and gpushd ended the
+/// processes of the present run.
 #[test]
 fn late_end_of_an_earlier_run_ends_no_process() {
     if !is_root("a late end of a job") {
@@ -232,15 +231,15 @@ fn late_end_of_an_earlier_run_ends_no_process() {
     node.agent().await_that("the lease waits for the process", || {
         lease_now(node.agent(), id).waits_for.iter().any(|what| what.contains(&pid))
     });
-    // If gpushd ended the process, it would send SIGTERM before it answers this request.
+    // gpushd would send SIGTERM to the process before it answers this request.
     node.epilog(&other);
     assert!(process.lives());
     epilog_while(&node, &again, || !process.lives());
     assert!(node.lease(41).is_none());
 }
 
-/// A program outside the job has a copy of the job's environment and uses no GPU. It must not keep
-/// the lease from ending.
+/// A program outside the job has a copy of the job's environment, but uses no GPU. It must not
+/// prevent the lease from ending.
 #[test]
 fn process_that_only_names_the_lease_does_not_block_epilog() {
     if !is_root("programs of jobs") {

@@ -17,7 +17,7 @@ fn job_gets_the_gpu_of_its_device_file_until_epilog() {
     assert_eq!(lease.asked_by.as_ref().map(|by| by.uid), Some(nix::unistd::geteuid().as_raw()));
     let LeaseBinding::Job { cluster, node: name, restart, .. } = &lease.binding else { panic!("{lease:?}") };
     assert_eq!((cluster.as_str(), name.as_str(), *restart), ("ci", "n1", 0));
-    // The lines of gres.conf are in reverse order of the minor numbers.
+    // gres.conf lists the devices in reverse order of their minor numbers.
     let last = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU");
     assert_eq!(lease.members[0].gpu, last.uuid, "index 0 of gres.conf is not index 0 of the driver");
     let file = fs::metadata(node.directory().join("ci-42@n1")).expect("the file of the job");
@@ -27,10 +27,10 @@ fn job_gets_the_gpu_of_its_device_file_until_epilog() {
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains(&format!("export CUDA_VISIBLE_DEVICES={}\n", last.uuid)), "{text}");
     assert!(text.contains(&format!("export GPUSH_LEASE={}\n", lease.id)), "{text}");
-    // A repeated Prolog gets the same lease.
+    // If Prolog runs again, it gets the same lease.
     node.prolog(&job);
     assert_eq!(node.granted(42).id, lease.id);
-    // Epilog needs only the job id.
+    // Epilog needs nothing but the job id.
     let bare = Job::new(42);
     node.epilog(&bare);
     assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Ended);
@@ -89,7 +89,7 @@ fn lease_of_a_job_survives_a_crash_of_gpushd() {
     let lease = node.granted(9);
     assert_eq!(lease.members.len(), 2);
     node.kill();
-    // TaskProlog does not need gpushd. Start 128 tasks at once.
+    // TaskProlog does not need gpushd. So start 128 tasks at once.
     let expected = node.task(&job).expect("the task runs");
     let tasks: Vec<_> = (0..128)
         .map(|_| {
@@ -120,13 +120,13 @@ fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     node.prolog(&Job::new(6).on("1"));
     let text = failure(&node.run("prolog", &Job::new(8).on("5")));
     assert!(text.contains("gres.conf has no File for GPU 5"), "{text}");
-    // A job without a request gets no lease on a GPU that does not belong to Slurm.
+    // If a GPU does not belong to Slurm, a job without a request gets no lease on it.
     node.agent().reload(WHOLE.replace("owner = \"slurm\"\n", ""));
     silent(&node.run("prolog", &Job::new(10).on("0")));
 }
 
-/// Fault: an Epilog with only the job id used the cluster `slurm` and no node, so it ended no
-/// lease.
+/// Fault: an Epilog that got only the job id assumed the cluster `slurm` and no node, so it ended
+/// no lease.
 #[test]
 fn epilog_with_only_the_job_id_ends_the_lease() {
     let node = Node::two_gpus(WHOLE);
@@ -134,9 +134,9 @@ fn epilog_with_only_the_job_id_ends_the_lease() {
     node.prolog(&Job::new(7).on("0"));
     node.epilog(&only_id(7));
     assert!(node.lease(7).is_none());
-    // gpush does not know this job.
+    // gpush has no record of this job.
     node.epilog(&only_id(8));
-    // The name of the file contains the cluster in another form.
+    // The name of the file has another form of the cluster's name.
     let named = Node::two_gpus(WHOLE);
     named.prolog(&Job::new(7).on("0").with("SLURM_CLUSTER_NAME", "my cluster"));
     named.epilog(&only_id(7));
@@ -148,15 +148,15 @@ fn epilog_with_only_the_job_id_ends_the_lease() {
     assert!(text.contains("cluster ci and node n1; cluster other and node n1"), "{text}");
     node.epilog(&only_id(9).with("SLURM_CLUSTER_NAME", "other"));
     node.granted(9);
-    // The job of the only file may be another job than the one that has ended.
+    // There is only one file with this job id, but it may belong to another job than the one that
+    // has ended.
     failure(&node.run("epilog", &only_id(9)));
     node.granted(9);
     node.epilog(&only_id(9).with("SLURM_CLUSTER_NAME", "ci"));
     assert!(node.lease(9).is_none());
 }
 
-/// Fault: the hooks of the leader ended the leases of the other components of a heterogeneous
-/// job.
+/// Fault: the hooks of the leader of a heterogeneous job ended the leases of its other components.
 #[test]
 fn components_of_a_heterogeneous_job_keep_their_own_leases() {
     let node = Node::two_gpus(WHOLE);
@@ -174,8 +174,8 @@ fn components_of_a_heterogeneous_job_keep_their_own_leases() {
     assert!(node.lease(42).is_none());
 }
 
-/// If `slurm.directory` is below `/run`, a reboot empties the directory. Otherwise, the directory
-/// survives the reboot.
+/// If `slurm.directory` is below `/run`, a reboot empties it. Otherwise, its files survive the
+/// reboot.
 #[test]
 fn reboot_ends_the_lease_of_a_job() {
     for lasts in [false, true] {
@@ -189,8 +189,8 @@ fn reboot_ends_the_lease_of_a_job() {
         }
         let ended = lease_now(node.agent(), lease.id);
         assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
-        // After a reboot, Slurm may run the Epilog of a requeued job before the next Prolog, or run
-        // only the next Prolog.
+        // After a reboot, Slurm may run the Epilog of a requeued job before the next Prolog, or it
+        // may run only the next Prolog.
         if lasts {
             node.epilog(&job.with("SLURM_JOB_RESTART_COUNT", 1));
         }
