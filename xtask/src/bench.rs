@@ -1,9 +1,8 @@
 //! `cargo xtask bench`: measures the release builds of the programs for docs/benchmarks.md.
 //!
-//! The command measures counts, and ratios within one run. Counts and ratios are also valid on
-//! other machines. Absolute times appear only if the target is a time. A time can be compared only
-//! with times of the same machine. The document contains no date, so that a second run on the same
-//! machine changes little.
+//! The command measures counts, and ratios within one run. Both are also valid for other machines. It shows absolute
+//! times only if the target is a time, and a time is valid only for one machine. The document contains no date, so a
+//! second run on the same machine changes little.
 
 use std::{
     fmt::Write as _,
@@ -24,7 +23,7 @@ pub(crate) struct Arguments {
     check: bool,
 }
 
-/// The reports in the order of the document, each as the cargo command that creates it.
+/// The reports in the order of the document. Each is the cargo command that creates it.
 const REPORTS: &[&[&str]] = &[
     &["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example", "plan_bench", "--", "--json"],
     &[
@@ -52,7 +51,7 @@ const REPORTS: &[&[&str]] = &[
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "hung"],
 ];
 
-/// The report about the packages, which needs packages for hosts.
+/// The report about the packages. It needs packages for hosts.
 const PACKAGES: &[&str] =
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "packages"];
 
@@ -83,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(missed.is_empty() || !arguments.check)
 }
 
-/// Builds the packages for hosts, and measures them. Without cargo-zigbuild, there are no such packages.
+/// Builds the packages for hosts, and measures them. Returns `None` without cargo-zigbuild, which these packages need.
 fn packages() -> Result<Option<Value>> {
     if !workspace::is_installed("cargo-zigbuild") {
         println!("SKIPPED packages: cargo-zigbuild is not installed");
@@ -114,8 +113,8 @@ fn measure(mut cargo: Command, command: &[&str]) -> Result<Value> {
     })
 }
 
-/// Returns the percentiles of the planner's bench as a report. That bench itself has no table and
-/// no targets, so this function adds both.
+/// Returns the percentiles of the planner's bench as a report. That bench has no table and no targets, so this function
+/// adds them.
 fn planning(rows: &[Value]) -> Value {
     let microseconds = |row: &Value, key: &str| row[key].as_f64().unwrap_or(f64::NAN) / 1e3;
     let name = |row: &Value| row["what"].as_str().unwrap_or_default().to_owned();
@@ -167,8 +166,8 @@ fn targets(report: &Value) -> Vec<Target> {
         .collect()
 }
 
-/// Returns the part of the document that was measured on hosts with a GPU. This run keeps that
-/// part, because it cannot repeat the measurements.
+/// Returns the part of the document that was measured on hosts with a GPU. This run cannot repeat these measurements,
+/// so it keeps the part.
 fn kept(before: &str) -> &str {
     before.find("\n## On a real GPU").map_or("", |at| &before[at..])
 }
@@ -217,7 +216,7 @@ fn machine() -> String {
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
     let cpu = cpu.map_or("unknown processor", |(_, name)| name.trim()).to_owned();
     let kernel = read("/proc/sys/kernel/osrelease");
-    // Keep only the version, because vendors append their own names.
+    // Keep only the version number: vendors append their own names to it.
     let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
     format!("{cores} cores ({cpu}), Linux {kernel}")
 }

@@ -1,5 +1,5 @@
 //! Files that are generated from the code. The OpenAPI document is committed, and must match the
-//! code. Packages take man pages and completions from `target`.
+//! code. Man pages and completions are in `target`, from which packages take them.
 
 use std::{
     fs,
@@ -21,18 +21,18 @@ pub(crate) struct Arguments {
 
 const OPENAPI: &str = "docs/openapi.json";
 
-/// Shells, each with the file name under which the shell finds its completions.
+/// Shells, each with the file name under which it looks for completions.
 const SHELLS: [(&str, &str); 3] = [("bash", "gpushctl"), ("zsh", "_gpushctl"), ("fish", "gpushctl.fish")];
 
-/// The unit test of gpushd that generates the OpenAPI description, and the environment variable
-/// that makes the test write the file.
+/// The unit test of gpushd that generates the OpenAPI document. An environment variable (below)
+/// makes the test write the file.
 const OPENAPI_TEST: &str = "http::openapi::tests::committed_description_matches_the_code";
 const WRITE_OPENAPI: &str = "GPUSH_WRITE_OPENAPI";
 
 /// Runs `cargo xtask openapi`.
 pub(crate) fn openapi(arguments: &Arguments) -> Result<String> {
     let mut command = workspace::cargo();
-    // Build all packages, so that dependencies have the same features as in `cargo xtask test`.
+    // Build all packages. Dependencies then have the same features as in `cargo xtask test`.
     command.args(["test", "--quiet", "--locked", "--workspace", "--bin", "gpushd", "--", "--exact", OPENAPI_TEST]);
     if !arguments.check {
         command.env(WRITE_OPENAPI, "1");
@@ -53,7 +53,7 @@ pub(crate) fn man(arguments: &Arguments) -> Result<String> {
     man_of(&build_programs()?, arguments.check)
 }
 
-/// Generates the files that are not committed, with the programs in the folder `programs`.
+/// Generates the files that are not committed. `programs` is the folder with the programs.
 ///
 /// # Errors
 /// If a program fails, or a file cannot be written.
@@ -100,12 +100,12 @@ fn man_of(programs: &Path, check: bool) -> Result<String> {
     write_or_compare(&workspace::target().join("man"), &files, check, "man")
 }
 
-/// Returns the man page gpush-config(5). Its main part is the example config, which has every key with its default and a
-/// description.
+/// Returns the man page gpush-config(5). Its main part is the example config, which has every key
+/// with its default and a description.
 fn config_page(example: &str) -> String {
     let escaped = |line: &str| {
         let line = line.replace('\\', "\\e").replace('-', "\\-");
-        // A line that begins with one of these characters would be a request to troff.
+        // troff reads a line that begins with one of these characters as a request.
         if line.starts_with(['.', '\'']) { format!("\\&{line}") } else { line }
     };
     let config: String = example.lines().map(|line| escaped(line) + "\n").collect();

@@ -1,16 +1,17 @@
-//! Installs everything that the tests need in addition to cargo, if possible, and reports what is
+//! Installs what the tests need in addition to cargo, as far as possible, and reports what is
 //! missing.
 //!
 //! It installs the following:
 //!
-//! - A private Python environment in `target/venv`, with the independent NVML clients and the API
-//!   fuzzer of `tests/clients/requirements.txt`. The packages of `requirements-alone.txt` are
-//!   installed without their dependencies. The system's Python is never changed.
+//! - A private Python environment in `target/venv`, with the NVML clients and the API fuzzer of
+//!   `tests/clients/requirements.txt`. The packages of `requirements-alone.txt` are installed
+//!   without their dependencies. The system's Python is never changed.
 //! - Programs from Debian.
 //! - Slurm's NVML plugin, unpacked in `target/slurm-plugins`.
 //!
-//! Debian packages are installed with apt, and only as root. For packages in Debian's `contrib` and
-//! `non-free`, xtask uses separate package lists, so that the sources of the machine do not change.
+//! xtask installs Debian packages with apt, and only as root. For packages in Debian's `contrib`
+//! and `non-free`, it uses separate package lists, so that the sources of the machine do not
+//! change.
 
 use std::{
     fs,
@@ -27,20 +28,25 @@ pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
-/// Returns the directory of Slurm's plugins that tests load and that Debian's package `slurmd` does
-/// not contain.
+/// Returns the directory of Slurm's plugins for tests that Debian's package `slurmd` does not
+/// contain.
 pub(crate) fn slurm_plugins() -> PathBuf {
     workspace::target().join("slurm-plugins")
 }
 
-/// The NVML plugin, and the plugin's package. The package is unpacked and not installed, because it
-/// depends on an exact version of Slurm that lags behind security updates.
+/// The NVML plugin, and its package. The package depends on an exact version of Slurm, which lags
+/// behind security updates. So xtask unpacks the package and does not install it.
 const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
 
-/// Programs that tests run, with their Debian packages: a client of the driver, a tracer that kills
-/// processes at system calls, a clock for single programs, NVIDIA's control daemon, tools that
-/// create and boot machines with systemd, Slurm's daemons and commands with their authentication, and
-/// the tool that builds .rpm files.
+/// Programs that tests run, with their Debian packages:
+///
+/// - a client of the driver;
+/// - a tracer that kills processes at system calls;
+/// - a clock for single programs;
+/// - NVIDIA's control daemon;
+/// - tools that create and boot machines with systemd;
+/// - Slurm's daemons and commands, with their authentication;
+/// - the tool that builds .rpm files.
 const PROGRAMS: [(&str, &str); 11] = [
     ("nvtop", "nvtop"),
     ("strace", "strace"),
@@ -102,7 +108,7 @@ pub(crate) fn absent() -> Vec<String> {
 
 fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian installs daemons in a directory that is not in the `PATH` of ordinary users.
+    // The directory in which Debian installs daemons is not in the `PATH` of ordinary users.
     std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]).any(|dir| dir.join(program).is_file())
 }
 
@@ -140,10 +146,10 @@ fn python() -> Result<()> {
     if !wanted.is_file() {
         bail!("tests/clients/requirements.txt is not there");
     }
-    // These packages are installed without their dependencies, which the tests do not need.
+    // The tests do not need the dependencies of these packages.
     let alone = clients.join("requirements-alone.txt");
     let text = fs::read_to_string(&wanted)? + &fs::read_to_string(&alone)?;
-    // The environment records what was installed. Therefore a second run takes no time and works
+    // Record in the environment what was installed. A second run then takes no time, and works
     // offline.
     let note = venv().join("installed-requirements.txt");
     if fs::read_to_string(&note).is_ok_and(|installed| installed == text) {
@@ -212,8 +218,8 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Separate package lists of apt for xtask: the machine's sources, with `contrib` and `non-free`
-/// added.
+/// Separate package lists of apt for xtask: the sources of the machine, plus `contrib` and
+/// `non-free`.
 struct Lists {
     folder: PathBuf,
 }
@@ -267,7 +273,7 @@ fn option(name: &str, path: &Path) -> String {
     format!("{name}={}", path.display())
 }
 
-/// Adds `contrib` and `non-free` to every source that has `main`, in both of apt's formats.
+/// Adds `contrib` and `non-free` to every source with `main`. Handles both formats of apt.
 fn add_components(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {

@@ -1,5 +1,4 @@
-//! Checks the links between the documents of the repository. Each link must lead to an existing
-//! file.
+//! Checks the links between the documents of the repository: each must lead to a file that exists.
 
 use std::path::Path;
 
@@ -30,8 +29,7 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("{seen} links lead somewhere"))
 }
 
-/// Returns the targets of the links `[text](target)` that name files. Anchors are removed from the
-/// targets.
+/// Returns the targets of the links `[text](target)` that name files, without their anchors.
 fn relative_links(text: &str) -> Vec<&str> {
     let mut links = Vec::new();
     let mut fenced = false;

@@ -1,4 +1,4 @@
-//! Checks the names of types: one name means one thing in a crate.
+//! Checks the names of types: within a crate, one name must mean one thing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Names that several types of one crate have. In the first six entries, the types play the same
-/// role in each module. The other entries are to be renamed. No new entry may be added.
+/// Names that several types of one crate have. In the first six entries, the types have the same
+/// purpose in each module. The types of the other entries should get different names. Do not add an
+/// entry.
 const KNOWN: &[(&str, &str)] = &[
     ("agent", "Handles"),
     ("agent", "Inner"),
@@ -28,7 +29,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("sim/silicon", "Rules"),
 ];
 
-/// Checks every source file that ships. Returns a summary.
+/// Checks every source file of crates that ship. Returns a summary.
 pub(crate) fn check() -> Result<String> {
     let mut types: BTreeMap<(String, String), Vec<PathBuf>> = BTreeMap::new();
     for file in workspace::files()? {
@@ -58,7 +59,8 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("names are clean: {} types, {} names with an exception", types.len(), KNOWN.len()))
 }
 
-/// Returns the folder of the crate to which a source file belongs, or `None` for a file of tests.
+/// Returns the folder of the crate to which a source file belongs. Returns `None` for a file of
+/// tests.
 fn crate_of(file: &Path) -> Option<String> {
     let parts: Vec<&str> = file.iter().filter_map(|part| part.to_str()).collect();
     let is_test = parts.iter().any(|part| *part == "tests" || *part == "benches") || parts.ends_with(&["tests.rs"]);
@@ -72,7 +74,8 @@ fn crate_of(file: &Path) -> Option<String> {
     }
 }
 
-/// Returns the names of the types that a file defines outside functions and unit tests.
+/// Returns the names of the types that a file defines, without types in functions and in unit
+/// tests.
 fn defined(text: &str) -> impl Iterator<Item = &str> {
     let shipped = text.split("#[cfg(test)]\nmod").next().unwrap_or_default();
     shipped.lines().filter_map(|line| {

@@ -1,8 +1,8 @@
 //! Finds tests that were skipped.
 //!
-//! If the machine lacks something that a test needs, the test passes but prints a line `SKIPPED
-//! what: why`. For tests marked `#[ignore]`, the test harness prints a line. The summary lists all
-//! these lines, so that a successful run does not hide skipped tests.
+//! If the machine lacks something that a test needs, the test passes but prints `SKIPPED what:
+//! why`. For a test with `#[ignore]`, the test harness prints a line. The summary lists all these
+//! lines, so that a successful run does not hide skipped tests.
 
 /// Returns `what: why` from a line that reports a skipped test.
 pub(crate) fn from_line(line: &str) -> Option<String> {

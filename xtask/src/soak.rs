@@ -1,15 +1,15 @@
-//! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times the steps.
+//! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times as many steps.
 //!
-//! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills their
-//!    systemd units, a fifth as often.
-//! 2. Random steps on MPS daemons and random operations. After each step, the test checks
-//!    invariants from outside gpushd.
-//! 3. Random steps on leases, compared with a reference model.
-//! 4. Mixed requests, after which gpushd must not use more memory than before.
-//! 5. The packages for hosts, built twice in different folders: on Debian 11, 12 and 13, an upgrade under
-//!    2,000 requests, lintian and rpmlint.
+//! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills their systemd units; it
+//!    has a fifth of the rounds.
+//! 2. Random steps on MPS daemons and random operations. After each step, the test checks conditions that must always
+//!    hold, with other sources than gpushd.
+//! 3. Random steps on leases. The test compares gpushd with a reference model.
+//! 4. Mixed requests. After them, gpushd must not use more memory than before.
+//! 5. The packages for hosts, built twice in different folders. The tests run on Debian 11, 12 and 13, upgrade under
+//!    2,000 requests, and run lintian and rpmlint.
 //!
-//! A failure message names the seed and the step. `--seed` repeats the run.
+//! If a test fails, its message has the seed and the step. `--seed` repeats the run.
 
 use std::process::Command;
 
@@ -23,10 +23,10 @@ use crate::{
 /// Version of the packages to which the tests upgrade.
 const LATER: &str = "99.0.0";
 
-/// Number of requests around an upgrade, of which none may fail.
+/// Number of requests before, during and after an upgrade. None of them may fail.
 const UPGRADE_REQUESTS: &str = "2000";
 
-/// Builds the packages in a clone of the last commit, and compares them with those of this checkout.
+/// Builds the packages in a clone of the last commit. Compares them with the packages of this checkout.
 const AGAIN: &str = "test -z \"$(git status --porcelain)\" || { echo 'SKIPPED: files are not committed'; exit; }
     rm -rf \"$0\" && git clone --quiet . \"$0\" && cd \"$0\" && export CARGO_TARGET_DIR=\"$0/target\"
     cargo run --quiet --package xtask -- package
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(false);
     }
     let kills = ("GPUSH_TEST_KILLS", arguments.kills);
-    // systemd needs seconds for each kill, so the number is smaller.
+    // systemd needs seconds for each kill, so this test has fewer kills.
     let unit_kills = ("GPUSH_TEST_UNIT_KILLS", arguments.kills / 5);
     let restarts = ("GPUSH_TEST_RESTARTS", arguments.kills / 10);
     let steps = ("GPUSH_TEST_STEPS", arguments.steps);
@@ -86,14 +86,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(outcomes.iter().all(|outcome| !matches!(outcome, Outcome::Failed(_))))
 }
 
-/// Returns the command that runs the tests of one test program whose names contain `filter`.
+/// Returns a command that runs tests of one test program: those whose names contain `filter`.
 fn tests(test: &str, filter: &str) -> Command {
     let mut command = workspace::cargo();
     command.args(["test", "--locked", "--workspace", "--test", test, "--", "--show-output", filter]);
     command
 }
 
-/// Builds the packages for hosts, in two versions, and tests them. Skips what this machine cannot do.
+/// Builds the packages for hosts in two versions, and tests them. Leaves out what this machine cannot do.
 fn packages() -> Result<Vec<Outcome>> {
     let name = "packages for hosts";
     if let Some(absent) = ["cargo-zigbuild", "dpkg-deb", "rpmbuild"].iter().find(|name| !workspace::is_installed(name))

@@ -1,7 +1,8 @@
-//! A step of a longer run: a command whose output goes to a log, and partly to the terminal.
+//! A step of a longer run: a command. Its output goes to a log, and some lines also go to the
+//! terminal.
 //!
 //! A test run prints thousands of lines, so the terminal shows only the current step and its
-//! progress. If a step fails, its whole output is printed, so that the log of CI is sufficient.
+//! progress. If a step fails, its whole output is printed, so the log of CI contains it.
 
 use std::{
     collections::BTreeSet,
@@ -38,11 +39,11 @@ pub(crate) struct Step {
     pub(crate) took: Duration,
     /// Numbers of tests, if the step runs tests.
     pub(crate) tests: TestCount,
-    /// Skipped parts of the step's tests, with their reasons.
+    /// Parts of the tests that were skipped, with their reasons.
     pub(crate) skipped: Vec<String>,
     /// Names of the step's failed tests, in order.
     pub(crate) failed_tests: Vec<String>,
-    /// Names of tests that failed at first, and passed when they were run alone.
+    /// Names of tests that failed in the first run, and passed when they were run again alone.
     pub(crate) flaky: Vec<String>,
 }
 
@@ -61,14 +62,15 @@ impl Step {
     }
 }
 
-/// Numbers of tests, taken from the result lines of the test harness.
+/// Numbers of tests, from the result lines of the test harness.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TestCount {
     /// Number of tests that passed.
     pub(crate) passed: u32,
     /// Number of tests that failed.
     pub(crate) failed: u32,
-    /// Number of tests that are marked `#[ignore]`, or that passed but reported a skipped part.
+    /// Number of skipped tests: tests with `#[ignore]`, and tests that passed but reported a
+    /// skipped part.
     pub(crate) skipped: u32,
 }
 
@@ -90,7 +92,7 @@ impl TestCount {
     }
 }
 
-/// Runs a check that is part of xtask, as a step.
+/// Runs a check of xtask itself as a step.
 pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
     println!("── {name}");
     let started = Instant::now();
@@ -101,7 +103,7 @@ pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
     Step::new(name, outcome, started)
 }
 
-/// Runs a command to its end, as a step. With `verbose`, prints all of its output immediately.
+/// Runs a command to its end, as a step. With `verbose`, prints each line of its output at once.
 pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
     println!("── {name}");
     let started = Instant::now();
@@ -121,16 +123,16 @@ pub(crate) fn skipped(name: &str, why: &str) -> Step {
     Step::new(name, Outcome::Skipped(why.to_owned()), Instant::now())
 }
 
-/// Information that was collected from the output lines of a step.
+/// What is known about a step from its output lines.
 #[derive(Debug, Default)]
 struct Heard {
     tests: TestCount,
-    /// The successful test whose output the current lines belong to.
+    /// The successful test to which the current lines belong.
     passed_test: Option<String>,
     /// Tests that passed but reported a skipped part.
     silent: BTreeSet<String>,
     skipped: BTreeSet<String>,
-    /// Tests whose output the harness printed as output of a failed test.
+    /// Tests whose output the harness printed because they failed.
     failed_tests: BTreeSet<String>,
     /// Whether the current lines are the output of failed tests.
     failures: bool,
@@ -176,10 +178,10 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let (reader, writer) = std::io::pipe().context("no pipe")?;
     let program = command.get_program().to_string_lossy().into_owned();
-    // Both output streams use one pipe, so that their lines keep their order.
+    // Use one pipe for both output streams, so that their lines keep their order.
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
-    // `command` has copies of the write end, which would keep the pipe open.
+    // `command` has copies of the write end of the pipe. They would keep the pipe open.
     drop(command);
 
     for line in BufReader::new(reader).split(b'\n') {
@@ -200,7 +202,7 @@ fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) ->
     Ok(Outcome::Failed(format!("{status}; whole output in {}", path.display())))
 }
 
-/// Returns whether to print a line while a step runs.
+/// Returns whether a line must be printed while its step runs.
 fn tells(line: &str) -> bool {
     let line = line.trim_start();
     ["Running ", "Doc-tests ", "test result: ", "Compiling gpush", "error", "warning: "]

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: runs all checks and tests, without manual preparation.
 //!
-//! A failed step does not stop the run, so that one run reports everything. The last line is always
-//! `N passed, N failed, N skipped`. This line counts tests; a step without tests counts as one
-//! test. The lines before the last line list the skipped tests and their reasons.
+//! If a step fails, the run continues, so one run reports everything. The last line is always `N passed, N failed, N
+//! skipped`. It counts tests; a step without tests counts as one test. The lines before it list the skipped tests and
+//! their reasons.
 
 use std::{
     collections::BTreeSet,
@@ -56,10 +56,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if arguments.quick {
         steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], verbose));
     } else {
-        // The build comes first, so that the end-to-end tests find the programs next to the
-        // simulated library. The build includes the tests, because they enable features of
-        // dependencies: if the tests were built later, the whole workspace would be built a second
-        // time.
+        // The build comes first, so that the end-to-end tests find the programs and the simulated library in one
+        // folder. It includes the tests, because they enable features of dependencies. If the tests were built later,
+        // the whole workspace would be built a second time.
         let build = cargo("build", &["build", "--workspace", "--lib", "--bins", "--tests", "--locked"], verbose);
         let built = build.outcome == Outcome::Passed;
         steps.push(build);
@@ -70,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
             steps.push(step::run("a real GPU", gpu, verbose));
             let programs = Build::Debug.folder();
             steps.push(step::check("man pages, completions", || said(generate::make_all(&programs))));
-            // The demo is the first command that the README shows to new users.
+            // New users run the demo first, because the README names it.
             steps.push(demo(&programs, verbose));
         } else {
             steps.push(step::skipped("tests", "the workspace does not build"));
@@ -85,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(!steps.iter().any(|step| matches!(step.outcome, Outcome::Failed(_))))
 }
 
-/// Maximum seconds of each step in CI, from a clean clone on 2 cores that build the workspace in
+/// Maximum seconds of each step in CI. They are for a clean clone on a machine with 2 cores whose build takes
 /// [`REFERENCE_BUILD`].
 const BUDGETS: [(&str, u64); 14] = [
     ("format", 60),
@@ -107,11 +106,11 @@ const BUDGETS: [(&str, u64); 14] = [
 /// Maximum seconds of the whole run in CI.
 const WHOLE_BUDGET: u64 = 40 * 60;
 
-/// Seconds that the step `build` takes on the machine of the budgets.
+/// Seconds that the step `build` takes on the machine of the [`BUDGETS`].
 const REFERENCE_BUILD: u64 = 480;
 
-/// Makes the steps fail that took longer than their budgets, and adds a failed step if the whole run did. The budgets
-/// grow with the time of the step `build`: on a slow or busy machine, all steps take longer.
+/// If a step took longer than its budget, makes it fail. If the whole run took longer than its budget, adds a failed
+/// step. The budgets grow with the time of the step `build`: on a slow or busy machine, all steps take longer.
 fn check_budgets(steps: &mut Vec<Step>, whole: Duration) {
     let build = steps.iter().find(|step| step.name == "build").map_or(0, |build| build.took.as_secs());
     let over = |took: Duration, most: u64| {
@@ -129,7 +128,7 @@ fn check_budgets(steps: &mut Vec<Step>, whole: Duration) {
     }
 }
 
-/// Prints the summary of a check. An error makes the step fail.
+/// Prints the summary of a check. If the check returned an error, the step fails.
 fn said(result: Result<String>) -> Result<Outcome> {
     println!("{}", result?);
     Ok(Outcome::Passed)
@@ -144,7 +143,7 @@ fn cargo(name: &str, arguments: &[&str], verbose: bool) -> Step {
 fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     let mut command = workspace::cargo();
     command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--");
-    // With this option, successful tests also print what they have skipped.
+    // With this option, successful tests also print which parts they have skipped.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
     step::run(name, command, verbose)
@@ -153,8 +152,8 @@ fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
 /// Maximum number of failed tests that are run again.
 const MOST_REPEATED: usize = 16;
 
-/// Runs all tests. If only a few tests fail, runs each of these again, alone. A test that passes
-/// alone is reported as flaky, and does not fail the run.
+/// Runs all tests. If only a few tests fail, runs each of them again, alone. If a test then passes, it is reported as
+/// flaky, and the run does not fail because of it.
 fn tests_and_repeats(verbose: bool) -> Vec<Step> {
     let mut all = tests("tests", &["--workspace"], verbose);
     let failed = all.failed_tests.len();
@@ -176,15 +175,14 @@ fn tests_and_repeats(verbose: bool) -> Vec<Step> {
 }
 
 fn demo(programs: &Path, verbose: bool) -> Step {
-    // Use the xtask of the build step, because that step may have replaced the file of this
-    // process.
+    // The build step may have replaced the file of this process. So run the xtask that it has built.
     let mut command = Command::new(programs.join("xtask"));
     command.args(["demo", "--every-preset", "--built"]);
     step::run("demo", command, verbose)
 }
 
-/// Builds packages of the debug build in the folder where `tests/tests/systemd/packages` looks for
-/// them. There are two versions, for tests of upgrades.
+/// Builds debug packages in the folder in which `tests/tests/systemd/packages` looks for them. Builds two versions, for
+/// tests of upgrades.
 fn packages(verbose: bool) -> Step {
     let name = "packages for tests";
     if let Some(program) = ["dpkg-deb", "objcopy"].into_iter().find(|program| !workspace::is_installed(program)) {
@@ -262,8 +260,8 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
     println!("\n{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped);
 }
 
-/// Counts the tests of a step. A step without tests counts as one test. A failed step counts as at
-/// least one failure.
+/// Counts the tests of a step. A step without tests counts as one test. If a step has failed, at least one failure is
+/// counted.
 fn count(step: &Step) -> TestCount {
     let tests = step.tests;
     match step.outcome {

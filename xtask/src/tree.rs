@@ -1,6 +1,6 @@
 //! Checks every file of the checkout for forbidden content: `unsafe` outside its five folders,
-//! paths of the developer's machine, and hosts of package registries. Also lists files with too
-//! many lines.
+//! paths of the developer's machine, and hosts of package registries. Also lists files that have
+//! too many lines.
 
 use std::{
     collections::BTreeSet,
@@ -12,8 +12,8 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use crate::workspace;
 
-/// Folders with code that calls C, shares memory between processes, or receives sockets. Other
-/// folders must not contain `unsafe`.
+/// Folders with code that calls C, shares memory between processes, or receives sockets. Only these
+/// folders may contain `unsafe`.
 const UNSAFE_ALLOWED: &[&str] = &["crates/nvml", "sim/silicon", "sim/nvml-sim", "sim/mps-sim", "tests"];
 
 /// A source file with more lines than this is listed as too long.
@@ -30,7 +30,8 @@ pub(crate) fn check() -> Result<String> {
         let path = workspace::root().join(file);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let Ok(text) = String::from_utf8(bytes) else {
-            // Fixtures of invalid input in tests may contain anything, but source files may not.
+            // In `tests`, fixtures of invalid input may contain anything. All other files are
+            // checked.
             if !file.starts_with("tests") {
                 wrong.push(format!("{}: not UTF-8", file.display()));
             }
@@ -72,14 +73,15 @@ fn report(mut long: Vec<(usize, PathBuf)>) -> String {
 fn forbidden() -> Vec<(String, &'static str)> {
     let mut list: Vec<(String, &str)> = Vec::new();
     let root = workspace::root();
-    // If the checkout is in a folder such as `/w`, its path would match too often.
+    // If the checkout is in a folder with a short path, such as `/w`, this path would match too
+    // often.
     if root.components().count() > 2 {
         list.push((format!("{}/", root.display()), "the path of a checkout"));
     }
     for home in [format!("/{}/", "root"), format!("/{}/", "Users"), format!("/{}/", "work")] {
         list.push((home, "an absolute path of a developer's machine"));
     }
-    // The names are split, so that this file itself does not contain them.
+    // Each name is written in two parts, so that this file does not contain it.
     for (host, domain) in
         [("deb.debian", "org"), ("files.pythonhosted", "org"), ("registry.npmjs", "org"), ("static.crates", "io")]
     {
@@ -92,7 +94,7 @@ fn mentions(file: &Path, text: &str, forbidden: &[(String, &str)]) -> Vec<String
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
         for (what, why) in forbidden {
-            // If the text is inside a longer path, it names another folder.
+            // If the text is only a part of a longer path, it names another folder.
             let at_start = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-*}".contains(c));
             if line.match_indices(what.as_str()).any(|(at, _)| !what.starts_with('/') || at_start(at)) {
                 found.push(format!("{}:{}: mentions {what}, {why}", file.display(), number + 1));
@@ -102,7 +104,8 @@ fn mentions(file: &Path, text: &str, forbidden: &[(String, &str)]) -> Vec<String
     found
 }
 
-/// Finds `unsafe` code, and attributes that allow it. The word may occur in comments and strings.
+/// Finds `unsafe` code, and attributes that allow it. The word `unsafe` may occur in comments and
+/// strings.
 fn unsafe_lines(file: &Path, text: &str) -> Vec<String> {
     if !text.contains("unsafe") {
         return Vec::new();
@@ -119,7 +122,7 @@ fn unsafe_lines(file: &Path, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Collects the lines of `unsafe` and of `allow(unsafe_code)`.
+/// Collects the lines with `unsafe` or `allow(unsafe_code)`.
 fn unsafe_tokens(tokens: TokenStream, lines: &mut BTreeSet<usize>) {
     let mut allows = false;
     for token in tokens {

@@ -21,7 +21,7 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// Returns the directory for xtask's logs and installed tools. This directory is in `target`, so
+/// Returns the directory for xtask's logs and for tools that it installs. It is in `target`, so
 /// that no other folder changes.
 pub(crate) fn scratch() -> Result<PathBuf> {
     let dir = target().join("xtask");
@@ -33,8 +33,8 @@ pub(crate) fn scratch() -> Result<PathBuf> {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // `cargo run` sets environment variables about its own crate, which a nested cargo must not
-    // get.
+    // `cargo run` sets environment variables about the crate of xtask. Another cargo must not get
+    // them.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -82,9 +82,8 @@ pub(crate) fn build_programs(build: Build) -> Result<PathBuf> {
     Ok(build.folder())
 }
 
-/// Returns the files of the checkout that git tracks or would track, relative to the root of the
-/// checkout. Without git, as in an unpacked archive, returns every file outside `target` and hidden
-/// folders.
+/// Returns the files that git tracks, or would track, relative to the root of the checkout. Without
+/// git, as in an unpacked archive, returns every file outside `target` and outside hidden folders.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])

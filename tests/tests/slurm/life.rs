@@ -1,4 +1,4 @@
-//! Ends of jobs: cancelled, requeued, late, repeated, and timed out.
+//! How jobs end: they are cancelled, requeued, late, repeated, or timed out.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use gpush_tests::slurm::{ALICE, BOB, JobId, Setup, Site, script};
 
 use super::{HOST, WHOLE, completed};
 
-/// Sets a Prolog that reports when it begins, and that waits while the file `hold` exists.
+/// Sets a Prolog that writes a file when it begins, and then waits while the file `hold` exists.
 fn held_prolog(setup: Setup, host: &gpush_tests::host::Host) -> Setup {
     let dir = setup.dir().display().to_string();
     fs::write(setup.dir().join("hold"), "").expect("a file");
@@ -72,7 +72,7 @@ fn epilog_runs_twice_and_for_unknown_jobs_without_harm() {
     site.assert_clean();
 }
 
-/// Epilog of a running job needs only the job id: no GPU variables and no user.
+/// If a job runs, its Epilog needs nothing but the job id: no GPU variables and no user.
 #[test]
 fn epilog_works_from_the_job_id_alone() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
@@ -94,13 +94,13 @@ fn timed_out_job_leaves_no_lease() {
     let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
     let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1", "--time=1"], "sleep 600");
     site.cluster.until("a lease", || (!site.leases().is_empty()).then_some(()));
-    // Slurm's shortest time limit is one minute, so set the end of the job to now.
+    // The shortest time limit of Slurm is one minute. So set the end of the job to now.
     site.cluster.run("scontrol", &["update", &format!("jobid={job}"), "EndTime=now"]);
     assert_eq!(site.cluster.ended(job).state, "TIMEOUT");
     site.assert_clean();
 }
 
-/// Hooks of different jobs run at the same time, also on one GPU.
+/// The hooks of different jobs run at the same time, also on one GPU.
 #[test]
 fn concurrent_prologs_on_one_gpu_share_its_replicas() {
     let gres = |setup: Setup| {
@@ -124,7 +124,7 @@ fn concurrent_prologs_on_one_gpu_share_its_replicas() {
     site.cluster.until("tasks of all jobs", || jobs.iter().all(decided).then_some(()));
     fs::write(&go, "").expect("a file");
     let ended: Vec<_> = jobs.iter().map(|job| site.cluster.ended(*job)).collect();
-    // Slurm puts all four jobs on GPU 0, which has two replicas.
+    // GPU 0 has two replicas, and Slurm puts all four jobs on it.
     let leased = ended.iter().filter(|job| job.state == "COMPLETED").count();
     assert_eq!(leased, 2, "{ended:?}");
     assert!(ended.iter().all(|job| job.state == "COMPLETED" || job.output.contains("gpush: ")), "{ended:?}");
@@ -159,7 +159,7 @@ fn users_of_run_and_jobs_have_different_gpus() {
     site.assert_clean();
 }
 
-/// Between Prolog and the first task, the job has no process. The lease remains active, even if
+/// Between Prolog and the first task, the job has no process. The lease must stay active, even if
 /// gpushd restarts.
 #[test]
 fn lease_lasts_for_30_s_without_a_process_of_the_job() {
@@ -167,15 +167,15 @@ fn lease_lasts_for_30_s_without_a_process_of_the_job() {
     let go = site.cluster.dir().join("go");
     let task = format!("while [ ! -e '{}' ]; do sleep 0.2; done; exec srun env", go.display());
     let mut salloc = site.cluster.command_of(ALICE, "salloc");
-    // salloc runs its command on the submit host, so the allocation has no process on the node.
+    // salloc runs its command on the submit host. So the allocation has no process on the node.
     let salloc = salloc.args(["--gres=gpu:1", "sh", "-c", &task]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let salloc = salloc.expect("salloc can be started");
     site.cluster.until("a lease", || (site.leases().len() == 1).then_some(()));
     let before = site.leases();
     site.restart_agent(|_| ());
     let begun = Instant::now();
-    // This test must wait for the full time, because gpushd continuously looks for processes of
-    // leases.
+    // gpushd looks for processes of leases again and again. So the test must wait for the full
+    // time.
     while begun.elapsed() < Duration::from_secs(30) {
         assert_eq!(site.leases(), before, "after {:?}", begun.elapsed());
         std::thread::sleep(Duration::from_millis(500));

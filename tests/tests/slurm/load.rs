@@ -1,4 +1,4 @@
-//! Many jobs, and many tasks.
+//! Many jobs at the same time, and many tasks.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use gpush_tests::{
 
 use super::{HOST, TIMESLICE, WHOLE, completed};
 
-/// Sets two shards for each GPU, so that eight jobs run at a time.
+/// Sets two shards for each GPU, so that eight jobs run at the same time.
 fn shards(setup: Setup) -> Setup {
     let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=shard Count=8\n", setup.devices().display());
     setup.gres("gpu,shard", "gpu:4,shard:8", &conf)
@@ -31,7 +31,7 @@ fn two_hundred_jobs_of_two_users_leave_nothing() {
     for user in [ALICE, BOB] {
         let _array = cluster.sbatch(user, &["--array=1-100%4", "--gres=shard:1", "--comment=gpush:timeslice"], &script);
     }
-    // The first jobs wait for each other: two users with four jobs each.
+    // Two users have four jobs each. These first jobs wait for each other.
     let mut most = 0;
     cluster.until("eight leases at a time", || {
         most = most.max(site.leases().len());
@@ -39,8 +39,8 @@ fn two_hundred_jobs_of_two_users_leave_nothing() {
     });
     fs::write(&go, "").expect("a file");
     let mut ended = (Instant::now(), usize::MAX);
-    // The machine may be busy, so there is no time limit for all jobs together. But at least one
-    // job must end each minute.
+    // The machine may be busy, so all jobs together have no time limit. But at least one job must
+    // end each minute.
     loop {
         let left = cluster.run("squeue", &["-h", "-r", "-o", "%i"]).lines().count();
         most = most.max(site.leases().len());
@@ -85,13 +85,13 @@ fn each_of_128_tasks_gets_the_environment_without_gpushd() {
         site.cluster.until("128 tasks", || all().then_some(()));
     });
     completed(site.cluster.ended(job));
-    // If Epilog did not reach gpushd, the next hook delivers the end of the job.
+    // If Epilog did not reach gpushd, the next hook reports the end of the job.
     completed(site.cluster.run_job(BOB, &["--gres=gpu:1"], "true"));
     site.assert_clean();
 }
 
-/// A Python script that opens connections to a socket as fast as possible. It sends half a request
-/// on each, and keeps the latest 200 connections open.
+/// A Python script that opens connections to a socket as fast as it can. It sends half a request on
+/// each connection, and keeps the latest 200 connections open.
 const FLOOD: &str = r#"
 import socket, sys
 opened, begun = [], False
@@ -110,8 +110,8 @@ while True:
             begun = print("begun", flush=True) is None
 "#;
 
-/// The hooks have a separate socket, so users who flood the user socket cannot make Prolog fail.
-/// With `agent_down = "fail"`, a hook that is late would drain the node.
+/// The hooks use a separate socket. So users who flood the socket for all users cannot make Prolog
+/// fail. With `agent_down = "fail"`, a late hook would drain the node.
 #[test]
 fn flood_of_the_socket_by_users_drains_no_node() {
     let config = TIMESLICE.replace("replicas = 2", "replicas = 5");
@@ -138,7 +138,7 @@ fn flood_of_the_socket_by_users_drains_no_node() {
     let script = format!("echo \"$GPUSH_LEASE\"; while [ ! -e '{}' ]; do sleep 0.2; done", go.display());
     let arguments = ["--gres=shard:1", "--comment=gpush:timeslice"];
     let jobs: Vec<_> = (0..20).map(|_| cluster.sbatch(ALICE, &arguments, &script)).collect();
-    // Wait until all 20 jobs have a lease at the same time.
+    // Wait until all 20 jobs have a lease.
     let has_lease = |job: &_| cluster.output_of(*job).starts_with('L');
     cluster.until("lease of each job", || jobs.iter().all(has_lease).then_some(()));
     assert_eq!(site.leases().len(), 20);

@@ -1,6 +1,6 @@
-//! Tests on a real Slurm with simulated GPUs. `gpush_tests::slurm` describes the cluster. The
-//! module `hooks` does not need Slurm, because it calls the hooks with the environment that Slurm
-//! would set.
+//! Tests on a real Slurm with simulated GPUs. `gpush_tests::slurm` describes the cluster. Only the
+//! module `hooks` does not need Slurm: it calls the hooks with the environment that Slurm would
+//! set.
 
 mod autodetect;
 mod cgroups;
@@ -39,8 +39,8 @@ fn completed(ended: Ended) -> Ended {
     ended
 }
 
-/// Waits until the script of a job has written `text`. The job state is not sufficient, because
-/// Slurm calls a job running while its Prolog runs.
+/// Waits until the script of a job has written `text`. The state of the job is not enough, because
+/// Slurm reports a job as running while its Prolog runs.
 fn wait_for_output(site: &Site, job: JobId, text: &str) {
     site.cluster.until("output", || site.cluster.output_of(job).contains(text).then_some(()));
 }

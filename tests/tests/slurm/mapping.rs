@@ -1,5 +1,5 @@
-//! The mapping from Slurm's index to the GPU: through gres.conf and minor numbers, or through the
-//! UUID of a MIG device.
+//! How gpush finds the GPU of an index of Slurm: through gres.conf and minor numbers, or through the UUID of a MIG
+//! device.
 
 use std::fmt::Write as _;
 
@@ -33,8 +33,8 @@ pub(super) fn gres_conf(host: &Host, agent: &Agent, gpus: &[&str]) -> (String, S
     (text("gres_conf"), text("gres"))
 }
 
-/// With `File=/dev/nvidia[2-3]`, Slurm uses the indexes 0 and 1. These are neither minor numbers
-/// nor the driver's indexes.
+/// With `File=/dev/nvidia[2-3]`, Slurm uses the indexes 0 and 1, which are neither minor numbers nor indexes of the
+/// driver.
 #[test]
 fn index_of_gres_conf_is_not_the_index_of_the_driver() {
     let gres = |setup: Setup| {
@@ -45,8 +45,7 @@ fn index_of_gres_conf_is_not_the_index_of_the_driver() {
     let gpus = site.agent.gpus();
     assert_eq!(gpus.iter().map(|gpu| gpu.minor).collect::<Vec<_>>(), MINORS);
     let ended = site.cluster.run_job(ALICE, &["--gres=gpu:1"], "env");
-    // Slurm's index 0 is /dev/nvidia2, which is the driver's index 0. /dev/nvidia3 is the driver's
-    // index 2.
+    // Index 0 of Slurm is /dev/nvidia2, which has index 0 in the driver. /dev/nvidia3 has index 2 in the driver.
     assert_eq!(ended.variable("CUDA_VISIBLE_DEVICES"), Some(gpus[0].uuid.as_str()), "{}", ended.output);
     let ended = site.cluster.run_job(ALICE, &["--gres=gpu:2"], "env");
     let both = format!("{},{}", gpus[0].uuid, gpus[2].uuid);
@@ -59,8 +58,8 @@ fn types_of_slurm_conf_decide_the_order_of_indexes() {
     order_of_types(|setup| setup);
 }
 
-/// Fault: gpush did not read included files and `NodeName=DEFAULT`, so a job got a lease of
-/// another GPU than Slurm had allocated.
+/// Fault: gpush did not read included files and `NodeName=DEFAULT`. So a job got a lease of another GPU than Slurm had
+/// allocated to it.
 #[test]
 fn types_of_an_included_default_decide_the_order_of_indexes() {
     order_of_types(Setup::gres_by_default);
@@ -83,7 +82,7 @@ fn order_of_types(change: impl FnOnce(Setup) -> Setup) {
     site.assert_clean();
 }
 
-/// MIG devices as GRES: slurmd names them by UUID, as if it had found them through NVML.
+/// MIG devices as GRES. slurmd names them by UUID, as if it had found them through NVML.
 #[test]
 fn mig_devices_are_leased_by_their_uuid() {
     let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
@@ -128,7 +127,7 @@ fn mig_devices_are_leased_by_their_uuid() {
     site.assert_clean();
 }
 
-/// Without NVML, slurmd gives every device an index, and does not know the UUIDs of MIG devices.
+/// Without NVML, slurmd gives every device an index. It does not know the UUIDs of MIG devices.
 #[test]
 fn node_with_whole_gpus_and_mig_devices_serves_both() {
     let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n";

@@ -1,4 +1,4 @@
-//! Two nodes, each with its own gpushd. A job on both nodes has a lease on each node.
+//! Two nodes with a separate gpushd each. A job on both nodes has a lease on each node.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ impl Node {
     }
 }
 
-/// Adds hooks that call the gpushd of the node that runs them.
+/// Adds hooks that call the gpushd of the node on which they run.
 pub(super) fn hooks(mut setup: Setup, nodes: &[(&str, &Node)]) -> Setup {
     for (key, verb) in [("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task-prolog")] {
         let case = |(name, node): &(&str, &Node)| {
@@ -73,8 +73,8 @@ fn job_on_two_nodes_has_a_lease_with_the_agent_of_each() {
         assert_eq!((*id, of.as_str(), lease.holder.uid), (job.0, *name, ALICE.uid));
         assert_eq!(value("GPUSH_LEASE"), Some(lease.id.to_string().as_str()), "{name}: {text}");
         assert_eq!(value("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("25"), "{name}: {text}");
-        // Slurm starts all tasks of the job with the environment of the first node, but the pipe
-        // directory must be the directory of the task's own node.
+        // Slurm starts all tasks of the job with the environment of the first node. But each task
+        // needs the pipe directory of its own node.
         let pipe = value("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_default();
         assert!(pipe.starts_with(&base(&node.host).display().to_string()), "{name}: {pipe}");
     }

@@ -11,8 +11,8 @@ use nix::sys::signal::Signal;
 
 use super::{HOST, WHOLE, completed, life::epilog, wait_for_output};
 
-/// A script of a site: the first Epilog says that it has begun, and waits while the file `hold` exists. Then it runs
-/// gpushctl, and writes the exit status to `status`.
+/// A script of a site. The first Epilog writes a file when it begins, and waits while the file `hold` exists. Then it
+/// runs gpushctl, and writes the exit status to `status`.
 fn held_first_epilog(setup: Setup, host: &Host) -> Setup {
     let dir = setup.dir().display().to_string();
     fs::write(setup.dir().join("hold"), "").expect("a file");
@@ -36,7 +36,7 @@ fn release(site: &Site, job: JobId) {
         let is = |field, value: &str| cluster.job_field(job, field).as_deref() == Some(value);
         (is("JobState", "PENDING") && is("Restarts", "1")).then_some(())
     });
-    // slurmd refuses a run if the credential is from the second in which the previous run ended.
+    // If the credential of a run is from the second in which the previous run ended, slurmd refuses the run.
     let ended = jiff::Timestamp::now().as_second();
     cluster.until("another second", || (jiff::Timestamp::now().as_second() > ended + 1).then_some(()));
     cluster.run("scontrol", &["release", &job.to_string()]);
@@ -44,9 +44,9 @@ fn release(site: &Site, job: JobId) {
     cluster.run("scontrol", &["update", &format!("jobid={job}"), "StartTime=now"]);
 }
 
-/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. If a script
-/// delays this Epilog and slurmd restarts, Slurm can start the next run meanwhile. Fault: the
-/// Epilog then ended the lease of the next run.
+/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. If a script delays this Epilog and
+/// slurmd restarts, Slurm can start the next run before the Epilog ends. Fault: the Epilog then ended the lease of the
+/// next run.
 #[test]
 fn delayed_epilog_of_a_requeued_job_spares_its_next_run() {
     let Some(mut site) = Site::start(HOST, WHOLE, |setup, host, _| held_first_epilog(setup, host)) else { return };
@@ -58,7 +58,8 @@ fn delayed_epilog_of_a_requeued_job_spares_its_next_run() {
     site.cluster.run("scontrol", &["requeuehold", &job.to_string()]);
     site.cluster.until("Epilog", || count.exists().then_some(()));
     site.cluster.signal_node(0, Signal::SIGKILL);
-    // Slurm no longer waits for the end of the first run. The node is up when slurmd registers (ReturnToService=2).
+    // After this command, Slurm does not wait for the end of the first run. The node is up again when slurmd registers
+    // (ReturnToService=2).
     site.cluster.run("scontrol", &["update", "nodename=n1", "state=down", "reason=test"]);
     site.cluster.restart_node(0);
     release(&site, job);

@@ -1,4 +1,4 @@
-//! Tests of the tests' Slurm cluster itself, with trivial hooks.
+//! Tests of the Slurm cluster that the other tests use, with trivial hooks.
 
 use gpush_tests::slurm::{ALICE, BOB, Setup};
 
@@ -29,7 +29,7 @@ fn job_runs_as_its_user_between_prolog_and_epilog() {
     cluster.assert_never_drained();
 }
 
-/// Shows that the check for drained nodes, which the other tests use, can fail.
+/// The other tests check that no node was drained. This test shows that this check can fail.
 #[test]
 fn failing_prolog_drains_the_node() {
     let Some(setup) = Setup::new() else { return };

@@ -1,4 +1,4 @@
-//! The SPANK plugin, compiled with Slurm's headers, which adds the option `--gpush=SPEC`.
+//! The SPANK plugin, which adds the option `--gpush=SPEC`. It is compiled with Slurm's headers.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,8 +14,7 @@ use gpush_tests::{
 
 use super::{HOST, MPS};
 
-/// Builds the plugin. If the headers or the compiler are not installed, reports that and returns
-/// `None`.
+/// Builds the plugin. If the headers or the compiler are missing, reports that and returns `None`.
 fn plugin(directory: &Path) -> Option<PathBuf> {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("packaging/slurm/spank_gpush.c");

@@ -1,9 +1,9 @@
-//! gpushd as a service of a real systemd. It is installed from files in a container with a
-//! simulated host, and runs in the sandbox of its unit.
+//! gpushd as a service of a real systemd, in a container with a simulated host. gpushd is installed
+//! from files, and runs in the sandbox of its unit.
 
 use gpush_tests::machine::Machine;
 
-/// Two GPUs: MIG is enabled on the first one, and the second one needs a reset to enable it.
+/// Two GPUs. MIG is enabled on the first one. The second one needs a reset to enable MIG.
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = false\n";
 
 /// Maximum exposure scores of `systemd-analyze security` that the test accepts.
@@ -22,19 +22,18 @@ fn machine(what: &str) -> Option<Machine> {
 #[test]
 fn service_starts_reloads_recovers_and_stops() {
     let Some(machine) = machine("gpushd under systemd") else { return };
-    // The unit has Type=notify, so the command returns when gpushd is ready.
+    // The unit has Type=notify. So the command returns when gpushd is ready.
     machine.sh("systemctl start gpushd.service");
     let first = machine.main_pid("gpushd.service");
     assert_eq!(machine.property("gpushd.service", "ActiveState"), "active");
     assert_eq!(machine.sh("systemctl is-active gpushd.socket gpushd-admin.socket"), "active\nactive");
     assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
 
-    // Another user can read the GPUs, despite the sandbox.
+    // Despite the sandbox, another user can read the GPUs.
     let status = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl status");
     assert!(status.contains("A100"), "{status}");
 
-    // Inside its sandbox, gpushd can change the hardware, and can reset a GPU through a helper
-    // unit.
+    // In its sandbox, gpushd can change the hardware. Through a helper unit, it can reset a GPU.
     let sandbox = machine.sh(&format!("cat /proc/{first}/status"));
     assert!(sandbox.lines().any(|line| line == "NoNewPrivs:\t1"), "{sandbox}");
     for gpu in ["0", "1"] {
@@ -54,7 +53,7 @@ fn service_starts_reloads_recovers_and_stops() {
     assert_ne!(second, first);
     let _ = machine.sh("gpushctl status");
 
-    // systemd keeps the sockets, so a client that connects after the kill waits for the next
+    // systemd keeps the sockets. So a client that connects after the kill waits for the next
     // gpushd.
     machine.kill(second);
     let _ = machine.sh("gpushctl status");
@@ -73,8 +72,8 @@ fn service_starts_reloads_recovers_and_stops() {
     assert_eq!(journal.lines().filter(|line| line.starts_with("ready: ")).count(), 3, "{journal}");
 }
 
-/// systemd resolves DeviceAllow= when it starts the unit. So if the driver is loaded later, gpushd
-/// restarts once.
+/// systemd resolves DeviceAllow= when it starts the unit. If the driver is loaded after that,
+/// gpushd restarts once.
 #[test]
 fn driver_that_is_loaded_late_restarts_gpushd_once() {
     let Some(machine) = machine("a driver that is loaded late") else { return };
@@ -88,7 +87,7 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
         machine.property("gpushd.service", "NRestarts")
     };
     machine.sh(&format!("{absent}; systemctl start gpushd.service"));
-    // NVML does not use this module, so its major number causes no restart.
+    // NVML does not use this kernel module. So its major number must not cause a restart.
     machine.write(devices, "Character devices:\n235 nvidia-uvm\n");
     assert_eq!(present(&machine), "0", "a host without a driver");
 
@@ -99,7 +98,7 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
     machine.await_that("gpushd restarts", restarted);
     assert_eq!(present(&machine), "1", "once");
 
-    // The driver was loaded after systemd resolved the devices and before gpushd started.
+    // The driver was loaded when systemd had resolved the devices, before gpushd started.
     if !machine.run("mknod /dev/nvidiactl c 195 255").status.success() {
         return println!("SKIPPED a denied device: the machine permits no device files");
     }
@@ -125,8 +124,8 @@ fn systemd_logs_no_warning_about_units() {
     }
 }
 
-/// In the sandbox of its unit, gpushd can write the marker of its state directory, and its memory
-/// is limited.
+/// In the sandbox of its unit, gpushd can write the marker of its state directory. Its memory is
+/// limited.
 #[test]
 fn emptied_state_directory_under_systemd_is_reported() {
     let Some(machine) = machine("an emptied state directory under systemd") else { return };
@@ -141,7 +140,7 @@ fn emptied_state_directory_under_systemd_is_reported() {
     assert!(machine.sh("gpushctl gpu show 0").contains("7g.80gb"));
     machine.sh("gpushctl recover --reason 'no user is left'");
 
-    // gpushd as a system service rejects a config file that another user can write.
+    // As a system service, gpushd refuses a config file that another user can write.
     machine.sh("systemctl stop gpushd.service && chmod 666 /etc/gpush/config.toml");
     let refused = machine.run("timeout 20 /usr/sbin/gpushd");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

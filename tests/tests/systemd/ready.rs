@@ -1,10 +1,10 @@
-//! gpush-ready.service: services that use the GPUs start after gpushd has applied the layouts of
-//! the boot and started the MPS daemons.
+//! gpush-ready.service: services that use the GPUs start when gpushd has applied the layouts of the
+//! boot and started the MPS daemons.
 
 use gpush_tests::machine::Machine;
 
-/// The second GPU is shared through MPS. Driver calls take as long as on hardware, so the start of
-/// gpushd takes time.
+/// The second GPU is shared through MPS. Driver calls take as long as on hardware, so gpushd needs
+/// time for its start.
 const HOST: &str = "latencies = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"l4\"\n";
 
 /// A config that also uses the simulated control daemon.
@@ -13,7 +13,8 @@ const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-
                       [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n\n\
                       [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n";
 
-/// A unit with the name of Slurm's unit. When it starts, it stores the state that it finds.
+/// A unit with the name of Slurm's unit. When it starts, it writes the state of the GPUs and MPS
+/// daemons to a file.
 const SLURMD: &str = "[Service]\nType=oneshot\nExecStart=sh -c 'gpushctl mig assert -g 0 && gpushctl mps list > /run/found'\n\
                       RemainAfterExit=yes\n";
 
@@ -29,7 +30,7 @@ fn slurmd_starts_after_layouts_and_mps_daemons() {
     machine.simulated_host(HOST);
     machine.write("/etc/gpush/config.toml", CONFIG);
     machine.write("/etc/systemd/system/slurmd.service", SLURMD);
-    // Start all units in one transaction, as at boot. systemd orders them.
+    // Start all units in one transaction, as at boot. systemd then orders them.
     machine.sh("systemctl daemon-reload && systemctl start gpushd.service gpush-ready.service slurmd.service");
     assert_eq!(machine.sh("systemctl is-active gpush-ready.service slurmd.service"), "active\nactive");
     let found = machine.sh("cat /run/found");

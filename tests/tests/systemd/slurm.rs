@@ -1,5 +1,4 @@
-//! Slurm 24.11 as services of Debian 13, with the package of gpush, set up with the commands of
-//! docs/slurm.md.
+//! Slurm 24.11 as services of Debian 13, with the package of gpush. The tests run the commands of docs/slurm.md.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -10,7 +9,7 @@ use gpush_tests::{
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 4\n";
 
-/// The Slurm config that the page assumes, for one node. `Gres=` and the hooks come from the page.
+/// The config of Slurm that the page assumes, for one node. `Gres=` and the hooks come from the page.
 const SLURM_CONF: &str = "ClusterName=ci
 SlurmctldHost=n1(127.0.0.1)
 SlurmUser=slurm
@@ -30,7 +29,7 @@ MailProg=/bin/true
 GresTypes=gpu
 ";
 
-/// Creates device nodes of the driver, without devices behind them.
+/// Creates the device nodes of the driver. There are no devices behind them.
 const DEVICE_NODES: &str = "for n in 0 1 2 3; do mknod -m 666 /dev/nvidia$n c 195 $n || exit; done; mkdir /dev/nvidia-caps
                             for n in $(seq 3 137); do mknod -m 444 /dev/nvidia-caps/nvidia-cap$n c 240 $n || exit; done";
 
@@ -39,7 +38,7 @@ fn as_user(line: &str) -> String {
     format!("cd /tmp && timeout 120 setpriv --reuid=65534 --regid=65534 --clear-groups sh -c '{line}'")
 }
 
-/// Runs a user's command, which must fail. Returns the output of the command.
+/// Runs a command of a user, which must fail. Returns its output.
 fn refused(machine: &Machine, line: &str) -> String {
     let output = machine.run(&format!("{} 2>&1", as_user(line)));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -52,9 +51,8 @@ fn is_of_cgroup_conf(line: &str) -> bool {
     line.contains("# cgroup.conf")
 }
 
-/// Writes cgroup.conf with the lines of the page. Returns whether Slurm can use cgroups. On a host
-/// with cgroup v1, Slurm's plugin for cgroup v2 lacks controllers. Therefore this function mounts
-/// the controllers of cgroup v1.
+/// Writes cgroup.conf with the lines of the page. Returns whether Slurm can use cgroups. On a host with cgroup v1,
+/// Slurm's plugin for cgroup v2 lacks controllers. So this function mounts the controllers of cgroup v1.
 fn writes_cgroup_conf(machine: &Machine, constrain: &str) -> bool {
     let mount = |name: &str| {
         let at = format!("/srv/cgroup/{name}");
@@ -78,9 +76,9 @@ fn leases(machine: &Machine) -> usize {
     machine.sh("gpushctl lease list -o name").lines().count()
 }
 
-/// Returns ports that are free now: machines share the network of the host.
+/// Machines share the network of the host. Returns ports that are free on it at present.
 fn free_ports() -> [u16; 2] {
-    // Both ports are bound at the same time, so that they differ.
+    // Bind both ports at the same time, so that they are different.
     let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
     listeners.map(|listener| listener.local_addr().expect("an address").port())
 }
@@ -117,9 +115,9 @@ impl Steps {
         }
     }
 
-    /// Boots a machine with gpush and a Slurm of one node, as the page says. `change` changes
-    /// gres.conf. Returns the machine, and whether Slurm uses cgroups. If this host cannot run such
-    /// a machine, prints that the test is skipped and returns `None`.
+    /// Boots a machine with gpush and with Slurm on one node, as the page says. `change` changes gres.conf. Returns the
+    /// machine, and whether Slurm uses cgroups. If this host cannot run such a machine, prints that the test is
+    /// skipped, and returns `None`.
     fn follow(&self, what: &str, host: &str, change: impl FnOnce(String) -> String) -> Option<(Machine, bool)> {
         let machine = Machine::boot_with_slurm(what)?;
         machine.install_package(None)?;
@@ -133,7 +131,7 @@ impl Steps {
         machine.write("/etc/gpush/config.toml", &self.config);
         machine.sh(&self.reload);
         machine.sh("gpushctl apply");
-        // The page says to copy the lines.
+        // The page tells the reader to copy these lines.
         let lines = machine.sh(&self.gres_conf);
         let of_slurm_conf = of_slurm_conf(&lines);
         machine.write("/etc/slurm/gres.conf", change(lines.clone()));
@@ -176,7 +174,7 @@ fn page_for_administrators_works_with_slurm_24_11() {
     let Some((machine, has_cgroups)) = followed else { return };
     assert!(machine.sh("scontrol --version").contains("24.11"), "{}", machine.sh("scontrol --version"));
 
-    // On a host without cgroups, this Slurm has no ConstrainDevices.
+    // On a host without cgroups, Slurm cannot use ConstrainDevices, and the doctor would report that.
     let commands: Vec<&str> = steps.run.lines().filter(|line| !line.contains("doctor")).collect();
     let [srun, list] = commands[..] else { panic!("{commands:?}") };
     let doctor = machine.run("gpushctl doctor --only slurm");
@@ -186,8 +184,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     assert!(accepted.contains("GPUSH_LEASE=L") && accepted.contains("CUDA_VISIBLE_DEVICES=GPU-"), "{accepted}");
     machine.sh(list);
     if has_cgroups {
-        // The device files have no device behind them, so opening an allowed file gives another
-        // error than opening a denied file.
+        // No device is behind the device files. So opening a permitted file gives another error than opening a denied
+        // file.
         let open = "for n in 0 1; do cat /dev/nvidia$n 2>&1; done; true";
         let opened = machine.sh(&as_user(&format!("srun --gres=gpu:1 sh -c \"{}\"", open.replace('$', "\\$"))));
         let denied: Vec<&str> = opened.lines().filter(|line| line.contains("Operation not permitted")).collect();
@@ -199,7 +197,7 @@ fn page_for_administrators_works_with_slurm_24_11() {
     assert!(reason.contains("gpush: ") && reason.contains("whole"), "{reason}");
     machine.await_that("no lease", |machine| leases(machine) == 0);
 
-    // gpushd is killed while a job runs. systemd starts gpushd again.
+    // gpushd is killed while a job runs, and systemd starts it again.
     machine.sh(&as_user(
         "sbatch --gres=gpu:2 --output=/tmp/out --wrap=\"env; while [ ! -e /tmp/go ]; do sleep 0.1; done\"",
     ));
@@ -216,8 +214,7 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.await_that("the end of the job", |machine| machine.sh("squeue -h").is_empty());
     machine.await_that("no lease of the job", |machine| leases(machine) == 0);
 
-    // slurmd ends without running the job's Epilog. The lines that the page adds to the unit end
-    // the lease.
+    // slurmd ends before the Epilog of the job. The lines that the page adds to the unit end the lease.
     machine.sh(&as_user("sbatch --gres=gpu:1 --no-requeue --output=/tmp/last --wrap=\"env; sleep 600\""));
     machine.await_that("a job with a lease", |machine| machine.run("grep -q GPUSH_LEASE /tmp/last").status.success());
     assert_eq!(leases(&machine), 1);
@@ -226,8 +223,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.sh("scontrol update nodename=n1 state=down reason=test && systemctl restart slurmd");
     machine.await_that("no lease after the restart of slurmd", |machine| leases(machine) == 0);
 
-    // slurmd is not an ancestor of this Prolog. Prolog finds out that slurmd has no NVML, and uses the lines of
-    // gres.conf, whose order differs from the order of NVML.
+    // slurmd is not an ancestor of this Prolog. Nevertheless, Prolog detects that slurmd has no NVML, and uses the
+    // lines of gres.conf. Their order differs from the order of NVML.
     if has_cgroups {
         machine.sh("sed -i 's/^PrologFlags=.*/PrologFlags=RunInJob/' /etc/slurm/slurm.conf");
         let lines: String = (0..4).rev().map(|minor| format!("Name=gpu Type=l4 File=/dev/nvidia{minor}\n")).collect();
@@ -288,8 +285,8 @@ fn page_about_mig_layouts_works_with_slurm_24_11() {
     assert_eq!(machine.sh("sinfo -h -R"), "", "{}", machine.sh("cat /var/log/slurm/slurmd.log"));
 }
 
-/// After a reboot, slurmd starts and registers when the layouts are applied and the MPS daemons
-/// serve. Driver calls take as long as on hardware.
+/// After a reboot, slurmd starts when the layouts are applied and the MPS daemons serve. Driver calls take as long as
+/// on hardware.
 #[test]
 fn slurmd_registers_after_layouts_and_mps_of_a_reboot() {
     let what = "a reboot with Slurm 24.11";
@@ -323,7 +320,7 @@ fn slurmd_registers_after_layouts_and_mps_of_a_reboot() {
         ),
     );
     machine.write("/etc/slurm/cgroup.conf", "CgroupPlugin=disabled\n");
-    // The firmware and the driver of the simulated host.
+    // This simulates what the firmware and the driver do at boot.
     machine.write(
         "/srv/boot.sh",
         format!("set -e\n{DEVICE_NODES}\nhostname n1\n/opt/built/gpush-sim reboot /var/lib/gpush-sim\n"),

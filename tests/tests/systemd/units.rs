@@ -18,8 +18,8 @@ fn systemd_verify_accepts_units() {
         return;
     };
     println!("{}", String::from_utf8_lossy(&version.stdout).lines().next().unwrap_or_default());
-    // `systemd-analyze verify` checks that the unit's program exists, so the program must exist in
-    // the root directory of this test.
+    // `systemd-analyze verify` checks whether the program of the unit exists. So create the program
+    // in the root directory of this test.
     let scratch = tempfile::tempdir().unwrap();
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no", "--recursive-errors=no"]);
@@ -63,7 +63,7 @@ fn units_contain_required_settings() {
     ] {
         assert!(service.lines().any(|found| found == line), "{line}");
     }
-    // The path, the directory and the group of the socket must be the same in three files.
+    // Three files name the path, the directory and the group of the socket. They must be the same.
     assert!(socket.contains("ListenStream=/run/gpush/gpushd.sock\n") && socket.contains("SocketGroup=gpush\n"));
     assert!(read("packaging/tmpfiles.d/gpush.conf").contains("d /run/gpush 0755 root gpush -\n"));
     assert!(read("packaging/sysusers.d/gpush.conf").contains("g gpush -\n"));
@@ -71,8 +71,8 @@ fn units_contain_required_settings() {
     assert!(!service.contains("PrivateDevices="), "it would hide the GPUs");
 }
 
-/// If gpushd's slice stops, everything in the slice ends. The scopes of leases are outside gpushd's
-/// slice, in slices that have the same limit as systemd's user slices.
+/// When gpushd's slice is stopped, everything in it ends. So the scopes of leases are in other
+/// slices, which have the same limit as systemd's user slices.
 #[test]
 fn slices_of_leases_have_the_limit_of_user_slices() {
     let drop_in = read("systemd/gpulease-.slice.d/10-defaults.conf");

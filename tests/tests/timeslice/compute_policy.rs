@@ -1,4 +1,4 @@
-//! Output of the simulated `nvidia-smi compute-policy`, parsed as gpushd parses it.
+//! Output of the simulated `nvidia-smi compute-policy`. The tests parse it as gpushd does.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -6,7 +6,7 @@ use gpush_api::TimesliceLevel;
 use gpush_core::compute_policy::{LevelReport, level_of, levels};
 use gpush_tests::host::Host;
 
-/// Returns exit code and all output of `nvidia-smi compute-policy ARGS…`.
+/// Returns the exit code and all output of `nvidia-smi compute-policy ARGS…`.
 fn run(host: &Host, arguments: &str) -> (i32, String) {
     let mut command = host.command(host.dir().join("bin/nvidia-smi"));
     let output = command.arg("compute-policy").args(arguments.split_whitespace()).output().unwrap();

@@ -1,6 +1,6 @@
-//! Time-sliced GPUs: gpushd sets, keeps, repairs and restores the level and the compute mode
-//! through the real programs. The tests also cover an nvidia-smi that has no support for levels,
-//! fails, hangs or is missing.
+//! Time-sliced GPUs with the real programs. gpushd sets, corrects and restores the time-slice level
+//! and the compute mode. In other tests, nvidia-smi does not support levels, fails, hangs or is
+//! missing.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -15,10 +15,11 @@ use gpush_tests::{
 };
 use nix::sys::signal::Signal;
 
-/// Two GPUs with MIG mode off, and one without MIG.
+/// Three GPUs: two with MIG mode off, and one without MIG.
 const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = false\ncount = 2\n[[gpu]]\nmodel = \"t4\"\n";
 
-/// A config in which the first and the last GPU have long time slices and one process at a time.
+/// A config in which the first and the last GPU have long time slices and permit one process at a
+/// time.
 const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
     timeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }\n";
 
@@ -42,7 +43,7 @@ fn are(host: &Host, expected: [(&str, u64); 3]) -> bool {
 const SET: [(&str, u64); 3] = [("long", 3), ("default", 0), ("long", 3)];
 const NOT_SET: [(&str, u64); 3] = [("default", 0); 3];
 
-/// Returns the levels that were set, with the indexes of their GPUs.
+/// Returns the levels that gpushd has set, with the indexes of their GPUs.
 fn sets(host: &Host) -> Vec<(Option<u32>, String)> {
     let calls = host.trace().into_iter().filter(|call| call.function == "compute-policy-set");
     calls.map(|call| (call.gpu, call.arguments)).collect()
@@ -52,7 +53,7 @@ fn turns(agent: &Agent, gpu: u32) -> TimesliceView {
     agent.gpu(gpu).timeslice.unwrap_or_else(|| panic!("GPU {gpu} is not time-sliced:\n{}", agent.log()))
 }
 
-/// Waits until the API shows the time-sliced GPUs with their desired settings.
+/// Waits until the API shows that the time-sliced GPUs have their desired settings.
 fn await_kept(agent: &Agent) {
     agent.await_that("the desired level on each GPU", || {
         agent.gpus().iter().all(|gpu| {
@@ -77,7 +78,7 @@ fn health(agent: &Agent) -> Health {
     serde_json::from_value(agent.get("/v1/health").json()).unwrap()
 }
 
-/// Returns what health reports about nvidia-smi and levels, as one text.
+/// Returns what health reports about nvidia-smi and time-slice levels, as one text.
 fn troubles(agent: &Agent) -> String {
     let causes = health(agent).errors.into_iter();
     causes.map(|one| format!("{}: {}; ", one.message, one.causes.join("; "))).collect()
@@ -140,7 +141,8 @@ async fn foreign_level_is_drift_and_is_repaired() {
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(2);
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
-    // gpushd notices a changed level within a minute, or immediately after a reload.
+    // gpushd notices within a minute that another program has changed a level. After a reload, it
+    // notices this immediately.
     reload(&mut agent, LONG);
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
@@ -168,7 +170,7 @@ fn level_is_polled_once_a_minute() {
     smi(&host, "compute-policy --set-timeslice 0 -i 0");
     while !are(&host, SET) {
         assert!(begun.elapsed() < Duration::from_secs(100), "{}", agent.log());
-        // Readings of GPUs do not run nvidia-smi.
+        // For readings of GPUs, gpushd does not run nvidia-smi.
         let _ = agent.gpus();
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -190,8 +192,8 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
         let log = agent.log();
         log.contains("restored its time-slice level default") && log.contains("restored its compute mode DEFAULT")
     });
-    // The next gpushd also restores the settings, without reading them first, because the record
-    // shows which settings were applied.
+    // The next gpushd must also restore the settings. It need not read them first, because the
+    // record shows which settings were applied.
     reload(&mut agent, LONG);
     await_kept(&agent);
     agent.stop();
@@ -199,7 +201,7 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
     let agent = Agent::start(&host, NOBODY);
     agent.await_that("the next gpushd restores both GPUs", || are(&host, NOT_SET));
     agent.stop();
-    // A level that another program has set since then is kept.
+    // If another program has set a level since then, gpushd keeps this level.
     smi(&host, "compute-policy --set-timeslice 1 -i 0");
     host.start_trace();
     let agent = Agent::start(&host, NOBODY);
@@ -221,13 +223,13 @@ fn failed_change_still_restores_earlier_settings() {
         let told = troubles(&agent);
         told.contains("time-slice level `short`") && told.contains("compute mode")
     });
-    // After a kill, gpushd still restores the settings, because the intended level is recorded.
+    // gpushd records which level it is going to set. So it restores the settings even after a kill.
     agent.kill();
     let mut agent = Agent::start(&host, NOBODY);
     agent.await_that("neither GPU is restored", || !troubles(&agent).is_empty());
     assert!(are(&host, SET), "{:?}", truth(&host));
     host.clear_faults();
-    // The next reload retries immediately.
+    // At the next reload, gpushd retries immediately.
     reload(&mut agent, NOBODY);
     agent.await_that("both GPUs are restored", || are(&host, NOT_SET));
 }
@@ -256,7 +258,7 @@ fn gpu_in_mig_mode_is_drift_and_untouched() {
 fn gpu_without_levels_is_reported_and_polled_once() {
     let host = Host::up(THREE);
     let around = Around::of(&host);
-    // The driver reports that it does not support levels, as on a Volta or a P4.
+    // The driver reports that the GPU has no levels, as for a Volta or a P4.
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     host.fault("compute-policy-set --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, &(around.config(&[], "") + LONG));
@@ -267,7 +269,7 @@ fn gpu_without_levels_is_reported_and_polled_once() {
     assert_eq!(around.take_calls().len(), 1);
     assert!(health(&agent).errors.is_empty(), "it is no fault");
     agent.await_that("the compute mode is set", || truth(&host)[0].1 == 3);
-    // This GPU reports the missing support only when a level is set.
+    // For this GPU, the driver reports only at a change that the GPU has no levels.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc NOT_SUPPORTED");
     reload(&mut agent, &(around.config(&[], "") + LONG));
@@ -323,7 +325,7 @@ fn hung_nvidia_smi_is_ended_and_delays_nothing() {
     assert!(begun.elapsed() < Duration::from_secs(5));
     agent.await_that("the timeout is reported", || troubles(&agent).contains("did not end in time"));
     assert_eq!(turns(&agent, 0).state, TimesliceState::Unknown);
-    // A stop of gpushd does not wait for an nvidia-smi that hangs.
+    // While nvidia-smi hangs, gpushd can stop.
     reload(&mut agent, LONG);
     std::thread::sleep(Duration::from_millis(300));
     let begun = Instant::now();
@@ -348,8 +350,8 @@ fn gpu_with_recorded_level_is_not_unsupported() {
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);
-    // The first reading after a restart of gpushd gives the same result, because the applied level
-    // is recorded.
+    // gpushd has recorded the level that it applied. So the first reading after a restart gives the
+    // same result.
     agent.stop();
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);

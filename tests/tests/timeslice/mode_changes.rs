@@ -1,6 +1,6 @@
-//! Changes to and from mode `timeslice` through the real programs. An operation starts after gpushd
-//! has removed earlier time-slice settings. The operation ends after gpushd has read back the level
-//! and the compute mode. The operation reports settings that could not be applied.
+//! Changes to and from mode `timeslice` with the real programs. An operation starts when gpushd has
+//! removed earlier time-slice settings. It ends when gpushd has read back the level and the compute
+//! mode. If a setting could not be applied, the operation reports that.
 
 use gpush_api::{Operation, OperationState};
 use gpush_tests::{
@@ -35,8 +35,8 @@ fn is(level: &str, mode: u64) -> (String, u64) {
     (level.to_owned(), mode)
 }
 
-/// Returns the state that the GPU must have under a rule: level, compute mode, MIG mode, number of
-/// MPS daemons.
+/// Returns the state that the GPU must have under a rule: level, compute mode, MIG mode, and number
+/// of MPS daemons.
 fn reached(how: &str) -> (&'static str, u64, bool, usize) {
     match how {
         TURNS => ("long", 3, false, 0),
@@ -67,8 +67,7 @@ fn operation_ends_when_level_and_compute_mode_are_set() {
     for how in [MPS, TURNS, MIG, TURNS, MPS, MIG, MPS, TURNS] {
         agent.reload(rule(how));
         let operation = done(&agent);
-        // Check immediately, because no part of the change may happen after the end of the
-        // operation.
+        // Check immediately: after the end of the operation, nothing may change.
         assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), truth(&host, 0), agent.log());
         assert_eq!(operation.plans[0].sets_timeslice(), how == TURNS, "{how}");
         assert_eq!(operation.notes, [] as [String; 0], "{how}");
@@ -107,7 +106,7 @@ fn killed_mode_change_is_finished_by_next_gpushd() {
         agent = Agent::start(&host, &rule(how));
         let ended = agent.follow(agent.operation(&now.id));
         if ended.state != OperationState::Done {
-            // gpushd may roll the operation back. In that case, the test requests the change again.
+            // If gpushd has rolled the operation back, this requests the change again.
             let _done = done(&agent);
         }
         agent.await_that("the desired state", || stands(&host, how));

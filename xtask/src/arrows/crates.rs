@@ -1,8 +1,8 @@
-//! Checks the dependencies between crates that ARCHITECTURE.md shows.
+//! Checks the dependencies between crates, which ARCHITECTURE.md shows.
 //!
-//! The check reads normal dependencies from `cargo metadata`. For crates that must stay pure, or
-//! that must not ship certain crates, the check also follows indirect dependencies.
-//! Dev-dependencies are not limited, because tests may use the simulator.
+//! The check reads normal dependencies from `cargo metadata`. Some crates must stay pure, or must
+//! not ship certain crates. For these, the check also follows indirect dependencies. Tests may use
+//! the simulator, so the check does not limit dev-dependencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// The workspace crates on which each workspace crate may depend. Every new crate needs an entry
-/// here.
+/// For each crate of the workspace, the crates of the workspace on which it may depend. A new crate
+/// needs an entry here.
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-geometry", &[]),
     ("gpush-api", &[]),
@@ -34,8 +34,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("xtask", &["gpush-api", "gpush-client", "gpush-core", "gpush-geometry", "gpush-nvml"]),
 ];
 
-/// Crates on which a crate must not depend, even indirectly, with the reason. A `*` at the end of a
-/// name matches any ending.
+/// For some crates, the crates on which they must not depend, even indirectly, with the reason. A
+/// `*` at the end of a name matches any ending.
 const MUST_NOT_REACH: &[(&str, &[&str], &str)] = &[
     (
         "gpush-core",
@@ -54,7 +54,7 @@ const MUST_NOT_REACH: &[(&str, &[&str], &str)] = &[
 
 const SIMULATION: &[&str] = &["silicon", "nvml-sim", "mps-sim", "gpush-sim", "gpush-tests", "xtask"];
 
-/// Normal dependencies of every package, by name.
+/// For each package, by name: its normal dependencies.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// Checks the dependencies between the crates of this workspace. Returns a summary.
@@ -96,8 +96,8 @@ fn read(metadata: &Value) -> Result<(Graph, BTreeSet<String>)> {
     for node in list(&metadata["resolve"], "nodes")? {
         let below = graph.entry(name(&node["id"])?).or_default();
         for dependency in list(&node, "deps")? {
-            // A null kind is a normal dependency. Dependencies of build scripts and tests do not
-            // ship.
+            // In `cargo metadata`, a normal dependency has the kind null. Dependencies of build
+            // scripts and tests do not ship.
             if list(&dependency, "dep_kinds")?.iter().any(|kind| kind["kind"].is_null()) {
                 below.insert(name(&dependency["pkg"])?);
             }
@@ -172,7 +172,7 @@ mod tests {
         println!("{}", check().unwrap());
     }
 
-    /// Returns a correct workspace without external crates.
+    /// Returns a workspace that follows all rules, without external crates.
     fn sound() -> (Graph, BTreeSet<String>) {
         let graph: Graph = MAY_KNOW
             .iter()

@@ -10,7 +10,7 @@ mod table;
 
 use anyhow::Result;
 
-/// What to do besides checking.
+/// Whether the command also updates the table.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Update the lists of used modules in ARCHITECTURE.md first; the order of the rows does not

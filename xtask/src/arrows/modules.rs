@@ -20,7 +20,7 @@ use crate::workspace;
 const DOCUMENT: &str = "ARCHITECTURE.md";
 const SRC: &str = "agent/src";
 
-/// Dependencies, each as the using module and the used module.
+/// Dependencies. Each is a pair: the module that uses, and the module that is used.
 type Arrows = BTreeSet<(String, String)>;
 
 /// Checks the dependencies between the agent's modules. Returns a summary.
@@ -69,8 +69,8 @@ fn upward(source: &CrateSource, table: &Table) -> Arrows {
     source.uses.keys().filter(|(from, to)| !points_down(from, to)).cloned().collect()
 }
 
-/// Returns the table with the modules that the code uses, without rows of modules that no longer
-/// exist.
+/// Returns the table with the modules that the code uses. Rows of modules that no longer exist are
+/// left out.
 fn updated(source: &CrateSource, mut table: Table) -> Table {
     let upward = upward(source, &table);
     table.rows.retain(|row| source.modules.contains(&row.module));

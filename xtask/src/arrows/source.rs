@@ -1,9 +1,9 @@
-//! Reads the top-level modules of a crate, and the dependencies between them, from the source.
+//! Reads from the source which top-level modules a crate has, and which of them each module uses.
 //!
-//! Code that is compiled only for tests is ignored. A module uses another one through a path that
-//! begins with `crate` or `super`, in an import, in code, or in the arguments of a macro. In the
-//! crate's root, a path that begins with the name of a module also counts. The root itself is
-//! listed as the module [`ROOT`].
+//! A module uses another one through a path that begins with `crate` or `super`, in an import, in
+//! code, or in the arguments of a macro. In the root of the crate, a path that begins with the name
+//! of a module also counts. The root itself is the module [`ROOT`]. Code that is compiled only for
+//! tests is ignored.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,10 +16,10 @@ use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{Attribute, ImplItem, Item, Meta, Token, parse::Parser, punctuated::Punctuated};
 
-/// The name under which the crate's root, `main.rs`, is listed as a module.
+/// The name of the crate's root, `main.rs`, in the list of modules.
 pub(crate) const ROOT: &str = "main";
 
-/// The position of a use in the source.
+/// Where in the source a module uses another module.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     /// Path of the file, relative to the crate's `src`.
@@ -33,7 +33,7 @@ pub(crate) struct Position {
 pub(crate) struct CrateSource {
     /// Names of the top-level modules, including [`ROOT`].
     pub(crate) modules: BTreeSet<String>,
-    /// First position of each dependency. The key consists of the using module and the used module.
+    /// For each dependency, its first position. The key is the using module and the used module.
     pub(crate) uses: BTreeMap<(String, String), Position>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn read(src: &Path) -> Result<CrateSource> {
     reader.file(Path::new("main.rs"), &[])?;
     let mut uses = BTreeMap::new();
     for Found { from, name, place, bare } in reader.found {
-        // A name in the root that is not a module belongs to an item or a macro of the root.
+        // If a name in the root is not a module, it is an item or a macro of the root.
         let to = match reader.modules.contains(&name) {
             true => name,
             false if bare => continue,
@@ -61,13 +61,13 @@ pub(crate) fn read(src: &Path) -> Result<CrateSource> {
     Ok(CrateSource { modules: reader.modules, uses })
 }
 
-/// A path to a name in the crate's root.
+/// A path in the source that leads to a name in the crate's root.
 struct Found {
     from: String,
     name: String,
     place: Position,
-    /// Whether the path has no `crate` or `super`. In this case, the name may also belong to
-    /// another crate.
+    /// Whether the path begins without `crate` and `super`. The name may then belong to another
+    /// crate.
     bare: bool,
 }
 
@@ -147,8 +147,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the tokens after `crate::`, `self::` or `super::`. `base` is the module to which that
-    /// prefix refers.
+    /// Reads the tokens after `crate::`, `self::` or `super::`. This prefix refers to the module
+    /// `base`.
     fn path(&mut self, rest: &[TokenTree], file: &Path, module: &[String], base: &[String]) {
         match rest.first() {
             Some(TokenTree::Ident(name)) if name == "super" && is_path_separator(&rest[1..]) => {
@@ -185,7 +185,7 @@ fn is_path_separator(tokens: &[TokenTree]) -> bool {
     matches!(tokens, [first, second, ..] if is_colon(first) && is_colon(second))
 }
 
-/// Returns whether the tokens end with `::`, so that the next identifier continues a path.
+/// Returns whether the tokens end with `::`. The next identifier then continues a path.
 fn follows_path(tokens: &[TokenTree]) -> bool {
     matches!(tokens, [.., first, second] if is_colon(first) && is_colon(second))
 }
@@ -249,7 +249,7 @@ fn attributes_in_impl(item: &ImplItem) -> &[Attribute] {
 mod tests {
     use super::*;
 
-    /// Returns the dependencies in a crate with these files, as `from to file:line`.
+    /// Returns the dependencies in a crate that has these files, as `from to file:line`.
     fn arrows(files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -7,7 +7,7 @@
 //! |      | `http` | `state` |
 //! ```
 //!
-//! The layers are for readers. The order of the rows matters: a module may use only modules in
+//! The layers are for readers only. The order of the rows matters: a module may use only modules in
 //! lower rows.
 
 use std::collections::BTreeSet;

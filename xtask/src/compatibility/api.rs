@@ -7,7 +7,7 @@ use super::{
     schema::{Comparison, Direction},
 };
 
-/// Returns the differences that prevent a client of the old API from using the new one.
+/// Returns the differences because of which a client of the old API cannot use the new API.
 pub(super) fn differences(old: &Value, new: &Value) -> Vec<Difference> {
     let mut comparison = Comparison::new(old, new);
     for (path, methods) in fields(old, "paths") {
@@ -120,7 +120,8 @@ mod tests {
         })
     }
 
-    /// Applies a change to the new document. Returns the resulting differences, one line each.
+    /// Applies a change to the new document. Returns the differences from the old document, one
+    /// line each.
     fn after(change: impl FnOnce(&mut Value)) -> String {
         let (old, mut new) = (document(), document());
         change(&mut new);

@@ -2,7 +2,7 @@
 //! ([decision 9](../../../docs/decisions/0009-api-within-v1.md)).
 //!
 //! `docs/released` contains the API and the config keys of the last release. `cargo xtask test`
-//! compares them with the code. If anything was removed or has another type, the step
+//! compares them with the code. If something was removed or has another type, the step
 //! `compatibility` fails. Before the first release, the folder does not exist, and there is nothing
 //! to compare.
 //!
@@ -25,21 +25,21 @@ use crate::workspace;
 /// The folder of the baseline, relative to the root of the checkout.
 const FOLDER: &str = "docs/released";
 
-/// Files of the baseline: the API, and the config keys.
+/// Files of the baseline: this one has the API, and the next one has the config keys.
 const API: &str = "openapi.json";
 const KEYS: &str = "config-keys.txt";
 
-/// The current API. The step `tests` checks that this file equals the code.
+/// The current API. The step `tests` checks that this file matches the code.
 const CURRENT_API: &str = "docs/openapi.json";
 
-/// Something that works with the last release but not with the current code.
+/// Something that works with the last release, but not with the current code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Difference {
     /// Path, field or key.
     object: String,
     /// What has changed.
     problem: String,
-    /// What a developer must do.
+    /// What a developer must do about the difference.
     remedy: &'static str,
 }
 
@@ -58,8 +58,7 @@ struct Baseline {
 
 /// Compares the code with the baseline, for `cargo xtask test`.
 ///
-/// # Errors
-/// If there are differences, which the error lists, or a file cannot be read.
+/// If there are differences (the error lists them), or if a file cannot be read.
 pub(crate) fn check() -> Result<String> {
     let root = workspace::root();
     if !root.join(FOLDER).exists() {
@@ -176,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Removes fields of the real API, wherever they are used. To save time, the test removes only
+    /// Removes fields of the real API and checks that this is found. To save time, removes only
     /// every fifth field.
     #[test]
     fn removal_of_any_field_of_the_api_is_found() {

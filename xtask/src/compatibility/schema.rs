@@ -1,13 +1,13 @@
-//! Compares two JSON schemas of an OpenAPI document: every value that was valid before must still
+//! Compares two JSON schemas of an OpenAPI document. Every value that was valid before must still
 //! be valid.
 //!
-//! The permitted changes depend on the direction. A new request may allow more, and must not
-//! require more. A new response may contain more, and must not lack anything. The removal of a
-//! field or of a value is an error in both directions, because a client may write or read it.
+//! What may change depends on the direction. The new schema of a request may allow more, but must
+//! not require more. The new schema of a response may contain more, but must not lack anything. A
+//! field or a value must not be removed in either direction, because a client may write or read it.
 //!
-//! A schema is expanded into its alternatives: `$ref` is followed, `allOf` is merged, and `oneOf`
-//! is a list of alternatives. The alternatives of two lists are matched by their tag (`kind=mig`),
-//! by their type, or by their required fields.
+//! A schema is expanded into its alternatives: `$ref` is followed, `allOf` is merged, and each
+//! entry of `oneOf` is an alternative. An alternative of the old schema is compared with the
+//! alternative of the new schema that has the same tag (`kind=mig`), type, or required fields.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -29,8 +29,8 @@ pub(super) enum Direction {
 pub(super) struct Comparison<'d> {
     old: &'d Value,
     new: &'d Value,
-    /// Pairs of objects that were already compared, identified by their sources. Therefore a
-    /// difference in a schema that many operations use is reported once.
+    /// Pairs of objects that were already compared, by their sources. So if many operations use a
+    /// schema, a difference in it is reported once.
     seen: HashSet<(Vec<usize>, Vec<usize>, Direction)>,
     pub(super) found: Vec<Difference>,
 }
@@ -38,18 +38,18 @@ pub(super) struct Comparison<'d> {
 /// One alternative of a schema.
 #[derive(Debug, Clone, Default)]
 struct Shape<'d> {
-    /// Addresses of the schemas from which the fields come.
+    /// Addresses of the schemas that define the fields of this alternative.
     sources: Vec<usize>,
-    /// Permitted types. The set is empty if any type is permitted.
+    /// Permitted types. If any type is permitted, the set is empty.
     types: BTreeSet<&'d str>,
     format: Option<&'d str>,
     /// Permitted strings, or `None` if any string is permitted.
     values: Option<BTreeSet<&'d str>>,
     properties: BTreeMap<&'d str, &'d Value>,
     required: BTreeSet<&'d str>,
-    /// The schemas of array items: one schema for all items, or one for each position.
+    /// The schemas of array items: one for all items, or one for each position.
     items: Vec<&'d Value>,
-    /// The schema of fields whose names are not listed.
+    /// The schema of all fields that are not listed by name.
     other_fields: Option<&'d Value>,
 }
 
@@ -167,7 +167,7 @@ impl<'d> Shape<'d> {
         }
     }
 
-    /// Merges two shapes as `allOf` does: the result has the requirements of both shapes.
+    /// Merges two shapes as `allOf` does: the result has the requirements of both.
     fn merged(mut self, other: Self) -> Self {
         self.sources.extend(other.sources);
         self.types.extend(other.types);
@@ -186,7 +186,7 @@ impl<'d> Shape<'d> {
         if !self.name().is_empty() {
             return named(now);
         }
-        // This alternative is an object whose fields contain no tag.
+        // The alternative is an object, and none of its fields is a tag.
         let is_unnamed = |shape: &&Self| shape.name().is_empty();
         let unnamed: Vec<&Self> = now.iter().filter(is_unnamed).collect();
         let has_all = |other: &&&Self| self.required.iter().all(|name| other.properties.contains_key(name));
@@ -196,8 +196,8 @@ impl<'d> Shape<'d> {
         }
     }
 
-    /// Returns the name that distinguishes an alternative from other alternatives: the tag, or the
-    /// type of an alternative that is not an object.
+    /// Returns a name that distinguishes an alternative from the others: its tag, or its type if it
+    /// is not an object.
     fn name(&self) -> String {
         if self.properties.is_empty() {
             return self.type_name();
@@ -208,7 +208,8 @@ impl<'d> Shape<'d> {
         };
         let tags: Vec<String> = self.properties.iter().filter_map(tag).collect();
         if tags.is_empty() && self.properties.len() == 1 && self.required.len() == 1 {
-            // In serde's default form of an enum, the name of the only field is the tag.
+            // In serde's default form of an enum, an alternative has one field, and the name of
+            // this field is the tag.
             return self.required.iter().copied().collect();
         }
         tags.join(", ")
@@ -241,7 +242,8 @@ fn resolved<'d>(document: &'d Value, schema: &'d Value) -> &'d Value {
     }
 }
 
-/// Returns the alternatives of a schema. A schema that lists fixed strings is a single alternative.
+/// Returns the alternatives of a schema. If a schema lists fixed strings, it is a single
+/// alternative.
 fn alternatives<'d>(document: &'d Value, schema: &'d Value) -> Vec<Shape<'d>> {
     let schema = resolved(document, schema);
     let list = |key: &str| schema.get(key).and_then(Value::as_array).into_iter().flatten();

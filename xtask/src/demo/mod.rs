@@ -1,10 +1,10 @@
 //! `cargo xtask demo`: shows gpush on a simulated host. The short tour fits on three screens;
 //! `--full` shows every subject.
 //!
-//! All output is real. `gpush-sim run` creates the host and runs this program again on that host.
-//! The second instance starts the real `gpushd`, runs real `gpushctl` commands, and prints each
-//! command with its output. Every command must end with a given exit code, and some commands must
-//! fail. Therefore the demo is also a test.
+//! All output is real. `gpush-sim run` creates the host and starts this program a second time on
+//! it. The second instance starts the real `gpushd`, runs real `gpushctl` commands, and prints each
+//! command with its output. Every command must end with a given exit code, also the commands that
+//! must fail. So the demo is also a test.
 
 use std::{
     path::{Path, PathBuf},
@@ -217,12 +217,12 @@ fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<
     types(session, wrong, "gpushctl mps list", 0)
 }
 
-/// A program that uses a GPU. Dropping it ends the program.
+/// A program that uses a GPU. Dropping this value ends the program.
 struct Worker(Child);
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // The program only sleeps, so killing it loses nothing, and an error does not matter.
+        // Ignore an error. The program only sleeps, so killing it loses nothing.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -236,7 +236,7 @@ fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worke
     let pid = worker.0.id();
     let line = format!("gpush-sim process $NVML_SIM_STATE add --gpu 0 --gi {id} --ci 0 --memory 9216 --pid {pid}");
     types(session, wrong, &line, 0)?;
-    // A reading of gpushd can be a second old, so the demo waits until gpushd shows the program.
+    // A reading of gpushd can be a second old. So wait until gpushd shows the program.
     let started = Instant::now();
     while used(tour, session)?["compute_instances"][0]["processes"][0].is_null() {
         if started.elapsed() > Duration::from_secs(30) {
@@ -246,8 +246,8 @@ fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worke
     Ok(worker)
 }
 
-/// Returns the instance on GPU 0 that the tour uses, as gpushd shows it. Returns null if the
-/// instance does not exist.
+/// Returns the instance on GPU 0 that the tour uses, as gpushd shows it. If it does not exist,
+/// returns null.
 fn used(tour: &Tour, session: &Session) -> Result<Value> {
     let shown = session.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
     let gpus: Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;

@@ -17,13 +17,13 @@ use nix::{
 /// Time limit for the agent to start, to reload its config, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An agent on the simulated host on which this process runs. The session has its own folder, in
-/// which its commands run.
+/// An agent on the simulated host on which this process runs. The session has a folder, in which
+/// its commands run.
 pub(super) struct Session {
     programs: PathBuf,
     folder: tempfile::TempDir,
     agent: Child,
-    /// Receives the notifications that the agent sends to its service manager, such as readiness.
+    /// Receives the notifications of the agent to its service manager, such as readiness.
     told: UnixDatagram,
 }
 
@@ -50,7 +50,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Returns a command that runs in the session's folder. In that folder, `gpushctl` finds the
+    /// Returns a command that runs in the folder of the session, in which `gpushctl` finds the
     /// agent.
     pub(super) fn command(&self, program: &str) -> Command {
         let own = self.programs.join(program);
@@ -59,7 +59,7 @@ impl Session {
         command
     }
 
-    /// Returns the value of `PATH`, with the built programs first.
+    /// Returns a value for `PATH` that begins with the folder of the built programs.
     fn path(&self) -> std::ffi::OsString {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let all = std::iter::once(self.programs.clone()).chain(std::env::split_paths(&path));
@@ -79,7 +79,7 @@ impl Session {
         let mut shell = self.command(&program);
         shell.env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
         let status = shell.status().with_context(|| format!("{program} cannot be started"))?;
-        // A shell ends with the exit code of its last command. This exit code does not matter here.
+        // The exit code of a shell is that of its last command, which does not matter here.
         Ok(status.signal().is_none())
     }
 
@@ -98,8 +98,8 @@ impl Session {
             if started.elapsed() > PATIENCE {
                 bail!("gpushd does not end; its log:\n{}", self.log());
             }
-            // The agent is not expected to send a notification. This call only waits for a moment,
-            // and returns earlier if a notification arrives.
+            // This call is only a pause: it ends after a moment, or earlier if the agent sends a
+            // notification.
             let _ = self.told.recv(&mut buffer);
         }
     }
@@ -138,7 +138,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // After `end`, the process has ended. After a failure, it may still be running.
+        // If `end` was called, the process has ended. After a failure, it may still run.
         let _ = self.agent.kill();
         let _ = self.agent.wait();
     }

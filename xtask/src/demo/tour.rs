@@ -1,4 +1,4 @@
-//! The commands of the demo for each preset: layouts with the profile names of its GPU models, and
+//! The commands of the demo. For each preset: layouts with the profile names of its GPU models, and
 //! the exit code that each command must have.
 
 use anyhow::{Result, bail};
@@ -9,15 +9,15 @@ use gpush_geometry::PRESETS;
 pub(super) struct Tour {
     /// Description of the host in a few words.
     pub(super) about: &'static str,
-    /// Selectors: of the GPUs with the mixed layout, and of the GPUs with the even layout.
+    /// Two selectors: for the GPUs with the mixed layout, and for the GPUs with the even layout.
     pub(super) gpus: [&'static str; 2],
     /// Instances of different sizes on one GPU. A program uses the first instance.
     mixed: &'static [&'static str],
     /// Instances of nearly equal size.
     even: &'static [&'static str],
-    /// Another layout that has room for the instance in use.
+    /// Another layout. It has room for the instance in use.
     pub(super) reshaped: &'static [&'static str],
-    /// A layout that has no room for the instance in use: the whole GPU as one instance.
+    /// The whole GPU as one instance. This layout has no room for the instance in use.
     pub(super) whole: &'static str,
     /// Profile of the instance in use.
     pub(super) used: &'static str,

@@ -1,7 +1,7 @@
 //! Builds the programs of the packages.
 //!
-//! A plain build needs at least the glibc version of the machine on which it is built.
-//! cargo-zigbuild links against an older glibc, so that the same file runs on every supported
+//! A program that is built without cargo-zigbuild needs at least the glibc version of the build
+//! machine. cargo-zigbuild links against an older glibc, so the same file runs on every supported
 //! release.
 
 use std::path::PathBuf;
@@ -11,16 +11,15 @@ use anyhow::{Context, Result, bail};
 use super::Release;
 use crate::workspace::{self, Build};
 
-/// Oldest glibc version that the packages support, which is the version of Debian 11 and Ubuntu
-/// 20.04.
+/// The oldest glibc version that the packages support: that of Debian 11 and Ubuntu 20.04.
 pub(super) const GLIBC: &str = "2.31";
 
 /// The build profile of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Profile {
-    /// For hosts: optimised, with debug symbols that can be split off.
+    /// The build for hosts: optimised, with debug symbols in separate packages.
     Release,
-    /// For tests of the packages.
+    /// The build for tests of the packages.
     Debug,
 }
 
@@ -44,8 +43,8 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
     for package in workspace::PROGRAMS {
         command.args(["--package", package]);
     }
-    // With these flags, the same source gives the same program in every folder. A build id connects
-    // the program with its debug symbols.
+    // With these flags, the programs do not depend on the folder in which they are built. A build
+    // id connects each program with its debug symbols.
     let home = std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")));
     let flags = [
         "-Clink-arg=-Wl,--build-id=sha1".to_owned(),

@@ -15,7 +15,7 @@ impl Package {
     /// All packages.
     pub(super) const ALL: [Self; 3] = [Self::Gpush, Self::Sim, Self::Symbols];
 
-    /// Returns the name of the package, which is also the name of its staged tree.
+    /// Returns the name of the package. Its staged tree has the same name.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Gpush => "gpush",
@@ -25,10 +25,10 @@ impl Package {
     }
 }
 
-/// The origin of a file.
+/// Where a file of a package comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A built program or library, by file name. Its debug symbols are split off.
+    /// A built program or library, by file name. Its debug symbols are moved to another package.
     Program(&'static str),
     /// A file of the repository.
     File(&'static str),
@@ -51,7 +51,7 @@ pub(super) struct Entry {
     pub(super) mode: u32,
 }
 
-/// Config files. An upgrade keeps the administrator's changes.
+/// Config files. If an administrator has changed them, an upgrade keeps the changes.
 pub(super) const CONFIG: [&str; 2] = ["/etc/gpush/config.toml", "/etc/needrestart/conf.d/gpush.conf"];
 
 const UNITS: &str = "/usr/lib/systemd/system/";
@@ -89,7 +89,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("packaging/tmpfiles.d/gpush.conf", "/usr/lib/tmpfiles.d/"),
     file("packaging/system-preset/80-gpush.preset", "/usr/lib/systemd/system-preset/"),
     file("packaging/needrestart/gpush.conf", "/etc/needrestart/conf.d/"),
-    // Scripts for Slurm's prolog.d and epilog.d, and the source of the plugin that adds `--gpush`.
+    // Scripts for the directories prolog.d and epilog.d of Slurm, and the source of the plugin for
+    // `--gpush`.
     script("packaging/slurm/prolog", "/usr/share/gpush/slurm/"),
     script("packaging/slurm/epilog", "/usr/share/gpush/slurm/"),
     script("packaging/slurm/task-prolog", "/usr/share/gpush/slurm/"),

@@ -57,12 +57,13 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     Ok(made)
 }
 
-/// Returns the packages of a build. A debug build has no separate symbols.
+/// Returns the packages of a build. A debug build has no package for debug symbols.
 pub(super) fn packages(profile: Profile) -> impl Iterator<Item = Package> {
     Package::ALL.into_iter().filter(move |package| profile == Profile::Release || *package != Package::Symbols)
 }
 
-/// Returns the overrides of a package: the lines with its name, each with the comment above it.
+/// Returns lintian's overrides for a package: each line with its name, and the comment above this
+/// line.
 fn overrides_of(text: &str, package: Package) -> String {
     let own = format!("{}: ", package.name());
     let (mut kept, mut comment) = (String::new(), String::new());
@@ -125,7 +126,7 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
     ))
 }
 
-/// Adds Debian's changelog, which refers to another file with the list of changes.
+/// Adds a changelog in Debian's format. It only refers to the file with the list of changes.
 fn add_changelog(release: &Release, package: Package, tree: &Path) -> Result<()> {
     let date = output(Command::new("date").args(["--utc", "--rfc-email", &format!("--date=@{}", release.epoch)]))?;
     let text = format!(

@@ -1,8 +1,7 @@
-//! The libraries that the programs contain: their licences, and a bill of materials (SBOM) as
-//! CycloneDX JSON.
+//! The libraries in the programs: their licences, and a bill of materials (SBOM) as CycloneDX JSON.
 //!
-//! The data comes from `cargo metadata`, reduced to the packages on which `gpushd` and `gpushctl`
-//! depend through normal dependencies.
+//! The data comes from `cargo metadata`. It includes only the packages on which `gpushd` and
+//! `gpushctl` depend through normal dependencies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -67,8 +66,8 @@ fn reached(metadata: &Value) -> Result<BTreeSet<&str>> {
 
 fn licences(packages: &[&Value]) -> Result<String> {
     let mut whole = String::from("Libraries that the programs of gpush contain, with their licences.\n");
-    // Many libraries have the same licence text. Each text is printed once, below the names of all
-    // libraries that have it.
+    // Many libraries have the same licence text. Print each text once, below the names of all its
+    // libraries.
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in packages {
         let name = format!("{} {}", text(package, "name"), text(package, "version"));

@@ -1,4 +1,4 @@
-//! The requirements of a built program, as `objdump` of binutils shows them.
+//! What a built program needs, as `objdump` of binutils shows it.
 
 use std::{path::Path, process::Command};
 
@@ -9,7 +9,7 @@ use super::output;
 /// A version of glibc: major and minor number.
 pub(super) type Glibc = (u32, u32);
 
-/// Libraries that a program may need, by file name, each with the library's Debian package.
+/// Libraries that a program may need, by file name, each with its Debian package.
 const LIBRARIES: [(&str, &str); 6] = [
     ("libc.so.6", "libc6"),
     ("libm.so.6", "libc6"),
@@ -19,7 +19,7 @@ const LIBRARIES: [(&str, &str); 6] = [
     ("libgcc_s.so.1", "libgcc-s1"),
 ];
 
-/// Returns the newest glibc version that the symbols of a program require.
+/// Returns the newest glibc version that a program needs, according to its symbols.
 ///
 /// # Errors
 /// If `objdump` fails.

@@ -1,4 +1,4 @@
-//! `cargo xtask package`: builds the .deb and .rpm files of gpush from one staged tree.
+//! `cargo xtask package`: builds the .deb and .rpm files of gpush from the same staged files.
 //!
 //! ```text
 //! build ──► programs ──┐
@@ -7,8 +7,8 @@
 //! cargo metadata ──► licences, SBOM ┘
 //! ```
 //!
-//! The packages do not depend on the time, the user or the folder of the build. The times of all
-//! files are the time of the last commit, and the owner of all files is root.
+//! The packages do not depend on the time, the user or the folder of the build. Every file has the
+//! time of the last commit, and belongs to root.
 //!
 //! | file | subject |
 //! |---|---|
@@ -40,7 +40,8 @@ use anyhow::{Context, Result, bail};
 use self::{build::Profile, contents::Package, scripts::Values, stage::Stage};
 use crate::workspace::{self, Build};
 
-/// Limits for the package `gpush`, in bytes: of the file, and of the installed files.
+/// Limits for the package `gpush`, in bytes. This one is for the package file, and the next one for
+/// the installed files.
 const MOST_PACKED: u64 = 8 << 20;
 const MOST_INSTALLED: u64 = 25 << 20;
 
@@ -80,7 +81,7 @@ struct Release {
     version: String,
     arch: String,
     profile: Profile,
-    /// Time of the last commit in seconds since 1970. Every file in a package has this time.
+    /// Time of the last commit, in seconds since 1970. Every file of a package has this time.
     epoch: u64,
     /// Name and address of the person who builds the packages, in the form `NAME <ADDRESS>`.
     maintainer: String,
@@ -131,7 +132,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(true)
 }
 
-/// Checks the sizes of the package `gpush`: of its files in both formats, and of the installed files.
+/// Checks the sizes of the package `gpush`: of the package files in both formats, and of the
+/// installed files.
 fn check_sizes(made: &[PathBuf], installed: u64) -> Result<()> {
     let mut sizes = vec![("the installed gpush".to_owned(), installed, MOST_INSTALLED)];
     for path in made {
@@ -148,7 +150,8 @@ fn check_sizes(made: &[PathBuf], installed: u64) -> Result<()> {
     }
 }
 
-/// Returns the time of the last commit in seconds since 1970, or `SOURCE_DATE_EPOCH` if it is set.
+/// Returns `SOURCE_DATE_EPOCH` if it is set. Otherwise, returns the time of the last commit in
+/// seconds since 1970.
 fn last_commit() -> Result<u64> {
     if let Ok(set) = std::env::var("SOURCE_DATE_EPOCH") {
         return set.parse().with_context(|| format!("SOURCE_DATE_EPOCH is not a number: {set}"));

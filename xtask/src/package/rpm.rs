@@ -27,7 +27,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     if !workspace::is_installed("rpmbuild") {
         bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
     }
-    // For packages that only tests use, strong compression would take too much time.
+    // Only tests use such a package, so strong compression would waste time.
     let payload = if release.profile == Profile::Release { "w9.xzdio" } else { "w1.gzdio" };
     let work = out.join("work").join("rpm");
     let root = work.join("root");
@@ -69,7 +69,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
         ("_topdir", work.display().to_string()),
         ("_rpmdir", work.join("out").display().to_string()),
         ("buildroot", root.display().to_string()),
-        // A package file must not contain the place and the time of the build.
+        // A package file must not contain where and when it was built.
         ("_buildhost", "gpush".to_owned()),
         ("use_source_date_epoch_as_buildtime", "1".to_owned()),
         ("clamp_mtime_to_source_date_epoch", "1".to_owned()),
@@ -110,7 +110,8 @@ fn without_package(spec: &str) -> String {
 mod tests {
     use super::*;
 
-    /// rpm also expands `%` in scripts, so `${x%%y}` in a script would become another command.
+    /// rpm also expands `%` in scripts. If a script contained `${x%%y}`, it would become another
+    /// command.
     #[test]
     fn shared_scripts_contain_no_rpm_macro() {
         let scripts = crate::workspace::root().join("packaging/scripts");

@@ -1,8 +1,8 @@
-//! Maintainer scripts and the spec. These files are templates below `packaging/` with two kinds of
+//! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of
 //! placeholders.
 //!
-//! - `#include NAME` is replaced by the text of `packaging/scripts/NAME`, with the indentation of
-//!   its line. Therefore a script for both formats exists only once.
+//! - `#include NAME` is replaced by the text of `packaging/scripts/NAME`, indented like this line.
+//!   So a script that both formats need exists only once.
 //! - `@NAME@` is replaced by a value of the build.
 
 use std::{collections::BTreeMap, fs, path::Path};

@@ -1,4 +1,4 @@
-//! The staged trees: one folder per package, which contains every file as it will be on the host.
+//! The staged trees: one folder for each package, with every file as it will be on the host.
 
 use std::{
     collections::BTreeMap,
@@ -155,7 +155,7 @@ impl Stage {
         }
     }
 
-    /// Returns the path in the staged tree at which an entry puts this source file.
+    /// Returns the path in the staged tree to which an entry copies this source file.
     fn target(&self, entry: &Entry, source: &Path) -> PathBuf {
         let path = self.path(entry.package, entry.path);
         if entry.path.ends_with('/') { path.join(source.file_name().unwrap_or_default()) } else { path }
@@ -184,7 +184,7 @@ impl Stage {
     }
 
     /// Copies a program, and moves its debug symbols to the package of debug symbols. A debugger
-    /// finds the symbols in that package by build id.
+    /// finds the symbols by their build id.
     fn add_program(&self, name: &str, entry: &Entry, profile: Profile) -> Result<()> {
         let (built, target) = (self.programs.join(name), self.path(entry.package, entry.path));
         copy(&built, &target, entry.mode)?;

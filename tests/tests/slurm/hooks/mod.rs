@@ -1,7 +1,7 @@
 //! The hooks `gpushctl slurm prolog | epilog | task-prolog`, called as Slurm calls them, on a
 //! simulated host.
 //!
-//! The environment contains only the variables that Slurm sets, so it has no `PATH`.
+//! The environment of a hook contains only the variables that Slurm sets, so it has no `PATH`.
 //!
 //! | file | subject |
 //! |---|---|
@@ -52,12 +52,12 @@ struct Node {
     agent: Option<Agent>,
     gres_conf: PathBuf,
     config: String,
-    /// A program named slurmd that starts Prolog, and the plugin that this program has mapped.
+    /// A program named slurmd that starts Prolog, and the plugin that this program has mapped. A
+    /// test sets both to run Prolog as the child of a slurmd.
     slurmd: Option<(PathBuf, PathBuf)>,
 }
 
-/// Returns the uid of the user of the jobs. If the test runs as root, the jobs belong to another
-/// user.
+/// Returns the uid of the user of the jobs. If the test runs as root, this is another user.
 fn user() -> u32 {
     let own = nix::unistd::geteuid();
     if own.is_root() { NOBODY } else { own.as_raw() }
@@ -70,7 +70,7 @@ impl Node {
         let host = Host::up(description);
         let agent = Agent::start(&host, config);
         agent.wait_for_layouts_at_start();
-        // TaskProlog runs as the user of the job, who must be able to enter this directory.
+        // TaskProlog runs as the user of the job. So let this user enter the directory.
         let around = host.dir().parent().expect("a directory");
         fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("its mode can be changed");
         let gres_conf = host.scratch("gres.conf");
@@ -93,7 +93,8 @@ impl Node {
         self.host.scratch("jobs")
     }
 
-    /// From now on, runs Prolog as the child of a slurmd that has mapped a plugin with this name.
+    /// After this call, Prolog runs as the child of a slurmd that has mapped a plugin with this
+    /// name.
     fn with_plugin(&mut self, plugin: &str) {
         let (slurmd, mapped) = (self.host.scratch("slurmd"), self.host.scratch(plugin));
         fs::copy("/bin/sh", &slurmd).expect("a copy of the shell");
@@ -110,7 +111,7 @@ impl Node {
         self.agent = Some(Setup::on(&self.host).config(&self.config).start());
     }
 
-    /// Reboots the host. Afterwards, the host has another boot id and no earlier process.
+    /// Reboots the host: it gets another boot id, and its processes end.
     fn reboot(&mut self) {
         self.kill();
         let boot = self.host.scratch("boot-id");
@@ -128,7 +129,8 @@ impl Node {
         let mut command = match &self.slurmd {
             Some((slurmd, mapped)) if verb == "prolog" => {
                 let mut command = Command::new(slurmd);
-                // The shell stays, because it has a command to run after gpushctl.
+                // A shell would replace itself with its last command. Here, another command follows
+                // gpushctl, so the shell stays.
                 command.env_clear().env("LD_PRELOAD", mapped);
                 command.args(["-c", "unset LD_PRELOAD; \"$@\"; exit $?", "slurmd"]).arg(program("gpushctl"));
                 command
@@ -168,7 +170,7 @@ impl Node {
         silent(&self.run("epilog", job));
     }
 
-    /// Returns the output of TaskProlog, as an error if TaskProlog fails.
+    /// Returns the output of TaskProlog. If TaskProlog fails, returns the output as an error.
     fn task(&self, job: &Job) -> Result<String, String> {
         let output = self.run("task-prolog", job);
         assert!(output.stderr.is_empty(), "{output:?}");
@@ -180,7 +182,8 @@ impl Node {
         }
     }
 
-    /// Runs Prolog, which must grant a lease. Returns the output of TaskProlog.
+    /// Runs Prolog, which must grant a lease, and then TaskProlog. Returns the output of
+    /// TaskProlog.
     fn granted_task(&self, job: &Job) -> String {
         self.prolog(job);
         let text = self.task(job).expect("the task runs");
@@ -188,8 +191,8 @@ impl Node {
         text
     }
 
-    /// Runs Prolog for a job that must be refused. Prolog succeeds with one line for the
-    /// administrator. Returns the reason that the job's tasks print.
+    /// Runs Prolog for a job that gpush must refuse. Prolog succeeds, and prints one line for the
+    /// administrator. Returns the reason that the tasks of the job print.
     fn refusal(&self, job: &Job) -> String {
         let line = refused_line(&self.run("prolog", job)).expect("one line about the refusal");
         let text = self.task(job).expect_err("the task fails");
@@ -200,7 +203,7 @@ impl Node {
         text
     }
 
-    /// Returns the lease of a job, if it has not ended.
+    /// Returns the lease of a job. Returns `None` if the job has no lease, or if it has ended.
     fn lease(&self, id: u32) -> Option<Lease> {
         let all: Vec<Lease> = serde_json::from_value(self.agent().get("/v1/leases").json()).expect("leases");
         all.into_iter().find(|lease| matches!(lease.binding, LeaseBinding::Job { job, .. } if job == id))
@@ -213,7 +216,7 @@ impl Node {
     }
 }
 
-/// Returns the driver index of the first GPU in gres.conf.
+/// Returns the index in the driver of the first GPU in gres.conf.
 fn first(node: &Node) -> u32 {
     node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index
 }
@@ -227,14 +230,14 @@ impl Job {
         Self::known_by_id(id).with("SLURM_JOB_UID", user()).with("SLURM_JOB_RESTART_COUNT", 0)
     }
 
-    /// Returns a job of which only the id is known.
+    /// Returns a job of which the hooks know only the id.
     fn known_by_id(id: u32) -> Self {
         Self(Vec::new()).with("SLURM_JOB_ID", id).with("SLURM_CLUSTER_NAME", "ci").with("SLURMD_NODENAME", "n1")
     }
 
     /// Sets the GPUs of the job, by their indexes in gres.conf.
     fn on(self, gpus: &str) -> Self {
-        // Slurm sets both variables. The second one also contains indexes.
+        // Slurm sets both variables to indexes.
         self.with("SLURM_JOB_GPUS", gpus).with("CUDA_VISIBLE_DEVICES", gpus)
     }
 
@@ -249,8 +252,8 @@ fn silent(output: &Output) {
     assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
 }
 
-/// Returns the line about a refusal that a successful Prolog prints for the administrator; `None` if
-/// Prolog prints nothing.
+/// If gpush refuses a job, Prolog succeeds and prints a line for the administrator. Returns this
+/// line, or `None` if Prolog printed nothing.
 fn refused_line(output: &Output) -> Option<String> {
     assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
     let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");

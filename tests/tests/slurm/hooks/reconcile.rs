@@ -1,4 +1,4 @@
-//! `gpushctl slurm reconcile`, and ends of jobs that hooks deliver later.
+//! `gpushctl slurm reconcile`, and ends of jobs that hooks report later.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use super::{
     silent,
 };
 
-/// Writes a script that replaces squeue, with this body. Returns the path of the script.
+/// Writes a script with this body, which replaces squeue. Returns the path of the script.
 fn squeue(node: &Node, body: &str) -> PathBuf {
     let squeue = node.host.scratch("squeue");
     fs::write(&squeue, format!("#!/bin/sh\n{body}\n")).expect("a script");
@@ -52,8 +52,8 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     script("echo slurmctld is down >&2; exit 1");
     assert_eq!(reconcile().status.code(), Some(6));
     assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
-    // Fault: environment variables of the administrator made squeue omit jobs, and the leases of
-    // these jobs ended.
+    // Fault: because of environment variables of the administrator, squeue left out jobs, and gpushd ended their
+    // leases.
     script(
         "echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4 SIGNALING; echo 3 COMPLETED",
     );
@@ -64,7 +64,7 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     assert!(arguments.contains("--nodelist=n1") && arguments.contains("--states=all"), "{arguments}");
 }
 
-/// Fault: the leases of another cluster's jobs ended when squeue did not list these jobs.
+/// Fault: squeue does not list the jobs of another cluster, so gpushd ended the leases of these jobs.
 #[test]
 fn reconcile_ends_only_leases_of_the_cluster_of_slurm_conf() {
     let node = Node::two_gpus(WHOLE);
@@ -79,8 +79,7 @@ fn reconcile_ends_only_leases_of_the_cluster_of_slurm_conf() {
     assert!(node.lease(3).is_none());
 }
 
-/// Fault: all leases together had one time limit. A lease that did not end left no time for the
-/// other leases.
+/// Fault: all leases together had one time limit. If one lease did not end, no time was left for the other leases.
 #[test]
 fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     if !is_root("leftovers of a job") {
@@ -93,14 +92,14 @@ fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     node.prolog(&job(3, "0"));
     node.prolog(&job(4, "1"));
     let (stuck, slow) = (node.granted(3).id, node.granted(4).id);
-    // gpushd cannot read which processes are left on the GPU of the first job, and needs 2 s to end the lease of the
+    // gpushd cannot read which processes are left on the GPU of the first job. It needs 2 s to end the lease of the
     // second job.
     node.host.fault(&format!("nvmlDeviceGetComputeRunningProcesses* --gpu {} --rc UNKNOWN", first(&node)));
     let other = node.agent().gpus().into_iter().find(|gpu| gpu.index != first(&node)).expect("a GPU").index;
     let mut left = Left::on(&node.host, other, Some(&cgroup));
     let output = thread::scope(|scope| {
         let reconcile = scope.spawn(|| reconcile(&node).args(["--deadline", "4s"]).output());
-        // This test is the parent of the process.
+        // This test is the parent of the process, so it must reap the process.
         node.agent().until("the process is ended", || (!left.lives()).then_some(()));
         reconcile.join().expect("it ends").expect("gpushctl can be started")
     });
@@ -112,7 +111,7 @@ fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     node.agent().await_that("no lease", || node.lease(3).is_none());
 }
 
-/// Fault: reconcile listed the leases through the user socket, which users can block.
+/// Fault: reconcile listed the leases through the socket for all users, which users can block.
 #[test]
 fn reconcile_needs_the_admin_socket_alone() {
     let node = Node::two_gpus(WHOLE);
@@ -127,8 +126,8 @@ fn reconcile_needs_the_admin_socket_alone() {
     assert!(node.lease(3).is_none());
 }
 
-/// Fault: if gpushd refused the end of a job, every later hook delivered only that end again, and
-/// never the ends of other jobs.
+/// Fault: if gpushd refused the report that a job had ended, every later hook sent only this report again. So the ends
+/// of other jobs were never reported.
 #[test]
 fn end_that_cannot_be_delivered_holds_up_no_other() {
     let node = Node::two_gpus(WHOLE);
@@ -147,7 +146,7 @@ fn end_that_cannot_be_delivered_holds_up_no_other() {
     assert!(never.iter().all(|path| !path.exists()), "gpushd never accepts them");
 }
 
-/// Answers every request on a socket as a gpushd that is stopping, until the test ends.
+/// Answers every request on a socket as a gpushd that is stopping. Continues until the test ends.
 fn serve_stopping(path: &Path) {
     let body = r#"{"code":"stopping","message":"gpushd is stopping and accepts no changes","retryable":true}"#;
     let answer = format!(
@@ -164,8 +163,7 @@ fn serve_stopping(path: &Path) {
     });
 }
 
-/// Fault: if gpushd was still stopping at the deadline of Prolog, Prolog drained the node,
-/// whatever `agent_down` says.
+/// Fault: if gpushd was still stopping at the deadline of Prolog, the node was drained, whatever `agent_down` says.
 #[test]
 fn gpushd_that_does_not_stop_in_time_is_judged_by_the_policy() {
     let mut node = Node::two_gpus(WHOLE);

@@ -1,4 +1,4 @@
-//! Refused requests: Prolog succeeds, and the tasks fail with the reason.
+//! Requests that gpush refuses: Prolog succeeds, and the tasks fail with the reason.
 
 use gpush_api::AuditRecord;
 
@@ -16,7 +16,7 @@ fn refused_request_fails_the_tasks_and_not_the_node() {
     assert!(kind.contains("submit the job with `--comment=gpush:whole`"), "{kind}");
     let no_gres = node.refusal(&Job::new(6).with("SLURM_JOB_COMMENT", "gpush:whole"));
     assert!(no_gres.contains("Slurm allocated no GPU") && no_gres.contains("--gres=gpu:1"), "{no_gres}");
-    // The node remains in use. Epilog of the refused jobs has nothing to do.
+    // The node stays in use. The Epilog of a refused job has nothing to do.
     for id in 2..=4 {
         node.epilog(&Job::new(id).on("1"));
         assert_eq!(node.task(&Job::new(id)), Ok(String::new()));
@@ -28,7 +28,7 @@ fn refused_request_fails_the_tasks_and_not_the_node() {
     assert_eq!(trail.iter().map(|record| record.action.as_str()).collect::<Vec<_>>(), ["slurm.start"]);
 }
 
-/// Fault: if the line about the refusal could not be written, Prolog failed, and a user drained the node.
+/// Fault: if Prolog could not write the line about the refusal, it failed. So a user could drain the node.
 #[test]
 fn refusal_that_cannot_be_printed_does_not_fail_prolog() {
     let node = Node::two_gpus(WHOLE);
@@ -47,12 +47,12 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     }
     let quota = "[[quota]]\neverybody = true\nleases = 1\nlongest = \"1h\"\n";
     let node = Node::two_gpus(&format!("{quota}{WHOLE}"));
-    // Slurm limits the duration of a job, so `longest` does not apply to jobs.
+    // Slurm limits the duration of jobs. So `longest` does not apply to them.
     node.prolog(&Job::new(1).on("0"));
     node.granted(1);
     let over = node.refusal(&Job::new(2).on("1"));
     assert!(over.contains("may hold 1 lease") && !over.contains("lease release"), "{over}");
-    // Waiting never helps, so the hint does not suggest it.
+    // Waiting would never help, so the hint must not suggest it.
     let kinds = "[[quota]]\neverybody = true\nkinds = [\"mps\"]\n";
     let node = Node::two_gpus(&format!("{kinds}{WHOLE}"));
     let denied = node.refusal(&Job::new(1).on("0"));
@@ -63,8 +63,7 @@ fn quota_and_dynamic_layout_refuse_the_job() {
     assert!(refused.contains("dynamic layout"), "{refused}");
 }
 
-/// Fault: gpushd created MIG devices in Prolog for a job without gres, which could take longer
-/// than the time limit of the hook.
+/// Fault: for a job without gres, Prolog created MIG devices. This could take longer than the time limit of the hook.
 #[test]
 fn job_without_gres_creates_no_mig_device() {
     let dynamic = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
@@ -74,8 +73,8 @@ fn job_without_gres_creates_no_mig_device() {
     assert!(node.agent().gpu(0).mig.is_none_or(|mig| mig.instances.is_empty()));
 }
 
-/// Fault: if slurmd found the devices itself, a comment made Prolog fail, which drained the node.
-/// With `owner = "slurm"`, every job made Prolog fail.
+/// Fault: if slurmd detected the devices itself, a comment made Prolog fail, and the node was drained. With `owner =
+/// "slurm"`, every job made Prolog fail.
 #[test]
 fn devices_whose_order_is_not_known_fail_the_job_and_not_the_node() {
     let (nvml, nvidia) = (Some("gpu_nvml.so"), Some("gpu_nvidia.so"));
@@ -106,7 +105,7 @@ fn devices_whose_order_is_not_known_fail_the_job_and_not_the_node() {
     }
 }
 
-/// No text that a user writes may make Prolog fail.
+/// Whatever a user writes, Prolog must not fail.
 #[test]
 fn any_comment_and_option_leaves_the_node_in_use() {
     let node = Node::two_gpus(WHOLE);

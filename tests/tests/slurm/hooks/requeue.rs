@@ -12,8 +12,8 @@ use super::{Job, Node, WHOLE, silent};
 
 const RESTARTS: &str = "SLURM_JOB_RESTART_COUNT";
 
-/// Starts the Epilog script of a site, as slurmd does. After [`go_on`], the script runs `gpushctl
-/// slurm epilog`.
+/// Starts the Epilog script of a site, as slurmd does. The script waits for [`go_on`], and then
+/// runs `gpushctl slurm epilog`.
 fn delayed_epilog(node: &Node, job: &Job) -> Child {
     let epilog = node.command("epilog");
     let mut script = Command::new("/bin/sh");
@@ -22,8 +22,8 @@ fn delayed_epilog(node: &Node, job: &Job) -> Child {
     script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sh can be started")
 }
 
-/// Waits until a process that starts now has a later start time than process `pid`. The kernel
-/// counts start times in ticks of 10 ms.
+/// The kernel counts start times in ticks of 10 ms. Waits until a process that starts now has a
+/// later start time than process `pid`.
 fn await_later_ticks(node: &Node, pid: u32) {
     let start = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
@@ -44,8 +44,8 @@ fn go_on(mut epilog: Child) {
     silent(&epilog.wait_with_output().expect("it ends"));
 }
 
-/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Fault: an
-/// Epilog that continued after the next Prolog ended the lease of the next run.
+/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Fault: if this
+/// Epilog continued after the next Prolog, it ended the lease of the next run.
 #[test]
 fn epilog_that_slurm_started_before_a_prolog_spares_its_run() {
     let node = Node::two_gpus(WHOLE);
@@ -60,12 +60,12 @@ fn epilog_that_slurm_started_before_a_prolog_spares_its_run() {
     go_on(late);
     assert_eq!(node.granted(7), lease);
     assert!(node.task(&second).is_ok(), "the file of the next run stays");
-    // The Epilog of the next run ends the lease of that run.
+    // The Epilog of the next run ends the lease of the next run.
     node.epilog(&second);
     assert!(node.lease(7).is_none() && !node.directory().join("ci-7@n1").exists());
 }
 
-/// Epilog ends its own run, whatever restart count it gets and however long its script waits.
+/// An Epilog ends its own run, whatever its restart count is and however long its script waits.
 #[test]
 fn delayed_epilog_ends_its_own_run() {
     let node = Node::two_gpus(WHOLE);
@@ -78,8 +78,8 @@ fn delayed_epilog_ends_its_own_run() {
     }
 }
 
-/// A job id is used again after years. The Epilog of the earlier job with this id does not end the
-/// lease of the later job.
+/// Slurm uses a job id again after years. The Epilog of the earlier job with this id must not end
+/// the lease of the later job.
 #[test]
 fn epilog_of_an_earlier_job_with_the_same_id_spares_the_later_job() {
     let node = Node::two_gpus(WHOLE);
@@ -93,8 +93,8 @@ fn epilog_of_an_earlier_job_with_the_same_id_spares_the_later_job() {
     assert!(node.task(&job).is_ok());
 }
 
-/// Fault: without the file of the job, an Epilog that knew only the job id could end only the
-/// first run.
+/// Fault: if the file of the job was missing, and Epilog knew only the job id, it could end only
+/// the first run.
 #[test]
 fn epilog_needs_only_the_job_id_also_without_the_file_of_the_job() {
     let node = Node::two_gpus(WHOLE);
@@ -107,7 +107,7 @@ fn epilog_needs_only_the_job_id_also_without_the_file_of_the_job() {
     }
 }
 
-/// A job that is known by its id alone may have no lease. So the Epilog of such a job does not fail
+/// If the hooks know only the id of a job, the job may have no lease. So its Epilog does not fail
 /// while gpushd does not answer.
 #[test]
 fn epilog_with_the_job_id_alone_passes_without_gpushd() {

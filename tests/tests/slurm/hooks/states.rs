@@ -1,4 +1,5 @@
-//! A node that cannot serve jobs, and a node that can serve jobs although a part does not work.
+//! A node that cannot serve jobs. Also a node that can serve jobs although a part of it does not
+//! work.
 
 use std::fs;
 
@@ -11,8 +12,8 @@ use serde_json::json;
 
 use super::{Job, Node, WHOLE, failure, first};
 
-/// Checks that the Prolog of a job fails with this reason and leaves no files, and that the job's
-/// Epilog succeeds.
+/// Checks that the Prolog of a job fails with this reason and leaves no files, and that its Epilog
+/// succeeds.
 fn fails(node: &Node, job: &Job, id: u32, why: &str) {
     let text = failure(&node.run("prolog", job));
     assert!(text.contains(why), "{text}");
@@ -43,7 +44,7 @@ fn degraded_gpu_fails_prolog() {
     node.prolog(&job(1));
     node.granted(1);
     node.epilog(&job(1));
-    // Every creation fails, also during the rollback. The device of the first job remains.
+    // Every creation fails, also in the rollback. The device of the first job stays.
     node.host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc UNKNOWN");
     let operation = node.agent().apply(&["0"], &["3g.40gb@0", "1g.10gb@4"]);
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
@@ -68,8 +69,8 @@ fn lost_database_holds_the_node_until_recover() {
     node.granted(3);
 }
 
-/// A user can stop the daemon of a target, for example with clients that crash its server.
-/// Therefore such a daemon must not drain the node.
+/// A user can make the daemon of a target end, for example with clients that crash its server. So
+/// such a daemon must not drain the node.
 #[test]
 fn mps_daemon_that_does_not_serve_refuses_the_job() {
     let config = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";

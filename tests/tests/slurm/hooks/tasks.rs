@@ -1,11 +1,12 @@
-//! The file that a task finds. A user can change the environment of a task, except the job id.
+//! How a task finds the file of its job. A user can change the environment of a task, except the
+//! job id.
 
 use super::{Job, Node, WHOLE};
 
 const CLUSTER: &str = "SLURM_CLUSTER_NAME";
 const NODE: &str = "SLURMD_NODENAME";
 
-/// Fault: a task with another `SLURM_CLUSTER_NAME` ran although its job was refused.
+/// Fault: gpush refused a job, but a task that set another `SLURM_CLUSTER_NAME` ran.
 #[test]
 fn environment_of_a_task_does_not_skip_the_refusal() {
     let node = Node::two_gpus(WHOLE);
@@ -42,20 +43,21 @@ fn jobs_of_two_clusters_and_nodes_get_their_own_leases() {
     let two = node.granted_task(&second);
     assert_ne!(one, two);
     assert_eq!((node.task(&first), node.task(&second)), (Ok(one.clone()), Ok(two)));
-    // The environment names neither of the two clusters and nodes.
+    // The environment names a cluster and a node that do not exist.
     let unclear = node.task(&Job::new(5).with(CLUSTER, "nonsense").with(NODE, "nonsense")).expect_err("the task fails");
     assert!(unclear.contains("SLURM_CLUSTER_NAME"), "{unclear}");
-    // A job of the other cluster that has no lease does not get the lease of this cluster's job.
+    // A job of the other cluster has no lease. It must not get the lease of the job of this
+    // cluster.
     node.epilog(&second);
     assert_eq!(node.task(&second), Ok(String::new()));
     assert_eq!(node.task(&first), Ok(one));
-    // A task cannot bypass a refusal by naming the other cluster.
+    // A task of a refused job must not run if it names the other cluster.
     node.refusal(&Job::new(6).on("1").with("SLURM_JOB_COMMENT", "gpush:mps=0"));
     assert!(node.task(&Job::new(6).with(CLUSTER, "other").with(NODE, "n2")).is_err());
 }
 
-/// Fault: the file of the leader replaced the link to the file of the component, and was then
-/// removed.
+/// Fault: the link to the file of the component was replaced by the file of the leader, which was
+/// then removed.
 #[test]
 fn leader_without_a_lease_leaves_the_file_of_its_component() {
     let config = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n";
@@ -63,7 +65,7 @@ fn leader_without_a_lease_leaves_the_file_of_its_component() {
     let component = Job::new(101).on("1").with("SLURM_HET_JOB_ID", 100).with("SLURM_JOB_COMMENT", "gpush:whole");
     let expected = node.granted_task(&component);
     let leader = Job::new(100).on("0").with("SLURM_HET_JOB_ID", 100);
-    // The leader's GPU does not belong to Slurm, so gpushd grants the leader no lease.
+    // The GPU of the leader does not belong to Slurm. So gpushd grants the leader no lease.
     node.prolog(&leader);
     assert!(node.lease(100).is_none());
     assert_eq!(node.task(&Job::new(100)), Ok(expected));

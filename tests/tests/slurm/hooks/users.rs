@@ -1,4 +1,4 @@
-//! Actions that users may not perform on the lease of a job.
+//! What a user may not do with the lease of a job.
 
 use std::{os::unix::process::CommandExt, path::Path, process::Command};
 
@@ -19,7 +19,7 @@ fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
         return;
     }
     let mut node = Node::two_gpus(WHOLE);
-    // Other users can connect to the new socket. The path of the admin socket does not change.
+    // Other users can connect to the new socket. The path of the admin socket stays.
     node.kill();
     node.agent = Some(Agent::start_public(&node.host, WHOLE));
     node.prolog(&Job::new(1).on("0"));
@@ -46,7 +46,7 @@ fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
 fn only_hooks_lease_gpus_of_slurm_and_for_jobs() {
     let node = Node::two_gpus(WHOLE);
     let job = json!({ "cluster": "ci", "job": 1, "uid": 0, "until_ms": 4_102_444_800_000_i64 });
-    // Send the request as an administrator, but through the user socket.
+    // The caller is an administrator, but sends the request through the socket for all users.
     let denied = node.agent().post("/v1/slurm/jobs", &job).error();
     assert_eq!(denied.code, Code::Denied, "{denied:?}");
     assert_eq!(node.agent().post("/v1/slurm/jobs/end", &job).error().code, Code::Denied);
@@ -54,8 +54,8 @@ fn only_hooks_lease_gpus_of_slurm_and_for_jobs() {
     assert_eq!(node.agent().post("/v1/leases", &body).error().code, Code::Denied, "also when it names the GPU");
 }
 
-/// Fault: if `GPUSH_SOCKET` was set, hooks used the user socket. gpushd refuses hooks on that
-/// socket, so the node was drained. The hooks also ignored `api.admin_socket`.
+/// Fault: if `GPUSH_SOCKET` was set, hooks used the socket for all users, on which gpushd refuses
+/// hooks. So the node was drained. The hooks also ignored `api.admin_socket`.
 #[test]
 fn hooks_use_the_admin_socket_whatever_names_gpushd() {
     let mut node = Node::two_gpus(WHOLE);
@@ -74,12 +74,12 @@ fn hooks_use_the_admin_socket_whatever_names_gpushd() {
     node.granted(1);
     run(&node, "epilog", &Job::new(1).on("0"), node.agent().socket());
     assert!(node.lease(1).is_none());
-    // Without `api.admin_socket`, the admin socket is next to the user socket.
+    // Without `api.admin_socket`, the admin socket is next to the socket for all users.
     node.kill();
     node.agent = Some(Setup::on(&node.host).config(WHOLE).admin_beside().start());
     run(&node, "prolog", &Job::new(2).on("0"), node.agent().socket());
     node.granted(2);
-    // GPUSH_SOCKET may name the admin socket itself.
+    // GPUSH_SOCKET may also be the path of the admin socket.
     run(&node, "epilog", &Job::new(2).on("0"), &node.host.scratch("admin.sock"));
     assert!(node.lease(2).is_none());
 }

@@ -1,4 +1,4 @@
-//! Forged cgroups, processes that change their identity, and many scopes.
+//! Forged cgroups, processes that change their user, and many scopes.
 
 use std::time::Instant;
 
@@ -6,12 +6,12 @@ use super::{
     ALICE, BOB, CGROUPS, active, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text,
 };
 
-/// Number of concurrent processes in the test of many scopes.
+/// Number of processes at the same time in the test of many scopes.
 const MANY: usize = 32;
 
-/// A Perl client that connects and sends its request in separate steps. With `other`, it requests a
-/// lease for another process. With `passed`, it sends the request on a connection of a process that
-/// has ended. With `user`, it changes its uid between the two steps.
+/// A Perl client that first connects and then sends its request. With `other`, it requests a lease for another process.
+/// With `passed`, it uses a connection of a process that has ended. With `user`, it changes its uid before it sends the
+/// request.
 const CLIENT: &str = r#"
 use strict; use IO::Socket::UNIX; use POSIX ();
 sub connection { IO::Socket::UNIX->new(Peer => "/run/gpush/gpushd.sock") or die "connect: $!" }
@@ -43,8 +43,8 @@ if ($ARGV[0] eq "other") {
 }
 "#;
 
-/// A Perl program that starts COUNT processes, at most MANY at a time. Each requests a lease with a
-/// scope, and is killed when it has the lease.
+/// A Perl program that starts COUNT processes, at most MANY at the same time. Each process requests a lease with a
+/// scope. When it has the lease, it is killed.
 const SCOPES: &str = r#"
 use strict; use IO::Socket::UNIX; $| = 1;
 my ($count, $most) = @ARGV; my $running = 0;
@@ -70,8 +70,7 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
     for forged in
         ["gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
     {
-        // The user creates a cgroup below the cgroup that systemd has delegated, and enters the new
-        // cgroup.
+        // The user creates a cgroup below the cgroup that systemd has delegated to the user, and enters it.
         let script = format!(
             "#!/bin/sh\nset -e\nown={root}$(sed -n s/^0:://p /proc/self/cgroup)\nmkdir -p $own/{forged}\necho $$ > $own/{forged}/cgroup.procs\nexec gpushctl run --timeslice -- sleep 1000\n"
         );
@@ -84,8 +83,7 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
         machine.sh("systemctl stop forger.service");
         none_left(&machine);
     }
-    // A user cannot move a process into the scope of another lease, not even into the scope of the
-    // user's own lease.
+    // A user cannot move a process into the scope of another lease, even if the lease belongs to the same user.
     start_in_session(&machine, BOB, "1", "exec gpushctl run --timeslice -- sleep 1000");
     let path = text(&active(&machine, 1)[0]["binding"], "cgroup").to_owned();
     let enter = machine.run(&in_session(BOB, "2", &format!("echo $$ > {root}{path}/cgroup.procs")));
@@ -96,18 +94,17 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
 fn only_the_calling_process_is_moved() {
     let Some(machine) = machine("who is moved into a scope") else { return };
     machine.write("/srv/client.pl", CLIENT);
-    // The request is for another process of the same user.
+    // The caller requests the lease for another process of the same user.
     let said = machine.sh(&in_session(ALICE, "1", "perl /srv/client.pl other"));
     assert!(said.contains("it is not the process that sent the request") && said.contains("session-1.scope"), "{said}");
-    // The request comes on a connection of a process that has ended. Another process may now have
-    // the pid of that process.
+    // The process that opened the connection has ended. Another process may now have its pid.
     machine.sh("chmod 1777 /srv");
     start_in_session(&machine, ALICE, "2", "perl /srv/client.pl passed");
     machine.await_that("the request was answered", |machine| machine.run("test -e /srv/passed.done").status.success());
     let said = machine.sh("cat /srv/2");
     assert!(said.contains("has ended, so no lease can be bound to it") && said.contains("session-2.scope"), "{said}");
-    // A process connects as root, changes to another user, and sends the request. The lease would
-    // belong to root, so gpushd does not bind it to this process and does not move the process.
+    // A process connects as root, changes to another user, and sends the request. The lease belongs to root, so gpushd
+    // does not bind it to this process and does not move the process.
     let said = machine.sh(&in_session(0, "3", &format!("perl /srv/client.pl user {BOB}")));
     assert!(said.contains("has changed its user since it connected") && said.contains("session-3.scope"), "{said}");
     assert_eq!(leases(&machine), [] as [serde_json::Value; 0]);
@@ -140,7 +137,7 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
     );
     assert_eq!((&same["lease_id"], &same["unattributed"], &same["unleased"]), (&"L1".into(), &true.into(), &().into()));
     assert_eq!((&other["lease_id"], &other["unleased"]), (&().into(), &"its user holds no lease".into()));
-    // The lease waits for both processes of its user. gpushd never ends the unattributed process.
+    // The lease waits for both processes of its user. gpushd never ends the process that is unattributed.
     machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
     machine.await_that("the scope is empty", |machine| scopes(machine).is_empty());
     let left = leases(&machine);
@@ -156,7 +153,7 @@ fn thousand_scopes_are_created_and_all_end() {
     let Some(machine) = machine("1,000 scopes") else { return };
     machine.write("/srv/scopes.pl", SCOPES);
     let descriptors = || machine.sh(&format!("ls /proc/{}/fd | wc -l", machine.main_pid("gpushd.service")));
-    // Root has no quota, so that new requests wait for the ends of earlier leases.
+    // Root has no quota, so new requests wait until earlier leases have ended.
     let run = |count: usize| {
         let said = machine.sh(&in_session(0, &format!("of-{count}"), &format!("perl /srv/scopes.pl {count} {MANY}")));
         let granted = said.lines().filter(|line| *line == "granted").count();

@@ -1,4 +1,4 @@
-//! The binding of a lease, which depends on where the caller runs, and the end of the lease.
+//! What a lease is bound to, depending on where the caller runs, and when the lease ends.
 
 use gpush_tests::machine::Machine;
 
@@ -10,7 +10,7 @@ use super::{
 #[test]
 fn run_in_a_session_gets_a_scope_and_keeps_it() {
     let Some(machine) = machine("leases with scopes") else { return };
-    // The command starts a daemon, which runs longer than the command.
+    // The command starts a daemon process that runs longer than the command.
     let line = "gpushctl run --whole -- sh -c \"setsid setsid sleep 1000 > /dev/null 2>&1 & sleep 0.2; cat /proc/self/cgroup\"";
     let output = machine.sh(&in_session(ALICE, "1", line));
     let all = active(&machine, 1);
@@ -21,10 +21,10 @@ fn run_in_a_session_gets_a_scope_and_keeps_it() {
     assert!(output.contains(&path), "{output}");
     assert_eq!(machine.property(&unit, "Slice"), format!("gpulease-{ALICE}.slice"));
     assert!(machine.property(&unit, "Description").contains("lease L1 of"));
-    // The drop-in limits the slice to a third of what the host allows.
+    // With the drop-in, the limit of the slice is a third of the limit of the host.
     let most: u64 = machine.property(&format!("gpulease-{ALICE}.slice"), "TasksMax").parse().expect("a number");
     assert!(most < machine.property("gpulease.slice", "TasksMax").parse().unwrap_or(u64::MAX), "{most}");
-    // The whole GPU remains in use while a process of the scope runs.
+    // While a process of the scope runs, the whole GPU stays in use.
     let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -- true"));
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
     machine.sh("gpushctl lease release L1");
@@ -55,8 +55,8 @@ fn request_in_a_session_is_bound_to_the_session() {
 fn service_container_job_and_mixed_unit_get_own_bindings() {
     let Some(machine) = machine("leases by the caller's cgroup") else { return };
     let run = "gpushctl run --timeslice -- sleep 1000";
-    // A service that runs as one user: the lease is bound to the cgroup of the service. The service
-    // has Type=exec, so systemd-run returns after systemd has executed gpushctl.
+    // If a service runs as one user, the lease is bound to the cgroup of the service. The service
+    // has Type=exec, so systemd-run returns when systemd has executed gpushctl.
     machine.sh(&format!("systemd-run --quiet --unit=own --uid={ALICE} {run}"));
     let all = active(&machine, 1);
     assert_eq!(
@@ -65,21 +65,21 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
     );
     machine.sh("systemctl stop own.service");
     none_left(&machine);
-    // A service that also contains a process of root, like cron: the lease gets a new scope.
+    // If a service also has a process of root, like cron, the lease gets a new scope.
     machine.sh(&format!("systemd-run --quiet --unit=cron-like sh -c 'setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}; sleep 1'"));
     let all = active(&machine, 1);
     assert_eq!(text(&all[0]["binding"], "kind"), "scope");
     assert_eq!(scopes(&machine), [text(&all[0]["binding"], "unit")]);
     machine.sh("pkill -KILL -x sleep");
     none_left(&machine);
-    // A delegated service that runs as the user: the lease is also bound to the cgroup of the
-    // service.
+    // If a service of one user is delegated, the lease is also bound to the cgroup of the service.
     machine.sh(&format!("systemd-run --quiet --unit=delegated --property=Delegate=yes --uid={ALICE} {run}"));
     let all = active(&machine, 1);
     assert_eq!(text(&all[0]["binding"], "cgroup"), "/system.slice/delegated.service");
     machine.sh("systemctl stop delegated.service");
     none_left(&machine);
-    // Cgroups in the form that Docker and slurmstepd create: gpushd moves no process out of them.
+    // If a process is in a cgroup of the form that Docker or slurmstepd creates, gpushd does not
+    // move it.
     let id = "0123456789abcdef".repeat(4);
     for path in [format!("/system.slice/docker-{id}.scope"), "/system.slice/slurmstepd.scope/job_42".to_owned()] {
         let inside = format!(
@@ -97,8 +97,9 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
     }
 }
 
-/// Fault: a lease of `run` in a service or container lasted as long as the service or container. And
-/// if two leases had one cgroup and one GPU, gpushd ended the processes of the second with the first.
+/// Faults: a lease of `run` in a service or container lasted as long as the service or container.
+/// If two leases had the same cgroup and GPU, the end of the first lease also ended the processes
+/// of the second.
 #[test]
 fn command_of_run_in_a_service_ends_its_own_lease_only() {
     let Some(machine) = machine("two leases of one service") else { return };
@@ -129,7 +130,7 @@ fn command_of_run_in_a_service_ends_its_own_lease_only() {
         let own = pids.iter().position(|pid| process["pid"].as_u64() == pid.parse().ok()).expect("one of both");
         assert_eq!((&process["lease_id"], &process["unattributed"]), (&ids[own].as_str().into(), &().into()));
     }
-    // The older lease is the one that a process without a name would count for.
+    // A process whose environment names no lease counts for the older lease.
     let first = usize::from(ids[0] != "L1");
     machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
     assert_eq!(text(&active(&machine, 1)[0], "id"), ids[1 - first]);
@@ -175,14 +176,14 @@ fn setuid_program_in_a_service_does_not_move_run_out_of_the_service() {
 fn grant_with_a_scope_takes_two_round_trips() {
     const GRANTS: usize = 5;
     let Some(machine) = machine("round trips of a grant with a scope") else { return };
-    // The first grant also makes the calls that set up the connection.
+    // The first grant also makes the calls that set up the D-Bus connection.
     let run = in_session(ALICE, "1", "for i in 1 2 3 4 5; do gpushctl run --whole -- true; done");
     machine.sh(&in_session(ALICE, "0", "gpushctl run --whole -- true"));
     none_left(&machine);
     monitor(&machine);
     machine.sh(&run);
     none_left(&machine);
-    // Count only the calls of gpushd, because systemd and the monitor also use the bus.
+    // systemd and the monitor also use the bus. So count only the calls of gpushd.
     machine.await_that("the calls are seen", |machine| {
         machine.sh("grep -c '\"member\":\"StartTransientUnit\"' /srv/monitor || true") == GRANTS.to_string()
     });
@@ -193,7 +194,6 @@ fn grant_with_a_scope_takes_two_round_trips() {
     let calls = |member: &str| all.lines().filter(|line| *line == member).count();
     println!("{all}");
     assert_eq!(calls("AddMatch"), GRANTS, "{all}");
-    // The test does not count RemoveMatch calls. No grant waits for these calls, so the last calls
-    // may be missing.
+    // No grant waits for a RemoveMatch call, so the last ones may be missing. Do not count them.
     assert_eq!(all.lines().count() - calls("RemoveMatch"), 2 * GRANTS, "{all}");
 }

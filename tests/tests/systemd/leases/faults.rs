@@ -1,4 +1,4 @@
-//! Leases when gpushd, systemd or the bus is restarted, or when the database is deleted.
+//! Leases when gpushd, systemd or the bus restarts, or when the database is deleted.
 
 use super::{ALICE, BOB, active, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text};
 
@@ -21,11 +21,11 @@ fn scope_is_found_again_after_restarts() {
         assert_eq!(after[0]["binding"], before[0]["binding"], "{restart}");
         assert_eq!(scopes(&machine), [text(&before[0]["binding"], "unit")], "{restart}");
     }
-    // The scope ends while gpushd is not running.
+    // The scope ends while gpushd does not run.
     machine.sh("systemctl stop gpushd.service; pkill -KILL -x sleep; systemctl start gpushd.service");
     none_left(&machine);
-    // gpushd connected to systemd before the reexec. gpushd can still create scopes through that
-    // connection.
+    // gpushd connected to systemd before systemd's reexec. It must still be able to create scopes
+    // through this connection.
     start_in_session(&machine, ALICE, "2", RUN);
     active(&machine, 1);
     machine.sh("systemctl daemon-reexec; pkill -KILL -x sleep");
@@ -39,7 +39,7 @@ fn scope_without_a_bus_is_refused_and_release_works() {
     let Some(machine) = machine("scopes without a bus") else { return };
     start_in_session(&machine, ALICE, "1", RUN);
     active(&machine, 1);
-    // Start the session before the bus is stopped.
+    // Start the session now, because it cannot start without the bus.
     start_in_session(
         &machine,
         ALICE,
@@ -78,8 +78,8 @@ fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
     machine.await_that("the scope is reported", |machine| machine.sh("gpushctl status --json || true").contains(&unit));
     let said = machine.sh("gpushctl status --json || true");
     assert!(said.contains("a lease that gpushd does not know"), "{said}");
-    // Until the loss is accepted, gpushd treats no process as unleased. Afterwards, a witness shows
-    // that gpushd has checked both processes.
+    // Until an administrator accepts the loss of the database, gpushd treats no process as
+    // unleased. After that, it ends a witness. It has then checked both processes.
     machine.sh("gpushctl recover --reason test");
     machine.await_that("GPUs are read", super::gpus_are_read);
     machine.sh(&format!("systemd-run --quiet --unit=witness --uid={BOB} sleep 1002"));

@@ -1,5 +1,5 @@
-//! Leases on hosts with cgroup v1, alone or together with the unified hierarchy. The other tests use
-//! machines with only the unified hierarchy.
+//! Leases on hosts with cgroup v1, alone or together with the unified hierarchy. The machines of
+//! all other tests have only the unified hierarchy.
 
 use gpush_tests::machine::{Hierarchy, Machine};
 
@@ -19,14 +19,15 @@ fn lease_is_bound_and_ends_with_hybrid_hierarchies() {
 
 fn is_bound_and_ends(what: &str, hierarchy: Hierarchy) {
     let Some(machine) = Machine::boot_with_cgroups(what, hierarchy).map(with_gpush) else { return };
-    // With cgroup v1, the kernel starts a program to tell systemd that a cgroup is empty. In a
-    // container, that does not reach systemd, so the units of ended scopes remain. gpushd hears the
-    // end of the processes from the kernel.
+    // With cgroup v1, the kernel starts a program that reports an empty cgroup to systemd. In a
+    // container, the report does not reach systemd, so units of ended scopes remain. gpushd learns
+    // from the kernel that the processes have ended.
     let none_left = || match hierarchy {
         Hierarchy::Legacy => machine.await_that("no lease is left", |machine| leases(machine).is_empty()),
         Hierarchy::Hybrid | Hierarchy::Unified => none_left(&machine),
     };
-    // The command of `run` gets a scope. The scope contains its descendants, and ends with the last.
+    // The command of `run` gets a scope. The scope contains all descendants of the command, and
+    // ends with the last of them.
     start_in_session(&machine, ALICE, "1", "exec gpushctl run --whole -- sh -c \"setsid -f sleep 1000; sleep 1001\"");
     let all = active(&machine, 1);
     let scope = text(&all[0]["binding"], "cgroup").to_owned();
@@ -45,7 +46,7 @@ fn is_bound_and_ends(what: &str, hierarchy: Hierarchy) {
     assert_eq!(scopes(&machine).len(), 1);
     machine.sh("pkill -KILL -xf 'sleep 1000'");
     none_left();
-    // A login session, a service, a container and a Slurm job keep their cgroup.
+    // In a login session, a service, a container and a Slurm job, processes stay in their cgroup.
     let session = format!("/user.slice/user-{ALICE}.slice/session-2.scope");
     start_in_session(&machine, ALICE, "2", "gpushctl lease request --timeslice; sleep 1000");
     assert_eq!(text(&active(&machine, 1)[0]["binding"], "cgroup"), session);

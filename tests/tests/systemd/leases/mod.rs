@@ -10,8 +10,8 @@
 //! | `hierarchies` | cgroup v1, and v1 together with v2 |
 //! | `faults` | restarts of gpushd, systemd or the bus; a deleted database |
 //!
-//! The machine has no pam_systemd. A login session is a scope with a name as logind would choose it, in
-//! the slice of the user.
+//! The machine has no pam_systemd. So the tests create a login session as a scope in the slice of the user, with a name
+//! that logind would choose.
 
 mod attacks;
 mod bindings;
@@ -39,7 +39,7 @@ mode = "timeslice"
 timeslice = { replicas = 32 }
 "#;
 
-/// The directory of systemd's cgroups, for a shell.
+/// The directory of systemd's cgroups, as an expression for a shell.
 const CGROUPS: &str = "$(for dir in unified systemd .; do [ -e /sys/fs/cgroup/$dir/cgroup.procs ] && break; done; echo /sys/fs/cgroup/$dir)";
 
 /// The uid of `nobody`.
@@ -76,8 +76,7 @@ fn in_session(uid: u32, session: &str, line: &str) -> String {
     )
 }
 
-/// Starts a command in the background, in a new login session. The output of the command goes to
-/// `/srv/SESSION`.
+/// Starts a command in the background, in a new login session. Its output goes to `/srv/SESSION`.
 fn start_in_session(machine: &Machine, uid: u32, session: &str, line: &str) {
     let line = in_session(uid, session, line);
     machine.write(&format!("/srv/{session}.sh"), format!("exec {line} > /srv/{session} 2>&1\n"));
@@ -89,7 +88,7 @@ fn leases(machine: &Machine) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// Waits until exactly this many leases exist and all of them are active. Returns the leases.
+/// Waits until there are exactly this many leases, and all are active. Returns the leases.
 fn active(machine: &Machine, count: usize) -> Vec<Value> {
     machine.await_that("the leases are active", |machine| {
         let all = leases(machine);

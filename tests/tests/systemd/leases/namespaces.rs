@@ -2,8 +2,8 @@
 
 use super::{ALICE, CGROUPS, active, cgroup, in_session, leases, machine, none_left, scopes, start_in_session, text};
 
-/// A user namespace makes the caller root of that namespace. gpushd still sees the user of the
-/// host, and moves no process.
+/// The caller is root of a user namespace. gpushd sees the host's user of the caller, and moves no
+/// process.
 #[test]
 fn root_of_a_user_namespace_stays_the_user_and_is_not_moved() {
     let Some(machine) = machine("leases in a user namespace") else { return };
@@ -18,7 +18,7 @@ fn root_of_a_user_namespace_stays_the_user_and_is_not_moved() {
     assert!(!refused.status.success() && said.contains("another pid or user namespace"), "{said}");
     machine.sh("pkill -KILL -x sleep");
     none_left(&machine);
-    // A command of `run` cannot leave its lease by means of a user namespace.
+    // A command of `run` stays in its lease if it enters a user namespace.
     start_in_session(&machine, ALICE, "3", "exec gpushctl run --whole -- unshare --user --map-root-user sleep 1000");
     active(&machine, 1);
     machine.await_that("the command runs", |machine| machine.run("pgrep -xf 'sleep 1000'").status.success());
@@ -29,7 +29,8 @@ fn root_of_a_user_namespace_stays_the_user_and_is_not_moved() {
     none_left(&machine);
 }
 
-/// The container has its own namespaces, as Docker creates them, and the directory of gpushd's sockets.
+/// The container has separate namespaces, as with Docker, and contains the directory of gpushd's
+/// sockets.
 #[test]
 fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
     let Some(machine) = machine("a container with the sockets") else { return };
@@ -47,7 +48,7 @@ fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
         machine.sh("systemd-run --quiet --collect --unit=container /srv/container 'exec sh /srv/inside.sh'");
     };
     let stop = || machine.sh("pkill -KILL -xf 'sleep 1000'; systemctl stop container.service 2> /dev/null || true");
-    // Another user's lease, which root of the container must not end.
+    // This lease belongs to another user. Root of the container must not end it.
     start_in_session(&machine, ALICE, "1", "exec gpushctl run --whole -- sleep 1001");
     let of_alice = active(&machine, 1);
     let changes =
@@ -63,9 +64,8 @@ fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
     assert_eq!(active(&machine, 1), of_alice);
     machine.sh("pkill -KILL -xf 'sleep 1001'");
     none_left(&machine);
-    // A forged cgroup below that of the container changes nothing. For `lease request`, the session
-    // leader is outside of the container, or is a process whose pid in the container gpushd does not
-    // know.
+    // A forged cgroup below the cgroup of the container changes nothing. For `lease request`, the
+    // session leader is outside the container, or gpushd does not know its pid in the container.
     let forged = "own=$(mktemp -d); mount -t cgroup2 cgroup2 $own; mkdir -p $own/gpulease.slice/gpulease-0a1b2c3d-1.scope; \
                   echo $$ > $own/gpulease.slice/gpulease-0a1b2c3d-1.scope/cgroup.procs; ";
     let run = "gpushctl run --timeslice -- sleep 1000";

@@ -1,10 +1,10 @@
-//! A pid that the kernel gives to another process before systemd moves the caller.
+//! Before systemd moves the caller, the kernel gives the pid of the caller to another process.
 
 use gpush_tests::machine::Machine;
 
 use super::{ALICE, BOB, cgroup, in_session, monitor, none_left, start_in_session, with_gpush};
 
-/// A Perl program whose child requests a lease with a scope as one user, when `/srv/ask` exists. When `/srv/recycle`
+/// A Perl program. When `/srv/ask` exists, its child requests a lease with a scope, as one user. When `/srv/recycle`
 /// exists, the child is killed, and a process of another user gets its pid.
 const RECYCLE: &str = r#"
 use strict; use IO::Socket::UNIX; use POSIX ();
@@ -40,15 +40,15 @@ rename "/srv/stranger.new", "/srv/stranger";
 sleep 1000;
 "#;
 
-/// systemd is stopped until another process has the pid, and handles gpushd's call only then. Before
-/// systemd 255, that call contains only the pid, so this test needs Debian 13.
+/// systemd is stopped until another process has the pid. It handles gpushd's call after that. Before systemd 255, the
+/// call contains only the pid. So this test needs Debian 13.
 #[test]
 fn process_that_gets_the_pid_of_the_caller_is_not_moved() {
     let Some(machine) = Machine::boot_with_slurm("a reused pid").map(with_gpush) else { return };
-    // The machine's own /proc/sys is read-only.
+    // /proc/sys of the machine is read-only. So mount another one.
     machine.sh("mkdir /srv/proc; mount -t proc proc /srv/proc");
     machine.write("/srv/recycle.pl", RECYCLE);
-    // gpushd connects to systemd before systemd is stopped.
+    // gpushd must connect to systemd before systemd is stopped.
     machine.sh(&in_session(ALICE, "0", "gpushctl run --timeslice -- true"));
     none_left(&machine);
     monitor(&machine);

@@ -5,8 +5,8 @@ use gpush_tests::machine::Machine;
 
 use super::{ALICE, CGROUPS, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, start_in_session, text};
 
-/// Starts the service manager of a user. The machine has no pam_systemd, which would set the
-/// variable.
+/// Starts the service manager of a user. Sets the variable that pam_systemd would set, because the
+/// machine has no pam_systemd.
 fn start_manager(machine: &Machine, uid: u32) {
     machine.write(
         "/etc/systemd/system/user@.service.d/test.conf",
@@ -20,7 +20,7 @@ fn in_user_scope(command: &str) -> String {
     format!("env XDG_RUNTIME_DIR=/run/user/{ALICE} systemd-run --user --quiet --scope {command}")
 }
 
-/// Waits for a command `sleep`, which systemd-run starts by its path. Returns its pid.
+/// Waits for a command `sleep`, which systemd-run starts by its full path. Returns its pid.
 fn sleeping(machine: &Machine, seconds: u32) -> String {
     let find = format!("pgrep -xf '(/usr/bin/)?sleep {seconds}'");
     machine.await_that("the command runs", |machine| machine.run(&find).status.success());
@@ -34,7 +34,8 @@ fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
     for forged in
         ["", "gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
     {
-        // The cgroup of a user's unit belongs to the user, who can create and name cgroups below it.
+        // The cgroup of a unit of the user belongs to the user. So the user can create cgroups with
+        // any name below it.
         let script = format!(
             "#!/bin/sh\nset -e\nown={CGROUPS}$(sed -n s/^0:://p /proc/self/cgroup)/{forged}\nmkdir -p $own\n\
              echo $$ > $own/cgroup.procs\nsed -n s/^0:://p /proc/self/cgroup > /tmp/before\n\
@@ -52,7 +53,7 @@ fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
         machine.sh("pkill -KILL -x sleep");
         none_left(&machine);
     }
-    // Such a cgroup is no evidence of a login session either.
+    // A cgroup that a user has named like a login session is not a login session.
     machine.write("/srv/ask", "#!/bin/sh\ngpushctl lease request --timeslice\nexec sleep 1000\n");
     machine.sh("chmod 755 /srv/ask");
     start_in_session(&machine, ALICE, "1", &format!("exec {}", in_user_scope("/srv/ask")));
@@ -61,15 +62,17 @@ fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
     none_left(&machine);
 }
 
-/// systemd moves a process of a user into the user's own manager, if the user asks for it. So a
-/// process can leave the scope of its lease, but the GPU stays in use until the process ends.
+/// If a user asks for it, systemd moves a process of the user into the user's own service manager.
+/// So the process can leave the scope of its lease. The GPU must stay in use until the process
+/// ends.
 #[test]
 fn process_that_left_its_scope_still_counts_for_the_lease() {
     let Some(machine) = machine("processes that left their scope") else { return };
     start_manager(&machine, ALICE);
-    // The second process hides the name of the lease, so gpushd finds it only on the GPU.
+    // The second process does not name its lease in its environment. So gpushd finds it only on the
+    // GPU.
     let (named, hidden) = (in_user_scope("sleep 1000"), in_user_scope("env --unset=GPUSH_LEASE sleep 1001"));
-    // The command of `run` lasts until both are on the GPU.
+    // The command of `run` lasts until both processes are on the GPU.
     let line = format!(
         "exec gpushctl run --whole -- sh -c \"{named} & {hidden} & until [ -e /srv/go ]; do sleep 0.05; done\""
     );
@@ -91,8 +94,8 @@ fn process_that_left_its_scope_still_counts_for_the_lease() {
     };
     waits_for(&named);
     waits_for(&hidden);
-    // gpushd ends the process that names the lease. It cannot prove that the other process had the
-    // lease.
+    // gpushd ends the process that names the lease. It cannot prove that the other process belonged
+    // to the lease.
     machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
     machine.await_that("the process is ended", |machine| !machine.run(&format!("kill -0 {named}")).status.success());
     let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -g 0 -- true"));

@@ -1,6 +1,6 @@
-//! At random, units are killed, stopped and restarted, by systemctl and through gpushd. Afterwards
-//! each target must have one unit, one daemon and one directory. A daemon that was not killed must
-//! have the same pid as before.
+//! At random, units are killed, stopped and restarted, by systemctl and through gpushd. After each
+//! round, each target must have one unit, one daemon and one directory. If a daemon was not killed,
+//! it must have the same pid as before.
 //!
 //! The default is twenty rounds. `GPUSH_TEST_UNIT_KILLS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run.
@@ -14,8 +14,8 @@ use gpush_tests::{
 
 use super::{machine, ready, target, unit};
 
-/// Commands, and whether each command ends the daemon. `UNIT` is replaced by the unit of one of the
-/// two daemons.
+/// Commands, each with whether it ends the daemon. `UNIT` stands for the unit of one of the two
+/// daemons.
 const DEEDS: [(&str, bool); 9] = [
     ("systemctl kill --kill-whom=main --signal=KILL UNIT", true),
     ("systemctl kill --signal=KILL UNIT", true),
@@ -28,7 +28,7 @@ const DEEDS: [(&str, bool); 9] = [
     ("pkill -KILL -f '^/var/lib/gpush-sim/bin/nvidia-cuda-mps-server' || true", false),
 ];
 
-/// Counts the objects of MPS daemons. The test expects two of each, and no leftovers.
+/// Counts the units, processes and directories of MPS daemons. The test expects two of each.
 fn count(machine: &Machine) -> String {
     machine.sh("echo $(systemctl list-units --no-legend --state=active 'gpushd-mps@*' | wc -l) units, \
          $(pgrep -c -f '^/usr/bin/nvidia-cuda-mps-control -f') daemons, \
@@ -51,7 +51,7 @@ fn random_unit_kills_leave_no_duplicates_or_leftovers() {
         let invocation = machine.property("gpushd.service", "InvocationID");
         machine.sh(&deed.replace("UNIT", &unit(hit)).replace("TARGET", hit));
         if deed.contains("gpushd.service") {
-            // The old gpushd may still answer before it stops, so wait until systemd shows another
+            // The old gpushd may still answer before it stops. So wait until systemd shows another
             // invocation.
             machine.await_that("another gpushd", |machine| {
                 !["", invocation.as_str()].contains(&machine.property("gpushd.service", "InvocationID").as_str())

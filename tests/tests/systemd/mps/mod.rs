@@ -1,8 +1,8 @@
-//! gpushd's MPS daemons on a real systemd. Their units outlive gpushd, end with all their
-//! processes, and leave no files.
+//! gpushd's MPS daemons on a real systemd. Their units survive gpushd. When a unit ends, all its
+//! processes end, and it leaves no files.
 //!
-//! `nvidia-cuda-mps-control` is NVIDIA's own program, if it is installed. NVIDIA's servers need a
-//! GPU, so the simulated host provides the servers and the clients.
+//! If NVIDIA's `nvidia-cuda-mps-control` is installed, the tests use it. NVIDIA's servers need a
+//! GPU, so the servers and clients are simulated.
 
 mod kills;
 
@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpush_tests::{machine::Machine, random::number};
 use serde_json::Value;
 
-/// Two GPUs: the first is shared as a whole, and the second has a MIG device that is shared.
+/// Two GPUs. The first one is shared as a whole. The second one has a MIG device that is shared.
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// The config uses the simulated host's server. NVIDIA's control daemon is at its usual path.
+/// The server is that of the simulated host. NVIDIA's control daemon is at its default path.
 const MPS: &str = "[mps]\nserver = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\nfailures = 100\nlongest_pause_s = 1\nhealth_s = 1\n";
 
 const RULES: &str = r#"
@@ -33,8 +33,8 @@ mode = "mig"
 layout = "shared"
 "#;
 
-/// Starts a machine with gpush, simulated GPUs and the control daemon, and waits until the daemons
-/// of both targets are ready.
+/// Starts a machine with gpush, simulated GPUs and the control daemon. Waits until the daemons of
+/// both targets are ready.
 fn machine(what: &str) -> Option<Machine> {
     let Ok(control) = std::fs::read("/usr/bin/nvidia-cuda-mps-control") else {
         println!("SKIPPED {what}: nvidia-cuda-mps-control is not installed (Debian's package nvidia-cuda-mps)");
@@ -44,8 +44,8 @@ fn machine(what: &str) -> Option<Machine> {
     println!("booted in {:.2} s", machine.boot.as_secs_f64());
     machine.install();
     machine.simulated_host(HOST);
-    // Servers and clients of other users register here which GPUs they have open. The real driver
-    // would know the open GPUs itself.
+    // Servers and clients of other users write into this directory which GPUs they have open. With
+    // a real driver, this would not be necessary.
     machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
     machine.put("/usr/bin/nvidia-cuda-mps-control", control);
     machine.write("/etc/gpush/config.toml", format!("{MPS}{RULES}"));
@@ -83,15 +83,15 @@ fn target(machine: &Machine, kind: char) -> String {
     names.find(|name| name.starts_with(kind)).expect("a target of each kind").to_owned()
 }
 
-/// Starts a client as an unprivileged user, in a separate unit. Returns the client's pid when a
-/// server serves it.
+/// Starts a client as an unprivileged user, in a separate unit. Waits until a server serves it, and
+/// returns its pid.
 fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
     machine.sh(&format!(
         "systemd-run --quiet --unit={name} --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \
          gpushctl run --mps --target {gpu} -- /opt/built/gpush-sim mps-client"
     ));
     let _ = machine.journal_until(&format!("_SYSTEMD_UNIT={name}.service"), "active server=");
-    // gpushctl has executed the client in its own process.
+    // gpushctl has replaced itself with the client, so the main process is the client.
     machine.main_pid(&format!("{name}.service"))
 }
 
@@ -131,7 +131,7 @@ fn daemons_and_clients_outlive_gpushd() {
     let steps = [
         ("restart", "systemctl restart gpushd.service"),
         ("kill -9", "kill -9 $(systemctl show --value --property=MainPID gpushd.service | grep -v '^0$')"),
-        // A package upgrade also replaces the file by a new one.
+        // Do what a package upgrade does: replace the file with a new one.
         (
             "upgrade",
             "install -m 755 /opt/built/gpushd /usr/sbin/gpushd; systemctl daemon-reload; systemctl restart gpushd.service",
@@ -197,7 +197,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     let mut slowest: f64 = 0.0;
     for turn in 0..12_u32 {
         if turn % 3 == 0 {
-            // Start a server, which must end together with the daemon.
+            // Start a server. It must end together with the daemon.
             client(&machine, &format!("client-{turn}"), "0");
         }
         let (before, group) = (machine.main_pid(&unit), machine.property(&unit, "ControlGroup"));
@@ -213,14 +213,14 @@ fn killed_daemon_restarts_with_clean_unit() {
             format!("{}\n", machine.main_pid(&unit)).into_bytes(),
             "no server is left"
         );
-        // Each round has a different delay before the kill.
+        // The delay before the kill differs between rounds.
         std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
     }
     println!("12 kills, the slowest was reported after {:.0} ms", slowest * 1e3);
     assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
-    // An administrator stops the unit with systemctl. gpushd starts it again, because the config
-    // requires it.
+    // An administrator stops the unit with systemctl. The config requires the daemon, so gpushd
+    // starts it again.
     machine.sh(&format!("systemctl stop {unit}"));
     let _ = machine.journal_until("-u gpushd.service", "systemctl stop");
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
@@ -229,7 +229,7 @@ fn killed_daemon_restarts_with_clean_unit() {
     machine.await_that("the other daemon is adopted", |machine| ready(machine).len() == 2);
     assert_ne!(machine.main_pid(&unit), before);
 
-    // If a request to gpushd stops the daemon, it remains stopped.
+    // If a request to gpushd stops the daemon, it stays stopped.
     machine.sh("gpushctl mps stop 0");
     machine.await_that("the unit is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
     machine.sh("systemctl restart gpushd.service; gpushctl status");
@@ -237,7 +237,8 @@ fn killed_daemon_restarts_with_clean_unit() {
     machine.sh("gpushctl mps start 0");
     assert_eq!(ready(&machine).len(), 2);
 
-    // When the config has no rules for the targets, only the logs of the targets remain.
+    // When the config has no rules for the targets, nothing of the targets is left except their
+    // logs.
     machine.write("/etc/gpush/config.toml", MPS);
     machine.sh("systemctl reload gpushd.service");
     machine.await_that("all are gone", |machine| daemons(machine).is_empty());
@@ -253,7 +254,7 @@ fn gpushd_killed_while_starting_daemons_orphans_none() {
     let Some(machine) = machine("a gpushd that is killed") else { return };
     let unit = unit(&target(&machine, 'g'));
     for turn in 0..12_u64 {
-        // gpushd restarts a daemon one second after it has ended. The test kills gpushd before,
+        // When a daemon has ended, gpushd restarts it after a second. The test kills gpushd before,
         // during or after that restart.
         machine.kill(machine.main_pid(&unit));
         std::thread::sleep(Duration::from_millis(900 + turn * 20));
@@ -273,7 +274,7 @@ fn failed_daemon_start_reports_cause() {
     let target = target(&machine, 'g');
     let unit = unit(&target);
 
-    // Without a message bus, running daemons continue, but gpushd cannot start a daemon.
+    // Without a message bus, daemons that run continue, but gpushd cannot start a daemon.
     let others = ready(&machine);
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));
@@ -285,8 +286,8 @@ fn failed_daemon_start_reports_cause() {
     machine.sh("systemctl start dbus.socket");
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 
-    // Output that the unit writes before the daemon's program starts goes to the journal. The API
-    // refers to the journal.
+    // Until the daemon's program starts, the output of the unit goes to the journal. The API refers
+    // to the journal.
     machine.sh(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
     machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
     machine.sh("systemctl daemon-reload");
@@ -313,7 +314,7 @@ fn unreachable_daemon_without_server_is_ended() {
     let Some(machine) = machine("MPS daemons without a directory") else { return };
     let (whole, part) = (unit(&target(&machine, 'g')), unit(&target(&machine, 'm')));
     let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
-    // A process that stands in for a server, because the simulated server ends with its directory.
+    // This process stands in for a server. A simulated server would end with its directory.
     let group = machine.property(&whole, "ControlGroup");
     machine.sh(&format!("systemd-run --quiet --unit=server --property=Type=exec sleep 1000; cat /sys/fs/cgroup/system.slice/server.service/cgroup.procs > /sys/fs/cgroup{group}/cgroup.procs"));
     machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
@@ -342,7 +343,7 @@ fn directories_logs_and_accounting_are_in_place() {
         });
     };
     is("its unit", &|one| one["unit"] == "client.service" && one["slurm_job"].is_null());
-    // A cgroup path in the form that slurmstepd creates.
+    // This cgroup path has the form that slurmstepd creates.
     let job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0";
     machine.sh(&format!("mkdir -p {job} && echo {pid} > {job}/cgroup.procs"));
     is("its job", &|one| one["slurm_job"] == 42 && one["cgroup"].to_string().contains("job_42/step_batch/user"));
@@ -351,7 +352,7 @@ fn directories_logs_and_accounting_are_in_place() {
     );
     let found = machine.sh(&modes);
     let found: Vec<&str> = found.lines().map(|line| line.rsplit_once(' ').expect("a mode and a name").0).collect();
-    // The pipe directory has an access list, so the group part of its mode is the mask of that
+    // The pipe directory has an access list. So the group part of its mode is the mask of this
     // list.
     assert_eq!(found, ["711 root", "711 root", "750 root", "600 root", "750 root", "750 root"]);
     let look = |uid: u32| {
@@ -359,8 +360,8 @@ fn directories_logs_and_accounting_are_in_place() {
     };
     assert!(look(65534).status.success() && !look(65533).status.success());
 
-    // The next user gets another directory number, even though the first user's client ended while
-    // gpushd was not running.
+    // The client of the first user ends while gpushd does not run. Nevertheless, the next user gets
+    // a directory with another number.
     machine.sh("systemctl stop client.service gpushd.service");
     machine.kill(machine.main_pid(&unit));
     machine.sh("systemctl start gpushd.service");
@@ -377,14 +378,14 @@ fn directories_logs_and_accounting_are_in_place() {
     for unit in [unit.as_str(), "gpush-mps.slice", "gpush.slice"] {
         let used: u64 = machine.property(unit, "CPUUsageNSec").parse().expect("nanoseconds");
         assert!(used > 0, "{unit}");
-        // systemd has this value only if the machine has the memory controller.
+        // systemd has this value only on a machine with the memory controller.
         println!("{unit}: {} ms of CPU, memory {}", used / 1_000_000, machine.property(unit, "MemoryCurrent"));
     }
-    // A stop of the slice ends the daemons, even if the config requires them.
+    // The config requires the daemons. Nevertheless, a stop of the slice ends them.
     machine.sh("systemctl stop gpushd.service; systemctl stop gpush.slice");
     assert_eq!(machine.sh("pgrep nvidia-cuda-mps || true"), "");
 
-    // Evaluate the drop-in for needrestart with the unit's name, as needrestart does.
+    // Evaluate the drop-in as needrestart does, with the name of the unit.
     let ask = r#"our %nrconf = (override_rc => {}); do "/etc/needrestart/conf.d/gpush.conf"; die $@ if $@;
                  print join ",", map { $nrconf{override_rc}{$_} } grep { $ARGV[0] =~ /$_/ } keys %{$nrconf{override_rc}}"#;
     machine.write("/srv/ask.pl", ask);

@@ -45,14 +45,14 @@ fn installed_package_serves_without_config_driver_and_gpu() {
     let _ = machine.sh("gpushctl config check");
     assert_eq!(machine.property("gpushd.service", "NRestarts"), "0");
     assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
-    // Every file has the checksum that the package lists.
+    // The checksums of all files match the list in the package.
     assert_eq!(machine.sh("dpkg --verify gpush"), "");
     // A user can connect to gpushd, and the man page is installed.
     let _ = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl version");
     for page in ["man1/gpushctl.1", "man5/gpush-config.5", "man8/gpushd.8"] {
         assert!(machine.sh(&format!("zcat /usr/share/man/{page}.gz | head -5")).contains("gpush"));
     }
-    // The other socket is for root.
+    // The admin socket is only for root.
     let user =
         "setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl --socket /run/gpush/admin.sock version 2>&1";
     assert!(String::from_utf8_lossy(&machine.run(user).stdout).contains("ermission"));
@@ -79,7 +79,7 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}"));
 
-    // The recorded state is available again after the package is reinstalled.
+    // When the package is installed again, gpushd has its recorded state again.
     let _ = machine.install_package(None);
     let history = machine.sh("gpushctl operation list");
     assert!(history.contains("op-1"), "{history}");
@@ -94,7 +94,7 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
     assert_eq!(machine.main_pid(JOB), job, "no job was ended");
 }
 
-/// The unit of a job with a lease.
+/// The unit in which a job with a lease runs.
 const JOB: &str = "job.service";
 
 /// Starts a job with a lease of a MIG device. Returns the pid of the job.
@@ -106,7 +106,7 @@ fn job(machine: &Machine) -> u32 {
     machine.main_pid(JOB)
 }
 
-/// A config with an error does not end the service. `systemctl status` names the place of the error.
+/// If the config has an error, the service does not end. `systemctl status` shows the line and column of the error.
 #[test]
 fn bad_config_keeps_the_last_valid_one_at_reload_and_start() {
     let Some(machine) = machine("a config with an error") else { return };
@@ -126,7 +126,7 @@ fn bad_config_keeps_the_last_valid_one_at_reload_and_start() {
     assert!(String::from_utf8_lossy(&shown.stdout).contains("3g.40gb"), "{shown:?}");
     let shown = machine.run("gpushctl status 2>&1");
     assert!(String::from_utf8_lossy(&shown.stdout).contains("line 3, column 2"), "{shown:?}");
-    // Without a last valid config, gpushd serves and manages no GPU.
+    // Without a last valid config, gpushd answers requests and manages no GPU.
     machine.sh(
         "systemctl stop gpushd.service && rm -rf /var/lib/gpush/* /run/gpush/store-* && systemctl start gpushd.service",
     );
@@ -137,8 +137,8 @@ fn bad_config_keeps_the_last_valid_one_at_reload_and_start() {
     assert!(!status(&machine).contains("line 3"), "{}", status(&machine));
 }
 
-/// A process in the sandbox of gpushd's unit cannot do what gpushd does not need. The probes run as
-/// a unit with the same settings.
+/// In the sandbox of gpushd's unit, a process cannot do what gpushd does not need. The probes run in a unit with the
+/// same settings.
 #[test]
 fn sandbox_of_the_unit_denies_what_gpushd_does_not_need() {
     let Some(machine) = machine("the sandbox of gpushd.service") else { return };
@@ -147,7 +147,7 @@ fn sandbox_of_the_unit_denies_what_gpushd_does_not_need() {
         ("write to /usr", "touch /usr/probe"),
         ("read home directories", "ls ~root/probe"),
         ("make a cgroup", "mkdir /sys/fs/cgroup/probe"),
-        // The port is closed. If the socket is denied, the message is another one.
+        // The port is closed. If the sandbox denies the socket, there is another message.
         ("open a network socket", "( exec 3<>/dev/tcp/127.0.0.1/9 ) 2>&1 | grep -q refused"),
         ("open another device", "( : < /dev/net/tun ) 2>&1 | grep -qv 'not permitted' || : < /dev/net/tun"),
         ("make a device node", "mknod /run/gpush/node c 1 3"),
@@ -159,7 +159,8 @@ fn sandbox_of_the_unit_denies_what_gpushd_does_not_need() {
         "rm -f /run/gpush/probe; touch /var/lib/gpush/probe /run/gpush/probe /run/gpush-mps/probe && echo probed\n";
     machine.write("/srv/probe.sh", lines.concat() + own);
     machine.sh("touch ~root/probe");
-    // The unit of gpushd with another program, and a unit without a sandbox, in which all probes must succeed.
+    // Run the probes in two units: the unit of gpushd with another program, and a unit without a sandbox. In the second
+    // one, all probes must succeed.
     machine.sh("sed -e 's|^ExecStart=.*|ExecStart=/bin/bash /srv/probe.sh|' -e 's|^Type=.*|Type=oneshot|' -e '/^Restart=/d' -e '/^Sockets=/d' \
         /usr/lib/systemd/system/gpushd.service > /etc/systemd/system/probe.service && systemctl daemon-reload");
     let probe = |start: &str| {
@@ -193,7 +194,7 @@ fn package_refuses_old_kernel_and_newer_database() {
     let newer = machine.run(&install);
     let said = String::from_utf8_lossy(&newer.stdout).into_owned();
     assert!(!newer.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
-    // The command that the message suggests works.
+    // Run the command that the message suggests: it must work.
     let way = said.lines().find_map(|line| line.split_once("  systemctl stop")).expect("a command").1.to_owned();
     let _ = machine.run(&format!("systemctl stop{way}"));
     let _ = machine.sh(&install);

@@ -1,5 +1,5 @@
-//! The .deb on Debian 11 and 13. The programs of a debug build need the glibc of this host, so the test on
-//! Debian 11 needs release builds: `cargo xtask soak` makes them.
+//! The .deb on Debian 11 and 13. The programs of a debug build need the glibc of this host. So the test on Debian 11
+//! needs release builds, which `cargo xtask soak` makes.
 
 use gpush_tests::machine::{Debian, Machine, packages_are_releases};
 
@@ -30,7 +30,7 @@ fn smoke(debian: Debian) {
     machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl status");
     machine.kill(machine.main_pid("gpushd.service"));
     assert!(machine.sh("gpushctl gpu show 0").contains("3g.40gb"), "the socket outlives gpushd");
-    // The unit of an older systemd may ignore a setting, and logs that.
+    // An older systemd may ignore a setting of a unit. It then logs that.
     let ignored = machine.sh("journalctl --no-pager --output=cat | grep -E 'gpush.*(Unknown|ignoring)' || true");
     assert_eq!(ignored, "");
 

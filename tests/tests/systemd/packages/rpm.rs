@@ -1,11 +1,11 @@
-//! The .rpm, installed with `rpm` on a booted Debian. Debian's rpm has no database of installed
-//! packages, so these tests do not check the dependencies of the package.
+//! The .rpm, installed with `rpm` on a booted Debian. The rpm of Debian has no database of
+//! installed packages. So these tests do not check the dependencies of the package.
 
 use gpush_tests::machine::Machine;
 
 use super::{CONFIG, LATER, with_gpu};
 
-/// Runs `rpm` on a package file. `--force-debian` permits rpm on Debian.
+/// Runs `rpm` on a package file. On Debian, rpm needs `--force-debian`.
 fn rpm(machine: &Machine, how: &str) -> String {
     machine.sh(&format!("rpm --force-debian --nodeps {how} 2>&1"))
 }
@@ -16,7 +16,7 @@ fn rpm_is_installed_upgraded_and_removed() {
     let file = "gpush-VERSION-1.x86_64.rpm";
     let (Some(first), Some(later)) = (machine.package(file, None), machine.package(file, Some(LATER))) else { return };
     rpm(&machine, &format!("--install {first}"));
-    // RHEL and Fedora enable a unit according to their presets. The package has a preset.
+    // RHEL and Fedora enable units according to presets. The package has a preset for its units.
     assert_eq!(
         machine.sh("systemctl is-enabled gpushd.service gpushd.socket gpush-ready.service | sort -u"),
         "enabled"
@@ -35,7 +35,7 @@ fn rpm_is_installed_upgraded_and_removed() {
     assert_eq!(machine.property("gpushd.socket", "InactiveExitTimestamp"), socket, "the socket was not restarted");
     assert!(machine.sh(&format!("cat {CONFIG}")).ends_with("# edited"), "the administrator's config is kept");
     assert!(machine.sh("gpushctl gpu show 0").contains("3g.40gb"));
-    // An older version is refused only over a newer database.
+    // The package refuses an older version only if the database is newer than that version.
     rpm(&machine, &format!("--upgrade --oldpackage {first}"));
     machine.sh("systemctl stop gpushd.service");
     // SQLite stores `user_version` at offset 60 of the file header.
@@ -48,7 +48,7 @@ fn rpm_is_installed_upgraded_and_removed() {
     assert!(said.contains("of the GPUs stay as they are"), "{said}");
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     assert!(!machine.run("test -e /usr/sbin/gpushd").status.success());
-    // rpm keeps an edited config under another name.
+    // If an administrator has edited the config, rpm keeps it under another name.
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}.rpmsave"));
     assert_eq!(machine.sh("ls /etc/systemd/system/*/gpush* 2>/dev/null; true"), "", "no unit stays enabled");
 }

@@ -1,4 +1,4 @@
-//! An upgrade of the .deb, while requests, an operation, leases and MPS clients run.
+//! An upgrade of the .deb while requests, an operation, leases and MPS clients are active.
 //!
 //! The default is 300 requests. `GPUSH_TEST_UPGRADE_REQUESTS` sets another number.
 
@@ -6,7 +6,7 @@ use gpush_tests::{machine::Machine, random::number};
 
 use super::{CONFIG, LATER};
 
-/// MIG, MPS and a whole GPU. Driver calls take as long as on hardware.
+/// A host with MIG, MPS and a whole GPU. Driver calls take as long as on hardware.
 const HOST: &str = "latencies = true\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
 /// Rules for the GPUs, with the simulated control daemon.
@@ -15,8 +15,8 @@ const RULES: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-c
                      [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n\
                      [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n[[gpu]]\nmatch = [\"2\"]\nmode = \"exclusive\"\n";
 
-/// A loop of requests, which runs in a unit until `/run/load/stop` exists and it has sent enough
-/// requests.
+/// A loop of requests, which runs in a unit. It ends when `/run/load/stop` exists and it has sent
+/// enough requests.
 const LOAD: &str = "n=0; until [ -e /run/load/stop ] && [ $n -ge MOST ]; do n=$((n + 1));
     if gpushctl version >/dev/null 2>>/run/load/errors; then echo >>/run/load/answered; else echo >>/run/load/failed; fi
 done";
@@ -58,8 +58,8 @@ fn upgrade_fails_no_request_and_ends_nothing() {
     let leases = machine.sh("gpushctl lease list -o name");
     assert_eq!(leases.lines().count(), 2, "{leases}");
 
-    // Requests run continuously before, during and after the upgrade, and an operation begins just
-    // before the upgrade.
+    // Requests run before, during and after the upgrade. An operation begins just before the
+    // upgrade.
     let each = number("GPUSH_TEST_UPGRADE_REQUESTS", 300).div_ceil(2);
     machine.write("/srv/load.sh", LOAD.replace("MOST", &each.to_string()));
     machine.sh("mkdir /run/load && for n in 1 2; do systemd-run --quiet --unit=load-$n sh /srv/load.sh; done");
@@ -92,7 +92,7 @@ fn upgrade_fails_no_request_and_ends_nothing() {
     let after = machine.sh(uuids);
     assert!(after.contains(&before) && after.lines().count() == 5, "{after}");
     assert!(machine.sh(&format!("cat {CONFIG}")).contains("3g.40gb"), "the administrator's config is kept");
-    // A disabled unit remains disabled after an upgrade.
+    // If an administrator has disabled a unit, it stays disabled after an upgrade.
     machine.sh("systemctl disable gpushd.service 2>&1");
     let _ = machine.install_package(None);
     assert_eq!(machine.run("systemctl is-enabled gpushd.service").stdout, b"disabled\n");
