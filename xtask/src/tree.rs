@@ -30,8 +30,8 @@ pub(crate) fn check() -> Result<String> {
         let path = workspace::root().join(file);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let Ok(text) = String::from_utf8(bytes) else {
-            // In `tests`, fixtures of invalid input may contain anything. All other files are
-            // checked.
+            // A fixture in `tests` may be invalid input, so it need not be UTF-8. All other files
+            // must be UTF-8.
             if !file.starts_with("tests") {
                 wrong.push(format!("{}: not UTF-8", file.display()));
             }

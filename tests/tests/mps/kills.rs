@@ -132,8 +132,7 @@ impl World {
         }
     }
 
-    /// Adds a fault to the simulated programs, calls `then`, and waits until the fault has
-    /// occurred.
+    /// Adds a fault to the simulated programs, and calls `then` until the fault has occurred.
     fn goes_wrong(&self, rule: &str, then: impl Fn(&Self)) {
         fault(&self.host, rule);
         self.agent().await_that("the fault has occurred", || {
