@@ -2,7 +2,6 @@
 //! missing.
 //!
 //! It installs the following:
-//!
 //! - A private Python environment in `target/venv`, with the NVML clients and the API fuzzer of
 //!   `tests/clients/requirements.txt`. The packages of `requirements-alone.txt` are installed
 //!   without their dependencies. The system's Python is never changed.
@@ -39,7 +38,6 @@ pub(crate) fn slurm_plugins() -> PathBuf {
 const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
 
 /// Programs that tests run, with their Debian packages:
-///
 /// - a client of the driver;
 /// - a tracer that kills processes at system calls;
 /// - a clock for single programs;

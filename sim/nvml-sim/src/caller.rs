@@ -1,7 +1,6 @@
 //! Access to the caller's memory and handles.
 //!
 //! Every pointer from a client arrives as a [`Ptr`]:
-//!
 //! - For NULL, the result is always `INVALID_ARGUMENT`.
 //! - For a text buffer that is too small, the result is always `INSUFFICIENT_SIZE`.
 //! - Unaligned structs are safe.

@@ -8,7 +8,6 @@
 //! and the symbol `gpush_sim`, which shows that the GPUs are simulated. The module [`stubs`] has
 //! the functions that no known client needs. If the description of a host names a newer driver, the
 //! results change (profiles, version), but not the set of symbols.
-//!
 //! - [`entry`]: the code before and after every call.
 //! - [`caller`]: the caller's pointers and handles.
 //! - [`session`]: from `nvmlInit` to `nvmlShutdown`.

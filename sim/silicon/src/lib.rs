@@ -3,7 +3,6 @@
 //! With this crate, gpush is tested on a machine without a GPU. `sim/nvml-sim` provides the C ABI
 //! of NVML on top of it. The program `sim/gpush-sim` creates and changes simulated hosts. No
 //! program that ships depends on this crate.
-//!
 //! - [`description`]: the host to simulate (a preset or a TOML file).
 //! - [`machine`]: the pure state machine. It has no I/O, no clock and no processes; callers pass
 //!   all external data as arguments.

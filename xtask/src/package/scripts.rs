@@ -1,6 +1,5 @@
 //! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of
 //! placeholders.
-//!
 //! - `#include NAME` is replaced by the text of `packaging/scripts/NAME`, indented like this line.
 //!   So a script that both formats need exists only once.
 //! - `@NAME@` is replaced by a value of the build.

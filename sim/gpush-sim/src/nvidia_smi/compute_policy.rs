@@ -10,7 +10,6 @@
 //! ```
 //!
 //! What is known about the real program:
-//!
 //! - The head of the table, the widths of its columns and all messages are those of nvidia-smi
 //!   535.309.01.
 //! - The table names a GPU only by its index.
@@ -19,7 +18,6 @@
 //! - Without a command, nvidia-smi prints its help (NVIDIA/k8s-device-plugin issue 354).
 //!
 //! Three facts are assumed:
-//!
 //! - the position of a value in its column;
 //! - if one GPU has no levels, nvidia-smi still prints the table of the other GPUs;
 //! - nvidia-smi also prints failures to standard output.

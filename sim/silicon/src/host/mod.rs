@@ -1,7 +1,6 @@
 //! One simulated host, shared by all processes that use it.
 //!
 //! The directory of the host contains:
-//!
 //! - `description.toml`: the description;
 //! - `state`: the mapped state, see [`region`];
 //! - `boot_id`;

@@ -7,7 +7,6 @@
 //! ```
 //!
 //! The sources do not agree about how long these settings last:
-//!
 //! - NVIDIA's "Driver Persistence, Data Persistence": compute mode lasts while a GPU is
 //!   initialised, so it ends with the GPU's last client.
 //! - The nvidia-smi manual: compute mode does not survive a reboot.

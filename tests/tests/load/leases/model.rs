@@ -1,7 +1,6 @@
 //! The reference model: leases, their holders, and the free targets.
 //!
 //! The model knows only the rules:
-//!
 //! - A MIG device and a whole GPU have at most one lease. A time-sliced GPU has at most as many
 //!   leases as replicas.
 //! - A lease with several members gets all of them, or gpushd refuses the request.
