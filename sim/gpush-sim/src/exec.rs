@@ -20,7 +20,7 @@ use crate::directory;
 /// arguments. `unshare` keeps the mount private to this process.
 const SCRIPT: &str = "mount --bind -- \"$1\" /proc/driver || exit 125; shift; exec \"$@\"";
 
-/// Replaces this process by the program.
+/// Replaces this process with the program.
 pub(crate) fn exec(host: &Host, command: &[OsString]) -> anyhow::Result<Infallible> {
     let (program, arguments) = command.split_first().context("no program is given")?;
     let mut child = if nix::unistd::geteuid().is_root() {

@@ -320,7 +320,7 @@ fn show_prints_drawing_and_json() {
     assert_eq!(json["gpus"].as_array().unwrap().len(), 6);
     let presets = place.ok(&["presets"]);
     assert!(presets.contains("dgx-a100") && presets.contains("rtxpro6000-96"));
-    // If the reader of its output closes the pipe early, gpush-sim must not panic.
+    // If the reader of gpush-sim's output closes the pipe early, gpush-sim must not panic.
     let piped = Command::new("sh")
         .arg("-c")
         .arg(format!(

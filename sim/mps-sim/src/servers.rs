@@ -277,7 +277,7 @@ impl Servers {
         let (uid, was_ready) = (now.uid, now.was_ready);
         self.now = None;
         if !was_ready {
-            // In the programs of these clients, cuInit returns 805.
+            // Remove the waiting clients of this uid. In their programs, cuInit returns 805.
             self.waiting.retain(|one| one.uid() != uid);
         }
         self.settle(log);

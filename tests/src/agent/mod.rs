@@ -228,7 +228,7 @@ impl Agent {
         Some(Self::exchange(stream, bytes))
     }
 
-    /// Follows an operation to its end. gpushd may end first; then returns `None`.
+    /// Follows an operation to its end. If gpushd ends first, returns `None`.
     ///
     /// # Panics
     /// If neither the operation nor gpushd ends in time.

@@ -198,8 +198,8 @@ fn entries_that_match_no_gpu_are_refused() {
     assert!(said.contains("stdin:4:7: this group has no `mig-enabled`"), "{said}");
 }
 
-/// Fault of mig-parted: if the mode of one GPU changes, it clears the other GPUs, and resets all
-/// GPUs.
+/// Fault of mig-parted: if the mode of one GPU changes, mig-parted clears the other GPUs, and
+/// resets all GPUs.
 #[test]
 fn mig_is_disabled_only_on_gpus_of_the_label() {
     let host = Host::up(A100S);

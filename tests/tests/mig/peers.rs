@@ -61,7 +61,7 @@ fn change_on_one_gpu_does_not_affect_others() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
     let before = truth(&host, 0);
     host.start_trace();
-    // Check the same for a change of MIG mode.
+    // Check faults 2 and 3 also for a change of MIG mode.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*7"]).state, OperationState::Done);
     assert_eq!(truth(&host, 0), before);
     assert_eq!(truth(&host, 2), ["MIG off"]);

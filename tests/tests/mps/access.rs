@@ -120,7 +120,7 @@ fn daemon_with_unknown_clients_is_not_ended() {
     assert!(hung.reasons.iter().any(|reason| reason.contains("not known")), "{hung:#?}");
     assert!(hung.reasons.iter().any(|reason| reason.contains(&format!("kill -CONT {pid}"))), "{hung:#?}");
     assert_eq!(act(&agent, "0", "stop", &json!({})).error().code, Code::Blocked);
-    // A gpushd that has restarted does not know the clients either.
+    // After a restart, gpushd does not know the clients.
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);

@@ -19,7 +19,7 @@ fn no_unleased_process_is_ended_on_an_unreadable_gpu() {
     reaches(&agent, "1", MpsState::Ready);
     host.fault("nvmlDeviceGetMemoryInfo --gpu 0 --rc UNKNOWN");
     agent.until("the GPU is unknown", || (agent.gpu(0).state == GpuState::Unknown).then_some(()));
-    // The next reading would list the process, but it fails.
+    // The next reading would list the process, but the reading fails.
     let mut job = Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
     job = job.on(&host, "--gpu 0 --kind compute");
     witness(&host, &agent, "--gpu 1 --kind compute");

@@ -106,7 +106,7 @@ fn killed_mode_change_is_finished_by_next_gpushd() {
         agent = Agent::start(&host, &rule(how));
         let ended = agent.follow(agent.operation(&now.id));
         if ended.state != OperationState::Done {
-            // If gpushd has rolled the operation back, this requests the change again.
+            // If gpushd has rolled the operation back, this call requests the change again.
             let _done = done(&agent);
         }
         agent.await_that("the desired state", || stands(&host, how));

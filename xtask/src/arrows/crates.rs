@@ -34,8 +34,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("xtask", &["gpush-api", "gpush-client", "gpush-core", "gpush-geometry", "gpush-nvml"]),
 ];
 
-/// For some crates, the crates on which they must not depend, even indirectly, with the reason. A
-/// `*` at the end of a name matches any ending.
+/// Each entry is a crate, the crates on which it must not depend (even indirectly), and the reason.
+/// A `*` at the end of a name matches any ending.
 const MUST_NOT_REACH: &[(&str, &[&str], &str)] = &[
     (
         "gpush-core",

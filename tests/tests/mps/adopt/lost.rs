@@ -51,7 +51,7 @@ fn daemon_without_directory_but_with_clients_delays_next_one() {
         assert!(is_unhealthy(&served.agent), "the target grants nothing");
         assert!(client.lives() && client.said().is_empty());
         assert_eq!(served.controls(), [served.pid]);
-        // A start request must not start another daemon either.
+        // Even a start request must not start another daemon.
         let refused = act(&served.agent, target, "start", &json!({}));
         assert_eq!((refused.status >= 400, served.controls()), (true, vec![served.pid]));
         client.end();

@@ -14,8 +14,8 @@ use gpush_tests::{
 
 use super::{machine, ready, target, unit};
 
-/// Commands, each with whether it ends the daemon. `UNIT` stands for the unit of one of the two
-/// daemons.
+/// Each entry is a command, and whether the command ends the daemon. `UNIT` stands for the unit of
+/// one of the two daemons.
 const DEEDS: [(&str, bool); 9] = [
     ("systemctl kill --kill-whom=main --signal=KILL UNIT", true),
     ("systemctl kill --signal=KILL UNIT", true),
