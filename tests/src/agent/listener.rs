@@ -84,6 +84,7 @@ impl Listener {
 
     /// Returns the events up to and including the first event for which `is` returns true.
     ///
+    /// # Panics
     /// If the stream ends without such an event, or no such event arrives in time. A read timeout
     /// does not detect a missing event, because gpushd sends keep-alive messages.
     pub fn until(&mut self, is: impl Fn(&Event) -> bool) -> Vec<Event> {

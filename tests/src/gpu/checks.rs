@@ -282,6 +282,7 @@ const STRANGERS: [u32; 2] = [65_534, 65_533];
 /// Checks that clients of two users compute through one server, which runs as root. Kills the
 /// client of one user, and checks that the other client still computes.
 ///
+/// # Errors
 /// If one of these checks fails.
 pub async fn several_users(service: &mut Service) -> Result<Found, String> {
     let not_done = |why: &str| Found { ok: true, words: format!("not done: {why}"), figures: Value::Null };

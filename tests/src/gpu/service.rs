@@ -216,8 +216,9 @@ impl Service {
 
     /// Starts a client with a separate lease: `gpushctl run --target 0 REQUEST… -- CLIENT`.
     ///
+    /// # Errors
     /// If the client cannot be started. If gpushd refuses the lease, this function returns no
-    /// error: the caller notices it when it waits for the client.
+    /// error: the caller notices the refusal when it waits for the client.
     pub fn run(&mut self, request: &[&str], work: Work) -> Result<Client, String> {
         let command = self.run_command(&self.programs.join("gpushctl"), request, work);
         self.begin(command)

@@ -315,6 +315,7 @@ impl Machine {
 
     /// Returns the pid of a unit's main process, as seen in the machine.
     ///
+    /// # Panics
     /// If the unit has no main process. systemd then reports 0, and kill(2) with 0 would signal the
     /// process group of the caller.
     #[must_use]

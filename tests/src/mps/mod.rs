@@ -113,6 +113,7 @@ pub fn lease(agent: &Agent, target: &str, body: &Value) -> Result<LeaseGrant, Ap
 /// # Errors
 /// The API error, if gpushd refuses the request.
 ///
+/// # Panics
 /// If the answer is neither a lease nor an error.
 pub fn lease_for(agent: &Agent, uid: u32, target: &str, body: &Value) -> Result<LeaseGrant, ApiError> {
     let mut body = body.clone();

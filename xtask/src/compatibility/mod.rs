@@ -58,6 +58,7 @@ struct Baseline {
 
 /// Compares the code with the baseline, for `cargo xtask test`.
 ///
+/// # Errors
 /// If there are differences (the error lists them), or if a file cannot be read.
 pub(crate) fn check() -> Result<String> {
     let root = workspace::root();
