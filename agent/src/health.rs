@@ -73,10 +73,16 @@ impl Health {
 
     /// Returns the report for `viewer`.
     pub(crate) async fn report(&self, viewer: Viewer) -> Report {
-        let Sources { state, readings, startup, checks, .. } = &*self.0;
+        let Sources { state, readings, startup, .. } = &*self.0;
         let driver = self.driver().await;
         let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
-        let mut causes: Vec<ApiError> = checks.iter().flat_map(|check| check()).collect();
+        // Some checks read cgroups.
+        let sources = Arc::clone(&self.0);
+        let checked = tokio::task::spawn_blocking(move || sources.checks.iter().flat_map(|check| check()).collect());
+        let mut causes: Vec<ApiError> = checked.await.unwrap_or_else(|failed| {
+            let error = ApiError::new(Code::Internal, "cannot check the health of gpushd").cause(failed.to_string());
+            vec![error.hint("see `journalctl -u gpushd`")]
+        });
         let mut count = 0;
         let mut maintenance = state.maintenance();
         if let Some(maintenance) = &mut maintenance {

@@ -12,11 +12,11 @@
 //! of a scope contains the epoch of the database and the number of the lease, so no two leases have the same scope.
 //! gpushd records a scope before it creates the scope, so that the next gpushd finds it.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, io, sync::Arc};
 
 use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest};
 use gpush_host::{
-    cgroup::{self, BindRequest, BindTarget, CgroupKind, UnitOwner},
+    cgroup::{self, BindRequest, BindTarget, CgroupKind, Members, UnitOwner},
     pidfd::PidFd,
     proc,
     systemd::{self, Manager, TransientScope},
@@ -160,9 +160,15 @@ pub(super) async fn resolve(
         Err(reason) => return as_named(reason),
     };
     let process = CallingProcess::of(caller)?;
-    let kind = CgroupKind::of(process.pid);
+    let pid = process.pid;
+    let read = move || {
+        let kind = CgroupKind::of(pid);
+        let is_own = matches!(&kind, CgroupKind::Unit { cgroup } if is_all_of(cgroup, holder));
+        (kind, is_own)
+    };
+    let (kind, is_own) = tokio::task::spawn_blocking(read).await.map_err(|failed| unread_cgroup(pid, &failed))?;
     let owner = match (&kind, wish) {
-        (CgroupKind::Unit { cgroup }, _) if has_only_processes_of(cgroup, holder) => UnitOwner::Caller,
+        _ if is_own => UnitOwner::Caller,
         (CgroupKind::Unit { cgroup }, BindRequest::NewScope) => owner_of(leases, manager, cgroup, holder).await?,
         // The other kinds of cgroup have no owner that matters, and only a new scope needs to know the owner of a unit.
         _ => UnitOwner::Others,
@@ -188,8 +194,9 @@ pub(super) async fn resolve(
     }
 }
 
-fn has_only_processes_of(cgroup: &str, uid: u32) -> bool {
-    let pids = cgroup::processes(cgroup).unwrap_or_default();
+/// Returns whether a cgroup has processes, and all of them certainly belong to a user.
+fn is_all_of(cgroup: &str, uid: u32) -> bool {
+    let Some(Members { pids, error: None }) = cgroup::processes(cgroup) else { return false };
     !pids.is_empty() && pids.into_iter().all(|pid| proc::uids(pid).is_none_or(|uids| uids == [uid; 4]))
 }
 
@@ -222,6 +229,10 @@ fn owner(user: &str, main_uids: Option<[u32; 4]>, holder: u32, holder_name: Opti
         _ if is_holders => UnitOwner::Caller,
         _ => UnitOwner::Others,
     }
+}
+
+fn unread_cgroup(pid: u32, failed: &tokio::task::JoinError) -> ApiError {
+    ApiError::new(Code::Internal, format!("cannot read the cgroup of process {pid}")).cause(failed.to_string())
 }
 
 fn no_end(reason: &str) -> ApiError {
@@ -319,11 +330,14 @@ pub(super) async fn move_into_scope(
         .hint(format!("see `journalctl -u {unit}`")))
 }
 
-/// Returns the scopes of leases that gpushd does not know, for example because the database was lost. gpushd never ends
-/// these scopes.
-pub(super) fn unknown_scopes(leases: &Leases) -> Vec<String> {
+/// Returns the scopes of leases that gpushd does not know, such as those of a lost database. gpushd
+/// never ends them.
+///
+/// # Errors
+/// The cgroups of the scopes cannot be listed.
+fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
     if leases.handles.scopes.0.is_err() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let table = leases.handles.state.leases();
     let known: BTreeSet<&str> = table
@@ -334,16 +348,28 @@ pub(super) fn unknown_scopes(leases: &Leases) -> Vec<String> {
             _ => None,
         })
         .collect();
-    let slices = cgroup::children(&format!("/{SLICE}.slice"));
-    let scopes = slices.iter().flat_map(|slice| cgroup::children(slice));
-    scopes.filter(|scope| scope.ends_with(".scope") && !known.contains(scope.as_str())).collect()
+    let mut scopes = Vec::new();
+    for slice in cgroup::children(&format!("/{SLICE}.slice"))? {
+        scopes.extend(cgroup::children(&slice)?);
+    }
+    scopes.retain(|scope| scope.ends_with(".scope") && !known.contains(scope.as_str()));
+    Ok(scopes)
 }
 
 /// Returns the problems of lease scopes.
 pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
-    // Ignore empty scopes: the scope of a lease that has just ended may still exist briefly.
-    let with_processes = |scope: &String| cgroup::processes(scope).is_some_and(|pids| !pids.is_empty());
-    let unknown: Vec<String> = unknown_scopes(leases).into_iter().filter(with_processes).collect();
+    // The scope of a lease that has just ended may still exist briefly.
+    let may_have_processes = |scope: &String| cgroup::processes(scope).is_some_and(|found| !found.is_empty());
+    let unknown: Vec<String> = match unknown_scopes(leases) {
+        Ok(scopes) => scopes.into_iter().filter(may_have_processes).collect(),
+        Err(error) => {
+            return vec![
+                ApiError::new(Code::Internal, "cannot list the scopes of leases")
+                    .cause(error.to_string())
+                    .hint("see `systemctl list-units 'gpulease-*.scope'`"),
+            ];
+        }
+    };
     let Some(first) = unknown.first() else { return Vec::new() };
     let name = first.rsplit('/').next().unwrap_or_default();
     let count = unknown.len();

@@ -112,11 +112,12 @@ pub(super) enum RetryHint {
 }
 
 /// Returns whether the obstacles of a request will disappear soon.
-pub(super) fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> RetryHint {
+pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> RetryHint {
     let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let table = leases.handles.state.leases();
-    if obstacles.iter().any(is_claimed) || table.holding().any(OpenLease::ends_now) {
+    let one_ends = tokio::task::spawn_blocking(move || table.holding().any(OpenLease::ends_now));
+    if obstacles.iter().any(is_claimed) || one_ends.await.unwrap_or_default() {
         return RetryHint::Soon;
     }
     let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;

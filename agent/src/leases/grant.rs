@@ -178,7 +178,7 @@ pub(super) async fn request_with(
         match wait {
             LeaseWait::No => {
                 let why = explain(leases, &not_placed, &resolved, &gpus, None);
-                let prospect = retry_hint(leases, &not_placed, &resolved);
+                let prospect = retry_hint(leases, &not_placed, &resolved).await;
                 if prospect == RetryHint::No {
                     return Err(why);
                 }

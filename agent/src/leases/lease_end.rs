@@ -6,10 +6,12 @@
 //!                            └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Each open lease has one task. The task waits until the binding of the lease ends, for example its process or the
-//! last process in its cgroup. While the lease is releasing, the task waits for the processes of the lease instead, by
-//! their pidfds. Each time a process ends, the task asks the driver and the MPS daemon again. If it cannot open a
-//! pidfd, it asks at intervals.
+//! Each open lease has one task. The task waits until the binding of the lease ends: the process,
+//! or the last process in the cgroup. While the lease is releasing, the task waits for the
+//! processes of the lease instead, by their pidfds. When a process ends, the task asks the driver
+//! and the MPS daemon again. If a process has no pidfd, or gpushd already waits for as many
+//! processes as it may ([`Awaited`]), the task asks at intervals. If gpushd cannot read a process or
+//! a cgroup, the lease does not end.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -20,7 +22,7 @@ use gpush_api::{AtLeaseEnd, EndReason, LeaseBinding, LeaseId, LeaseMember, Lease
 use gpush_core::lease::machine::{self, Effect, EndProcesses, Event};
 use gpush_host::{
     cgroup,
-    pidfd::{AsyncPidFd, PidFd},
+    pidfd::{Awaited, PidFd},
     proc,
 };
 use gpush_store::{LeaseRecord, NewAudit};
@@ -190,17 +192,22 @@ async fn binding_ends(leases: &Leases, lease: &OpenLease) {
 
 /// Waits until the process to which a lease is bound has ended.
 async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
+    let mut is_logged = false;
     loop {
-        match AsyncPidFd::open(pid) {
-            // The pidfd was opened before this comparison, so it refers to the process with this start time.
-            Ok(Some(process)) if proc::start(pid) == start => return process.wait_until_ended().await,
+        // The pidfd is opened before the start times are compared, so it refers to the process with
+        // this start time.
+        let opened = Awaited::open(pid).and_then(|process| Ok((process, proc::try_start(pid)?)));
+        match opened {
+            Ok((Some(process), found)) if found == start => return process.wait_until_ended().await,
             Ok(_) => return,
             // gpushd cannot watch the process, for example because too many files are open. Check the process again
             // later.
             Err(error) => {
-                tracing::warn!(lease = %id, pid, "cannot watch the process that lease {id} is bound to: {error}");
+                if !std::mem::replace(&mut is_logged, true) {
+                    tracing::warn!(lease = %id, pid, "cannot watch the process that lease {id} is bound to: {error}");
+                }
                 tokio::time::sleep(UNKNOWN).await;
-                if proc::start(pid) != start {
+                if proc::try_start(pid).is_ok_and(|found| found != start) {
                     return;
                 }
             }
@@ -227,6 +234,9 @@ async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &Notify) {
             apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: grace(leases) })));
         }
         let left = processes::remaining_processes(leases, &lease).await;
+        if let Some(why) = &left.unknown {
+            logged.unread(id, why);
+        }
         let mut effects = apply(leases, id, Event::Probed(left.remaining));
         while let Some(reason) = effects.iter().find_map(recorded_end) {
             match write_end(leases, &lease, reason).await {
@@ -246,7 +256,7 @@ async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &Notify) {
         }
         record_releasing(leases, &lease, &left, &mut logged).await;
         end_processes(leases, id, &lease, &left).await;
-        let is_known = left.remaining.driver.is_some() && left.remaining.daemon.is_some();
+        let is_known = [left.remaining.bound, left.remaining.driver, left.remaining.daemon].iter().all(Option::is_some);
         let longest = if is_known { PROBE.1 } else { UNKNOWN };
         pause = pause.min(longest);
         let due = leases.handles.state.leases().open.get(&id).and_then(|lease| lease.state.due());
@@ -271,11 +281,15 @@ fn recorded_end(effect: &Effect) -> Option<EndReason> {
 async fn one_ends(pids: Vec<u32>) {
     let mut watched = tokio::task::JoinSet::new();
     for pid in pids.into_iter().take(MOST_AWAITED) {
-        match AsyncPidFd::open(pid) {
+        match Awaited::open(pid) {
             Ok(Some(process)) => drop(watched.spawn(async move { process.wait_until_ended().await })),
             // The process has already ended, but the driver may still list it briefly.
             Ok(None) => {}
-            Err(error) => tracing::debug!(pid, "cannot watch a process: {error}"),
+            // The next probe reads all processes again.
+            Err(error) => {
+                tracing::debug!(pid, "cannot watch a process: {error}");
+                break;
+            }
         }
     }
     if watched.join_next().await.is_none() {
@@ -283,18 +297,25 @@ async fn one_ends(pids: Vec<u32>) {
     }
 }
 
-/// Which failures to record a change of the lease gpushd has already logged. gpushd logs each failure once, not at each
-/// attempt.
+/// Logged failures: changes of a lease that could not be recorded, and processes that could not be
+/// read. Each failure is logged once, not at each attempt.
 #[derive(Debug, Default)]
 struct Logged {
     releasing: bool,
     end: bool,
+    unread: bool,
 }
 
 impl Logged {
     fn end_failed(&mut self, id: LeaseId, error: &gpush_store::StoreError) {
         if !std::mem::replace(&mut self.end, true) {
             tracing::error!("cannot record the end of lease {id}; gpushd tries again until it succeeds: {error}");
+        }
+    }
+
+    fn unread(&mut self, id: LeaseId, why: &str) {
+        if !std::mem::replace(&mut self.unread, true) {
+            tracing::warn!("lease {id} cannot end yet, because gpushd cannot read all processes: {why}");
         }
     }
 
@@ -310,7 +331,6 @@ impl Logged {
 /// Records that a lease is releasing, and which processes it waits for.
 async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingProcesses, logged: &mut Logged) {
     let id = lease.id();
-    let words = left.words();
     if lease.record.state == LeaseState::Active
         && let Some(reason) = lease.state.reason()
     {
@@ -331,7 +351,11 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
         }
     }
     let pids: Vec<u32> = left.pids().collect();
-    let unattributed = left.is_unattributed();
+    // Reads each process.
+    let read = left.clone();
+    let described = tokio::task::spawn_blocking(move || (read.words(), read.is_unattributed())).await;
+    // gpushd is stopping.
+    let Ok((words, unattributed)) = described else { return };
     if lease.waits_for != words || lease.left != pids || lease.unattributed != unattributed {
         leases.handles.state.change_leases(|table| {
             if let Some(lease) = table.get_mut(id) {
@@ -359,7 +383,14 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
         return;
     }
     for pid in &left.own {
-        let Ok(Some(process)) = PidFd::open(*pid) else { continue };
+        let process = match PidFd::open(*pid) {
+            Ok(Some(process)) => process,
+            Ok(None) => continue,
+            Err(error) => {
+                tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal}: {error}");
+                continue;
+            }
+        };
         if signal == Signal::SIGKILL {
             // Ask MPS to end the client first: if a client is killed while it computes, the MPS server may end too.
             mps::terminate(&leases.handles.mps, *pid).await;

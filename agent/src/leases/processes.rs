@@ -24,7 +24,7 @@
 //! it is not in the cgroup of a job, or if jobs of several clusters or nodes may have that cgroup. The lease waits for
 //! such a process, and gpushd does not end it.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use gpush_api::{GpuState, LeaseBinding, LeaseId, LeaseMember, MemberShare, Process};
 use gpush_core::lease::machine::Remaining;
@@ -54,8 +54,22 @@ pub(super) struct RemainingProcesses {
     pub(super) own: BTreeSet<u32>,
     /// Processes of the holder that may belong to the lease. gpushd never ends them.
     pub(super) others: BTreeSet<u32>,
+    /// Why the lease may have other processes: gpushd cannot read a process or a cgroup. The lease then does not end.
+    pub(super) unknown: Option<String>,
     /// Whether the lease belongs to a Slurm job.
     of_job: bool,
+}
+
+/// Processes of a lease, and why there may be others.
+#[derive(Debug, Default)]
+struct FoundProcesses {
+    pids: BTreeSet<u32>,
+    unknown: Option<String>,
+}
+
+/// Returns whether a process is alive. If gpushd cannot read the process, returns `true`.
+fn may_be_alive(pid: u32) -> bool {
+    !matches!(proc::try_start(pid), Ok(None))
 }
 
 impl RemainingProcesses {
@@ -67,8 +81,9 @@ impl RemainingProcesses {
     /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup, or for an MPS daemon
     /// that does not answer. A user can cause both.
     pub(super) fn is_unattributed(&self) -> bool {
-        let is_alive = |pid: &u32| proc::is_alive(*pid);
+        let is_alive = |pid: &u32| may_be_alive(*pid);
         self.of_job
+            && self.unknown.is_none()
             && self.remaining.driver.is_some()
             && !self.own.iter().any(is_alive)
             && (self.remaining.daemon.is_none() || self.others.iter().any(is_alive))
@@ -84,11 +99,14 @@ impl RemainingProcesses {
             name if name.is_empty() => format!("process {pid} {}", why(&pid)),
             name => format!("process {pid} ({name}) {}", why(&pid)),
         };
-        // Leave out processes that have ended: the driver and the daemon still list them briefly.
-        let alive: Vec<u32> = self.pids().filter(|pid| proc::is_alive(*pid)).collect();
+        // The driver and the daemon list a process for a moment after its end.
+        let alive: Vec<u32> = self.pids().filter(|pid| may_be_alive(*pid)).collect();
         let mut words: Vec<String> = alive.iter().take(MOST_NAMED).map(|pid| sentence(*pid)).collect();
         if let Some(more) = alive.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
             words.push(format!("{more} more processes run"));
+        }
+        if let Some(why) = &self.unknown {
+            words.push(format!("gpushd cannot read all processes: {why}"));
         }
         if self.remaining.driver.is_none() {
             words.push("gpushd cannot read from the driver which processes use the GPUs of the lease".to_owned());
@@ -97,6 +115,12 @@ impl RemainingProcesses {
             words.push("gpushd cannot get the list of clients from the MPS daemon".to_owned());
         }
         words
+    }
+
+    /// Notes an error that may hide a process of the lease.
+    fn note_error(&mut self, error: &io::Error) {
+        self.unknown.get_or_insert_with(|| error.to_string());
+        self.remaining.bound = None;
     }
 }
 
@@ -107,13 +131,13 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
         ..RemainingProcesses::default()
     };
     left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    // gpushd scans the processes while the driver and the daemons answer.
-    let (own, lists) = tokio::join!(processes_naming_lease(leases, lease), lists(leases, lease));
-    left.own = own;
-    if let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding {
-        left.own.extend(cgroup::processes(cgroup).unwrap_or_default());
-    }
-    left.remaining.bound = u32::try_from(left.own.len()).ok();
+    // The scan and the queries run concurrently: the driver and the daemons answer while gpushd
+    // scans the processes.
+    let (named, in_scope, lists) =
+        tokio::join!(processes_naming_lease(leases, lease), processes_in_scope(lease), lists(leases, lease));
+    left.own = named.pids.into_iter().chain(in_scope.pids).collect();
+    left.unknown = named.unknown.or(in_scope.unknown);
+    left.remaining.bound = if left.unknown.is_none() { u32::try_from(left.own.len()).ok() } else { None };
     for (member, MemberLists { clients, listed }) in lease.record.members.iter().zip(lists) {
         // Use a blocking thread: the environments of processes may be large and swapped out.
         let (reader, lease) = (leases.clone(), lease.clone());
@@ -121,22 +145,17 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
         let counted = tokio::task::spawn_blocking(move || {
             let table = reader.handles.state.leases();
             let count = |pids: Option<Vec<u32>>, left: &mut RemainingProcesses| {
-                let pids = pids?;
-                let named = |pid| mps::named(&reader.handles.mps, pid);
-                let attributed = pids.into_iter().filter_map(|pid| {
-                    let owner = proc::owner(pid)?;
-                    let attribution = match owner == lease.record.holder.uid {
-                        true => attribute(&table, &lease, &member, pid, &named, &job_of),
-                        false => attribute_of_another_user(&table, &lease, &member, pid, owner),
-                    };
-                    Some((pid, attribution))
-                });
                 let mut count = 0;
-                for (pid, attribution) in attributed {
-                    match attribution {
-                        LeaseMatch::This => drop(left.own.insert(pid)),
-                        LeaseMatch::PerhapsThis => drop(left.others.insert(pid)),
-                        LeaseMatch::Another => continue,
+                for pid in pids? {
+                    let named = |pid| mps::named(&reader.handles.mps, pid);
+                    match attribute(&table, &lease, &member, pid, &named, &job_of) {
+                        Ok(LeaseMatch::This) => drop(left.own.insert(pid)),
+                        Ok(LeaseMatch::PerhapsThis) => drop(left.others.insert(pid)),
+                        Ok(LeaseMatch::Another) => continue,
+                        Err(error) => {
+                            left.note_error(&error);
+                            continue;
+                        }
                     }
                     count += 1;
                 }
@@ -180,15 +199,39 @@ async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
     lists
 }
 
-/// Returns the Slurm job of a process, according to its cgroup.
-fn job_of(pid: u32) -> Option<SlurmJob> {
-    cgroup::of(pid)?.slurm_job
+/// Returns the Slurm job of a process, by its cgroup.
+fn job_of(pid: u32) -> io::Result<Option<SlurmJob>> {
+    Ok(cgroup::try_of(pid)?.and_then(|found| found.slurm_job))
 }
 
-/// Returns the processes of the holder that name the lease in their environment, such as the command of `gpushctl run`
-/// and its children. For a Slurm job, returns the processes in the job's cgroup instead. A login shell is never
-/// included, even if the lease is bound to it.
-async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
+/// Returns the processes in the scope of a lease; none if the lease has no scope.
+async fn processes_in_scope(lease: &OpenLease) -> FoundProcesses {
+    let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding else {
+        return FoundProcesses::default();
+    };
+    let cgroup = cgroup.clone();
+    let found = tokio::task::spawn_blocking(move || cgroup::processes(&cgroup).unwrap_or_default()).await;
+    match found {
+        Ok(found) => FoundProcesses {
+            pids: found.pids.into_iter().collect(),
+            unknown: found.error.map(|error| error.to_string()),
+        },
+        Err(failed) => FoundProcesses::unread(&failed),
+    }
+}
+
+impl FoundProcesses {
+    /// Returns the result of a search that did not finish.
+    fn unread(failed: &tokio::task::JoinError) -> Self {
+        Self { pids: BTreeSet::new(), unknown: Some(failed.to_string()) }
+    }
+}
+
+/// Returns the processes of the holder whose environment names the lease: the command of
+/// `gpushctl run`, and the processes that this command started. A login shell is not included,
+/// even if the lease is bound to the shell. For a Slurm job, returns the processes in the job's
+/// cgroup.
+async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProcesses {
     let (leases, lease) = (leases.clone(), lease.clone());
     let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
     let job = match lease.record.binding {
@@ -201,36 +244,77 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> BTreeSet<
     };
     let Some(job) = job else {
         let all = leases.named_by(uid).after_now(|| processes_naming_leases(leases.clone(), uid)).await;
-        // Leave out processes that have ended, including zombies.
-        let its = all.iter().filter(|(pid, name)| *name == id && proc::is_alive(*pid));
-        return its.map(|(pid, _)| *pid).collect();
+        // A zombie does not count as alive.
+        let its = all.named.iter().filter(|(pid, name)| *name == id && may_be_alive(*pid));
+        return FoundProcesses { pids: its.map(|(pid, _)| *pid).collect(), unknown: all.unknown.clone() };
     };
     let own = tokio::task::spawn_blocking(move || {
-        let pids = cgroup::job_processes(job, uid).unwrap_or_else(|| pids().collect());
-        let of_holder = pids.into_iter().filter(|pid| proc::owner(*pid) == Some(uid) && proc::is_alive(*pid));
         let table = leases.handles.state.leases();
-        let is_its = |pid: &u32| job_of(*pid).is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid));
-        of_holder.filter(is_its).collect()
+        let is_its = |pid: u32| -> io::Result<bool> {
+            if proc::try_owner(pid)? != Some(uid) || proc::try_start(pid)?.is_none() {
+                return Ok(false);
+            }
+            Ok(job_of(pid)?.is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid)))
+        };
+        match cgroup::job_processes(job, uid).map_or_else(pids, Ok) {
+            Ok(pids) => select(pids, |pid| Ok(is_its(pid)?.then_some(pid))),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        }
     });
-    own.await.unwrap_or_default()
+    match own.await {
+        Ok((pids, unknown)) => FoundProcesses { pids: pids.into_iter().collect(), unknown },
+        Err(failed) => FoundProcesses::unread(&failed),
+    }
 }
 
-/// Processes of a user that name a lease in their environment: the pid and the lease.
-pub(super) type ProcessLeases = Arc<[(u32, String)]>;
+/// Applies `read` to each process. Returns the results, and the first error. After an error, the other processes are
+/// still read.
+fn select<T>(pids: Vec<u32>, read: impl Fn(u32) -> io::Result<Option<T>>) -> (Vec<T>, Option<String>) {
+    let mut unknown = None;
+    let found = pids.into_iter().filter_map(|pid| {
+        read(pid).unwrap_or_else(|error| {
+            unknown.get_or_insert_with(|| error.to_string());
+            None
+        })
+    });
+    let found = found.collect();
+    (found, unknown)
+}
+
+/// Processes of a user that name a lease.
+#[derive(Debug)]
+pub(super) struct NamingProcesses {
+    /// The pid of each process, and the lease that it names.
+    named: Vec<(u32, String)>,
+    /// Why other processes may name a lease.
+    unknown: Option<String>,
+}
+
+/// The result of a scan for processes of a user that name a lease.
+pub(super) type ProcessLeases = Arc<NamingProcesses>;
 
 /// Finds the processes of a user whose environment names a lease of this gpushd.
 async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
     let found = tokio::task::spawn_blocking(move || {
         let mps = &leases.handles.mps;
-        let of_user = pids().filter(|pid| proc::owner(*pid) == Some(uid));
-        let named = of_user.filter_map(|pid| Some((pid, mps::named(mps, pid)?)));
-        named.filter(|(pid, _)| !mps::is_of_another_agent(mps, *pid)).collect::<Vec<_>>()
+        let named = |pid: u32| -> io::Result<Option<(u32, String)>> {
+            if proc::try_owner(pid)? != Some(uid) {
+                return Ok(None);
+            }
+            let Some(name) = mps::named(mps, pid)? else { return Ok(None) };
+            Ok((!mps::is_of_another_agent(mps, pid)?).then_some((pid, name)))
+        };
+        match pids() {
+            Ok(pids) => select(pids, named),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        }
     });
-    found.await.unwrap_or_default().into()
+    let (named, unknown) = found.await.unwrap_or_else(|failed| (Vec::new(), Some(failed.to_string())));
+    Arc::new(NamingProcesses { named, unknown })
 }
 
-fn pids() -> impl Iterator<Item = u32> {
-    proc::pids().filter_map(|pid| u32::try_from(pid).ok())
+fn pids() -> io::Result<Vec<u32>> {
+    Ok(proc::pids()?.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect())
 }
 
 /// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's
@@ -276,47 +360,62 @@ enum LeaseMatch {
     Another,
 }
 
+/// Returns which lease a process on the target of a member belongs to. A process of another user belongs to another
+/// lease.
+///
+/// # Errors
+/// The process cannot be read, for example because of too many open files. It may then belong to the lease.
 fn attribute(
     table: &LeaseTable,
     lease: &OpenLease,
     member: &LeaseMember,
     pid: u32,
-    named: &dyn Fn(u32) -> Option<String>,
-    job_of: &dyn Fn(u32) -> Option<SlurmJob>,
-) -> LeaseMatch {
-    let job = job_of(pid);
+    named: &dyn Fn(u32) -> io::Result<Option<String>>,
+    job_of: &dyn Fn(u32) -> io::Result<Option<SlurmJob>>,
+) -> io::Result<LeaseMatch> {
     let uid = lease.record.holder.uid;
+    match proc::try_owner(pid)? {
+        Some(owner) if owner == uid => {}
+        Some(owner) => return attribute_of_another_user(table, lease, member, pid, owner),
+        None => return Ok(LeaseMatch::Another),
+    }
+    let job = job_of(pid)?;
     let of_job = |one: &OpenLease| one.record.holder.uid == uid && job.as_ref().is_some_and(|job| one.fits_job(job));
     if of_job(lease) {
         let is_ambiguous = job.as_ref().is_some_and(|job| table.is_ambiguous(job, uid));
-        return if is_ambiguous { LeaseMatch::PerhapsThis } else { LeaseMatch::This };
+        return Ok(if is_ambiguous { LeaseMatch::PerhapsThis } else { LeaseMatch::This });
     }
     if table.on_target(&member.target).any(of_job) {
-        return LeaseMatch::Another;
+        return Ok(LeaseMatch::Another);
     }
     let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
     // A MIG device or a whole GPU has only one lease at a time.
     let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
     if is_alone && is_job {
-        return LeaseMatch::PerhapsThis;
+        return Ok(LeaseMatch::PerhapsThis);
     }
     if is_alone && lease.cgroup().is_none() {
-        return LeaseMatch::This;
+        return Ok(LeaseMatch::This);
     }
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
-    let bound = table.by_cgroup(&here, &proc::cgroups(pid).unwrap_or_default());
-    let named = || named(pid).and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
-    let found = bound.certain().or_else(named).or_else(|| bound.likely());
+    let bound = table.by_cgroup(&here, &proc::try_cgroups(pid)?.unwrap_or_default());
+    let found = match bound.certain() {
+        Some(certain) => Some(certain),
+        None => {
+            let named = named(pid)?.and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
+            named.or_else(|| bound.likely())
+        }
+    };
     let oldest = bound.oldest().or(here.first().copied());
-    match found {
+    Ok(match found {
         // The environment does not prove that a process belongs to a job, because the user can set it.
         Some(id) if id == lease.id() && is_job => LeaseMatch::PerhapsThis,
         Some(id) if id == lease.id() => LeaseMatch::This,
         Some(_) => LeaseMatch::Another,
         None if oldest == Some(lease.id()) => LeaseMatch::PerhapsThis,
         None => LeaseMatch::Another,
-    }
+    })
 }
 
 /// Attributes a process of another user than the holder: the command of `run`, in a service or container, may have
@@ -327,13 +426,16 @@ fn attribute_of_another_user(
     member: &LeaseMember,
     pid: u32,
     owner: u32,
-) -> LeaseMatch {
+) -> io::Result<LeaseMatch> {
     let here: Vec<&OpenLease> = table.on_target(&member.target).collect();
     let is_bound_to_cgroup = matches!(lease.record.binding, LeaseBinding::Cgroup { .. });
     if !is_bound_to_cgroup || here.iter().any(|one| one.record.holder.uid == owner) {
-        return LeaseMatch::Another;
+        return Ok(LeaseMatch::Another);
     }
     let here: Vec<LeaseId> = here.into_iter().map(OpenLease::id).collect();
-    let bound = table.by_cgroup(&here, &proc::cgroups(pid).unwrap_or_default());
-    if bound.oldest() == Some(lease.id()) { LeaseMatch::PerhapsThis } else { LeaseMatch::Another }
+    let bound = table.by_cgroup(&here, &proc::try_cgroups(pid)?.unwrap_or_default());
+    Ok(if bound.oldest() == Some(lease.id()) { LeaseMatch::PerhapsThis } else { LeaseMatch::Another })
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,7 +91,7 @@ pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<Mp
     // Use a blocking thread: the environments of processes may be large and swapped out.
     let reader = mps.clone();
     let named = tokio::task::spawn_blocking(move || {
-        pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_lease)(pid)?))).collect()
+        pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_lease)(pid).ok()??))).collect()
     });
     let named: BTreeMap<u32, String> = named.await.unwrap_or_default();
     let mut clients = Vec::new();

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
+    io,
     os::unix::ffi::OsStrExt,
     path::Path,
     time::Duration,
@@ -184,19 +185,25 @@ pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
     Some(clients.filter_map(|pid| u32::try_from(pid).ok()).collect())
 }
 
-/// Returns the lease that a process names in its environment. Blocks while it reads the environment.
-pub(crate) fn named(mps: &Mps, pid: u32) -> Option<String> {
+/// Returns the lease that a process names in its environment. The call blocks while it reads the environment.
+///
+/// # Errors
+/// gpushd has no free file descriptor or memory.
+pub(crate) fn named(mps: &Mps, pid: u32) -> io::Result<Option<String>> {
     (mps.handles.named_lease)(pid)
 }
 
-/// Returns whether a process is a client of another gpushd, because its environment has a pipe directory that this
-/// gpushd does not manage. The lease that such a process names also belongs to the other gpushd, because each gpushd
-/// numbers its leases separately.
-pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> bool {
-    match proc::environment(pid, PIPE_DIRECTORY) {
+/// Returns whether a process is a client of another gpushd: its environment names a pipe directory
+/// that this gpushd does not manage. If so, the lease that the process names also belongs to the
+/// other gpushd, because lease numbers are unique only within one gpushd.
+///
+/// # Errors
+/// gpushd has no free file descriptor or memory.
+pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> io::Result<bool> {
+    Ok(match proc::environment(pid, PIPE_DIRECTORY)? {
         Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),
         Environment::Unset | Environment::Unknown => false,
-    }
+    })
 }
 
 /// Returns which part of a target a lease may use, in tenths of a percent.

@@ -112,8 +112,8 @@ pub(crate) struct Handles {
     pub(crate) own_uid: u32,
 }
 
-/// A function that reads which lease a process names in its environment. Its parameter is the pid.
-pub(crate) type NamedLease = Arc<dyn Fn(u32) -> Option<String> + Send + Sync>;
+/// Reads the lease that a process names in its environment, by pid.
+pub(crate) type NamedLease = Arc<dyn Fn(u32) -> std::io::Result<Option<String>> + Send + Sync>;
 
 impl fmt::Debug for Handles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -49,7 +49,10 @@ const FORGOTTEN: &str = "it was started before the database was lost, and may ha
 /// Why gpushd does not end a process in the scope of an unknown lease: only gpushd creates such scopes.
 const SCOPE: &str = "it is in the scope of a lease that gpushd does not know";
 
-/// Why gpushd does not end a process on a device that another user has leased.
+/// Why gpushd does not end a process that may be in the scope of a lease.
+const UNREADABLE: &str = "gpushd cannot read its cgroup";
+
+/// Why gpushd does not end a process on the device of another user's lease.
 const OPTIONAL: &str = "the rule of its GPU does not require a lease";
 
 /// An unleased process. `exempt` says why gpushd does not end it.
@@ -185,7 +188,11 @@ impl<'a> Classifier<'a> {
         if starts.any(|start| self.unleased.state.may_have_forgotten(start)) {
             return Some(FORGOTTEN);
         }
-        matches!(CgroupKind::of(pid), CgroupKind::Lease { .. }).then_some(SCOPE)
+        match proc::try_cgroups(pid).map(|text| text.as_deref().map(CgroupKind::parse)) {
+            Ok(Some(CgroupKind::Lease { .. })) => Some(SCOPE),
+            Ok(_) => None,
+            Err(_) => Some(UNREADABLE),
+        }
     }
 }
 

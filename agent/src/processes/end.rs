@@ -38,7 +38,10 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Minimum pause until gpushd tries again to kill a process.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A signal that gpushd must send to a process.
+/// Why gpushd does not end a process whose identity it cannot read.
+const UNREADABLE: &str = "gpushd cannot read which program it executes";
+
+/// A process that must get a signal.
 #[derive(Debug)]
 struct DueSignal {
     process: Arc<OpenedProcess>,
@@ -113,12 +116,17 @@ async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowLi
             }
             Some(Action::Warned | Action::Exempt(_)) | None => match OpenedProcess::open(pid) {
                 Some(process) => (Arc::new(process), Some(Signal::SIGTERM)),
-                // Skip a process that has ended, or whose identity gpushd cannot read.
-                None => continue,
+                None => {
+                    // If the process has ended, it has no start.
+                    if let Some(start) = proc::start(pid) {
+                        exempt(unleased, &one.process, pid, start, UNREADABLE.to_owned());
+                    }
+                    continue;
+                }
             },
         };
         if let Some(why) = exemption(&classifier, &one, &process, allow) {
-            exempt(unleased, &one.process, &process, why);
+            exempt(unleased, &one.process, pid, process.identity.start, why);
         } else if let Some(signal) = signal {
             due.push(DueSignal { process, signal, gpu: one.process.gpu_uuid });
         }
@@ -138,23 +146,23 @@ async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowLi
 /// Sends the signal, unless the process has changed or is no longer unleased.
 async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal) {
     let step = if signal == Signal::SIGKILL { UnleasedStep::Killed } else { UnleasedStep::Asked };
+    let (pid, start) = (process.pid, process.identity.start);
     let Some(one) = check_again(unleased, &process, &gpu).await else { return };
     if let Err(why) = report::record(unleased, &one, step).await {
-        exempt(unleased, &one, &process, format!("gpushd sends no signal, because it cannot record the signal: {why}"));
+        exempt(unleased, &one, pid, start, format!("gpushd cannot record the signal, and does not send it: {why}"));
         return;
     }
     if signal == Signal::SIGKILL && one.process.kind == ProcessKind::MpsClient {
-        // Ask MPS to end the client first: if a client is killed while it computes, the MPS server may end too.
-        mps::terminate(&unleased.mps, process.pid).await;
+        // If a client is killed while it computes, its MPS server may end too.
+        mps::terminate(&unleased.mps, pid).await;
     }
     // Check again just before the signal, because the user may have got a lease meanwhile.
     let Some(one) = check_again(unleased, &process, &gpu).await else { return };
     if let Err(error) = process.signal(signal) {
-        exempt(unleased, &one, &process, format!("gpushd cannot send {signal}: {error}"));
+        exempt(unleased, &one, pid, start, format!("gpushd cannot send {signal}: {error}"));
         return;
     }
     let grace = Duration::from_secs(unleased.state.config().processes.grace_s.into());
-    let (pid, start) = (process.pid, process.identity.start);
     let action = match signal {
         Signal::SIGKILL => Action::Killed,
         _ => Action::Asked { process, kill_at: Instant::now() + grace },
@@ -179,7 +187,7 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
         return None;
     };
     if let Some(why) = exemption(&Classifier::new(unleased), &one, process, &allow) {
-        exempt(unleased, &one.process, process, why);
+        exempt(unleased, &one.process, process.pid, process.identity.start, why);
         return None;
     }
     // Check this last: only if the process is unchanged, everything that was read above belongs to it.
@@ -210,10 +218,10 @@ fn exemption(
     }
 }
 
-/// Remembers that gpushd does not end a process. Logs the reason if it is new.
-fn exempt(unleased: &Unleased, one: &GpuProcess, process: &OpenedProcess, why: String) {
+/// Notes that a process is exempt. Logs the exemption if it is new.
+fn exempt(unleased: &Unleased, one: &GpuProcess, pid: u32, start: u64, why: String) {
     let text = format!("; not ended: {why}");
-    if unleased.note(process.pid, process.identity.start, Action::Exempt(why)) {
+    if unleased.note(pid, start, Action::Exempt(why)) {
         report::warn(one, &text);
     }
 }

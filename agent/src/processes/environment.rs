@@ -15,6 +15,7 @@
 
 use std::{
     collections::HashMap,
+    io,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -55,33 +56,38 @@ impl Environments {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lease that a process names in its environment, even if another user holds the lease. Blocks while it
-    /// reads the environment.
-    pub(crate) fn named_lease(&self, pid: u32) -> Option<String> {
-        match self.cached_lease(pid) {
+    /// Returns the lease that a process's environment names, regardless of its holder. Reads files that may
+    /// be large.
+    ///
+    /// # Errors
+    /// gpushd has no free file descriptor or memory.
+    pub(crate) fn named_lease(&self, pid: u32) -> io::Result<Option<String>> {
+        Ok(match self.cached_lease(pid)? {
             EnvironmentLease::Own(name) | EnvironmentLease::Other(name) => Some(name),
             EnvironmentLease::None | EnvironmentLease::Unknown => None,
-        }
+        })
     }
 
-    fn cached_lease(&self, pid: u32) -> EnvironmentLease {
+    fn cached_lease(&self, pid: u32) -> io::Result<EnvironmentLease> {
         let Some(image) = proc::image(pid) else { return read_lease(pid) };
         if let Some((_, known)) = self.read().get(&pid).filter(|(of, _)| *of == image) {
-            return known.clone();
+            return Ok(known.clone());
         }
-        let found = read_lease(pid);
-        // Remember the result only if the process still executes the same program.
+        let found = read_lease(pid)?;
+        // If the process executed another program meanwhile, the result may belong to either
+        // program.
         if proc::image(pid) == Some(image) {
             self.read().insert(pid, (image, found.clone()));
         }
-        found
+        Ok(found)
     }
 
     /// Returns the lease that a process or one of its parents names or has named. `is_own` returns whether the
     /// process's user holds a lease.
     pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
         let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
-        let own_lease = |pid: u32| match self.cached_lease(pid) {
+        let cached = |pid: u32| self.cached_lease(pid).unwrap_or(EnvironmentLease::Unknown);
+        let own_lease = |pid: u32| match cached(pid) {
             EnvironmentLease::Other(name) if is_own(&name) => Some(name),
             EnvironmentLease::Own(_)
             | EnvironmentLease::Other(_)
@@ -89,7 +95,7 @@ impl Environments {
             | EnvironmentLease::Unknown => self.recorded_lease(pid).filter(|name| is_own(name)),
         };
         let Some(name) = std::iter::once(pid).chain(proc::ancestors(pid)).find_map(own_lease) else {
-            return self.cached_lease(pid);
+            return cached(pid);
         };
         self.leases().insert(pid, (start, name.clone()));
         EnvironmentLease::Own(name)
@@ -108,15 +114,15 @@ impl Environments {
 }
 
 /// Reads the lease that a process names.
-fn read_lease(pid: u32) -> EnvironmentLease {
-    match proc::environment(pid, mps::LEASE_VARIABLE) {
+fn read_lease(pid: u32) -> io::Result<EnvironmentLease> {
+    Ok(match proc::environment(pid, mps::LEASE_VARIABLE)? {
         Environment::Set(name) => String::from_utf8(name)
             .ok()
             .filter(|name| is_name(name))
             .map_or(EnvironmentLease::Unknown, EnvironmentLease::Other),
         Environment::Unset => EnvironmentLease::None,
         Environment::Unknown => EnvironmentLease::Unknown,
-    }
+    })
 }
 
 /// Returns whether a text is a lease id. The name is shown to other users, so it must not be any other text.
@@ -151,13 +157,13 @@ mod tests {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let pid = child.id();
         assert_eq!(lines.next().unwrap().unwrap(), "up");
-        assert_eq!(environments.cached_lease(pid), EnvironmentLease::Other("L7".to_owned()));
+        assert_eq!(environments.cached_lease(pid).unwrap(), EnvironmentLease::Other("L7".to_owned()));
         let first = environments.read()[&pid].0;
-        assert_eq!(environments.cached_lease(pid), EnvironmentLease::Other("L7".to_owned()));
+        assert_eq!(environments.cached_lease(pid).unwrap(), EnvironmentLease::Other("L7".to_owned()));
         assert_eq!(environments.read()[&pid].0, first);
         writeln!(child.stdin.as_ref().unwrap(), "continue").unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), "again");
-        assert_eq!(environments.cached_lease(pid), EnvironmentLease::Other("L8".to_owned()));
+        assert_eq!(environments.cached_lease(pid).unwrap(), EnvironmentLease::Other("L8".to_owned()));
         assert_ne!(environments.read()[&pid].0, first);
         drop(child.stdin.take());
         child.wait().unwrap();

@@ -79,7 +79,35 @@ impl OpenedProcess {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Command, Stdio},
+    };
+
     use super::*;
+
+    /// Fault: if the first thread of a process had ended, gpushd could not identify the process, and did not end it.
+    #[test]
+    fn process_without_its_first_thread_is_identified_and_ended() {
+        const SCRIPT: &str = "import ctypes, threading, time\n\
+            def stay():\n    print('up', flush=True)\n    time.sleep(600)\n\
+            threading.Thread(target=stay).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let child = Command::new("python3").args(["-c", SCRIPT]).stdout(Stdio::piped()).spawn();
+        let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        let whole = OpenedProcess::open(child.id());
+        let state = format!("/proc/{}/stat", child.id());
+        while !std::fs::read_to_string(&state).unwrap().contains(") Z ") {
+            std::thread::yield_now();
+        }
+        let process = OpenedProcess::open(child.id()).unwrap();
+        assert!(process.is_alive() && process.is_unchanged());
+        assert!(whole.is_none_or(|whole| whole.identity == process.identity));
+        process.signal(Signal::SIGTERM).unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_unchanged());
+    }
 
     #[test]
     fn process_is_unchanged_until_it_ends() {

@@ -88,18 +88,17 @@ impl OpenLease {
         self.record.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
     }
 
-    /// Returns whether no known process keeps the lease from ending: all have ended, or were killed and are about to
-    /// end.
+    /// Returns whether all known processes that the lease waits for have ended, or were killed and
+    /// are about to end. Reads processes and cgroups, so call it on a blocking thread.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
             (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
             (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => {
-                proc::start(*pid) != *start || proc::is_ending(*pid)
+                proc::try_start(*pid).is_ok_and(|found| found != *start) || proc::is_ending(*pid)
             }
             (LeaseState::Active, LeaseBinding::Scope { cgroup: Some(path), .. }) => {
-                // The scope of a lease that was just granted may not exist yet, so a missing cgroup is not an empty
-                // one.
-                cgroup::processes(path).is_some_and(|pids| pids.is_empty())
+                // A new scope does not exist yet when its lease is granted.
+                cgroup::processes(path).is_some_and(|found| found.is_empty())
             }
             (LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Ended, _) => false,
         }

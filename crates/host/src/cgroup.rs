@@ -16,8 +16,9 @@
 mod kind;
 mod members;
 mod slurm;
+mod walk;
 
-use std::{fs, os::unix::fs::MetadataExt, path::Path};
+use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use gpush_api::text;
 
@@ -25,6 +26,7 @@ pub use self::{
     kind::{BindRequest, BindTarget, CgroupKind, UnitOwner, is_in_container},
     members::{children, contains, processes, wait_until_empty},
     slurm::job_processes,
+    walk::Members,
 };
 use crate::proc;
 
@@ -91,7 +93,15 @@ impl Membership {
 
 /// Returns the membership of a process; `None` when its cgroup cannot be read.
 pub fn of(pid: impl proc::AnyPid) -> Option<Membership> {
-    Membership::parse(&proc::cgroups(pid)?)
+    try_of(pid).ok().flatten()
+}
+
+/// Returns the membership of a process; `None` when there is no such process, or it is in no cgroup.
+///
+/// # Errors
+/// The cgroup cannot be read, for example because of too many open files.
+pub fn try_of(pid: impl proc::AnyPid) -> io::Result<Option<Membership>> {
+    Ok(proc::try_cgroups(pid)?.and_then(|text| Membership::parse(&text)))
 }
 
 /// A hierarchy as `/proc/PID/cgroup` names it: its controllers, or an empty string for the unified

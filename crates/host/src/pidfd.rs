@@ -5,15 +5,22 @@ use std::{
     io,
     ops::Deref,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    sync::LazyLock,
 };
 
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::signal::Signal,
+    sys::{
+        resource::{Resource, getrlimit},
+        signal::Signal,
+    },
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{Semaphore, SemaphorePermit},
+};
 
 use crate::proc::AnyPid;
 
@@ -127,6 +134,51 @@ impl Deref for AsyncPidFd {
     }
 }
 
+/// Maximum number of processes that gpushd awaits with [`Awaited`] at a time.
+const MOST_AWAITED: usize = 4096;
+
+/// Part of the descriptors of gpushd (RLIMIT_NOFILE) that [`Awaited`] may use: one in this number.
+const PART: u64 = 4;
+
+/// The free places for processes that are awaited.
+static AWAITED: LazyLock<Semaphore> = LazyLock::new(|| {
+    let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+    let part = usize::try_from(descriptors / PART).unwrap_or(MOST_AWAITED);
+    Semaphore::new(part.min(MOST_AWAITED))
+});
+
+/// A process of a user whose end a task awaits. All of gpushd awaits at most [`MOST_AWAITED`] such processes at a time,
+/// so users with many processes cannot take all descriptors of gpushd.
+#[derive(Debug)]
+pub struct Awaited {
+    process: AsyncPidFd,
+    _place: SemaphorePermit<'static>,
+}
+
+impl Awaited {
+    /// Opens the process that has this pid now; `None` if there is none. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// gpushd already awaits as many processes as it may, or the kernel refuses, for example because of too many open
+    /// files. The caller must then check the process at intervals.
+    pub fn open(pid: impl AnyPid) -> io::Result<Option<Self>> {
+        Self::open_within(pid, &AWAITED)
+    }
+
+    fn open_within(pid: impl AnyPid, places: &'static Semaphore) -> io::Result<Option<Self>> {
+        let place = places.try_acquire().map_err(|_| io::Error::other("gpushd awaits too many processes"))?;
+        Ok(AsyncPidFd::open(pid)?.map(|process| Self { process, _place: place }))
+    }
+}
+
+impl Deref for Awaited {
+    type Target = AsyncPidFd;
+
+    fn deref(&self) -> &AsyncPidFd {
+        &self.process
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Child, Command};
@@ -156,6 +208,20 @@ mod tests {
         process.kill().unwrap();
         let error = process.signal(Signal::SIGTERM).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::ESRCH as i32));
+    }
+
+    #[tokio::test]
+    async fn number_of_awaited_processes_is_limited() {
+        static PLACES: Semaphore = Semaphore::const_new(2);
+        let me = std::process::id();
+        let open = || Awaited::open_within(me, &PLACES);
+        let (first, second) = (open().unwrap(), open().unwrap());
+        assert!(first.is_some() && second.is_some());
+        assert_eq!(open().unwrap_err().to_string(), "gpushd awaits too many processes");
+        assert!(Awaited::open_within(i32::MAX, &PLACES).is_err());
+        drop(first);
+        assert!(Awaited::open_within(i32::MAX, &PLACES).unwrap().is_none());
+        assert!(open().unwrap().is_some(), "a missing process takes no place");
     }
 
     #[tokio::test]

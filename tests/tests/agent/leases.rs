@@ -1,7 +1,7 @@
 //! Leases of MIG devices, whole GPUs and time-slice replicas: gpushd grants, refuses and queues
 //! them, and keeps them after a crash.
 
-use std::{io::Write, thread};
+use std::{io::Write, process::Command, thread};
 
 use gpush_api::{ApiError, Code, EndReason, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseState, OperationState};
 use gpush_tests::{
@@ -210,6 +210,32 @@ fn expired_lease_ends_its_processes_if_configured() {
         lease_now(&agent, id).waits_for.iter().any(|sentence| sentence.starts_with(&says))
     });
     host.end_process(process);
+    lease_becomes(&agent, id, LeaseState::Ended);
+}
+
+/// Fault: without a free file descriptor, gpushd took every process for ended. A lease then ended while its processes
+/// ran.
+#[test]
+fn lease_does_not_end_while_gpushd_has_no_free_descriptor() {
+    let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n");
+    let sleep = |lease: &str| Command::new("sleep").arg("600").env("GPUSH_LEASE", lease).spawn().expect("a process");
+    let mut bound = sleep("");
+    let body = json!({ "share": { "kind": "timeslice" }, "process": bound.id(), "bind_to": "process" });
+    let id = request(&agent, &body).expect("a lease").lease.id;
+    let mut other = sleep(&id.to_string());
+    let limit = |words: &[&str]| {
+        let output = Command::new("prlimit").args(["--pid", &agent.pid().to_string()]).args(words).output();
+        String::from_utf8(output.expect("prlimit").stdout).expect("text").trim().to_owned()
+    };
+    let before = limit(&["--nofile", "--output=SOFT", "--noheadings"]);
+    limit(&["--nofile=1:"]);
+    bound.kill().and_then(|()| bound.wait()).expect("the process ends");
+    agent.wait_for_log(&format!("lease {id} cannot end yet, because gpushd cannot read all processes"));
+    limit(&[&format!("--nofile={before}:")]);
+    let says = format!("process {} (sleep) runs", other.id());
+    agent.await_that("what it waits for", || lease_now(&agent, id).waits_for == [says.as_str()]);
+    assert_eq!(lease_now(&agent, id).state, LeaseState::Releasing);
+    other.kill().and_then(|()| other.wait()).expect("the process ends");
     lease_becomes(&agent, id, LeaseState::Ended);
 }
 

@@ -12,6 +12,9 @@ use nix::sys::signal::Signal;
 
 use super::{FAST, Job, NOBODY, OTHER, RULE, done, listed, start, step_event, witness};
 
+/// Time from SIGTERM to SIGKILL in seconds, in which a test can reload the config.
+const GRACE: u32 = 10;
+
 fn processes(grace: u32, allow: &str) -> String {
     format!("[processes]\nunleased = \"end\"\ngrace_s = {grace}\nallow = [{allow}]\n")
 }
@@ -24,20 +27,24 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
-/// One reload adds the user to `allow`. The next reload removes the user again.
+/// One reload adds the user to `allow`, and the next reload removes the user. Another process that gpushd asked later
+/// is killed meanwhile, so the time at which gpushd would have killed the allowed process has passed.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
-    let Some((host, agent)) = start("unleased processes that are allowed later", &processes(3600, "")) else { return };
+    let Some((host, agent)) = start("unleased processes that are allowed later", &processes(GRACE, "")) else { return };
     let mut listener = agent.listen("?kinds=unleased", None);
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, deaf.pid(), UnleasedStep::Asked);
-    reload(&agent, &processes(0, "{ uid = 65534 }"));
+    let later = Job::deaf(OTHER).on(&host, "--gpu 0 --kind compute");
+    step_event(&mut listener, later.pid(), UnleasedStep::Asked);
+    reload(&agent, &processes(GRACE, "{ uid = 65534 }"));
     agent.until("the process is no longer an unleased process", || {
         listed(&agent, deaf.pid()).filter(|one| one.allowed && one.unleased.is_none())
     });
-    witness(&host, &agent, "--gpu 0 --kind compute");
+    step_event(&mut listener, later.pid(), UnleasedStep::Killed);
     assert!(deaf.lives());
     reload(&agent, &processes(0, ""));
+    step_event(&mut listener, deaf.pid(), UnleasedStep::Asked);
     step_event(&mut listener, deaf.pid(), UnleasedStep::Killed);
     agent.until("the process is killed", || (!deaf.lives()).then_some(()));
 }
@@ -75,10 +82,10 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     assert_eq!(messages, [format!("processes.allow: gpushd cannot see {hidden}")]);
 }
 
-/// A process can choose its name and its arguments, and can load code into a program. But the
-/// kernel reports its program file and its user.
+/// A process can choose its name and its arguments. The kernel reports the file and the user. Any user can load code into
+/// a program that they may execute, so an entry with a user does not allow the same file for another user.
 #[test]
-fn name_or_preloaded_code_does_not_make_a_process_allowed() {
+fn process_is_allowed_by_file_and_user_and_not_by_its_name() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
     let (allowed, other) = (dir.path().join("agent"), dir.path().join("other/agent"));
@@ -93,7 +100,9 @@ fn name_or_preloaded_code_does_not_make_a_process_allowed() {
     // This process has the same name and the same first argument, but another program file.
     let named = Job::start(Command::new(&other).arg0(&allowed).arg("1000"), NOBODY).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, named.pid(), UnleasedStep::Asked);
-    // This process runs the allowed file, but another user has loaded code into it.
+    // The allowed file, executed by another user, without and with code that this user loads.
+    let plain = Job::start(Command::new(&allowed).arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
+    step_event(&mut listener, plain.pid(), UnleasedStep::Asked);
     let mut preloaded = Command::new(&allowed);
     let preloaded = Job::start(preloaded.arg("1000").env("LD_PRELOAD", "libm.so.6"), OTHER);
     let maps = format!("/proc/{}/maps", preloaded.pid());

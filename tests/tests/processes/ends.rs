@@ -114,6 +114,22 @@ fn unleased_process_that_ignores_sigterm_is_killed_and_reported() {
     }
 }
 
+/// Fault: gpushd could not identify such a process, and did not end it.
+#[test]
+fn unleased_process_without_its_first_thread_is_ended() {
+    const SCRIPT: &str = "import ctypes, threading, time\n\
+        threading.Thread(target=time.sleep, args=(600,)).start()\n\
+        ctypes.CDLL(None).pthread_exit(None)";
+    let Some((host, agent)) = start("a process without its first thread", END) else { return };
+    let mut listener = agent.listen("?kinds=unleased", None);
+    let mut job = Job::start(std::process::Command::new("python3").args(["-c", SCRIPT]), NOBODY);
+    let stat = format!("/proc/{}/stat", job.pid());
+    agent.until("the first thread has ended", || std::fs::read_to_string(&stat).ok()?.contains(") Z ").then_some(()));
+    job = job.on(&host, "--gpu 0 --kind compute");
+    step_event(&mut listener, job.pid(), UnleasedStep::Asked);
+    agent.until("the process has ended", || (!job.lives()).then_some(()));
+}
+
 #[test]
 fn unleased_process_is_killed_after_the_reported_grace_period() {
     let config = "[processes]\nunleased = \"end\"\ngrace_s = 2\n";

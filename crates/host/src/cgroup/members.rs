@@ -10,8 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::MOUNTS;
-use crate::pidfd::AsyncPidFd;
+use super::{
+    MOUNTS,
+    walk::{MOST_CGROUPS, Members, directories, existing, exists, members_of},
+};
+use crate::pidfd::Awaited;
 
 /// First and longest pause before a cgroup is read again. Used if no process in the cgroup can be
 /// awaited, or the awaited process ended soon.
@@ -19,9 +22,6 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_se
 
 /// Shortest wait for a process after which no pause is needed.
 const LONG: Duration = Duration::from_millis(100);
-
-/// Maximum depth below the cgroup that is read.
-const DEPTH: usize = 32;
 
 /// Returns whether a process is in a cgroup or below it, from the text of its `/proc/PID/cgroup`.
 #[must_use]
@@ -31,26 +31,22 @@ pub fn contains(cgroup: &str, cgroups: &str) -> bool {
     cgroup.len() > 1 && paths.into_iter().any(is_in)
 }
 
-/// Returns the pids in a cgroup and below it; `None` when there is no such cgroup. Omits processes
-/// that gpushd cannot see.
+/// Returns the processes in a cgroup and below it; `None` when there is no such cgroup. Omits processes
+/// that gpushd cannot see. Blocks, so call it on a blocking thread.
 #[must_use]
-pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
-    let dir = directory(cgroup)?;
-    let mut pids = Vec::new();
-    collect(&dir, DEPTH, &mut pids);
-    if pids.is_empty() {
-        // If a process moved from one child cgroup to another while they were read, the loop may
-        // have missed the process in both.
-        if is_populated(&dir) {
-            collect(&dir, DEPTH, &mut pids);
-        }
-        if !dir.is_dir() {
-            return None;
-        }
+pub fn processes(cgroup: &str) -> Option<Members> {
+    let dir = match directory(cgroup) {
+        Ok(dir) => dir?,
+        Err(error) => return Some(Members { pids: Vec::new(), error: Some(error) }),
+    };
+    let mut found = members_of(&dir);
+    // If a process moved from one child cgroup to another while they were read, the walk may have
+    // missed the process in both.
+    if found.is_empty() && is_populated(&dir) {
+        found = members_of(&dir);
     }
-    pids.sort_unstable();
-    pids.dedup();
-    Some(pids)
+    let is_gone = found.is_empty() && matches!(exists(&dir), Ok(false));
+    (!is_gone).then_some(found)
 }
 
 /// Waits until no process is left in a cgroup and below it, or the cgroup no longer exists.
@@ -58,30 +54,49 @@ pub fn processes(cgroup: &str) -> Option<Vec<u32>> {
 /// Waits for one process at a time, so the wait uses no CPU time while the processes run. If each
 /// process soon starts the next one and ends, the wait pauses between the reads.
 pub async fn wait_until_empty(cgroup: &str) {
-    let (mut pauses, mut pause) = (Pauses::default(), None);
+    let (mut pauses, mut pause, mut is_logged) = (Pauses::default(), None, false);
     loop {
-        let Some(pids) = processes(cgroup) else { return };
-        let is_left = !pids.is_empty() || directory(cgroup).is_some_and(|dir| is_populated(&dir));
-        if !is_left {
-            return;
+        let Some(found) = remaining(cgroup).await else { return };
+        if let Some(error) = &found.error
+            && !std::mem::replace(&mut is_logged, true)
+        {
+            tracing::warn!("cannot read all processes of cgroup {cgroup}, so gpushd treats it as in use: {error}");
         }
         if let Some(pause) = pause.take() {
             tokio::time::sleep(pause).await;
             continue;
         }
         let begun = Instant::now();
-        for pid in pids {
-            if let Ok(Some(process)) = AsyncPidFd::open(pid)
-                && !process.has_ended()
-            {
-                process.wait_until_ended().await;
-                break;
+        for pid in found.pids {
+            match Awaited::open(pid) {
+                Ok(Some(process)) if !process.has_ended() => {
+                    process.wait_until_ended().await;
+                    break;
+                }
+                Ok(_) => {}
+                // No other process can be awaited either.
+                Err(_) => break,
             }
         }
         // gpushd cannot wait for zombies or for processes that it cannot see. If no other process is left, only this
         // pause limits how often gpushd reads the cgroup.
         pause = pauses.after(begun.elapsed());
     }
+}
+
+/// Returns the processes that are in a cgroup and below it; `None` if no process can be there. Reads the cgroup on a
+/// blocking thread.
+async fn remaining(cgroup: &str) -> Option<Members> {
+    let cgroup = cgroup.to_owned();
+    let read = tokio::task::spawn_blocking(move || {
+        let found = processes(&cgroup)?;
+        // gpushd may not see the processes that the kernel reports.
+        let is_populated = || directory(&cgroup).map_or(true, |dir| dir.is_some_and(|dir| is_populated(&dir)));
+        let is_left = !found.is_empty() || is_populated();
+        is_left.then_some(found)
+    });
+    // A walk that did not end shows nothing about the cgroup.
+    read.await.unwrap_or_else(|failed| Some(Members { pids: Vec::new(), error: Some(io::Error::other(failed)) }))
 }
 
 /// The pauses between two reads of a cgroup.
@@ -109,61 +124,52 @@ impl Pauses {
     }
 }
 
-/// Returns the paths of the cgroups directly below a cgroup; empty when that cgroup does not exist.
-#[must_use]
-pub fn children(cgroup: &str) -> Vec<String> {
-    let Some(dir) = directory(cgroup) else { return Vec::new() };
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    let mut paths: Vec<String> =
-        dirs.filter_map(|entry| Some(format!("{cgroup}/{}", entry.file_name().to_str()?))).collect();
+/// Returns the paths of the cgroups directly below a cgroup; empty when that cgroup does not exist. Blocks, so call it on
+/// a blocking thread.
+///
+/// # Errors
+/// The cgroup cannot be read, or has more than [`MOST_CGROUPS`] children.
+pub fn children(cgroup: &str) -> io::Result<Vec<String>> {
+    let Some(dir) = directory(cgroup)? else { return Ok(Vec::new()) };
+    let found = directories(&dir, MOST_CGROUPS)?;
+    let path = |child: &PathBuf| Some(format!("{cgroup}/{}", child.file_name()?.to_str()?));
+    let mut paths: Vec<String> = found.iter().filter_map(path).collect();
     paths.sort_unstable();
-    paths
-}
-
-/// Adds the pids in the cgroup of a directory and below it. Adds none if there is no such directory.
-pub(super) fn collect_all(dir: &Path, pids: &mut Vec<u32>) {
-    collect(dir, DEPTH, pids);
-}
-
-fn collect(dir: &Path, depth: usize, pids: &mut Vec<u32>) {
-    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    // 0 stands for a process outside of gpushd's pid namespace.
-    pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid > 0));
-    if depth == 0 {
-        return;
-    }
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            collect(&entry.path(), depth - 1, pids);
-        }
-    }
+    Ok(paths)
 }
 
 /// Returns whether the kernel reports processes in a cgroup of the unified hierarchy or below it. If
 /// the cgroup exists but cannot be read, for example because gpushd has no file descriptor left, it
 /// counts as populated.
 fn is_populated(dir: &Path) -> bool {
-    match fs::read_to_string(dir.join("cgroup.events")) {
-        Ok(text) => text.lines().any(|line| line == "populated 1"),
-        Err(error) => error.kind() != io::ErrorKind::NotFound && error.raw_os_error() != Some(nix::libc::ENODEV),
+    match existing(fs::read_to_string(dir.join("cgroup.events"))) {
+        Ok(text) => text.is_some_and(|text| text.lines().any(|line| line == "populated 1")),
+        Err(_) => true,
     }
 }
 
-fn directory(cgroup: &str) -> Option<PathBuf> {
-    let below = Path::new(cgroup.strip_prefix('/')?);
+/// Returns the directory of a cgroup; `None` if there is no such cgroup.
+///
+/// # Errors
+/// The directory cannot be looked up.
+fn directory(cgroup: &str) -> io::Result<Option<PathBuf>> {
+    let Some(below) = cgroup.strip_prefix('/').map(Path::new) else { return Ok(None) };
     let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
     if below.as_os_str().is_empty() || !is_plain {
-        return None;
+        return Ok(None);
     }
     let first = ["unified", "", "systemd"].iter().map(|name| Path::new(MOUNTS).join(name));
-    let controllers = || fs::read_dir(MOUNTS).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_there = |dir: &PathBuf| dir.join("cgroup.procs").is_file();
-    let mut found = first.map(|mount| mount.join(below)).find(is_there);
-    if found.is_none() {
-        found = controllers().map(|mount| mount.join(below)).find(is_there);
+    for mount in first {
+        if exists(&mount.join(below).join("cgroup.procs"))? {
+            return Ok(Some(mount.join(below)));
+        }
     }
-    found
+    for mount in directories(Path::new(MOUNTS), MOST_CGROUPS)? {
+        if exists(&mount.join(below).join("cgroup.procs"))? {
+            return Ok(Some(mount.join(below)));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -199,8 +205,8 @@ mod tests {
     #[test]
     fn path_outside_of_the_hierarchies_has_no_processes() {
         for cgroup in ["", "/", "/..", "/../../proc", "/no-such.slice/no-such.scope", "relative"] {
-            assert_eq!(processes(cgroup), None, "{cgroup}");
-            assert_eq!(children(cgroup), [] as [&str; 0], "{cgroup}");
+            assert!(processes(cgroup).is_none(), "{cgroup}");
+            assert_eq!(children(cgroup).unwrap(), [] as [&str; 0], "{cgroup}");
         }
     }
 
@@ -227,15 +233,16 @@ mod tests {
         if fs::create_dir(&dir).and_then(|()| fs::create_dir(dir.join("below"))).is_err() {
             return println!("SKIPPED the processes of a cgroup: none can be created");
         }
-        assert_eq!(processes(&name), Some(Vec::new()));
+        let found = |name: &str| processes(name).filter(|found| found.error.is_none()).map(|found| found.pids);
+        assert_eq!(found(&name), Some(Vec::new()));
         let start = || std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let (mut first, mut second) = (start(), start());
         fs::write(dir.join("cgroup.procs"), first.id().to_string()).unwrap();
         fs::write(dir.join("below/cgroup.procs"), second.id().to_string()).unwrap();
         let mut both = vec![first.id(), second.id()];
         both.sort_unstable();
-        assert_eq!(processes(&name), Some(both));
-        assert_eq!(children(&name), [format!("{name}/below")]);
+        assert_eq!(found(&name), Some(both));
+        assert_eq!(children(&name).unwrap(), [format!("{name}/below")]);
         let waiting = tokio::spawn(async move { wait_until_empty(&name).await });
         first.kill().unwrap();
         first.wait().unwrap();

@@ -9,16 +9,16 @@
 //! decides whether a process really belongs to the job, because only cgroups that root created are
 //! valid evidence.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
+use std::{io, path::Path};
+
+use super::{
+    MOUNTS,
+    walk::{MOST_CGROUPS, Walk, directories},
 };
 
-use super::{MOUNTS, members::collect_all};
-
-/// Returns the pids in the cgroups of all Slurm jobs with this id and user. If a hierarchy is
-/// mounted at a path where gpushd does not search, returns `None`, because any process may then
-/// belong to the job.
+/// Returns the pids in the cgroups of all Slurm jobs with this id and user. Returns `None` if any process may belong to
+/// the job: a hierarchy is mounted at a path where gpushd does not search, a cgroup cannot be read, or the search exceeds
+/// the limits of a walk. Blocks, so call it on a blocking thread.
 #[must_use]
 pub fn job_processes(job: u64, uid: u32) -> Option<Vec<u32>> {
     let mounts = procfs::process::Process::myself().and_then(|me| me.mountinfo()).ok()?;
@@ -26,29 +26,25 @@ pub fn job_processes(job: u64, uid: u32) -> Option<Vec<u32>> {
     let first = hierarchies.next()?;
     let is_known = |mount: &Path| mount.starts_with(MOUNTS);
     let all_known = is_known(&first.mount_point) && hierarchies.all(|mount| is_known(&mount.mount_point));
-    all_known.then(|| below(Path::new(MOUNTS), job, uid))
+    if all_known { below(Path::new(MOUNTS), job, uid).ok() } else { None }
 }
 
 /// Returns the pids of a job in the hierarchies that are mounted at or directly below a directory.
-fn below(mounts: &Path, job: u64, uid: u32) -> Vec<u32> {
-    let mut pids = Vec::new();
-    for mount in std::iter::once(mounts.to_owned()).chain(directories(mounts)) {
-        let scopes = directories(&mount.join("system.slice"));
+fn below(mounts: &Path, job: u64, uid: u32) -> io::Result<Vec<u32>> {
+    let mut walk = Walk::default();
+    for mount in std::iter::once(mounts.to_owned()).chain(directories(mounts, MOST_CGROUPS)?) {
+        let scopes = directories(&mount.join("system.slice"), MOST_CGROUPS)?.into_iter();
         let scopes = scopes.filter(|dir| name(dir).is_some_and(|name| name.ends_with("slurmstepd.scope")));
-        let others = directories(&mount).filter(|dir| name(dir).is_some_and(|name| name.starts_with("slurm")));
+        let others = directories(&mount, MOST_CGROUPS)?.into_iter();
+        let others = others.filter(|dir| name(dir).is_some_and(|name| name.starts_with("slurm")));
         let jobs = scopes.chain(others.map(|dir| dir.join(format!("uid_{uid}"))));
         for dir in jobs.map(|dir| dir.join(format!("job_{job}"))) {
-            collect_all(&dir, &mut pids);
+            walk.collect_all(&dir)?;
         }
     }
-    pids.sort_unstable();
-    pids.dedup();
-    pids
-}
-
-fn directories(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+    walk.pids.sort_unstable();
+    walk.pids.dedup();
+    Ok(walk.pids)
 }
 
 fn name(dir: &Path) -> Option<&str> {
@@ -57,6 +53,8 @@ fn name(dir: &Path) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::cgroup::slurm_job;
 
@@ -93,8 +91,11 @@ mod tests {
         for (pid, cgroup) in (100..).zip(OF_OTHERS) {
             put(pid, cgroup);
         }
-        assert_eq!(below(mounts.path(), 42, 1000), [1, 2, 3, 4, 5, 6]);
-        assert_eq!(below(mounts.path(), 7, 1000), [] as [u32; 0]);
-        assert_eq!(below(&mounts.path().join("none"), 42, 1000), [] as [u32; 0]);
+        assert_eq!(below(mounts.path(), 42, 1000).unwrap(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(below(mounts.path(), 7, 1000).unwrap(), [] as [u32; 0]);
+        assert_eq!(below(&mounts.path().join("none"), 42, 1000).unwrap(), [] as [u32; 0]);
+        let unreadable = mounts.path().join("system.slice/slurmstepd.scope/job_43/cgroup.procs");
+        fs::create_dir_all(unreadable).unwrap();
+        assert!(below(mounts.path(), 43, 1000).is_err(), "a cgroup that cannot be read is not empty");
     }
 }

@@ -2,9 +2,13 @@
 //!
 //! The owner of a process controls the content and the length of this file, so no permission may depend on it.
 
-use std::io::Read;
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
-use super::{AnyPid, LIMIT, open};
+use super::{AnyPid, LIMIT, is_shortage, positive, threads};
 
 /// Maximum number of bytes of an environment to read, in pieces of [`LIMIT`]. When the kernel executes a program, it
 /// accepts less than 6 MiB of arguments and environment.
@@ -27,14 +31,34 @@ pub enum Environment {
 /// Looks up a variable in the environment with which a process was executed.
 ///
 /// Reads the memory of the process, so the owner of the process can block this read for any time.
-pub fn environment(pid: impl AnyPid, name: &str) -> Environment {
-    let file = open(pid).and_then(|process| process.open_relative("environ").ok());
-    file.map_or(Environment::Unknown, |file| search(file, name, MOST))
+///
+/// # Errors
+/// gpushd has no free file descriptor or memory. Other errors give [`Environment::Unknown`], because the owner of the
+/// process can cause them.
+pub fn environment(pid: impl AnyPid, name: &str) -> io::Result<Environment> {
+    let Some(own) = positive(pid) else { return Ok(Environment::Unknown) };
+    match of_thread(Path::new(&format!("/proc/{own}")), name)? {
+        Environment::Unknown => {
+            let of_other = threads::of_living(own, |dir| of_thread(dir, name).map(Some))?;
+            Ok(of_other.unwrap_or(Environment::Unknown))
+        }
+        known => Ok(known),
+    }
+}
+
+/// Looks up a variable in the `environ` file in the directory of a process or thread.
+fn of_thread(dir: &Path, name: &str) -> io::Result<Environment> {
+    let found = File::open(dir.join("environ")).and_then(|file| search(file, name, MOST));
+    match found {
+        Err(error) if is_shortage(&error) => Err(error),
+        Err(_) => Ok(Environment::Unknown),
+        Ok(found) => Ok(found),
+    }
 }
 
 /// Searches an environment in pieces, so that a long environment needs no more memory than a short
 /// one.
-fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
+fn search(mut file: impl Read, name: &str, most: u64) -> io::Result<Environment> {
     let prefix = format!("{name}=").into_bytes();
     let (mut piece, mut word, mut read) = (vec![0; piece_size()], Vec::new(), 0);
     // Whether all words so far have the form NAME=VALUE, and whether the last word ended with a NUL byte.
@@ -43,12 +67,12 @@ fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
         let length = match file.read(&mut piece) {
             Ok(0) => break,
             Ok(length) => length,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(_) => return Environment::Unknown,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
         };
         read += length as u64;
         if read >= most {
-            return Environment::Unknown;
+            return Ok(Environment::Unknown);
         }
         for byte in &piece[..length] {
             is_ended = *byte == 0;
@@ -63,17 +87,17 @@ fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
                 && let Some(value) = word.strip_prefix(prefix.as_slice())
             {
                 // Do not return a truncated value, because it differs from the real value.
-                found = Some(if word.len() < LONGEST { value.to_vec() } else { return Environment::Unknown });
+                found = Some(if word.len() < LONGEST { value.to_vec() } else { return Ok(Environment::Unknown) });
             }
             word.clear();
         }
     }
-    match found {
+    Ok(match found {
         _ if !is_ended => Environment::Unknown,
         Some(value) => Environment::Set(value),
         None if is_whole => Environment::Unset,
         None => Environment::Unknown,
-    }
+    })
 }
 
 fn piece_size() -> usize {
@@ -85,7 +109,7 @@ mod tests {
     use super::*;
 
     fn of(environment: &[u8]) -> Environment {
-        search(environment, "SHARE", 1 << 20)
+        search(environment, "SHARE", 1 << 20).unwrap()
     }
 
     fn set(value: &[u8]) -> Environment {
@@ -120,7 +144,7 @@ mod tests {
 
     #[test]
     fn endless_environment_is_not_read_to_its_end() {
-        assert_eq!(search(std::io::repeat(b'x'), "SHARE", 1 << 20), Environment::Unknown);
-        assert_eq!(environment(i32::MAX, "PATH"), Environment::Unknown);
+        assert_eq!(search(io::repeat(b'x'), "SHARE", 1 << 20).unwrap(), Environment::Unknown);
+        assert_eq!(environment(i32::MAX, "PATH").unwrap(), Environment::Unknown);
     }
 }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{AnyPid, positive};
+use super::{AnyPid, positive, threads};
 
 /// The suffix that `/proc` adds to the path of a file that was deleted or replaced.
 const DELETED: &[u8] = b" (deleted)";
@@ -32,12 +32,18 @@ impl FileId {
 /// Returns the path of the file that a process executes, as the kernel reports it. If the file was deleted or replaced,
 /// the path ends with ` (deleted)`.
 pub fn executable(pid: impl AnyPid) -> Option<PathBuf> {
-    fs::read_link(format!("/proc/{}/exe", positive(pid)?)).ok()
+    of_executable(pid, |exe| fs::read_link(exe).ok())
 }
 
 /// Returns the identity of the file that a process executes.
 pub fn executable_id(pid: impl AnyPid) -> Option<FileId> {
-    fs::metadata(format!("/proc/{}/exe", positive(pid)?)).ok().map(|meta| FileId::of(&meta))
+    of_executable(pid, |exe| fs::metadata(exe).ok()).map(|meta| FileId::of(&meta))
+}
+
+/// Reads something from `/proc/PID/exe`. All threads of a process execute the same file.
+fn of_executable<T>(pid: impl AnyPid, read: impl Fn(&Path) -> Option<T>) -> Option<T> {
+    let of_first = read(Path::new(&format!("/proc/{}/exe", positive(pid)?)));
+    of_first.or_else(|| threads::of_living(pid, |dir| Ok(read(&dir.join("exe")))).ok().flatten())
 }
 
 /// Returns the path of the file that a process executes, without ` (deleted)`.

@@ -8,10 +8,18 @@
 //! | `read` | bounded reads |
 //! | `stat` | start, state, parent, resource use |
 //! | `status` | user ids, groups, pids in nested namespaces |
+//! | `threads` | threads that run after the first thread has ended |
 //! | `command` | command line and name |
 //! | `environment` | environment variables |
 //! | `files` | executable and open files |
 //! | `namespaces` | namespaces, compared with those of gpushd |
+//!
+//! A function that returns an `Option` gives `None` for every error. That includes errors that say nothing about the
+//! process, such as too many open files. If a missing process has an effect, use the functions that return these errors:
+//! [`pids`], [`try_start`], [`try_owner`], [`try_cgroups`] and [`environment`].
+//!
+//! If the first thread of a process has ended, `/proc/PID` has no executable, environment and v1 cgroups of the process.
+//! This module then reads them from a thread that still runs.
 //!
 //! When a process ends, another process may get its pid. Code that acts on a process must first
 //! open a [`crate::pidfd::PidFd`]. Code that remembers a process must also remember its start time.
@@ -23,6 +31,11 @@ mod namespaces;
 mod read;
 mod stat;
 mod status;
+mod threads;
+
+use std::{fs::DirEntry, io, path::Path};
+
+use nix::libc;
 
 pub use self::{
     command::{command_line, name, words},
@@ -32,9 +45,9 @@ pub use self::{
     read::{LIMIT, read},
     stat::{
         Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_ending, is_suspended, now, parent,
-        start,
+        start, try_start,
     },
-    status::{Status, local_pid, owner, uids},
+    status::{Status, local_pid, owner, try_owner, uids},
 };
 
 /// A pid of any integer type.
@@ -42,15 +55,60 @@ pub trait AnyPid: TryInto<i32> + Copy {}
 
 impl<T: TryInto<i32> + Copy> AnyPid for T {}
 
-/// Returns the text of `/proc/PID/cgroup`; see [`crate::cgroup`].
+/// Returns the text of `/proc/PID/cgroup`; see [`crate::cgroup`]. `None` if it cannot be read.
 pub fn cgroups(pid: impl AnyPid) -> Option<String> {
-    read::text(open(pid)?.open_relative("cgroup").ok()?).ok()
+    try_cgroups(pid).ok().flatten()
+}
+
+/// Returns the text of `/proc/PID/cgroup`; `None` if there is no such process, or gpushd may not see it.
+///
+/// # Errors
+/// The file cannot be read for another reason, such as too many open files.
+pub fn try_cgroups(pid: impl AnyPid) -> io::Result<Option<String>> {
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let Some(found) = file(pid, "cgroup")?.map(text) else { return Ok(None) };
+    // In hierarchies of version 1, the kernel shows a thread that has ended in the root cgroup.
+    if found.lines().any(|line| line.ends_with(":/"))
+        && let Some(bytes) = threads::of_living(pid, |dir| of_process(read::read(dir.join("cgroup"))))?
+    {
+        return Ok(Some(text(bytes)));
+    }
+    Ok(Some(found))
 }
 
 /// Returns the pids of all processes that `/proc` lists.
-pub fn pids() -> impl Iterator<Item = i32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn pids() -> io::Result<Vec<i32>> {
+    numbers_in(Path::new("/proc"))
+}
+
+/// Returns the entries of a directory that are numbers: pids, or ids of threads.
+fn numbers_in(dir: &Path) -> io::Result<Vec<i32>> {
+    let number = |entry: io::Result<DirEntry>| entry.map(|entry| entry.file_name().to_str()?.parse().ok());
+    std::fs::read_dir(dir)?.filter_map(|entry| number(entry).transpose()).collect()
+}
+
+/// Returns whether an error says that gpushd has no free descriptor or memory, and nothing about the process.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
+/// Converts an error about one process to `None`: there is no such process, or gpushd may not see it.
+fn of_process<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a file of a process; `None` if there is no such process, or gpushd may not see it.
+fn file(pid: impl AnyPid, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let Some(pid) = positive(pid) else { return Ok(None) };
+    of_process(read::read(format!("/proc/{pid}/{name}")))
 }
 
 /// Converts a pid to the kernel's type; `None` unless it is positive.

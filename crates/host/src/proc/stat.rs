@@ -1,13 +1,17 @@
 //! Start, state, parent and resource use of a process, from `/proc/PID/stat`.
 
-use std::time::Duration;
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use procfs::{
     Current, FromRead, Uptime,
     process::{ProcState, Stat},
 };
 
-use super::{AnyPid, open, read, status::Status};
+use super::{AnyPid, of_process, positive, read, status::Status, threads};
 
 /// Tolerance for rounding: the start time of a process and the time since boot are both rounded.
 const ROUNDING: Duration = Duration::from_millis(50);
@@ -16,15 +20,34 @@ const ROUNDING: Duration = Duration::from_millis(50);
 const MOST_ANCESTORS: usize = 64;
 
 fn stat(pid: impl AnyPid) -> Option<Stat> {
-    let bytes = read::up_to_limit(open(pid)?.open_relative("stat").ok()?).ok()?;
-    Stat::from_read(bytes.as_slice()).ok()
+    try_stat(pid).ok().flatten()
+}
+
+fn try_stat(pid: impl AnyPid) -> io::Result<Option<Stat>> {
+    let Some(pid) = positive(pid) else { return Ok(None) };
+    in_directory(Path::new(&format!("/proc/{pid}")))
+}
+
+/// Reads the `stat` file in the directory of a process or thread; `None` if there is no such process or thread.
+pub(super) fn in_directory(dir: &Path) -> io::Result<Option<Stat>> {
+    let Some(bytes) = of_process(read::read(dir.join("stat")))? else { return Ok(None) };
+    Stat::from_read(bytes.as_slice()).map(Some).map_err(io::Error::other)
+}
+
+/// Returns whether the first thread of a process has ended while another thread runs.
+pub(super) fn has_lost_first_thread(pid: i32) -> io::Result<bool> {
+    Ok(try_stat(pid)?.is_some_and(|stat| stat.num_threads > 1 && has_ended(&stat)))
+}
+
+/// Returns whether the thread that `stat` describes has ended.
+fn has_ended(stat: &Stat) -> bool {
+    matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_))
 }
 
 /// Returns whether the process is alive. A zombie is treated as alive only while other threads of
 /// the process still run.
 fn is_living(stat: &Stat) -> bool {
-    let has_ended = matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_));
-    !has_ended || stat.num_threads > 1
+    !has_ended(stat) || stat.num_threads > 1
 }
 
 fn stat_if_alive(pid: impl AnyPid) -> Option<Stat> {
@@ -40,15 +63,33 @@ pub fn is_alive(pid: impl AnyPid) -> bool {
 const EXITING: u32 = 0x4;
 
 /// Returns whether a process has ended, is exiting, or has been sent SIGKILL. `kill -9` can return
-/// long before the process has ended, especially on a busy machine.
+/// long before the process has ended, especially on a busy machine. Returns `false` if the state
+/// cannot be read.
 pub fn is_ending(pid: impl AnyPid) -> bool {
-    const SIGKILL: u64 = 1 << (nix::libc::SIGKILL - 1);
-    match stat(pid) {
-        Some(stat) if is_living(&stat) => {
-            stat.flags & EXITING != 0 || Status::of(pid).is_none_or(|status| status.pending & SIGKILL != 0)
-        }
-        Some(_) | None => true,
+    let Some(pid) = positive(pid) else { return true };
+    match try_stat(pid) {
+        Ok(Some(stat)) if is_living(&stat) => is_killed(Path::new(&format!("/proc/{pid}"))) || all_threads_end(pid),
+        Ok(Some(_) | None) => true,
+        Err(_) => false,
     }
+}
+
+/// Returns whether all threads of a process have ended, are exiting, or have been sent SIGKILL. The first thread can
+/// exit long before the others.
+fn all_threads_end(pid: i32) -> bool {
+    let ends = |dir: &PathBuf| match in_directory(dir) {
+        Ok(Some(stat)) => has_ended(&stat) || stat.flags & EXITING != 0 || is_killed(dir),
+        Ok(None) => true,
+        Err(_) => false,
+    };
+    threads::directories(pid).is_ok_and(|threads| threads.iter().all(ends))
+}
+
+/// Returns whether SIGKILL is pending for a process or thread.
+fn is_killed(dir: &Path) -> bool {
+    const SIGKILL: u64 = 1 << (nix::libc::SIGKILL - 1);
+    let text = read::read(dir.join("status")).unwrap_or_default();
+    Status::parse(&String::from_utf8_lossy(&text)).is_some_and(|status| status.pending & SIGKILL != 0)
 }
 
 /// Returns whether a process with this pid is alive and began at least `ago` ago. A younger process
@@ -65,9 +106,18 @@ pub fn now() -> u64 {
     (uptime.uptime_duration() * ticks_per_second()).as_secs() + 1
 }
 
-/// Returns the start of a process in clock ticks since boot; `None` if there is no such process.
+/// Returns the start of a process in clock ticks since boot; `None` if there is no such process, or its start cannot be
+/// read.
 pub fn start(pid: impl AnyPid) -> Option<u64> {
-    stat_if_alive(pid).map(|stat| stat.starttime)
+    try_start(pid).ok().flatten()
+}
+
+/// Returns the start of a process in clock ticks since boot; `None` if there is no such process.
+///
+/// # Errors
+/// The start cannot be read, for example because of too many open files.
+pub fn try_start(pid: impl AnyPid) -> io::Result<Option<u64>> {
+    Ok(try_stat(pid)?.filter(is_living).map(|stat| stat.starttime))
 }
 
 /// The program that a process executes, identified by the start time of the process and the
@@ -130,6 +180,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::proc::{Environment, cgroups, environment, executable, executable_id};
 
     fn sleeper() -> Child {
         Command::new("sleep").arg("600").spawn().unwrap()
@@ -177,7 +228,7 @@ mod tests {
             def stay():\n    print('up', flush=True)\n    time.sleep(600)\n\
             threading.Thread(target=stay).start()\n\
             ctypes.CDLL(None).pthread_exit(None)";
-        let child = Command::new("python3").args(["-c", SCRIPT]).stdout(Stdio::piped()).spawn();
+        let child = Command::new("python3").args(["-c", SCRIPT]).env("GPUSH_TEST", "7").stdout(Stdio::piped()).spawn();
         let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -186,6 +237,12 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(is_alive(pid) && start(pid).is_some());
+        // Fault: gpushd took such a process for one that is ending, and could not read what it executes.
+        assert!(!is_ending(pid));
+        let parent = std::process::id();
+        assert!(executable(pid).is_some() && executable_id(pid).is_some());
+        assert_eq!(environment(pid, "GPUSH_TEST").unwrap(), Environment::Set(b"7".to_vec()));
+        assert_eq!(cgroups(pid), cgroups(parent));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!is_alive(pid));

@@ -4,7 +4,9 @@
 //! may have 65,536 groups. The user ids come before the groups, so the first [`super::LIMIT`] bytes
 //! always contain them.
 
-use super::{AnyPid, open, read};
+use std::{fs::File, io};
+
+use super::{AnyPid, of_process, open, positive, read};
 
 /// The content of `/proc/PID/status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,11 +65,17 @@ fn numbers(lines: &str, field: &str) -> Option<Vec<u32>> {
 /// bytes, come before the user ids.
 const UIDS_WITHIN: usize = 512;
 
-/// Returns the real, effective, saved and file system user id of a process. Reads only the
-/// beginning of the file, because some callers call this for every process of the host.
+/// Returns the real, effective, saved and file system user id of a process.
 pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
-    let beginning = read::beginning::<UIDS_WITHIN>(open(pid)?.open_relative("status").ok()?).ok()?;
-    numbers(whole_lines(&beginning)?, "Uid")?.try_into().ok()
+    try_uids(pid).ok().flatten()
+}
+
+/// Reads the user ids from the beginning of the file, because some callers call this for every process of the host.
+fn try_uids(pid: impl AnyPid) -> io::Result<Option<[u32; 4]>> {
+    let Some(pid) = positive(pid) else { return Ok(None) };
+    let beginning = File::open(format!("/proc/{pid}/status")).and_then(read::beginning::<UIDS_WITHIN>);
+    let uids = |text: String| numbers(whole_lines(&text)?, "Uid")?.try_into().ok();
+    Ok(of_process(beginning)?.and_then(uids))
 }
 
 /// Returns the effective user id of a process.
@@ -75,7 +83,15 @@ pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
 /// Do not use the owner of its directory in `/proc` instead: if a process is not dumpable, root
 /// owns that directory.
 pub fn owner(pid: impl AnyPid) -> Option<u32> {
-    uids(pid).map(|[_, effective, ..]| effective)
+    try_owner(pid).ok().flatten()
+}
+
+/// Returns the effective user id of a process; `None` if there is no such process, or gpushd may not see it.
+///
+/// # Errors
+/// The id cannot be read for another reason, such as too many open files.
+pub fn try_owner(pid: impl AnyPid) -> io::Result<Option<u32>> {
+    Ok(try_uids(pid)?.map(|[_, effective, ..]| effective))
 }
 
 /// Converts a pid that a peer sent into the pid in gpushd's namespace.

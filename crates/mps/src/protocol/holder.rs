@@ -164,7 +164,7 @@ fn processes_with_sockets(sockets: &BTreeSet<u64>) -> io::Result<Vec<(Pid, BTree
         let theirs: BTreeSet<u64> = of_process(pid).ok()?.filter(|inode| sockets.contains(inode)).collect();
         (!theirs.is_empty()).then_some((pid, theirs))
     };
-    Ok(proc::pids().filter_map(theirs).collect())
+    Ok(proc::pids()?.into_iter().filter_map(theirs).collect())
 }
 
 fn parent(pid: Pid) -> Option<Pid> {

@@ -119,20 +119,44 @@ fn uid(user: &str) -> Result<u32, ApiError> {
 /// Returns the pid of the session leader of this command. If the flags set no end, the lease ends when the session
 /// leader exits. Returns `None` if there is no suitable session leader, as in many containers.
 fn session() -> Result<Option<u32>, ApiError> {
-    let no_end = |cause: String| {
-        let error =
-            ApiError::new(Code::BadRequest, "the lease cannot end with your login session, so it needs another end")
-                .cause(cause);
-        error.hint("add `--for 2h`, or add `--with $$` to end the lease with the shell")
-    };
     let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
     // Pid 0 means that the leader is outside this container. Process 1 never exits, so it cannot end a lease.
     let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
     let Some(pid) = pid else { return Ok(None) };
-    match kill(Pid::from_raw(leader.as_raw()), None) {
-        Ok(()) => Ok(Some(pid)),
-        Err(Errno::ESRCH) => Err(no_end(format!("the leader of this session, pid {pid}, has ended"))),
-        Err(Errno::EPERM) => Err(no_end(format!("the leader of this session, pid {pid}, belongs to another user"))),
-        Err(errno) => Err(no_end(format!("cannot check the leader of this session, pid {pid}: {errno}"))),
+    check_leader(pid, kill(Pid::from_raw(leader.as_raw()), None))?;
+    Ok(Some(pid))
+}
+
+/// Checks that a lease can end with the session leader. `signalled` is the result of signal 0 to the leader.
+fn check_leader(pid: u32, signalled: Result<(), Errno>) -> Result<(), ApiError> {
+    signalled.map_err(|errno| {
+        no_end(match errno {
+            Errno::ESRCH => format!("the leader of this session, pid {pid}, has ended"),
+            Errno::EPERM => format!("the leader of this session, pid {pid}, belongs to another user"),
+            errno => format!("cannot check the leader of this session, pid {pid}: {errno}"),
+        })
+    })
+}
+
+fn no_end(cause: String) -> ApiError {
+    let error = ApiError::new(Code::BadRequest, "the lease needs an end").cause(cause);
+    error.hint("add `--for 2h`, or `--with $$` to end it with the shell")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leader_that_has_ended_or_is_of_another_user_is_no_end() {
+        assert_eq!(check_leader(7, Ok(())), Ok(()));
+        for (errno, cause) in [
+            (Errno::ESRCH, "the leader of this session, pid 7, has ended"),
+            (Errno::EPERM, "the leader of this session, pid 7, belongs to another user"),
+            (Errno::EINVAL, "cannot check the leader of this session, pid 7: EINVAL: Invalid argument"),
+        ] {
+            let error = check_leader(7, Err(errno)).unwrap_err();
+            assert_eq!((error.code, error.causes), (Code::BadRequest, vec![cause.to_owned()]));
+        }
     }
 }

@@ -48,8 +48,8 @@ impl HookStart {
 /// environment.
 fn hook_of(pid: u32, job: u32) -> u32 {
     let is_of_job = |pid: u32| match proc::environment(pid, "SLURM_JOB_ID") {
-        Environment::Set(id) => String::from_utf8_lossy(&id).trim() == job.to_string(),
-        Environment::Unset | Environment::Unknown => false,
+        Ok(Environment::Set(id)) => String::from_utf8_lossy(&id).trim() == job.to_string(),
+        Ok(Environment::Unset | Environment::Unknown) | Err(_) => false,
     };
     proc::ancestors(pid).take_while(|pid| is_of_job(*pid)).last().unwrap_or(pid)
 }

@@ -19,7 +19,7 @@ pub(super) fn gpu_plugin() -> Option<GpuPlugin> {
 
 /// Returns the processes of root that have the name of slurmd.
 fn slurmds() -> impl Iterator<Item = u32> {
-    let pids = proc::pids().filter_map(|pid| u32::try_from(pid).ok());
+    let pids = proc::pids().unwrap_or_default().into_iter().filter_map(|pid| u32::try_from(pid).ok());
     pids.filter(|pid| proc::name(*pid) == "slurmd" && proc::owner(*pid) == Some(0))
 }
 

@@ -128,10 +128,17 @@ fn lease_without_another_end_is_bound_to_the_session() {
     let leader = stdout(&leader.output().unwrap());
     let request = requested(&agent);
     assert_eq!((request.process, request.duration_s), (leader.trim().parse().ok(), None));
+}
 
-    // The background part of the script waits until stdin ends. The test closes stdin after the session leader has
-    // ended.
-    let script = format!("(cat; {GPUSHCTL} lease env --mps 25 > out 2>&1; echo \"exit $?\" >> out) <&3 & exit 0");
+/// The script continues in the background after its session leader has ended. The end of stdin shows that the leader
+/// has ended.
+#[test]
+fn lease_whose_session_leader_has_ended_is_not_requested() {
+    let host = Host::new();
+    let agent = agent(&host);
+    let script = format!(
+        "echo $$ > leader; (cat; {GPUSHCTL} lease env --mps 25 > out 2>&1; echo \"exit $?\" >> out) <&3 & exit 0"
+    );
     let Some(mut leader) = session(&host, &format!("exec 3<&0; {script}")) else { return };
     let mut leader = leader.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (stdin, mut inherited) = (leader.stdin.take(), leader.stdout.take().unwrap());
@@ -140,14 +147,13 @@ fn lease_without_another_end_is_bound_to_the_session() {
     // The background process has inherited stdout, so stdout ends when this process ends.
     inherited.read_to_end(&mut Vec::new()).unwrap();
     let text = std::fs::read_to_string(host.path("out")).unwrap();
-    assert!(
-        text.contains("the lease cannot end with your login session, so it needs another end")
-            && text.contains("--for 2h"),
-        "{text}"
-    );
+    let leader = std::fs::read_to_string(host.path("leader")).unwrap();
+    let cause = format!("the leader of this session, pid {}, has ended", leader.trim());
+    assert!(text.contains("the lease needs an end") && text.contains("--for 2h"), "{text}");
+    assert!(text.contains(&cause), "{text}");
     assert!(text.starts_with("false\n") || text.contains("\nfalse\n"), "{text}");
     assert!(text.ends_with("exit 2\n"), "{text}");
-    assert_eq!(agent.bodies("/v1/leases").len(), 1, "without an end, gpushd is not asked");
+    assert!(agent.bodies("/v1/leases").is_empty(), "without an end, gpushd is not asked");
 }
 
 #[test]

@@ -56,17 +56,18 @@ fn watch(pid: Pid) -> Option<OwnedFd> {
     pid.is_alive().then_some(held)
 }
 
-/// Returns the start time of a live process in clock ticks since boot, from `/proc/<pid>/stat`.
-/// Returns `None` for a zombie, because a zombie uses no GPU.
+/// Returns the start time of a live process in clock ticks since boot, from `/proc/<pid>/stat`. A
+/// zombie is not alive, because it uses no GPU. If only its first thread has ended, the process is alive.
 fn start_of(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The process name is in parentheses, and may contain any character. The fields after the last
     // closing parenthesis contain no parenthesis.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
-    // The state is field 3, and the start time is field 22.
-    let start = fields.nth(18)?.parse().ok()?;
-    (!matches!(state, "Z" | "X" | "x")).then_some(start)
+    // The state is field 3, the number of threads is field 20, and the start time is field 22.
+    let threads: u64 = fields.nth(16)?.parse().ok()?;
+    let start = fields.nth(1)?.parse().ok()?;
+    (threads > 1 || !matches!(state, "Z" | "X" | "x")).then_some(start)
 }
 
 impl Pid {

@@ -86,8 +86,17 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
     // A user cannot move a process into the scope of another lease, even if the lease belongs to the same user.
     start_in_session(&machine, BOB, "1", "exec gpushctl run --timeslice -- sleep 1000");
     let path = text(&active(&machine, 1)[0]["binding"], "cgroup").to_owned();
-    let enter = machine.run(&in_session(BOB, "2", &format!("echo $$ > {root}{path}/cgroup.procs")));
-    assert!(!enter.status.success(), "{enter:?}");
+    let members = || machine.sh(&format!("cat {root}{path}/cgroup.procs"));
+    let before = members();
+    assert_eq!(before.lines().count(), 1, "the scope has the command: {before}");
+    for (session, uid) in [("2", BOB), ("3", ALICE)] {
+        let enter = format!("echo $$ > {root}{path}/cgroup.procs; echo status $?; cat /proc/$$/cgroup");
+        let entered = machine.run(&in_session(uid, session, &enter));
+        let (said, error) = (String::from_utf8_lossy(&entered.stdout), String::from_utf8_lossy(&entered.stderr));
+        assert!(error.contains("Permission denied") && !said.contains("status 0"), "{entered:?}");
+        assert!(said.contains(&format!("/session-{session}.scope")) && !said.contains(&path), "{entered:?}");
+        assert_eq!(members(), before);
+    }
 }
 
 #[test]

@@ -121,7 +121,7 @@ pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedPr
         }
         Some(OwnedProcess { pid, lock: file, is_daemon: is_daemon(pid), is_orphan })
     };
-    pids().filter_map(part).collect()
+    pids().unwrap_or_default().into_iter().filter_map(part).collect()
 }
 
 /// Kills all processes that hold one of these locks. Returns the killed processes.
@@ -130,7 +130,7 @@ pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
     let mut killed: Vec<DaemonProcess> = Vec::new();
     for _ in 0..ROUNDS {
         let before = killed.len();
-        for pid in pids() {
+        for pid in pids().unwrap_or_default() {
             if killed.iter().any(|one| one.pid == pid) || !has_one(pid) {
                 continue;
             }
@@ -173,8 +173,8 @@ pub(super) fn is_daemon(pid: i32) -> bool {
 /// Returns a variable of a process's environment.
 pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
     match proc::environment(pid, name) {
-        Environment::Set(value) => String::from_utf8(value).ok(),
-        Environment::Unset | Environment::Unknown => None,
+        Ok(Environment::Set(value)) => String::from_utf8(value).ok(),
+        Ok(Environment::Unset | Environment::Unknown) | Err(_) => None,
     }
 }
 

@@ -22,7 +22,7 @@ pub(in crate::daemon) fn recovered_spec(place: &TargetDir) -> Option<Spec> {
     if !place.is_locked() {
         return None;
     }
-    let parts: Vec<i32> = proc::pids().filter(|pid| ownership::has_lock_of(place, *pid)).collect();
+    let parts: Vec<i32> = proc::pids().ok()?.into_iter().filter(|pid| ownership::has_lock_of(place, *pid)).collect();
     let daemons = parts.iter().copied().filter(|pid| ownership::is_daemon(*pid));
     daemons.filter_map(|daemon| of(place, daemon, &parts)).next()
 }

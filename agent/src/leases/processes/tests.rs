@@ -1,0 +1,95 @@
+//! Processes that gpushd cannot read, for example without a free file descriptor.
+
+use gpush_api::{EndReason, LeaseHolder, LeaseKind, LeaseRequest, LeaseState};
+use gpush_core::lease::machine::{self, Effect, Event, State};
+use gpush_store::LeaseRecord;
+use jiff::Timestamp;
+use nix::libc;
+
+use super::*;
+
+const TARGET: &str = "GPU-0";
+
+/// Returns a lease of this process's user on a replica of a time-sliced GPU.
+fn lease(id: u64) -> OpenLease {
+    let holder = LeaseHolder { uid: nix::unistd::geteuid().as_raw(), user: None };
+    let member = LeaseMember {
+        target: TARGET.to_owned(),
+        gpu: TARGET.to_owned(),
+        share: MemberShare::Timeslice { replicas: 2 },
+        memory_mib: 1,
+        gpu_memory_mib: 4,
+    };
+    OpenLease::new(LeaseRecord {
+        id: LeaseId(id),
+        sequence: id,
+        holder: holder.clone(),
+        asked_by: gpush_api::Actor { uid: holder.uid, user: None, pid: None },
+        kind: LeaseKind::Timeslice,
+        state: LeaseState::Active,
+        reason: None,
+        request: LeaseRequest::default(),
+        members: vec![member],
+        binding: LeaseBinding::None,
+        operation: None,
+        created_at: Timestamp::UNIX_EPOCH,
+        granted_at: None,
+        expires_at: None,
+        ended_at: None,
+        revocation: None,
+        boot_id: "boot".to_owned(),
+    })
+}
+
+fn too_many_files() -> io::Error {
+    io::Error::from_raw_os_error(libc::EMFILE)
+}
+
+/// Fault: a process whose files could not be read belonged to another lease, and its own lease ended.
+#[test]
+fn process_that_cannot_be_read_is_attributed_to_no_other_lease() {
+    let (first, second) = (lease(1), lease(2));
+    let mut table = LeaseTable::default();
+    for lease in [&first, &second] {
+        table.open.insert(lease.id(), Arc::new(lease.clone()));
+    }
+    let me = std::process::id();
+    let of_second = |named: &dyn Fn(u32) -> io::Result<Option<String>>,
+                     job: &dyn Fn(u32) -> io::Result<Option<SlurmJob>>| {
+        attribute(&table, &second, &second.record.members[0], me, named, job).map_err(|error| error.raw_os_error())
+    };
+    assert_eq!(of_second(&|_| Ok(Some("L2".to_owned())), &|_| Ok(None)), Ok(LeaseMatch::This));
+    assert_eq!(of_second(&|_| Ok(None), &|_| Ok(None)), Ok(LeaseMatch::Another), "the first lease is older");
+    let unread = Err(Some(libc::EMFILE));
+    assert_eq!(of_second(&|_| Err(too_many_files()), &|_| Ok(None)), unread);
+    assert_eq!(of_second(&|_| Ok(Some("L2".to_owned())), &|_| Err(too_many_files())), unread);
+}
+
+/// Fault: gpushd had no free file descriptor, found no process of a lease, and ended the lease.
+#[test]
+fn lease_does_not_end_while_a_process_cannot_be_read() {
+    let releasing = machine::step(State::Active, Event::Released, Duration::ZERO).0;
+    let ends = |left: &RemainingProcesses| {
+        let (_, effects) = machine::step(releasing, Event::Probed(left.remaining), Duration::ZERO);
+        effects.contains(&Effect::RecordEnd(EndReason::Released))
+    };
+    let mut left = RemainingProcesses { remaining: Remaining::NONE, of_job: true, ..RemainingProcesses::default() };
+    assert!(ends(&left) && left.words().is_empty());
+    left.note_error(&too_many_files());
+    left.note_error(&io::Error::from_raw_os_error(libc::EIO));
+    assert!(!ends(&left) && !left.is_unattributed());
+    assert_eq!(left.words(), ["gpushd cannot read all processes: Too many open files (os error 24)"]);
+    assert_eq!(left.pids().count(), 0, "gpushd ends no process");
+}
+
+#[test]
+fn processes_after_one_that_cannot_be_read_are_still_read() {
+    let read = |pid: u32| if pid == 2 { Err(too_many_files()) } else { Ok((pid != 1).then_some(pid)) };
+    assert_eq!(select(vec![1, 3, 4], read), (vec![3, 4], None));
+    assert_eq!(select(vec![1, 2, 3], read), (vec![3], Some(too_many_files().to_string())));
+}
+
+#[test]
+fn process_that_cannot_be_found_is_not_alive() {
+    assert!(may_be_alive(std::process::id()) && !may_be_alive(u32::MAX));
+}

@@ -1,0 +1,50 @@
+//! Threads of a process whose first thread has ended.
+//!
+//! A program can end its first thread (`pthread_exit` in `main`) while other threads continue. `/proc/PID` describes the
+//! first thread, which is then a zombie without memory. The other threads are in `/proc/PID/task`.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use procfs::process::ProcState;
+
+use super::{AnyPid, numbers_in, of_process, positive, stat};
+
+/// Number of times that the threads are listed. Threads may end while gpushd reads them.
+const ATTEMPTS: usize = 3;
+
+/// If the first thread of a process has ended and another one runs, reads something from the directory of a running
+/// thread in `/proc/PID/task`. Returns the first value that `read` finds.
+///
+/// # Errors
+/// As `read`, or the threads cannot be listed.
+pub(super) fn of_living<T>(pid: impl AnyPid, read: impl Fn(&Path) -> io::Result<Option<T>>) -> io::Result<Option<T>> {
+    let Some(pid) = positive(pid) else { return Ok(None) };
+    if !stat::has_lost_first_thread(pid)? {
+        return Ok(None);
+    }
+    for _ in 0..ATTEMPTS {
+        for dir in directories(pid)? {
+            if is_running(&dir)?
+                && let Some(found) = read(&dir)?
+            {
+                return Ok(Some(found));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the directories of the threads of a process; none if there is no such process.
+pub(super) fn directories(pid: i32) -> io::Result<Vec<PathBuf>> {
+    let all = PathBuf::from(format!("/proc/{pid}/task"));
+    let threads = of_process(numbers_in(&all))?.unwrap_or_default();
+    Ok(threads.into_iter().map(|thread| all.join(thread.to_string())).collect())
+}
+
+fn is_running(dir: &Path) -> io::Result<bool> {
+    let stat = stat::in_directory(dir)?;
+    Ok(stat.is_some_and(|stat| !matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_))))
+}
