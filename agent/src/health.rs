@@ -126,7 +126,7 @@ impl Health {
         {
             causes.push(manager.error("gpushd does not change the layouts of GPUs in mode `mig`"));
         }
-        causes.extend(startup.troubles(&gpus));
+        causes.extend(startup.troubles(&state.now()));
         nameless.len() + gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count()
     }
 

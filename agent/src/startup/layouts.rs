@@ -24,11 +24,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
 use gpush_store::BootRecord;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::time::Instant;
 
 use super::{
     Handles, ProblemSubject,
     attempt::{self, LayoutResult},
+    running::{Purpose, RunningAttempts},
 };
 use crate::{caller::Viewer, operation, state::words};
 
@@ -48,6 +49,15 @@ pub(super) struct Layouts {
     checks: u32,
     /// Whether the log already says that gpushd waits for the driver.
     is_wait_logged: bool,
+}
+
+/// How far the layouts of the boot are.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// All GPUs are settled.
+    Complete,
+    /// Attempts are running, or due at this time.
+    Waiting(Option<Instant>),
 }
 
 /// The attempts to apply the layout of one GPU.
@@ -74,19 +84,19 @@ impl Layouts {
         !self.record.settled.contains(uuid)
     }
 
-    /// Checks the GPUs whose layout is due, and tries to apply it. Returns when to check again; `None` if all GPUs are
-    /// settled.
-    pub(super) async fn round(&mut self, handles: &Handles) -> Option<Instant> {
-        let before = self.record.clone();
-        let again = self.check_all(handles).await;
-        self.record.complete = again.is_none();
-        if self.record != before {
+    /// Checks the GPUs whose layout is due, and starts the attempts to apply it.
+    pub(super) async fn round(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Progress {
+        let again = self.start_due(handles, attempts).await;
+        let is_complete = again.is_none() && !attempts.has(Purpose::Boot);
+        if self.record.complete != is_complete {
+            self.record.complete = is_complete;
             self.write(handles).await;
         }
-        again
+        if is_complete { Progress::Complete } else { Progress::Waiting(again) }
     }
 
-    async fn check_all(&mut self, handles: &Handles) -> Option<Instant> {
+    /// Starts the attempts that are due. Returns when to check again.
+    async fn start_due(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Option<Instant> {
         let config = handles.state.config();
         if !config.rules.iter().any(|rule| needs_operation(rule.mode)) {
             handles.startup.forget(&ProblemSubject::Unidentified);
@@ -109,26 +119,30 @@ impl Layouts {
         };
         let nameless: Vec<u32> = observed.host.nameless.iter().map(|(index, _)| *index).collect();
         let gpus = observed.gpus(Viewer::Agent);
-        let mut tasks = JoinSet::new();
         let now = Instant::now();
         for gpu in gpus {
-            if !self.is_due(&gpu.uuid) || self.due.get(&gpu.uuid).is_some_and(|tried| now < tried.again) {
+            let is_later = self.due.get(&gpu.uuid).is_some_and(|tried| now < tried.again);
+            if !self.is_due(&gpu.uuid) || is_later || attempts.is_running(&gpu.uuid) {
                 continue;
             }
-            let handles = handles.clone();
-            tasks.spawn(async move {
-                let outcome = apply_if_due(&handles, &gpu).await;
-                (gpu, outcome)
-            });
-        }
-        for (gpu, outcome) in tasks.join_all().await {
-            self.record_outcome(handles, &gpu, outcome);
+            let (handles, one) = (handles.clone(), gpu.clone());
+            attempts.start(Purpose::Boot, gpu, async move { apply_if_due(&handles, &one).await });
         }
         let unidentified = self.unidentified(handles, &nameless);
-        self.due.values().map(|tried| tried.again).chain(unidentified).min()
+        let waiting = self.due.iter().filter(|(uuid, _)| !attempts.is_running(uuid));
+        waiting.map(|(_, tried)| tried.again).chain(unidentified).min()
     }
 
-    fn record_outcome(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
+    /// Records the outcome of an attempt.
+    pub(super) async fn record_outcome(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
+        let settled = self.record.settled.len();
+        self.note_outcome(handles, gpu, outcome);
+        if self.record.settled.len() != settled {
+            self.write(handles).await;
+        }
+    }
+
+    fn note_outcome(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
         let now = Instant::now();
         let tried = self.due.entry(gpu.uuid.clone()).or_insert(GpuAttempts {
             checks: 0,

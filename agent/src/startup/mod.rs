@@ -15,10 +15,12 @@
 //! |---|---|
 //! | `layouts` | the layouts of a boot, GPU by GPU, until each is settled |
 //! | `attempt` | one attempt for a GPU, and its result |
+//! | `running` | the attempts that are running, at most one for each GPU |
 //! | `trigger` | snapshots after which gpushd tries again at once |
 
 mod attempt;
 mod layouts;
+mod running;
 mod trigger;
 
 use std::{
@@ -27,21 +29,23 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Gpu, GpuState, LayoutsAtStart};
+use gpush_api::{ApiError, GpuState, LayoutsAtStart};
 use gpush_core::config::Config;
 use gpush_store::{BootRecord, Store};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use self::{attempt::LayoutResult, layouts::Layouts, trigger::Trigger};
+use self::{
+    attempt::LayoutResult,
+    layouts::{Layouts, Progress},
+    running::{EndedAttempt, Purpose, RunningAttempts},
+    trigger::Trigger,
+};
 use crate::{
     apply::{Engine, Planner},
     caller::Viewer,
     operation::Operations,
-    state::{State, readings::Readings},
+    state::{HostState, State, readings::Readings},
 };
 
 /// Normal and longest interval at which gpushd checks for drift if `auto_reconcile` is on. The interval grows after
@@ -72,20 +76,32 @@ enum ProblemSubject {
     Gpu(String),
 }
 
+impl ProblemSubject {
+    /// Returns whether the problem may still exist. A GPU that cannot be read, or is being changed, may still lack its
+    /// layout.
+    fn is_current(&self, host: &HostState) -> bool {
+        let Self::Gpu(uuid) = self else { return true };
+        host.gpu(uuid).is_some_and(|snapshot| {
+            let is_unread = match snapshot.gpu.state {
+                GpuState::Unknown | GpuState::Lost | GpuState::Maintenance | GpuState::Changing => true,
+                GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => false,
+            };
+            is_unread || !snapshot.gpu.drift.is_empty()
+        })
+    }
+}
+
 impl Startup {
-    /// Returns the current problems. Removes the problems of GPUs that have their layout now.
-    pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
+    /// Returns the current problems, except those of GPUs that have their layout now.
+    pub(crate) fn troubles(&self, host: &HostState) -> Vec<ApiError> {
+        let troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        troubles.iter().filter(|(subject, _)| subject.is_current(host)).map(|(_, error)| error.clone()).collect()
+    }
+
+    /// Removes the problems of GPUs that have their layout now, so that a later difference does not show an old problem.
+    fn forget_mended(&self, host: &HostState) {
         let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        let unread = |gpu: &Gpu| match gpu.state {
-            GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => true,
-            GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => false,
-        };
-        let lacks = |gpu: &Gpu| !gpu.drift.is_empty() || unread(gpu);
-        troubles.retain(|(subject, _)| match subject {
-            ProblemSubject::Boot | ProblemSubject::Unidentified => true,
-            ProblemSubject::Gpu(uuid) => gpus.iter().any(|gpu| gpu.uuid == *uuid && lacks(gpu)),
-        });
-        troubles.iter().map(|(_, error)| error.clone()).collect()
+        troubles.retain(|(subject, _)| subject.is_current(host));
     }
 
     /// Returns which GPUs are settled: they have their layout, or gpushd no longer tries.
@@ -205,71 +221,132 @@ pub(crate) struct Handles {
 /// with drift. When gpushd stops, waits for the running operations and begins no new ones.
 pub(crate) async fn run(handles: Handles, due: StartupWork) {
     let mut layouts = due.record.map(Layouts::new);
+    let mut attempts = RunningAttempts::default();
+    let mut drift = DriftTimer::new(due.reconcile);
     let mut snapshots = handles.state.watch();
     let mut trigger = Trigger::new(&snapshots.borrow_and_update());
-    let mut pause = RECONCILE.0;
-    let mut reconcile_at = Instant::now() + if due.reconcile { Duration::ZERO } else { pause };
     while !handles.stopping.is_cancelled() {
-        let mut next = reconcile_at;
+        let mut next = drift.next;
         if let Some(due) = &mut layouts {
-            match due.round(&handles).await {
-                Some(again) => next = next.min(again),
-                None => layouts = None,
+            match due.round(&handles, &mut attempts).await {
+                Progress::Complete => layouts = None,
+                Progress::Waiting(again) => next = again.map_or(next, |again| next.min(again)),
             }
         }
-        if Instant::now() >= reconcile_at {
-            // Increase the interval after a failure, because each attempt may destroy instances.
-            pause =
-                if reconcile(&handles, layouts.as_ref()).await { RECONCILE.0 } else { (pause * 2).min(RECONCILE.1) };
-            reconcile_at = Instant::now() + pause;
-            next = next.min(reconcile_at);
+        if drift.begins_round() {
+            start_reconciling(&handles, layouts.as_ref(), &mut attempts).await;
+            next = next.min(drift.next);
         }
-        tokio::select! {
-            () = handles.stopping.cancelled() => {}
-            Ok(_) = snapshots.wait_for(|host| trigger.fires(host)) => {
-                pause = RECONCILE.0;
-                reconcile_at = Instant::now();
+        let ended = tokio::select! {
+            () = handles.stopping.cancelled() => None,
+            Ok(_) = snapshots.wait_for(|host| {
+                handles.startup.forget_mended(host);
+                trigger.fires(host)
+            }) => {
+                drift.reset();
+                None
             }
-            () = sleep_until(next) => {}
+            ended = attempts.next(), if !attempts.is_empty() => ended,
+            () = sleep_until(next) => None,
+        };
+        if let Some(ended) = ended {
+            record(&handles, ended, layouts.as_mut(), &mut drift).await;
         }
+    }
+    while let Some(ended) = attempts.next().await {
+        record(&handles, ended, layouts.as_mut(), &mut drift).await;
     }
 }
 
-/// Applies the layout of each GPU with drift whose rule has mode `mig` or `mps`. Skips cordoned GPUs, and GPUs that
-/// have not got their layout of this boot yet. Returns whether all attempts succeeded.
-async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
+/// When gpushd checks for drift. After a failure the interval grows, because each attempt may destroy instances.
+#[derive(Debug)]
+struct DriftTimer {
+    next: Instant,
+    interval: Duration,
+    /// Whether an attempt of the present round has failed.
+    has_failed: bool,
+}
+
+impl DriftTimer {
+    fn new(at_once: bool) -> Self {
+        let wait = if at_once { Duration::ZERO } else { RECONCILE.0 };
+        Self { next: Instant::now() + wait, interval: RECONCILE.0, has_failed: false }
+    }
+
+    /// Returns whether a round begins now. If so, the next round begins after the interval.
+    fn begins_round(&mut self) -> bool {
+        let now = Instant::now();
+        if now < self.next {
+            return false;
+        }
+        if !self.has_failed {
+            self.interval = RECONCILE.0;
+        }
+        self.has_failed = false;
+        self.next = now + self.interval;
+        true
+    }
+
+    /// Doubles the interval, once for each round.
+    fn attempt_failed(&mut self) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            self.interval = (self.interval * 2).min(RECONCILE.1);
+            self.next = Instant::now() + self.interval;
+        }
+    }
+
+    /// Begins a round at once, with the normal interval.
+    fn reset(&mut self) {
+        *self = Self::new(true);
+    }
+}
+
+/// Starts to apply the layout of each GPU with drift whose rule has mode `mig` or `mps`. Skips cordoned GPUs, and GPUs
+/// that have not got their layout of this boot yet.
+async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempts: &mut RunningAttempts) {
     if !handles.state.config().auto_reconcile {
-        return true;
+        return;
     }
     let observed = tokio::select! {
         observed = handles.readings.host() => observed,
-        () = handles.stopping.cancelled() => return true,
+        () = handles.stopping.cancelled() => return,
     };
     // Without a driver, there is nothing to repair, so this does not count as a failure.
-    let Ok(observed) = observed else { return true };
-    let mut tasks = JoinSet::new();
+    let Ok(observed) = observed else { return };
     for gpu in observed.gpus(Viewer::Agent) {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
         // Skip a cordoned GPU, because an administrator may be working on it.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
-        if !layouts::needs_operation(gpu.mode) || gpu.drift.is_empty() || due || kept {
+        let skipped = due || kept || attempts.is_running(&gpu.uuid);
+        if skipped || !layouts::needs_operation(gpu.mode) || gpu.drift.is_empty() {
             continue;
         }
-        let handles = handles.clone();
-        tasks.spawn(async move {
-            match attempt::apply_layout(&handles, "mig.reconcile", &gpu).await {
-                LayoutResult::Given | LayoutResult::Stopping => true,
-                LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
-                    tracing::info!(gpu = gpu.uuid, "GPU {}: its drift is not corrected now: {error}", gpu.uuid);
-                    false
-                }
-                LayoutResult::Never(error) | LayoutResult::NotYet(error) | LayoutResult::Failed(error) => {
-                    attempt::log(&gpu, &error);
-                    handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);
-                    false
-                }
-            }
-        });
+        let (handles, one) = (handles.clone(), gpu.clone());
+        let attempt = async move { attempt::apply_layout(&handles, "mig.reconcile", &one).await };
+        attempts.start(Purpose::Drift, gpu, attempt);
     }
-    tasks.join_all().await.into_iter().all(|given| given)
+}
+
+/// Records the outcome of an attempt.
+async fn record(handles: &Handles, ended: EndedAttempt, layouts: Option<&mut Layouts>, drift: &mut DriftTimer) {
+    let EndedAttempt { purpose, gpu, result } = ended;
+    match purpose {
+        Purpose::Boot => {
+            if let Some(layouts) = layouts {
+                layouts.record_outcome(handles, &gpu, result).await;
+            }
+        }
+        Purpose::Drift => match result {
+            LayoutResult::Given | LayoutResult::Stopping => {}
+            LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
+                tracing::info!(gpu = gpu.uuid, "GPU {}: its drift is not corrected now: {error}", gpu.uuid);
+                drift.attempt_failed();
+            }
+            LayoutResult::Never(error) | LayoutResult::NotYet(error) | LayoutResult::Failed(error) => {
+                attempt::log(&gpu, &error);
+                handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);
+                drift.attempt_failed();
+            }
+        },
+    }
 }
