@@ -288,7 +288,7 @@ mod tests {
         for right in ["info", "WARN", "", "info,gpushd::apply=debug", "gpushd=trace", "off", "3", "hyper=info, debug"] {
             assert_eq!(levels(right), Ok(()), "{right}");
         }
-        assert!(levels("foo").unwrap_err().contains("foo is not a level; the levels are off, error"));
+        assert!(levels("foo").unwrap_err().contains("`foo` is not a log level; the levels are off, error"));
         assert!(levels("info,debg").unwrap_err().contains("did you mean debug?"));
     }
 }
