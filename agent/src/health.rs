@@ -141,7 +141,7 @@ impl Health {
                 format!("gpushd's driver worker (pid {pid}) was killed, but hangs in the kernel"),
             )
             .cause(worker.calls.join(", "))
-            .hint("only a reboot ends this process; gpushd uses another driver worker for the other GPUs")
+            .hint("only a reboot can end this driver worker; gpushd uses another one for the other GPUs")
         });
         stuck.collect()
     }

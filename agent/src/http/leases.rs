@@ -113,7 +113,7 @@ pub(super) async fn environment(
 
 /// Releases a lease, or cancels a queued one. For its holder and administrators.
 ///
-/// Its capacity is free when all its processes have ended.
+/// The capacity of the lease is free when all processes of the lease have ended.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/release", operation_id = "releaseLease", tag = "leases", request_body = LeaseReleaseRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),

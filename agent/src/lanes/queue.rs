@@ -28,7 +28,7 @@ pub(crate) struct Ticket(pub(crate) u64);
 pub(crate) enum Reserve {
     /// These targets, by UUID.
     Targets(BTreeSet<String>),
-    /// The whole GPU: the plan changes its mode, or is not known yet.
+    /// The whole GPU, because the plan changes the GPU's mode, or there is no plan yet.
     Gpu,
 }
 

@@ -112,7 +112,9 @@ fn for_leases(inside: usize, seen: &Report) -> String {
         Some(until) => format!(", at the latest at {}", until.round(Unit::Second).unwrap_or(until)),
         None => String::new(),
     };
-    format!("no new lease is granted; the daemon ends when the leases on its target{clients} have ended{end}")
+    format!(
+        "no new lease is granted; the daemon ends after the leases on its GPU or MIG device{clients} have ended{end}"
+    )
 }
 
 /// Returns the name of a target in messages, such as `GPU 0`.

@@ -40,7 +40,10 @@ pub fn gpus(name: &str) -> Result<Vec<Gpu>, ApiError> {
     let mut gpus = Vec::new();
     for (key, count) in preset.gpus {
         let model = gpush_geometry::model(key).ok_or_else(|| {
-            ApiError::new(Code::Internal, format!("preset `{}` names the model `{key}`, which is missing", preset.name))
+            ApiError::new(
+                Code::Internal,
+                format!("preset `{}` names the GPU model `{key}`, which gpush does not know", preset.name),
+            )
         })?;
         for _ in 0..*count {
             let index = u32::try_from(gpus.len()).unwrap_or(u32::MAX);

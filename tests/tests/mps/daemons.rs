@@ -130,7 +130,7 @@ fn stop_with_clients_is_refused_and_stop_persists() {
         assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
         let draining = reaches(&agent, "0", MpsState::Draining);
         assert!(
-            draining.reasons.iter().any(|reason| reason.contains("the leases on its target and its client")),
+            draining.reasons.iter().any(|reason| reason.contains("the leases on its GPU or MIG device and its client")),
             "{draining:#?}"
         );
         assert_eq!(lease(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict);

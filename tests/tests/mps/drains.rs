@@ -51,7 +51,7 @@ fn drain_waits_for_a_lease_whose_program_has_not_connected_yet() {
     let drained = daemon(&agent, "0");
     assert_eq!((drained.state, drained.leases.len()), (MpsState::Draining, 1), "{drained:#?}");
     assert!(
-        drained.reasons.iter().any(|why| why.contains("the daemon ends when the leases on its target")),
+        drained.reasons.iter().any(|why| why.contains("the daemon ends after the leases on its GPU or MIG device")),
         "{drained:#?}"
     );
     assert_eq!(lease(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict, "no new lease is granted");

@@ -51,7 +51,7 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
         }
     }
     if !gpus.iter().any(|gpu| gpu.mig.is_some() && chosen(gpu)) {
-        let error = ApiError::new(Code::NotFound, "no GPU with MIG can be exported");
+        let error = ApiError::new(Code::NotFound, "nothing to export: none of the selected GPUs supports MIG");
         let error = remarks.into_iter().fold(error, ApiError::cause);
         return Err(error.cause(inventory(gpus)).hint("`gpushctl status` shows the GPUs of this host"));
     }

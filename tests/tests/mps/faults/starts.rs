@@ -34,7 +34,7 @@ fn failing_daemon_is_given_up_and_can_be_started_manually() {
     agent.await_that("a start", || act(&agent, "0", "start", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Ready);
     // The programs of the daemon are not those of the host, so the host would not end the daemon.
-    // Stop the daemon here.
+    // Stop the daemon: the end of the simulated host ends only daemons that run the programs of the host.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);
 }
