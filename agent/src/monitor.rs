@@ -128,17 +128,15 @@ impl Monitor {
         };
         let known = words::xid(xid).map_or_else(String::new, |words| format!(" ({words})"));
         let on = if event.uuid.is_empty() { String::new() } else { format!(" on GPU {}", event.uuid) };
-        tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{on}{at}");
         let (gi, ci, uuid) = (event.gi, event.ci, event.uuid.clone());
         let gpu = self.state.index_of(&uuid);
         self.state.events().publish(EventPayload::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci }));
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
-        if !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed) {
-            self.state.cordon_for_fault(
-                &event.uuid,
-                &format!("xid-{xid}"),
-                format!("the driver reported Xid {xid}{known}{at}"),
-            );
+        let cordons = !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed);
+        let reason = format!("the driver reported Xid {xid}{known}{at}");
+        // The log entry of a new cordon contains the Xid.
+        if !(cordons && self.state.cordon_for_fault(&event.uuid, &format!("xid-{xid}"), reason)) {
+            tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{on}{at}");
         }
     }
 }

@@ -268,12 +268,12 @@ impl State {
         });
     }
 
-    /// Cordons a GPU because the driver reported a fault.
-    pub(crate) fn cordon_for_fault(&self, uuid: &str, cause: &str, reason: String) {
+    /// Cordons a GPU because the driver reported a fault. Returns false if the GPU has this cordon already.
+    pub(crate) fn cordon_for_fault(&self, uuid: &str, cause: &str, reason: String) -> bool {
         self.update(|known| {
-            self.cordon_at_once(known, uuid, cause, reason, None);
-            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ())
-        });
+            let is_new = self.cordon_at_once(known, uuid, cause, reason, None);
+            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), is_new)
+        })
     }
 
     fn apply_rows(&self, known: &mut SnapshotSources, uuid: &str, rows: RemappedRows) {
@@ -293,6 +293,7 @@ impl State {
     }
 
     /// Cordons a GPU because gpushd has detected a fault. The cordon takes effect even if it cannot be recorded.
+    /// Returns false if the GPU has a cordon with this cause already.
     fn cordon_at_once(
         &self,
         known: &mut SnapshotSources,
@@ -300,14 +301,14 @@ impl State {
         cause: &str,
         reason: String,
         noticed: Option<RemappedRows>,
-    ) {
+    ) -> bool {
         if known.conditions.cordons(uuid).iter().any(|cordon| cordon.cause == cause) {
             if let Some(rows) = noticed {
                 self.record_rows(uuid, rows);
             }
-            return;
+            return false;
         }
-        tracing::warn!(gpu = uuid, "cordoned: {reason}");
+        tracing::warn!(gpu = uuid, "GPU {uuid} is cordoned: {reason}");
         let audit = NewAudit {
             by: None,
             action: "gpu.cordon".to_owned(),
@@ -332,6 +333,7 @@ impl State {
             }
             tx.audit(audit.clone()).map(|_| ())
         }));
+        true
     }
 
     /// Applies changes of conditions. The caller must record them.

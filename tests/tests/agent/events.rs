@@ -222,6 +222,34 @@ fn event_filters_apply_and_invalid_ones_are_refused() {
     println!("{tried} mistakes answered");
 }
 
+/// No client reads a GPU, and gpushd does not poll the GPUs.
+#[test]
+fn cordons_xids_and_maintenance_are_events_without_a_reader() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
+    agent.settle_reads();
+    let mut listener = agent.listen("", None);
+    let reaches = |listener: &mut Listener, gpu: u32, state: GpuState| {
+        listener.until(|event| match &event.what {
+            EventPayload::Gpu(change) => (change.gpu, change.state) == (gpu, state),
+            _ => false,
+        })
+    };
+    assert_eq!(agent.post("/v1/gpus/2/cordon", &serde_json::json!({ "reason": "a test" })).status, 200);
+    reaches(&mut listener, 2, GpuState::Cordoned);
+    assert_eq!(agent.post("/v1/gpus/2/uncordon", &serde_json::json!({})).status, 200);
+    reaches(&mut listener, 2, GpuState::Ready);
+    host.sim("xid", &["79", "--gpu", "1"]);
+    let events = reaches(&mut listener, 1, GpuState::Cordoned);
+    assert!(events.iter().any(|event| matches!(&event.what, EventPayload::Xid(xid) if xid.xid == 79)), "{events:?}");
+    assert_eq!(agent.post("/v1/maintenance/enter", &serde_json::json!({ "reason": "a test" })).status, 200);
+    reaches(&mut listener, 0, GpuState::Maintenance);
+    assert_eq!(agent.post("/v1/maintenance/leave", &serde_json::json!({})).status, 200);
+    reaches(&mut listener, 0, GpuState::Ready);
+    let lines = agent.log().lines().filter(|line| line.contains("Xid 79")).count();
+    assert_eq!(lines, 1, "the Xid is logged once:\n{}", agent.log());
+}
+
 #[test]
 fn listening_makes_no_driver_call() {
     let host = Host::up("dgx-a100");

@@ -63,7 +63,11 @@ fn request_outside_every_limit_is_refused_and_changes_nothing() {
         (json!({ "share": { "kind": "mig_size", "memory_mib": u64::MAX } }), Code::BadRequest, ""),
         (json!({ "share": { "kind": "mig_profile", "profile": "1g.11gb" } }), Code::UnknownProfile, "1g.10gb"),
         (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": 9 }), Code::BadRequest, ""),
-        (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": 0 }), Code::BadRequest, "1 to 64 devices"),
+        (
+            json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": 0 }),
+            Code::BadRequest,
+            "1 to 64 devices",
+        ),
         (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": u32::MAX }), Code::BadRequest, ""),
         (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "selectors": ["9"] }), Code::NotFound, "9"),
         (json!({ "share": { "kind": "fpga" } }), Code::BadRequest, "fpga"),
