@@ -188,7 +188,7 @@ fn main() {
             let _ = timed(&mut restoring, || plan(&geometry, other, &exact));
         }
         report.push(Times::new(format!("{key}: plan, idle"), planning));
-        report.push(Times::new(format!("{key}: plan, every second instance in use"), planning_busy));
+        report.push(Times::new(format!("{key}: plan, every other instance in use"), planning_busy));
         report.push(Times::new(format!("{key}: plan an exact restore"), restoring));
 
         let mut hosts = Vec::new();

@@ -140,8 +140,8 @@ async fn until_idle(
             return Ok((Waited::Idle, Vec::new()));
         }
         if said != left && !quiet {
-            // Do not print that a reading is missing: it comes before a user could read the
-            // message.
+            // Do not print that gpushctl waits for a reading of a GPU: the reading arrives before a user could read
+            // the message.
             let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
             out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
             said.clone_from(&left);

@@ -126,7 +126,7 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
 const FEWER: &str = "no GPU has room for so many instances: write the layout of one GPU; each GPU that you name gets \
 this layout";
 
-/// One entry, as a part of a text in the list.
+/// One entry of a layout, and where it is in the texts that a user gave.
 struct Piece<'a> {
     item: usize,
     text: &'a str,

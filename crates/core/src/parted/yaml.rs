@@ -163,7 +163,7 @@ impl Builder {
             return Err(YamlError::at(
                 place(span),
                 "this value is nested too deep",
-                "a mig-parted file has five levels",
+                "a mig-parted file is nested at most five levels deep",
             ));
         }
         let line = span.start.line();
