@@ -76,6 +76,8 @@ pub enum ErrorKind {
     LibraryMissing,
     /// The library loads but is not NVML.
     NotNvml,
+    /// The rules of gpushd's cgroup do not allow the driver's devices, so NVML cannot start.
+    DeviceDenied,
     /// The driver's answer is invalid, for example text that is not UTF-8.
     Garbled,
     /// The driver reported success, but reading back does not show the change. [`crate::Hardware`]
@@ -187,6 +189,7 @@ impl ErrorKind {
             Self::MissingSymbol
             | Self::LibraryMissing
             | Self::NotNvml
+            | Self::DeviceDenied
             | Self::Garbled
             | Self::NotReflected
             | Self::Deadline { .. }
@@ -236,6 +239,7 @@ impl ErrorKind {
             Self::MissingSymbol => "the driver's library has no such function",
             Self::LibraryMissing => "the library could not be loaded",
             Self::NotNvml => "the library is not NVML",
+            Self::DeviceDenied => "systemd does not allow gpushd to open the driver's devices",
             Self::Garbled => "the driver's answer is not valid",
             Self::NotReflected => "the driver reported success, but the GPU does not show the change",
             Self::Deadline { may_land: true } => "no answer in time; the call may still take effect",

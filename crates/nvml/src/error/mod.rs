@@ -59,6 +59,7 @@ impl DriverError {
                 | ErrorKind::LibRmVersionMismatch
                 | ErrorKind::LibraryMissing
                 | ErrorKind::NotNvml
+                | ErrorKind::DeviceDenied
                 | ErrorKind::LibraryNotFound
                 | ErrorKind::FunctionNotFound
                 | ErrorKind::Uninitialized
@@ -87,6 +88,7 @@ impl DriverError {
             | ErrorKind::LibRmVersionMismatch
             | ErrorKind::LibraryMissing
             | ErrorKind::NotNvml
+            | ErrorKind::DeviceDenied
             | ErrorKind::LibraryNotFound
             | ErrorKind::FunctionNotFound
             | ErrorKind::Uninitialized
@@ -156,6 +158,10 @@ impl DriverError {
             ErrorKind::NotNvml => "run `ldconfig -p | grep libnvidia-ml` to see which library the loader finds, or \
                 name the library: `gpushd --library PATH`"
                     .to_owned(),
+            // NVML cannot open a denied device, so it does not know whether the driver is loaded.
+            ErrorKind::DeviceDenied => "load the driver (`modprobe nvidia`), then run `systemctl restart gpushd`: \
+                systemd allows only the devices that existed when it started gpushd"
+                .to_owned(),
             ErrorKind::LibraryNotFound | ErrorKind::FunctionNotFound => {
                 "the driver's installation is incomplete: reinstall it".to_owned()
             }
