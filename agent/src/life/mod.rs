@@ -130,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         not_started: Default::default(),
     };
     let record = paths.socket.with_file_name("driver-majors");
-    let late_driver = LateDriver::new(arguments.proc.clone(), arguments.host_root.clone(), record);
+    let late_driver = LateDriver::new(arguments.proc.clone(), record);
     // If the command line sets a log filter, a reload must not change the level.
     let level = arguments.log.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());

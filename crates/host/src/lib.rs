@@ -9,7 +9,7 @@
 //! | [`users`] | users and groups, from the name service |
 //! | [`identity`] | user and command line of a process |
 //! | [`device_files`] | processes that have a GPU's device node open |
-//! | [`driver_devices`] | major numbers of the driver's devices, and whether they are denied |
+//! | [`driver_devices`] | major numbers of the driver's devices |
 //! | [`error_chain`] | an error and its causes as one line of text |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
 //! | [`acl`] | POSIX access lists of directories and files |

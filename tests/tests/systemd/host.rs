@@ -79,34 +79,47 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
     let Some(machine) = machine("a driver that is loaded late") else { return };
     let (library, devices) = ("/var/lib/gpush-sim/lib/libnvidia-ml.so.1", "/var/lib/gpush-sim/proc/devices");
     let absent = format!("mv {library} {library}.absent");
-    let present = |machine: &Machine| {
-        machine.sh(&format!("mv {library}.absent {library}"));
+    let restarts = |machine: &Machine| machine.property("gpushd.service", "NRestarts");
+    let await_gpus = |machine: &Machine| {
         machine.await_that("the GPUs are read", |machine| {
             String::from_utf8_lossy(&machine.run("gpushctl gpu list").stdout).contains("A100")
         });
-        machine.property("gpushd.service", "NRestarts")
+    };
+    let present = |machine: &Machine| {
+        machine.sh(&format!("mv {library}.absent {library}"));
+        await_gpus(machine);
+        restarts(machine)
     };
     machine.sh(&format!("{absent}; systemctl start gpushd.service"));
     // NVML does not use this kernel module. So its major number must not cause a restart.
     machine.write(devices, "Character devices:\n235 nvidia-uvm\n");
     assert_eq!(present(&machine), "0", "a host without a driver");
 
-    machine.sh(&format!("systemctl stop gpushd.service; {absent}; systemctl start gpushd.service"));
-    machine.write(devices, "Character devices:\n195 nvidia\n235 nvidia-uvm\n240 nvidia-caps\n");
+    // The second load has the same major numbers as the first.
+    for _ in 0..2 {
+        machine.sh(&format!("systemctl stop gpushd.service; {absent}"));
+        machine.write(devices, "Character devices:\n235 nvidia-uvm\n");
+        machine.sh("systemctl start gpushd.service");
+        machine.write(devices, "Character devices:\n195 nvidia\n235 nvidia-uvm\n240 nvidia-caps\n");
+        machine.await_that("gpushd restarts", |machine| restarts(machine) == "1");
+        assert_eq!(present(&machine), "1", "once");
+    }
     let _ = machine.journal_until("-u gpushd.service", "the driver was loaded after gpushd started");
-    let restarted = |machine: &Machine| machine.property("gpushd.service", "NRestarts") == "1";
-    machine.await_that("gpushd restarts", restarted);
-    assert_eq!(present(&machine), "1", "once");
 
     // The driver was loaded when systemd had resolved the devices, before gpushd started.
     if !machine.run("mknod /dev/nvidiactl c 195 255").status.success() {
         return println!("SKIPPED a denied device: the machine permits no device files");
     }
-    machine.sh(&format!(
-        "systemctl stop gpushd.service; rm /run/gpush/driver-majors; {absent}; systemctl start gpushd.service"
-    ));
-    machine.await_that("gpushd restarts", restarted);
-    assert_eq!(present(&machine), "1", "once");
+    let fault = "/opt/built/gpush-sim fault /var/lib/gpush-sim";
+    machine.sh(&format!("systemctl stop gpushd.service; {fault} add nvmlInit --rc UNKNOWN; systemctl start gpushd.service"));
+    machine.await_that("gpushd restarts", |machine| restarts(machine) == "1");
+    machine.await_that("gpushd names the denied device", |machine| {
+        let status = machine.run("gpushctl status");
+        String::from_utf8_lossy(&status.stdout).contains("`systemctl restart gpushd`")
+    });
+    machine.sh(&format!("{fault} clear"));
+    await_gpus(&machine);
+    assert_eq!(restarts(&machine), "1", "once");
 }
 
 #[test]
