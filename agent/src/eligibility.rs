@@ -25,7 +25,9 @@ pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
         }
         GpuState::Degraded => ("is degraded", Code::Conflict, show(index)),
         GpuState::Held => {
-            ("is held", Code::Conflict, "`gpushctl recover` (administrator) or a reboot releases the GPU".to_owned())
+            let hint = "`gpushctl status` shows the command that releases the GPU, such as `gpushctl recover` \
+                (administrator)";
+            ("is held", Code::Conflict, hint.to_owned())
         }
         GpuState::Maintenance => {
             let hint =

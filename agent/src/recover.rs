@@ -80,7 +80,16 @@ impl LossAcceptance {
     /// recorded.
     pub(crate) async fn recover(&self, request: Request) -> Result<Recovered, ApiError> {
         let _lock = self.host_lock.lock().await;
-        let Some(lost) = self.state.now().lost.clone() else { return Ok(Recovered::default()) };
+        let host = self.state.now();
+        let Some(lost) = host.lost.clone() else { return Ok(Recovered::default()) };
+        if !host.rules_are_known {
+            return Err(ApiError::new(
+                Code::Conflict,
+                "gpushd can't accept the loss of the database: the rules are not known",
+            )
+            .cause("gpushd can't use its config, so it does not know which GPUs to release")
+            .hint("correct the config as `gpushctl status` says, then repeat the command"));
+        }
         if !lost.holds {
             return self.acknowledge(request, lost).await;
         }

@@ -146,7 +146,11 @@ impl Reload {
         // Without a driver, gpushd does not know which GPUs a rule claims. The list is then empty, and any rule counts
         // as changed.
         let gpus = read_gpus(&self.readings).await.unwrap_or_default();
-        let touched = overridden_changes(&self.state, &before, &candidate.config, &gpus);
+        // As at a start of gpushd, overrides stay if gpushd does not know the rules that they override.
+        let touched = match self.settings.rules_are_known() {
+            true => overridden_changes(&self.state, &before, &candidate.config, &gpus),
+            false => Vec::new(),
+        };
         if !touched.is_empty() && !wish.clear_overrides {
             return Err(overridden_error(&touched));
         }
@@ -262,7 +266,7 @@ impl Differences {
         let trouble = match &candidate {
             Ok(Candidate { config, .. }) => {
                 let touched = overridden_changes(&self.state, &in_force, config, &gpus);
-                (!touched.is_empty()).then(|| overridden_error(&touched))
+                (self.settings.rules_are_known() && !touched.is_empty()).then(|| overridden_error(&touched))
             }
             Err(error) => Some(error.clone()),
         };

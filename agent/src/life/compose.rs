@@ -118,6 +118,7 @@ pub(super) fn compose(
     let due = startup.due(&settings.config(), boot, last_boot, unknown);
     let initial = Initial {
         config: settings.config(),
+        rules_are_known: settings.rules_are_known(),
         conditions: Conditions::new(conditions, noticed),
         overrides: Overrides::new(generation, overrides),
         lost,

@@ -13,28 +13,22 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `config` | loads the config at start, and checks the driver library |
 //! | `compose` | creates the handles and passes them to the modules |
 //! | `reloading` | a reload of the config, with the socket and the log |
 
 mod compose;
+mod config;
 mod reloading;
 
-use std::{
-    path::{Path, PathBuf},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use gpush_api::ApiError;
 use gpush_core::config::Config;
 use gpush_host::{
     boot,
-    helper::{
-        Helpers,
-        trust::{self, Untrusted},
-    },
+    helper::Helpers,
     machine,
     notify::{self, Notification},
 };
@@ -63,10 +57,10 @@ use crate::{
     monitor::Monitor,
     mps,
     operation::{OperationHandle, Operations},
-    options::{Arguments, Paths, ProcessEnvironment, Trust},
+    options::{Arguments, Paths, ProcessEnvironment},
     overrides, processes,
     reload::ReloadCommand,
-    settings::{ConfigLoadError, Settings},
+    settings::Settings,
     shared_gpus,
     signals::{self, SignalRequest, Signals},
     startup,
@@ -96,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let handed_over = Listening::take_passed()?;
     let early = signals::register().context("cannot install the signal handlers")?;
     let paths = Paths::resolve(arguments, &ProcessEnvironment::of_this_process())?;
-    let settings = settings(&paths)?;
+    let settings = config::load(&paths)?;
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
@@ -120,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .build()
         .context("gpushd's async runtime can't be started")?;
     let options = driver(arguments, &config);
-    check_trust(&paths, options.library.as_deref())?;
+    config::check_trust(&paths, arguments.library.as_deref(), options.library.as_deref())?;
     let host_services = HostServices {
         helpers: Helpers::new(&paths.state_dir),
         proc: arguments.proc.clone(),
@@ -140,17 +134,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
-}
-
-/// Reads the config. If the config has errors, a gpushd that a user started manually ends. As a service, gpushd
-/// continues, because users need their GPUs.
-fn settings(paths: &Paths) -> Result<Settings, ConfigLoadError> {
-    let Paths { config, config_named, trust, state_dir, .. } = paths;
-    if !notify::is_service() {
-        return Settings::load(config, *config_named, *trust);
-    }
-    let (copy, has_history) = (state_dir.join("config.last-valid.toml"), state_dir.join("gpush.db").exists());
-    Settings::load_as_service(config, *config_named, *trust, &copy, has_history)
 }
 
 /// What gpushd knows about the host before it starts the runtime.
@@ -215,30 +198,6 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
     options.deadlines.change = Duration::from_secs(config.driver.change_s.into());
     options.deadlines.grace = options.deadlines.grace.min(options.deadlines.change);
     options
-}
-
-/// Checks the owner and mode of the config file and the driver library. If trust is required, a
-/// file that another user could have written is an error; if trust is not required, gpushd only
-/// logs the file. If the library is named without a path, the dynamic linker finds it in
-/// directories that only root can write.
-fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
-    let own = nix::unistd::geteuid().as_raw();
-    let library = library.filter(|library| library.components().count() > 1);
-    for (what, path) in [("config file", Some(paths.config.as_path())), ("driver library", library)] {
-        let Some(why) = path.and_then(|path| trust::check_file(path, own).err()) else { continue };
-        // If the file is missing, the loader reports it, and health shows the error.
-        if matches!(why, Untrusted::Unreadable(_)) {
-            continue;
-        }
-        let path = path.unwrap_or(Path::new("")).display();
-        match paths.trust {
-            Trust::Required => anyhow::bail!("the {what} {path} is not trusted: {why}; {}", why.remedy()),
-            Trust::Logged => {
-                tracing::warn!("a gpushd that runs as the system's service would not trust the {what} {path}: {why}")
-            }
-        }
-    }
-    Ok(())
 }
 
 async fn serve(
@@ -314,13 +273,11 @@ async fn serve(
     let admin = admin.map(|listener| open(listener, SocketKind::Admin).0);
     let mut server = tokio::spawn(serve_all(public, admin));
     notify::send(Notification::Ready);
-    let trouble = handles.settings.trouble();
+    let trouble = handles.settings.trouble().map(|trouble| words::full_line(&trouble));
     if let Some(trouble) = &trouble {
-        tracing::error!("{}", words::one_line(trouble));
+        tracing::error!("{trouble}");
     }
-    notify::send(Notification::Status(
-        trouble.map_or_else(|| format!("serving on {name}"), |trouble| words::one_line(&trouble)),
-    ));
+    notify::send(Notification::Status(trouble.unwrap_or_else(|| format!("serving on {name}"))));
     tracing::info!("host {}", machine::describe());
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_reading = tokio::spawn(read_first(readings, hardware.clone(), state.clone()));

@@ -75,7 +75,8 @@ impl Reloading<'_> {
                 let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
                 state.events().publish(EventPayload::Config(change));
                 let first = error.causes.first().unwrap_or(&error.message);
-                notify::send(Notification::Status(format!("the config has errors and was not loaded: {first}")));
+                let text = format!("the config has errors and was not loaded: {first}");
+                notify::send(Notification::Status(words::with_hint(text, error)));
             }
         }
         reloaded

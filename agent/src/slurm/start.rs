@@ -75,6 +75,10 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     let owned = owned(&seen.host, &gpus);
     let answer = |outcome| Started { answer: SlurmJobStarted { outcome, owned: owned.clone() }, delivery: None };
     let allocation = Allocation::of(&seen.host, &gpus, &job.devices);
+    if !seen.host.rules_are_known {
+        // gpushd does not know which GPUs are reserved for Slurm, so no job may use a GPU.
+        allocation.check_node()?;
+    }
     // If Slurm allocated a device that this host does not have, it may be a device that is reserved for Slurm.
     let concerned = job.request.is_some() || allocation.is_owned() || allocation.has_unknown() && !owned.is_empty();
     let earlier = of_job(&slurm.leases, key);

@@ -20,7 +20,7 @@
 //! longer than services that start together with gpushd need. If all attempts fail, gpushd shows the difference as
 //! drift, and health shows the error.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
 use gpush_store::BootRecord;
@@ -97,7 +97,12 @@ impl Layouts {
 
     /// Starts the attempts that are due. Returns when to check again.
     async fn start_due(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Option<Instant> {
-        let config = handles.state.config();
+        let host = handles.state.now();
+        if !host.rules_are_known {
+            // A reload of a valid config ends this wait early.
+            return Some(Instant::now() + PAUSE.1);
+        }
+        let config = Arc::clone(&host.config);
         if !config.rules.iter().any(|rule| needs_operation(rule.mode)) {
             handles.startup.forget(&ProblemSubject::Unidentified);
             return None;

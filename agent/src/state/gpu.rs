@@ -7,6 +7,7 @@
 //! lost          the driver no longer lists the GPU, or says that it is lost   ─ until it is listed again
 //! unknown       a call may still take effect, or the GPU cannot be read       ─ until it is read
 //! held          claimed by the config, and the database was lost              ─ recover, or another boot
+//!               gpushd can use neither the config nor its copy                ─ a reload of a valid config
 //! changing      an operation changes it                                       ─ until the operation ends
 //! degraded      a change and its rollback failed                              ─ an operation that succeeds, or a
 //!                                                                               reading as planned or as before
@@ -143,12 +144,13 @@ impl GpuSnapshot {
         desired::describe(&known.config, rule, &mut gpu);
         gpu.drift.extend(sharing_drift(&gpu, known.shared.contains(uuid)));
         let mut reasons = reasons;
-        if let Some(lost) = known.loss.lost.as_ref().filter(|lost| lost.holds && is_managed(&gpu)) {
-            if matches!(gpu.state, GpuState::Changing) || is_usable(gpu.state) {
-                gpu.state = GpuState::Held;
-            }
-            reasons.push(Reason::Held(lost.cause.clone()));
+        let lost = known.loss.lost.as_ref().filter(|lost| lost.holds && is_managed(&gpu));
+        let unknown = (!known.rules_are_known).then_some(Reason::RulesUnknown);
+        let held: Vec<Reason> = lost.map(|lost| Reason::Held(lost.cause.clone())).into_iter().chain(unknown).collect();
+        if !held.is_empty() && (gpu.state == GpuState::Changing || is_usable(gpu.state)) {
+            gpu.state = GpuState::Held;
         }
+        reasons.extend(held);
         gpu.reasons = reasons.iter().map(ToString::to_string).collect();
         let told = event_fields(&gpu);
         Self { gpu, reasons, rule, told }

@@ -27,6 +27,8 @@ pub(crate) struct HostState {
     pub(crate) was_listed: bool,
     /// The active config.
     pub(crate) config: Arc<Config>,
+    /// Whether gpushd knows its rules. If not, all GPUs are held, because an earlier config may have shared them.
+    pub(crate) rules_are_known: bool,
     /// Generation of the desired state.
     pub(crate) generation: u64,
     /// The current maintenance of the host.

@@ -98,6 +98,8 @@ struct Inner {
 pub(crate) struct Initial {
     /// The active config.
     pub(crate) config: Arc<Config>,
+    /// Whether gpushd could read the rules.
+    pub(crate) rules_are_known: bool,
     /// Recorded conditions.
     pub(crate) conditions: Conditions,
     /// Recorded overrides.
@@ -123,9 +125,10 @@ enum AffectedGpus {
 impl State {
     /// Creates the state from recorded data. gpushd knows no GPU yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
-        let Initial { config, conditions, overrides, lost, known_since, leases, created } = initial;
+        let Initial { config, rules_are_known, conditions, overrides, lost, known_since, leases, created } = initial;
         let known = SnapshotSources {
             config,
+            rules_are_known,
             claims: BTreeMap::new(),
             loss: Loss { lost, known_since },
             conditions,
@@ -398,7 +401,7 @@ impl State {
     /// Activates a config. `generation` is the new generation of the desired state.
     pub(crate) fn replace_config(&self, config: Arc<Config>, generation: u64) {
         self.update(|known| {
-            known.config = config;
+            (known.config, known.rules_are_known) = (config, true);
             known.overrides.raise_generation(generation);
             known.claim();
             (AffectedGpus::All, ())

@@ -32,6 +32,8 @@ pub(crate) enum Reason {
     Cordoned(Cordon),
     /// The database was lost. The text is the cause.
     Held(String),
+    /// gpushd cannot use its config, so it does not know what an earlier config shared.
+    RulesUnknown,
 }
 
 impl fmt::Display for Reason {
@@ -44,6 +46,7 @@ impl fmt::Display for Reason {
             Self::NotRead => f.write_str("the driver has not answered yet"),
             Self::Maintenance(maintenance) => f.write_str(&words::maintenance(maintenance)),
             Self::Cordoned(cordon) => f.write_str(&words::cordon(cordon)),
+            Self::RulesUnknown => f.write_str("gpushd can't use its config, so it does not know the rules"),
             Self::Held(cause) => write!(f, "the database was lost ({cause})"),
         }
     }

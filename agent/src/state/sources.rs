@@ -51,6 +51,8 @@ impl fmt::Display for Holder {
 #[derive(Debug)]
 pub(super) struct SnapshotSources {
     pub(super) config: Arc<Config>,
+    /// Whether `config` has the rules. If gpushd could not read them, `config` has no rules, but an earlier one had.
+    pub(super) rules_are_known: bool,
     /// For each GPU, by UUID, the position in the config of the rule that claims it.
     pub(super) claims: BTreeMap<String, Option<usize>>,
     pub(super) loss: Loss,
@@ -92,6 +94,7 @@ impl SnapshotSources {
             driver: self.driver_error().filter(|_| maintenance.is_none()),
             was_listed: self.list.good.is_some(),
             config: Arc::clone(&self.config),
+            rules_are_known: self.rules_are_known,
             generation: self.overrides.generation(),
             maintenance,
             lost: self.loss.lost.clone(),

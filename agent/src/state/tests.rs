@@ -16,6 +16,7 @@ impl State {
         let store = Store::open(scratch.path(), Options::default()).unwrap().store;
         let initial = Initial {
             config: Arc::new(Config::default()),
+            rules_are_known: true,
             conditions: Conditions::default(),
             overrides: Overrides::default(),
             lost: None,
@@ -304,6 +305,22 @@ fn loss_holds_managed_gpus_until_it_is_accepted() {
     state.accept_loss(7);
     assert_eq!(states(&state), [GpuState::Ready; 2]);
     assert!(state.may_have_forgotten(7) && !state.may_have_forgotten(8));
+}
+
+#[test]
+fn unknown_rules_hold_all_gpus_until_a_config_is_active() {
+    let state = State::empty();
+    state.update(|known| {
+        known.rules_are_known = false;
+        (AffectedGpus::All, ())
+    });
+    list(&state, &[0, 1]);
+    state.set_reading("GPU-0", good(reading(0)));
+    state.set_reading("GPU-1", failed(ErrorKind::GpuIsLost));
+    assert_eq!(states(&state), [GpuState::Held, GpuState::Lost]);
+    assert_eq!(state.now().gpus[0].gpu.reasons, ["gpushd can't use its config, so it does not know the rules"]);
+    state.replace_config(Arc::new(Config::default()), 1);
+    assert_eq!(states(&state), [GpuState::Ready, GpuState::Lost]);
 }
 
 #[test]

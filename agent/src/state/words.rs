@@ -56,6 +56,16 @@ pub(crate) fn one_line(error: &ApiError) -> String {
     error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)
 }
 
+/// Returns an error in one line, with its causes, its outcome and its hint.
+pub(crate) fn full_line(error: &ApiError) -> String {
+    with_hint(one_line(error), error)
+}
+
+/// Adds the outcome and the hint of an error to a line about the error.
+pub(crate) fn with_hint(line: String, error: &ApiError) -> String {
+    error.outcome.iter().chain(&error.hint).fold(line, |text, more| text + "; " + more)
+}
+
 /// Returns the error about a GPU that an operation changes.
 pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
     let queue = "or queue your change with `gpushctl mig apply --wait` (administrator)";

@@ -315,8 +315,8 @@ pub enum GpuState {
     Degraded,
     /// An operation is changing the GPU.
     Changing,
-    /// The database was lost, so gpushd does not know the leases of the GPU. It grants and changes nothing there until
-    /// a reboot or `gpushctl recover`.
+    /// gpushd does not know who may use the GPU, so it grants and changes nothing there. Either the database was lost,
+    /// until a reboot or `gpushctl recover`; or the config cannot be used, until a valid config is loaded.
     Held,
     /// A driver call exceeded its deadline and may still take effect, or the GPU cannot be read.
     Unknown,

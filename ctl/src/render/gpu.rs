@@ -358,7 +358,7 @@ fn unexplained(state: GpuState) -> &'static str {
         GpuState::Ready => "",
         GpuState::Cordoned => "the GPU takes no new work until an administrator runs `gpushctl gpu uncordon GPU`",
         GpuState::Held => {
-            "gpushd lost its records of who uses the GPU; an administrator can accept the loss with `gpushctl recover`"
+            "gpushd does not know who may use the GPU: `gpushctl status` shows the command that releases it"
         }
         GpuState::Maintenance => {
             "gpushd does not open the GPU until an administrator runs `gpushctl maintenance leave`"

@@ -111,7 +111,9 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
         return println!("SKIPPED a denied device: the machine permits no device files");
     }
     let fault = "/opt/built/gpush-sim fault /var/lib/gpush-sim";
-    machine.sh(&format!("systemctl stop gpushd.service; {fault} add nvmlInit --rc UNKNOWN; systemctl start gpushd.service"));
+    machine.sh(&format!(
+        "systemctl stop gpushd.service; {fault} add nvmlInit --rc UNKNOWN; systemctl start gpushd.service"
+    ));
     machine.await_that("gpushd restarts", |machine| restarts(machine) == "1");
     machine.await_that("gpushd names the denied device", |machine| {
         let status = machine.run("gpushctl status");

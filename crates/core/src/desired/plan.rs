@@ -249,9 +249,9 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         ),
         GpuState::Held => refuse(
             Code::Conflict,
-            "is held: gpushd lost its records of the users of this GPU",
-            "check that no user needs the instances on this GPU, then release the GPU with `gpushctl recover` \
-            (administrator) or a reboot",
+            "is held, so gpushd does not change it",
+            "run `gpushctl status`: it shows what to check, and the command that releases the GPU, such as `gpushctl \
+            recover` (administrator)",
         ),
         GpuState::Maintenance => refuse(
             Code::Conflict,

@@ -1,0 +1,61 @@
+//! Loads the config when gpushd starts, and checks who can have written the driver library.
+
+use std::path::Path;
+
+use gpush_host::{
+    helper::trust::{self, Untrusted},
+    notify,
+};
+
+use crate::{
+    options::{Paths, Trust},
+    settings::{ConfigLoadError, Settings},
+};
+
+/// Reads the config. If the config cannot be used, a gpushd that a user started manually ends. As a service, gpushd
+/// continues, because users need their GPUs.
+pub(super) fn load(paths: &Paths) -> Result<Settings, ConfigLoadError> {
+    let Paths { config, config_named, trust, state_dir, .. } = paths;
+    if !notify::is_service() {
+        return Settings::load(config, *config_named, *trust);
+    }
+    let copy = state_dir.join("config.last-valid.toml");
+    // The marker shows that there was a database, even if it was lost.
+    let has_history = state_dir.join("gpush.db").exists() || paths.store_marker.exists();
+    Ok(Settings::load_as_service(config, *config_named, *trust, &copy, has_history))
+}
+
+/// Checks the driver library of the command line. If trust is not required, logs whether the system service would trust
+/// the config file and the library. [`Settings`] checks the config file, and the library that it names, if trust is
+/// required.
+///
+/// # Errors
+/// If trust is required, and another user could have written the library.
+pub(super) fn check_trust(paths: &Paths, named: Option<&Path>, library: Option<&Path>) -> anyhow::Result<()> {
+    let own = nix::unistd::geteuid().as_raw();
+    let distrust = |path: &Path| match trust::check_file(path, own) {
+        // If the file is missing, the loader reports it, and health shows the error.
+        Ok(()) | Err(Untrusted::Unreadable(_)) => None,
+        Err(why) => Some(why),
+    };
+    // If the library is named without a path, the dynamic linker finds it in directories that only root can write.
+    let has_path = |library: &&Path| library.components().count() > 1;
+    match paths.trust {
+        Trust::Required => {
+            if let Some(library) = named.filter(has_path)
+                && let Some(why) = distrust(library)
+            {
+                let library = library.display();
+                anyhow::bail!("the driver library {library} is not trusted: {why}; {}", why.remedy());
+            }
+        }
+        Trust::Logged => {
+            let library = library.filter(has_path);
+            for (what, path) in [("config file", Some(paths.config.as_path())), ("driver library", library)] {
+                let Some((path, why)) = path.and_then(|path| Some((path.display(), distrust(path)?))) else { continue };
+                tracing::warn!("a gpushd that runs as the system's service would not trust the {what} {path}: {why}");
+            }
+        }
+    }
+    Ok(())
+}
