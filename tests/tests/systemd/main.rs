@@ -1,5 +1,6 @@
 //! gpushd on a real systemd, in a container: units, sandbox, MPS daemons as services.
 
+mod bad_config;
 mod host;
 mod leases;
 mod mps;
