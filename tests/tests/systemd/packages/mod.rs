@@ -3,10 +3,12 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the .deb: first start, remove, purge, and the cases in which it refuses the installation |
+//! | `purge` | the .deb is removed and purged while an MPS control daemon has a client |
 //! | `upgrade` | the .deb is upgraded while requests, an operation, leases and MPS clients run |
 //! | `rpm` | the .rpm, installed with `rpm` on Debian |
 //! | `releases` | the .deb on Debian 11 and 13 |
 
+mod purge;
 mod releases;
 mod rpm;
 mod upgrade;
