@@ -59,3 +59,32 @@ fn host_without_config_and_driver_is_ready() {
     machine.sh("rm -f /etc/gpush/config.toml && systemctl start gpushd.service gpush-ready.service");
     assert_eq!(machine.sh("systemctl is-active gpush-ready.service"), "active");
 }
+
+/// `nvidia-modprobe` ignores SIGTERM, so gpushd.service does not start for a while.
+#[test]
+fn hanging_nvidia_modprobe_delays_services_only_by_the_timeout() {
+    let Some(machine) = machine("a boot with a hanging nvidia-modprobe") else { return };
+    machine.put("/usr/bin/nvidia-modprobe", "#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 1000; done\n");
+    machine
+        .write("/etc/systemd/system/slurmd.service", "[Service]\nType=oneshot\nExecStart=true\nRemainAfterExit=yes\n");
+    machine.write(
+        "/etc/systemd/system/gpush-ready.service.d/short.conf",
+        "[Service]\nExecStart=\nExecStart=/usr/bin/gpushctl ready --timeout 1s\n",
+    );
+    let start =
+        "systemctl daemon-reload && systemctl start --no-block gpushd.service gpush-ready.service slurmd.service";
+    machine.sh(start);
+    let state = |unit: &str| machine.property(unit, "ActiveState");
+    machine.await_that("slurmd starts", |_| state("slurmd.service") == "active");
+    assert_eq!((state("gpush-ready.service"), state("gpushd.service")), ("failed".into(), "activating".into()));
+
+    // gpushd starts without nvidia-modprobe. The test shortens the limit of the unit.
+    machine.sh("systemctl stop --no-block gpushd.service gpushd.socket gpushd-admin.socket slurmd.service");
+    machine.await_that("gpushd.service stops", |machine| {
+        let _ = machine.run("systemctl kill --signal=KILL gpushd.service");
+        ["failed", "inactive"].contains(&state("gpushd.service").as_str()) && state("gpushd.socket") == "inactive"
+    });
+    machine.sh("sed -i 's/kill-after=5 30 /kill-after=1 1 /' /usr/lib/systemd/system/gpushd.service");
+    machine.sh("systemctl daemon-reload && systemctl start gpushd.service && gpushctl version");
+    assert_eq!(machine.property("gpushd.service", "NRestarts"), "0");
+}

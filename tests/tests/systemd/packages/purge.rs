@@ -14,8 +14,9 @@ const RULES: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-c
 /// Starts an MPS control daemon with a client. Returns the unit of the daemon.
 fn daemon_with_client(machine: &Machine) -> String {
     machine.write(CONFIG, RULES);
-    machine.sh("systemctl restart gpushd.service && gpushctl ready --timeout 60s");
-    machine.sh("systemctl reset-failed client.service 2>/dev/null; journalctl --rotate --vacuum-time=1s 2>/dev/null; \
+    machine.sh("systemctl restart gpushd.service && gpushctl apply 0 --wait && gpushctl ready --timeout 60s");
+    machine.sh("systemctl stop client.service 2>/dev/null; systemctl reset-failed client.service 2>/dev/null; \
+         journalctl --rotate --vacuum-time=1s 2>/dev/null; \
          systemd-run --quiet --unit=client --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \
          gpushctl run --mps --target 0 -- /opt/built/gpush-sim mps-client");
     let _ = machine.journal_until("_SYSTEMD_UNIT=client.service", "active server=");
