@@ -196,9 +196,44 @@ fn package_refuses_old_kernel_and_newer_database() {
     let newer = machine.run(&install);
     let said = String::from_utf8_lossy(&newer.stdout).into_owned();
     assert!(!newer.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
-    // Run the command that the message suggests: it must work.
-    let way = said.lines().find_map(|line| line.split_once("  systemctl stop")).expect("a command").1.to_owned();
-    let _ = machine.run(&format!("systemctl stop{way}"));
+    // The command that the message suggests works. The units do not exist yet.
+    let _ = machine.run(&commands(&said)[0]);
     let _ = machine.sh(&install);
     let _ = machine.sh("gpushctl version");
+}
+
+/// Returns the commands in a message of the package. The lines of commands are indented.
+fn commands(message: &str) -> Vec<String> {
+    message.lines().filter_map(|line| Some(line.strip_prefix("gpush:   ")?.to_owned())).collect()
+}
+
+/// After the commands of the refused downgrade, the GPUs are usable.
+#[test]
+fn refused_downgrade_names_the_way_to_usable_gpus() {
+    let Some(machine) = machine("a downgrade over a newer database") else { return };
+    with_gpu(&machine);
+    machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
+    machine.write(CONFIG, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n");
+    machine.sh("gpushctl config reload && gpushctl apply");
+    machine.sh("systemctl stop gpushd.service");
+    set_newer_schema(&machine);
+    let file = machine.package("gpush_VERSION-1_amd64.deb", None).expect("the package was installed");
+    let install = format!("dpkg --force-confold --install {file} 2>&1");
+    let refused = machine.run(&install);
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(!refused.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
+
+    let commands = commands(&said);
+    let [set_aside, recover] = &commands[..] else { panic!("{said}") };
+    machine.sh(set_aside);
+    machine.sh(&install);
+    let run = "gpushctl run --mig 3g.40gb -- true 2>&1";
+    assert!(!machine.run(run).status.success(), "GPU 0 is held");
+    machine.sh(recover);
+    machine.sh(run);
+}
+
+/// Makes the database look newer than this build. SQLite stores `user_version` at offset 60 of the file header.
+fn set_newer_schema(machine: &Machine) {
+    machine.sh("printf '\\0\\0\\1\\0' | dd of=/var/lib/gpush/gpush.db bs=1 seek=60 conv=notrunc 2>&1");
 }

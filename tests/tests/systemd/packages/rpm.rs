@@ -3,7 +3,7 @@
 
 use gpush_tests::machine::Machine;
 
-use super::{CONFIG, LATER, with_gpu};
+use super::{CONFIG, LATER, set_newer_schema, with_gpu};
 
 /// Runs `rpm` on a package file. On Debian, rpm needs `--force-debian`.
 fn rpm(machine: &Machine, how: &str) -> String {
@@ -38,8 +38,7 @@ fn rpm_is_installed_upgraded_and_removed() {
     // The package refuses an older version only if the database is newer than that version.
     rpm(&machine, &format!("--upgrade --oldpackage {first}"));
     machine.sh("systemctl stop gpushd.service");
-    // SQLite stores `user_version` at offset 60 of the file header.
-    machine.sh("printf '\\0\\0\\1\\0' | dd of=/var/lib/gpush/gpush.db bs=1 seek=60 conv=notrunc 2>&1");
+    set_newer_schema(&machine);
     let refused = machine.run(&format!("rpm --force-debian --nodeps --upgrade {later} 2>&1"));
     let said = String::from_utf8_lossy(&refused.stdout).into_owned();
     assert!(!refused.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
