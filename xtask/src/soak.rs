@@ -16,19 +16,16 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::{
+    package::LATER,
     step::{self, Outcome},
     workspace,
 };
 
-/// Version of the packages to which the tests upgrade.
-const LATER: &str = "99.0.0";
-
-/// Number of requests before, during and after an upgrade. None of them may fail.
+/// Number of requests around an upgrade, of which none may fail.
 const UPGRADE_REQUESTS: &str = "2000";
 
-/// Builds the packages in a clone of the last commit. Compares them with the packages of this checkout.
-const AGAIN: &str = "test -z \"$(git status --porcelain)\" || { echo 'SKIPPED: files are not committed'; exit; }
-    rm -rf \"$0\" && git clone --quiet . \"$0\" && cd \"$0\" && export CARGO_TARGET_DIR=\"$0/target\"
+/// Builds the packages in a clone of the last commit, and compares them with those of this checkout.
+const AGAIN: &str = "rm -rf \"$0\" && git clone --quiet . \"$0\" && cd \"$0\" && export CARGO_TARGET_DIR=\"$0/target\"
     cargo run --quiet --package xtask -- package
     for made in target/package/*.deb target/package/*.rpm; do cmp \"$made\" \"$1/${made##*/}\"; done";
 
@@ -124,10 +121,22 @@ fn packages() -> Result<Vec<Outcome>> {
         command.args(["-c", &line]).arg(workspace::root()).current_dir(&folder);
         outcomes.push(step::run(linter, command, true).outcome);
     }
+    let name = "the same packages from another folder";
+    if !is_committed()? {
+        outcomes.push(step::skipped(name, "files are not committed").outcome);
+        return Ok(outcomes);
+    }
     let clone = workspace::target().join("clone");
     let mut again = Command::new("sh");
     again.args(["-ec", AGAIN]).arg(&clone).arg(&folder).current_dir(workspace::root());
-    outcomes.push(step::run("the same packages from another folder", again, true).outcome);
+    outcomes.push(step::run(name, again, true).outcome);
     let _ = std::fs::remove_dir_all(&clone);
     Ok(outcomes)
+}
+
+/// Returns whether the last commit contains all files of this checkout.
+fn is_committed() -> Result<bool> {
+    let status = Command::new("git").args(["status", "--porcelain"]).current_dir(workspace::root()).output();
+    let status = status.context("cannot start git")?;
+    Ok(status.status.success() && status.stdout.is_empty())
 }

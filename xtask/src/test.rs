@@ -15,6 +15,7 @@ use anyhow::Result;
 
 use crate::{
     arrows, compatibility, generate, install, links,
+    package::LATER,
     step::{self, Outcome, Step, TestCount},
     tree,
     workspace::{self, Build},
@@ -192,7 +193,7 @@ fn packages(verbose: bool) -> Step {
     let formats = if workspace::is_installed("rpmbuild") { "deb,rpm" } else { "deb" };
     let package = format!("\"$0\" package --debug-build --built --format {formats} --out \"$1/packages\"");
     let mut command = Command::new("sh");
-    command.args(["-ec", &format!("{package}\n{package} --version 99.0.0")]).arg(folder.join("xtask")).arg(&folder);
+    command.args(["-ec", &format!("{package}\n{package} --version {LATER}")]).arg(folder.join("xtask")).arg(&folder);
     step::run(name, command, verbose)
 }
 

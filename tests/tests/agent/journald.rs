@@ -176,7 +176,7 @@ fn entries_name_their_objects_in_fields_for_journalctl() {
     assert_eq!((value(entry, "GPUSH_GPU"), value(entry, "GPUSH_MIG")), (Some(uuid), device), "{entry:?}");
 
     let page = gpush_tests::page::document("install.md");
-    for name in ["GPUSH_GPU", "GPUSH_MIG", "GPUSH_LEASE", "GPUSH_OPERATION", "GPUSH_UID"] {
+    for name in ["GPUSH_GPU", "GPUSH_MIG", "GPUSH_LEASE", "GPUSH_OPERATION", "GPUSH_UID", "GPUSH_MPS"] {
         assert!(page.contains(name), "docs/install.md does not explain {name}");
     }
     agent.stop();

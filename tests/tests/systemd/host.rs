@@ -124,6 +124,29 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
     assert_eq!(restarts(&machine), "1", "once");
 }
 
+/// The commands of docs/install.md that select entries of the journal by object.
+#[test]
+fn journalctl_finds_entries_by_their_objects() {
+    let Some(machine) = machine("journalctl with the fields of gpushd") else { return };
+    machine.write(
+        "/etc/gpush/config.toml",
+        "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
+         server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n",
+    );
+    machine.sh("systemctl start gpushd.service && gpushctl ready --timeout 60s");
+    machine.sh("gpushctl gpu cordon 0 --reason 'a new fan' && gpushctl mps restart 1");
+    let value = |command: &str| machine.sh(command).trim_matches('"').to_owned();
+    let gpu = value("gpushctl gpu list -o uuid | head -n1");
+    let target =
+        value("systemctl list-units --plain --no-legend 'gpushd-mps@*' | sed 's/gpushd-mps@\\(.*\\).service .*/\\1/'");
+    let _ = machine.journal_until(&format!("-u gpushd.service GPUSH_GPU={gpu}"), "a new fan");
+    let _ = machine.journal_until(&format!("-u gpushd.service GPUSH_MPS={target}"), "MPS daemon");
+    let operation = value("gpushctl operation list -o name | head -n1");
+    let _ = machine.journal_until(&format!("GPUSH_LEASE=L17 + GPUSH_OPERATION={operation}"), "begins: ");
+    let others = machine.run(&format!("journalctl --no-pager --output=cat GPUSH_GPU={gpu} | grep -c {target}"));
+    assert_eq!(others.stdout, b"0\n");
+}
+
 #[test]
 fn systemd_logs_no_warning_about_units() {
     let Some(machine) = machine("systemd-analyze of the installed units") else { return };

@@ -40,8 +40,11 @@ use anyhow::{Context, Result, bail};
 use self::{build::Profile, contents::Package, scripts::Values, stage::Stage};
 use crate::workspace::{self, Build};
 
-/// Limits for the package `gpush`, in bytes. This one is for the package file, and the next one for
-/// the installed files.
+/// Version of the packages to which tests upgrade. Its config has one more line, so that the upgrade must decide
+/// between the new config and the administrator's.
+pub(crate) const LATER: &str = "99.0.0";
+
+/// Limits for the package `gpush`, in bytes: of the file, and of the installed files.
 const MOST_PACKED: u64 = 8 << 20;
 const MOST_INSTALLED: u64 = 25 << 20;
 

@@ -11,9 +11,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    Release,
+    LATER, Release,
     build::{GLIBC, Profile},
-    contents::{ENTRIES, Entry, Package, Source},
+    contents::{CONFIG, ENTRIES, Entry, Package, Source},
     dependencies,
     elf::{self, Glibc},
     output,
@@ -50,6 +50,11 @@ impl Stage {
         for package in Package::ALL {
             let copyright = stage.path(package, &format!("/usr/share/doc/{}/copyright", package.name()));
             copy(&workspace::root().join("packaging/deb/copyright"), &copyright, 0o644)?;
+        }
+        if release.version == LATER {
+            let config = stage.path(Package::Gpush, CONFIG[0]);
+            let text = fs::read_to_string(&config).with_context(|| format!("cannot read {}", config.display()))?;
+            write(&config, format!("{text}\n# Version {LATER}\n").as_bytes(), 0o644)?;
         }
         let (licences, sbom) = dependencies::describe(release)?;
         let doc = stage.path(Package::Gpush, "/usr/share/doc/gpush");

@@ -17,8 +17,12 @@ use gpush_tests::machine::Machine;
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// Version of the package for the upgrade. Both versions contain the same programs.
+/// Version of the package for the upgrade. Both versions contain the same programs. The config of this version has one
+/// more line, [`NEW_LINE`].
 const LATER: &str = "99.0.0";
+
+/// The line that the later version adds to the config.
+const NEW_LINE: &str = "# Version 99.0.0";
 
 const CONFIG: &str = "/etc/gpush/config.toml";
 
@@ -90,7 +94,8 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
 
     let said = machine.sh("dpkg --purge gpush 2>&1");
     let left = machine.sh("ls -d /etc/gpush /var/lib/gpush /run/gpush /run/gpush-mps /var/log/gpush-mps \
-         /etc/systemd/system/*/gpushd* 2>/dev/null; true");
+         /etc/systemd/system/gpush* /etc/systemd/system/*/gpush* /etc/needrestart/conf.d/gpush.conf \
+         2>/dev/null | grep -v '/gpushd.service.d$'; true");
     assert_eq!(left, "", "{said}");
     machine.sh("getent group gpush");
     assert_eq!(machine.main_pid(JOB), job, "no job was ended");

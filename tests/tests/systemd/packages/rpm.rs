@@ -3,7 +3,7 @@
 
 use gpush_tests::machine::Machine;
 
-use super::{CONFIG, LATER, set_newer_schema, with_gpu};
+use super::{CONFIG, LATER, NEW_LINE, set_newer_schema, with_gpu};
 
 /// Runs `rpm` on a package file. On Debian, rpm needs `--force-debian`.
 fn rpm(machine: &Machine, how: &str) -> String {
@@ -34,6 +34,7 @@ fn rpm_is_installed_upgraded_and_removed() {
     assert_ne!(machine.main_pid("gpushd.service"), agent, "the new gpushd runs");
     assert_eq!(machine.property("gpushd.socket", "InactiveExitTimestamp"), socket, "the socket was not restarted");
     assert!(machine.sh(&format!("cat {CONFIG}")).ends_with("# edited"), "the administrator's config is kept");
+    assert_eq!(machine.sh(&format!("tail -n1 {CONFIG}.rpmnew")), NEW_LINE);
     assert!(machine.sh("gpushctl gpu show 0").contains("3g.40gb"));
     // The package refuses an older version only if the database is newer than that version.
     rpm(&machine, &format!("--upgrade --oldpackage {first}"));

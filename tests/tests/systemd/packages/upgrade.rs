@@ -4,7 +4,7 @@
 
 use gpush_tests::{machine::Machine, random::number};
 
-use super::{CONFIG, LATER};
+use super::{CONFIG, LATER, NEW_LINE};
 
 /// A host with MIG, MPS and a whole GPU. Driver calls take as long as on hardware.
 const HOST: &str = "latencies = true\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
@@ -91,8 +91,9 @@ fn upgrade_fails_no_request_and_ends_nothing() {
     assert_eq!(machine.property("operation.service", "Result"), "success");
     let after = machine.sh(uuids);
     assert!(after.contains(&before) && after.lines().count() == 5, "{after}");
-    assert!(machine.sh(&format!("cat {CONFIG}")).contains("3g.40gb"), "the administrator's config is kept");
-    // If an administrator has disabled a unit, it stays disabled after an upgrade.
+    assert_eq!(machine.sh(&format!("cat {CONFIG}")), RULES.trim_end(), "the administrator's config is kept");
+    assert_eq!(machine.sh(&format!("tail -n1 {CONFIG}.dpkg-dist")), NEW_LINE);
+    // A disabled unit remains disabled after an upgrade.
     machine.sh("systemctl disable gpushd.service 2>&1");
     let _ = machine.install_package(None);
     assert_eq!(machine.run("systemctl is-enabled gpushd.service").stdout, b"disabled\n");
