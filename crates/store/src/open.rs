@@ -352,6 +352,9 @@ fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Sto
         Provenance::OtherHost => return Ok(Found::OtherHost),
     }
     keep_log_at_close(&connection, false)?;
+    if version < schema::KNOWN {
+        schema::write_header(&connection)?;
+    }
     Ok(Found::Ours(connection, head, version))
 }
 
@@ -396,6 +399,7 @@ fn make(
             Ok(())
         })?;
         keep_log_at_close(&connection, false)?;
+        schema::write_header(&connection)?;
         Ok(connection)
     };
     let mut outcome = made();

@@ -93,6 +93,16 @@ pub(crate) fn migrate(
     transaction.commit().map_err(|error| from_sqlite(&error))
 }
 
+/// Writes the log into the database after a migration, so that the header of the file has the new schema number.
+/// Packages read the number there. If the disk is full, the header gets the number at a later checkpoint.
+pub(crate) fn write_header(connection: &Connection) -> Result<(), StoreError> {
+    let done = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    match done.map_err(|error| from_sqlite(&error)) {
+        Err(StoreError::Full { .. }) => Ok(()),
+        done => done,
+    }
+}
+
 /// Checks the structure of a gpush database with schema `version`.
 pub(crate) fn check_file(connection: &Connection, version: u32) -> Result<(), StoreError> {
     if pragma::<i64>(connection, "application_id")? != i64::from(APPLICATION_ID) {

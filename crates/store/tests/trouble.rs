@@ -242,8 +242,23 @@ fn older_database_is_migrated_with_all_records() {
 
     let opened = open(scratch.path());
     assert!(opened.notes.contains(&Note::Migrated { from: 1, to: SCHEMA }), "{:?}", opened.notes);
+    // The packages read the schema number in the header of the file, while gpushd runs.
+    assert_eq!(schema_in_header(scratch.path()), SCHEMA);
     assert_eq!(opened.store.read(|view| view.overrides()).wait().unwrap()[0].reason, "kept");
     opened.store.write(|tx| tx.queue_lease(scene::new_lease(1000))).wait().unwrap();
+}
+
+#[test]
+fn new_database_has_its_schema_in_the_header() {
+    let scratch = tempfile::tempdir().unwrap();
+    let _opened = open(scratch.path());
+    assert_eq!(schema_in_header(scratch.path()), SCHEMA);
+}
+
+/// Returns `user_version` in the header of the file, without the log.
+fn schema_in_header(directory: &Path) -> u32 {
+    let header = fs::read(directory.join("gpush.db")).unwrap();
+    u32::from_be_bytes(header[60..64].try_into().unwrap())
 }
 
 /// Computes the seal of a fact from its definition: FNV-1a over the table's name, then for each text over its kind 3,
