@@ -1,2 +1,3 @@
 systemd-sysusers gpush.conf
-systemd-tmpfiles --create gpush.conf
+# Without /proc, as in some chroots, systemd-tmpfiles fails. systemd then creates the directories at the next boot.
+systemd-tmpfiles --create gpush.conf || true

@@ -3,11 +3,13 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the .deb: first start, remove, purge, and the cases in which it refuses the installation |
+//! | `image` | the packages in an image, where no systemd runs |
 //! | `purge` | the .deb is removed and purged while an MPS control daemon has a client |
 //! | `upgrade` | the .deb is upgraded while requests, an operation, leases and MPS clients run |
 //! | `rpm` | the .rpm, installed with `rpm` on Debian |
 //! | `releases` | the .deb on Debian 11 and 13 |
 
+mod image;
 mod purge;
 mod releases;
 mod rpm;
