@@ -1,13 +1,13 @@
 //! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times as many steps.
 //!
-//! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills their systemd units; it
-//!    has a fifth of the rounds.
-//! 2. Random steps on MPS daemons and random operations. After each step, the test checks conditions that must always
-//!    hold, with other sources than gpushd.
-//! 3. Random steps on leases. The test compares gpushd with a reference model.
-//! 4. Mixed requests. After them, gpushd must not use more memory than before.
-//! 5. The packages for hosts, built twice in different folders. The tests run on Debian 11, 12 and 13, upgrade under
-//!    2,000 requests, and run lintian and rpmlint.
+//! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills their
+//!    systemd units, a fifth as often.
+//! 2. Random steps on MPS daemons and random operations. After each step, the test checks
+//!    invariants from outside gpushd.
+//! 3. Random steps on leases, compared with a reference model.
+//! 4. Mixed requests, after which gpushd must not use more memory than before.
+//! 5. The packages for hosts, built twice in different folders with different umasks: on Debian 11, 12 and 13, an upgrade under
+//!    2,000 requests, lintian and rpmlint.
 //!
 //! If a test fails, its message has the seed and the step. `--seed` repeats the run.
 
@@ -24,9 +24,9 @@ use crate::{
 /// Number of requests around an upgrade, of which none may fail.
 const UPGRADE_REQUESTS: &str = "2000";
 
-/// Builds the packages in a clone of the last commit, and compares them with those of this checkout.
+/// Builds the packages in a clone of the last commit, with another umask, and compares them with those of this checkout.
 const AGAIN: &str = "rm -rf \"$0\" && git clone --quiet . \"$0\" && cd \"$0\" && export CARGO_TARGET_DIR=\"$0/target\"
-    cargo run --quiet --package xtask -- package
+    umask 077; cargo run --quiet --package xtask -- package
     for made in target/package/*.deb target/package/*.rpm; do cmp \"$made\" \"$1/${made##*/}\"; done";
 
 /// The number of steps of each kind.

@@ -7,8 +7,8 @@
 //! cargo metadata ──► licences, SBOM ┘
 //! ```
 //!
-//! The packages do not depend on the time, the user or the folder of the build. Every file has the
-//! time of the last commit, and belongs to root.
+//! The packages do not depend on the time, the user, the umask or the folder of the build. The times of all
+//! files are the time of the last commit, and the owner of all files is root.
 //!
 //! | file | subject |
 //! |---|---|
@@ -36,6 +36,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use nix::sys::stat::{Mode, umask};
 
 use self::{build::Profile, contents::Package, scripts::Values, stage::Stage};
 use crate::workspace::{self, Build};
@@ -96,6 +97,8 @@ struct Release {
 /// If a program does not build or needs a newer glibc than [`build::GLIBC`], a file is missing, or
 /// `dpkg-deb` or `rpmbuild` fails.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    // The modes of folders in the packages must not depend on the umask of the user.
+    umask(Mode::from_bits_truncate(0o022));
     let release = Release {
         version: arguments.version.clone().unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned()),
         arch: arguments.arch.clone(),
