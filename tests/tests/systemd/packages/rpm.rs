@@ -51,4 +51,14 @@ fn rpm_is_installed_upgraded_and_removed() {
     // If an administrator has edited the config, rpm keeps it under another name.
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}.rpmsave"));
     assert_eq!(machine.sh("ls /etc/systemd/system/*/gpush* 2>/dev/null; true"), "", "no unit stays enabled");
+
+    // After the command of docs/install.md, the next installation does not report a lost database.
+    let page = gpush_tests::page::document("install.md");
+    let delete = page.split('`').find(|code| code.starts_with("rm -rf ")).expect("a command that deletes all data");
+    machine.sh(delete);
+    let left = "ls -d /etc/gpush /var/lib/gpush /run/gpush /run/gpush-mps /var/log/gpush-mps 2>/dev/null; true";
+    assert_eq!(machine.sh(left), "");
+    rpm(&machine, &format!("--install {first}"));
+    let status = machine.sh("gpushctl status");
+    assert!(!status.contains("lost"), "{status}");
 }
