@@ -13,7 +13,7 @@ use super::{
     build::Profile,
     contents::{CONFIG, Package},
     deb::packages,
-    output,
+    elf, output,
     scripts::Values,
     stage::Stage,
 };
@@ -38,6 +38,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     let values = values
         .with("STAGE", work.display().to_string())
         .with("PAYLOAD", payload.to_owned())
+        .with("LIBGCC", if needs_libgcc(stage)? { " libgcc_s.so.1()(64bit)" } else { "" }.to_owned())
         .with("MAINTAINER", release.maintainer.clone())
         .with("DATE", date.trim().to_owned());
     let mut spec = values.fill("rpm/gpush.spec")?;
@@ -86,6 +87,16 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     }
     made.sort();
     Ok(made)
+}
+
+/// Returns whether a program of the packages is linked with `libgcc_s`.
+fn needs_libgcc(stage: &Stage) -> Result<bool> {
+    for program in Package::ALL.iter().flat_map(|package| stage.programs(*package)) {
+        if elf::packages(&program)?.contains(&"libgcc-s1") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Returns the spec without the subpackage of debug symbols.

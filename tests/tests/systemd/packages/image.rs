@@ -34,3 +34,13 @@ fn deb_in_an_image_is_installed_and_purged() {
     assert_eq!(machine.sh(LINKS), "", "{said}");
     assert!(!machine.run(&format!("test -e {CONFIG}")).status.success());
 }
+
+#[test]
+fn rpm_in_an_image_is_installed_and_erased() {
+    let Some(machine) = image("the .rpm in an image", "gpush-VERSION-1.x86_64.rpm") else { return };
+    let said = inside(&machine, "rpm --force-debian --nodeps --install /srv/package");
+    assert_eq!(machine.sh(LINKS).lines().count(), 4, "the units are enabled: {said}");
+    let said = inside(&machine, "rpm --force-debian --nodeps --erase gpush");
+    assert_eq!(machine.sh(LINKS), "", "{said}");
+    assert!(!machine.run("test -e /usr/sbin/gpushd").status.success());
+}
