@@ -4,6 +4,7 @@ mod bad_config;
 mod host;
 mod leases;
 mod mps;
+mod order;
 mod packages;
 mod ready;
 mod slurm;

@@ -84,6 +84,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("systemd/gpushd-mps@.service", UNITS),
     file("systemd/gpush.slice", UNITS),
     file("systemd/gpush-mps.slice", UNITS),
+    file("systemd/gpush-mps.target", UNITS),
     file("systemd/gpulease-.slice.d/10-defaults.conf", "/usr/lib/systemd/system/gpulease-.slice.d/"),
     file("packaging/sysusers.d/gpush.conf", "/usr/lib/sysusers.d/"),
     file("packaging/tmpfiles.d/gpush.conf", "/usr/lib/tmpfiles.d/"),
