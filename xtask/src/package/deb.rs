@@ -47,7 +47,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
                 write(&control.join(script), &values.fill(&format!("deb/{script}"))?, 0o755)?;
             }
         }
-        let file = out.join(format!("{}_{}-1_{}.deb", package.name(), release.version, architecture(&release.arch)?));
+        let file = out.join(format!("{}_{}-1_{}.deb", package.name(), release.version, architecture(release.arch)?));
         let compression = if release.profile == Profile::Release { "-Zxz" } else { "-Znone" };
         let mut dpkg = Command::new("dpkg-deb");
         dpkg.args(["--root-owner-group", compression, "--build"]).arg(&tree).arg(&file);
@@ -119,7 +119,7 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
          Description: {summary}\n{text}",
         name = package.name(),
         version = release.version,
-        arch = architecture(&release.arch)?,
+        arch = architecture(release.arch)?,
         maintainer = release.maintainer,
         size = stage.size(package)?.div_ceil(1024),
         depends = depends.join(", "),

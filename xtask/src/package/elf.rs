@@ -9,13 +9,14 @@ use super::output;
 /// A version of glibc: major and minor number.
 pub(super) type Glibc = (u32, u32);
 
-/// Libraries that a program may need, by file name, each with its Debian package.
-const LIBRARIES: [(&str, &str); 6] = [
+/// Libraries that a program may need, by file name, each with the library's Debian package.
+const LIBRARIES: [(&str, &str); 7] = [
     ("libc.so.6", "libc6"),
     ("libm.so.6", "libc6"),
     ("libdl.so.2", "libc6"),
     ("libpthread.so.0", "libc6"),
     ("ld-linux-x86-64.so.2", "libc6"),
+    ("ld-linux-aarch64.so.1", "libc6"),
     ("libgcc_s.so.1", "libgcc-s1"),
 ];
 

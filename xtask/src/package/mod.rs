@@ -64,9 +64,6 @@ pub(crate) struct Arguments {
     /// Use the debug build as it is, without checking that it is up to date
     #[arg(long, hide = true, requires = "debug_build")]
     built: bool,
-    /// Architecture, as Rust names it
-    #[arg(long, default_value = std::env::consts::ARCH)]
-    arch: String,
     /// Only these formats
     #[arg(long, value_delimiter = ',', default_value = "deb,rpm")]
     format: Vec<Format>,
@@ -83,7 +80,8 @@ enum Format {
 #[derive(Debug)]
 struct Release {
     version: String,
-    arch: String,
+    /// Architecture, as Rust names it.
+    arch: &'static str,
     profile: Profile,
     /// Time of the last commit, in seconds since 1970. Every file of a package has this time.
     epoch: u64,
@@ -101,7 +99,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     umask(Mode::from_bits_truncate(0o022));
     let release = Release {
         version: arguments.version.clone().unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned()),
-        arch: arguments.arch.clone(),
+        // `package` runs the built programs, so they are for the architecture of this machine.
+        arch: std::env::consts::ARCH,
         profile: if arguments.debug_build { Profile::Debug } else { Profile::Release },
         epoch: last_commit()?,
         maintainer: std::env::var("GPUSH_MAINTAINER").unwrap_or_else(|_| "gpush authors <gpush@localhost>".to_owned()),
