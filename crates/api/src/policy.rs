@@ -145,7 +145,7 @@ pub struct ConfigView {
     /// Changed settings of the file that take effect at the next start of gpushd.
     #[serde(default, rename = "pending_settings")]
     pub pending_restart: Vec<PendingRestart>,
-    /// Why the last reload failed. The previous config is then still effective.
+    /// Why gpushd did not load the config file at its start or at the last reload. The previous config is then still effective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<ApiError>,
     /// Generation of the desired state, as in [`crate::Overrides`].

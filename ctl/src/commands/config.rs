@@ -49,7 +49,7 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
             if effective && !out.json {
                 out.verbatim(view.effective.as_bytes())?;
                 if let Some(trouble) = &view.trouble {
-                    out.remark(&render::config::reload_failed(trouble, &out.look));
+                    out.remark(&render::config::not_loaded(trouble, &out.look));
                 }
             } else {
                 out.show(&view, |look| render::config::config(&view, look))?;

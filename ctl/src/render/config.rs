@@ -19,7 +19,7 @@ pub(crate) fn config(view: &ConfigView, look: &Appearance) -> String {
         None => paint(NOTE, "no config file: gpushd uses its defaults, and no rule claims a GPU") + "\n",
     };
     if let Some(trouble) = &view.trouble {
-        out += &reload_failed(trouble, look);
+        out += &not_loaded(trouble, look);
     }
     if !view.rules.is_empty() {
         out.push('\n');
@@ -38,8 +38,8 @@ pub(crate) fn config(view: &ConfigView, look: &Appearance) -> String {
 }
 
 /// Draws why the config file on disk is not active.
-pub(crate) fn reload_failed(trouble: &ApiError, look: &Appearance) -> String {
-    trouble::lines("reload failed", trouble, 0, look).join("\n") + "\n"
+pub(crate) fn not_loaded(trouble: &ApiError, look: &Appearance) -> String {
+    trouble::lines("config not loaded", trouble, 0, look).join("\n") + "\n"
 }
 
 /// Draws the settings in the file that take effect only after a restart.

@@ -482,7 +482,7 @@ fn effective_config_passes_check_and_bad_reload_is_shown() {
     assert!(run(&agent, &["config", "reload"]).ends_with("[exit 2]\n"));
     let (after, effective) = (run(&agent, &["config", "show"]), run(&agent, &["config", "show", "--effective"]));
     for text in [after, effective] {
-        assert!(text.contains("reload failed: ") && text.contains("libary") && text.contains("training"), "{text}");
+        assert!(text.contains("config not loaded: ") && text.contains("libary") && text.contains("training"), "{text}");
         assert!(text.ends_with("[exit 0]\n"), "{text}");
     }
 }
