@@ -83,6 +83,7 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
         said.contains("MIG instances, compute modes and time-slice settings of the GPUs stay as they are"),
         "{said}"
     );
+    assert!(said.contains("programs with leases keep running"), "{said}");
     assert_eq!(machine.sh("cat /var/lib/gpush-sim/state 2>/dev/null | cksum"), before, "no driver call was made");
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}"));
