@@ -27,7 +27,7 @@ fn missing_stale_and_invalid_socket() {
 #[test]
 fn denied_to_another_user() {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: to be denied takes another user, and only root can become one");
+        eprintln!("SKIPPED: to be denied takes another user, and only root can become one");
         return;
     }
     let host = Host::new();

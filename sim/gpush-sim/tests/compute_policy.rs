@@ -155,7 +155,7 @@ fn only_root_sets_levels_and_all_users_read_them() {
     // as root, it has root permissions on every host.
     let place = TestHost::new(&format!("owner_is_root = false\n{HOST}"));
     if Host::open(&place.path("host")).unwrap().privileged() {
-        println!("skipped: run as root");
+        println!("SKIPPED: run as root");
         return;
     }
     let (code, told) = place.smi("compute-policy -i 0 --set-timeslice=1");

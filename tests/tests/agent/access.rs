@@ -22,11 +22,11 @@ const NOBODY: u32 = 65534;
 fn can_be_somebody_else() -> bool {
     let curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status();
     if !geteuid().is_root() {
-        println!("skipped: only root can ask as another user");
+        println!("SKIPPED: only root can ask as another user");
         return false;
     }
     if !curl.is_ok_and(|status| status.success()) {
-        println!("skipped: curl is not installed");
+        println!("SKIPPED: curl is not installed");
         return false;
     }
     true
@@ -108,7 +108,7 @@ fn root_in_another_pid_or_user_namespace_is_denied() {
         let denied = match ask_with(through(), &agent, "POST", "/v1/mig/apply", Some(&wanted)) {
             Ok(answer) => answer,
             Err(why) => {
-                println!("skipped: root in other namespaces {namespaces:?}: {why}");
+                println!("SKIPPED: root in other namespaces {namespaces:?}: {why}");
                 continue;
             }
         };
@@ -127,7 +127,7 @@ fn members_of_admin_group_can_change() {
         return;
     }
     let Ok(Some(group)) = Group::from_gid(NOBODY.into()) else {
-        println!("skipped: gid {NOBODY} has no name here");
+        println!("SKIPPED: gid {NOBODY} has no name here");
         return;
     };
     let host = Host::up("a30x4");

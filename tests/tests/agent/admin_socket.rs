@@ -48,7 +48,7 @@ fn overloaded_user_socket_does_not_block_root() {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let needed = 2 * CROWD as u64;
     if hard < needed {
-        println!("skipped: a process may open {hard} files here, {needed} are needed");
+        println!("SKIPPED: a process may open {hard} files here, {needed} are needed");
         return;
     }
     // The limit of open files applies to all tests in this program, and to the programs that they
@@ -70,7 +70,7 @@ fn overloaded_user_socket_does_not_block_root() {
     }
     // gpushctl finds the admin socket without an option.
     if std::path::Path::new("/run/gpush/gpushd.sock").exists() {
-        println!("skipped: an agent of this machine has the default socket");
+        println!("SKIPPED: an agent of this machine has the default socket");
         return;
     }
     let gpushctl = |socket: Option<&std::path::Path>| {
@@ -90,7 +90,7 @@ fn overloaded_user_socket_does_not_block_root() {
 #[test]
 fn other_users_cannot_connect_to_admin_socket() {
     if !geteuid().is_root() {
-        println!("skipped: only root can ask as another user");
+        println!("SKIPPED: only root can ask as another user");
         return;
     }
     let dir = tempfile::Builder::new().prefix("gpush-socket-").tempdir().unwrap();
@@ -103,7 +103,7 @@ fn other_users_cannot_connect_to_admin_socket() {
         curl.arg(dir.path().join(socket)).arg("http://gpush/v1/version").output().map(|output| output.status.success())
     };
     let Ok(public) = asks("gpushd.sock") else {
-        println!("skipped: curl is not installed");
+        println!("SKIPPED: curl is not installed");
         return;
     };
     assert_eq!((public, asks("admin.sock").unwrap()), (true, false));

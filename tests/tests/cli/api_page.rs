@@ -63,7 +63,7 @@ fn is_like(shown: &Value, real: &Value) -> bool {
 #[test]
 fn api_page_commands_print_what_the_page_shows() {
     if !Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success()) {
-        println!("skipped: curl is not installed");
+        println!("SKIPPED: curl is not installed");
         return;
     }
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.md");

@@ -212,7 +212,7 @@ fn offline_plan_equals_plan_of_agent() {
 #[test]
 fn other_user_can_read_and_not_change() {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: to ask as another user takes root");
+        eprintln!("SKIPPED: to ask as another user takes root");
         return;
     }
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");

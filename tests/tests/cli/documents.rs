@@ -184,7 +184,7 @@ fn manual_install_puts_files_where_units_expect_them() {
     let there =
         |tool: &str| Command::new(tool).arg("--version").stdout(Stdio::null()).status().is_ok_and(|s| s.success());
     if !["systemctl", "systemd-sysusers"].into_iter().all(there) {
-        println!("skipped: systemd is not installed");
+        println!("SKIPPED: systemd is not installed");
         return;
     }
     for line in enable.lines() {

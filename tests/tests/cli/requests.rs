@@ -276,7 +276,7 @@ fn audit_needs_administrator_and_events_hide_pids() {
     };
     assert_eq!(pids(&own), own.len());
     if !geteuid().is_root() {
-        println!("skipped: only root can ask as another user");
+        println!("SKIPPED: only root can ask as another user");
         return;
     }
     // Other users may not be able to execute a program in root's directory.

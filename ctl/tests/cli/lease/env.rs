@@ -114,7 +114,7 @@ fn session(host: &Host, script: &str) -> Option<Command> {
     command.current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock");
     let exists = Command::new("setsid").arg("--version").output().is_ok_and(|output| output.status.success());
     if !exists {
-        println!("skipped: there is no setsid");
+        println!("SKIPPED: there is no setsid");
     }
     exists.then_some(command)
 }

@@ -59,7 +59,7 @@ fn lease_is_bound_to_the_command_itself() {
         child.args(["--default-signal=INT,TERM", "setsid", "--wait", GPUSHCTL, "run", "--", "/bin/sh", "-c", waits]);
         child.current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock").env_remove("GPUSH_LEASE");
         let Ok(mut child) = child.stdout(Stdio::piped()).spawn() else {
-            println!("skipped: there is no setsid");
+            println!("SKIPPED: there is no setsid");
             return;
         };
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
