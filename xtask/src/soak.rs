@@ -6,8 +6,8 @@
 //!    invariants from outside gpushd.
 //! 3. Random steps on leases, compared with a reference model.
 //! 4. Mixed requests, after which gpushd must not use more memory than before.
-//! 5. The packages for hosts, built twice in different folders with different umasks: on Debian 11, 12 and 13, an upgrade under
-//!    2,000 requests, lintian and rpmlint.
+//! 5. The packages for hosts, built twice in different folders with different umasks: on Debian 11, 12 and 13, an
+//!    upgrade under 2,000 requests, lintian and rpmlint.
 //!
 //! If a test fails, its message has the seed and the step. `--seed` repeats the run.
 

@@ -99,7 +99,7 @@ fn level_is_set_at_start_and_not_again_after_a_restart() {
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
     assert_eq!(agent.gpu(1).timeslice, None);
     assert!(health(&agent).errors.is_empty());
-    agent.wait_for_log("its time-slice level changed from default to long");
+    agent.wait_for_log("its time-slice level changed from `default` to `long`");
     agent.stop();
     let calls = host.trace().len();
     let agent = Agent::start(&host, LONG);
@@ -147,7 +147,7 @@ async fn foreign_level_is_drift_and_is_repaired() {
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
     for said in [
-        "its time-slice level was default, because another program changed it",
+        "its time-slice level was `default`, because another program changed it",
         "its compute mode was DEFAULT, because another program changed it",
     ] {
         let log = agent.wait_for_log(said);
@@ -190,7 +190,7 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
     agent.await_that("no GPU is time-sliced", || agent.gpus().iter().all(|gpu| gpu.timeslice.is_none()));
     agent.await_that("a log line", || {
         let log = agent.log();
-        log.contains("restored its time-slice level default") && log.contains("restored its compute mode DEFAULT")
+        log.contains("restored its time-slice level `default`") && log.contains("restored its compute mode DEFAULT")
     });
     // The next gpushd must also restore the settings. It need not read them first, because the
     // record shows which settings were applied.
