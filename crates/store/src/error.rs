@@ -312,7 +312,7 @@ mod tests {
     fn api_errors_keep_the_remedy_as_their_hint() {
         let error = ApiError::from(StoreError::Full { path: PathBuf::from("/var/lib/gpush") });
         assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
-        assert_eq!(error.hint.as_deref(), Some("free some space (`df -h /var/lib/gpush`)"));
+        assert_eq!(error.hint.as_deref(), Some("free some space (`df -h /var/lib/gpush` shows the disk)"));
         let own = ApiError::new(Code::Blocked, "GPU 0 is in use");
         assert_eq!(ApiError::from(StoreError::from(own.clone())), own);
     }

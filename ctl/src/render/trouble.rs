@@ -75,7 +75,8 @@ mod tests {
           error: the layout can't be applied on GPU 2 while 3g.40gb@4 is in use
             cause: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 8
             hint: stop pid 8, or wait for it to end, and try again
-          outcome: no GPU was changed, because gpushd changes either all selected GPUs or none
+          outcome: no GPU was changed, because gpushd changes either all selected GPUs
+                   or none
         ");
     }
 }

@@ -355,7 +355,7 @@ fn gpu_with_recorded_level_is_not_unsupported() {
     agent.stop();
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);
-    agent.await_that("the failed restore is reported", || troubles(&agent).contains("time-slice level default"));
+    agent.await_that("the failed restore is reported", || troubles(&agent).contains("time-slice level `default`"));
     assert_eq!(truth(&host)[0].0, "long");
     host.clear_faults();
     reload(&mut agent, NOBODY);

@@ -166,5 +166,5 @@ fn export_reports_what_counts_omit() {
     let exported = export(&gpus, "current", |_| true).unwrap();
     insta::assert_snapshot!(format!("{}{}", exported.text, exported.remarks.join("\n")));
     gpus.iter_mut().for_each(|gpu| gpu.mig = None);
-    assert!(export(&gpus, "current", |_| true).unwrap_err().message.contains("no GPU with MIG"));
+    assert!(export(&gpus, "current", |_| true).unwrap_err().message.contains("none of the selected GPUs supports MIG"));
 }
