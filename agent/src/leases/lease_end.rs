@@ -403,7 +403,7 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
         match process.signal(signal) {
             Ok(()) => tracing::info!(lease = %id, pid, "lease {id}: sent {signal} to process {pid}"),
             Err(error) => {
-                tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal} to process {pid}: {error}")
+                tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal} to process {pid}: {error}");
             }
         }
     }

@@ -34,7 +34,7 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
                 }
                 (_, Some(version)) => findings.push(Finding::ok(Area::Driver, format!("library {version}, {shown}"))),
                 (_, None) => {
-                    findings.push(Finding::ok(Area::Driver, format!("library {shown}: its version is unknown")))
+                    findings.push(Finding::ok(Area::Driver, format!("library {shown}: its version is unknown")));
                 }
             }
         }

@@ -49,7 +49,7 @@ impl SupervisorTask {
             Ok(LockOwner::Free) => {}
             Ok(LockOwner::Foreign(foreign)) => self.report_foreign(foreign),
             Err(error) => {
-                self.problems = vec![format!("it is not known which process uses the pipe directory: {error}")]
+                self.problems = vec![format!("it is not known which process uses the pipe directory: {error}")];
             }
         }
     }
