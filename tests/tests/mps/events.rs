@@ -53,7 +53,7 @@ fn too_many_clients_are_reported() {
     // limit the number of clients.
     let second = served.client();
     let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
-    assert_eq!(told.findings, ["2 clients are connected, but 1 is allowed"]);
+    assert_eq!(told.findings, ["2 clients are connected, but only 1 is allowed"]);
     let pids: Vec<_> = told.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
     assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{told:#?}");
     assert!(told.clients.iter().all(|client| client.uid.is_some() && client.command.is_some()), "{told:#?}");

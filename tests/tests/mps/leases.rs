@@ -64,7 +64,7 @@ fn lease_capacity_is_free_after_its_last_client() {
             "GPUSH_LEASE",
         ]
     );
-    assert!(granted.warnings[0].contains("ceilings"), "{granted:?}");
+    assert!(granted.warnings[0].contains("are not enforced"), "{granted:?}");
     let environment = agent.get(&format!("/v1/leases/{id}/environment")).json();
     assert_eq!(serde_json::from_value::<LeaseGrant>(environment).expect("the same").environment, granted.environment);
     let client = Client::start(&host, &granted.environment);

@@ -20,7 +20,7 @@ fn told_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
     let daemon = becomes(&served.agent, "0", &format!("{} for {words:?}", state.name()), told);
     assert!(served.controls().len() <= 1, "{:?}", parts(&base(&served.host)));
     let ill = served.agent.get("/v1/health").json()["errors"].to_string();
-    assert_eq!(ill.contains("GPU 0 grants no leases"), state != MpsState::Ready, "{state:?}: {ill}");
+    assert_eq!(ill.contains("cannot grant a lease on GPU 0"), state != MpsState::Ready, "{state:?}: {ill}");
     if state != MpsState::Ready {
         let refused = lease(&served.agent, "0", &json!({})).expect_err("no lease is granted");
         assert_eq!(refused.code, Code::Conflict, "{refused:?}");

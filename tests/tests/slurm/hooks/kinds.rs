@@ -114,7 +114,7 @@ fn mps_percentage_comes_from_the_request_or_from_gres() {
     }
     let over =
         node.refusal(&Job::new(3).on("0").with("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 10).with(COMMENT, "gpush:mps=20"));
-    assert!(over.contains("gres/mps gives the job 10 %"), "{over}");
+    assert!(over.contains("gres/mps gives the job only 10 %"), "{over}");
     // Prolog cannot distinguish gres/shard from gres/gpu.
     let shard = node.refusal(&Job::new(4).on("0"));
     assert!(shard.contains("requests no share") && shard.contains("gpush:mps=25"), "{shard}");
