@@ -169,7 +169,15 @@ pub(super) async fn resolve(
     let (kind, is_own) = tokio::task::spawn_blocking(read).await.map_err(|failed| unread_cgroup(pid, &failed))?;
     let owner = match (&kind, wish) {
         _ if is_own => UnitOwner::Caller,
-        (CgroupKind::Unit { cgroup }, BindRequest::NewScope) => owner_of(leases, manager, cgroup, holder).await?,
+        (CgroupKind::Unit { cgroup }, BindRequest::NewScope) => {
+            match owner_of(leases, manager, cgroup, holder).await? {
+                // Below the cgroup of a service, such as that of a batch system, root may have set limits.
+                UnitOwner::Root if !proc::cgroups(pid).is_some_and(|text| cgroup::is_at(cgroup, &text)) => {
+                    UnitOwner::Others
+                }
+                owner => owner,
+            }
+        }
         // The other kinds of cgroup have no owner that matters, and only a new scope needs to know the owner of a unit.
         _ => UnitOwner::Others,
     };
@@ -197,7 +205,8 @@ pub(super) async fn resolve(
 /// Returns whether a cgroup has processes, and all of them certainly belong to a user.
 fn is_all_of(cgroup: &str, uid: u32) -> bool {
     let Some(Members { pids, error: None }) = cgroup::processes(cgroup) else { return false };
-    !pids.is_empty() && pids.into_iter().all(|pid| proc::uids(pid).is_none_or(|uids| uids == [uid; 4]))
+    let is_own = |pid| proc::try_uids(pid).is_ok_and(|uids| uids.is_none_or(|uids| uids == [uid; 4]));
+    !pids.is_empty() && pids.into_iter().all(is_own)
 }
 
 /// Asks systemd whose unit this is. A scope has no `User=`.
@@ -212,7 +221,8 @@ async fn owner_of(leases: &Leases, manager: &Manager, cgroup: &str, holder: u32)
         return Ok(UnitOwner::Others);
     }
     let service = manager.state(unit).await.map_err(|error| no_scope(&error))?;
-    let main_uids = service.main_pid.and_then(proc::uids);
+    let is_in_unit = |pid: &u32| proc::cgroups(*pid).is_some_and(|text| cgroup::contains(cgroup, &text));
+    let main_uids = service.main_pid.filter(is_in_unit).and_then(proc::uids);
     let name = leases.handles.users.user(holder).await;
     Ok(owner(&service.user, main_uids, holder, name.as_deref()))
 }
@@ -224,8 +234,9 @@ fn owner(user: &str, main_uids: Option<[u32; 4]>, holder: u32, holder_name: Opti
         ("" | "root" | "0", _) if holder == 0 => UnitOwner::Root,
         // Without `User=`, the main process may have changed its user.
         ("" | "root" | "0", Some(uids)) if uids == [holder; 4] => UnitOwner::Caller,
-        ("" | "root" | "0", Some(_)) => UnitOwner::Root,
-        ("" | "root" | "0", None) => UnitOwner::Others,
+        ("" | "root" | "0", Some([0, 0, 0, 0])) => UnitOwner::Root,
+        // For example, a user's main process executes a setuid program.
+        ("" | "root" | "0", _) => UnitOwner::Others,
         _ if is_holders => UnitOwner::Caller,
         _ => UnitOwner::Others,
     }
@@ -444,6 +455,7 @@ mod tests {
         assert_eq!(owner("", root), UnitOwner::Root);
         assert_eq!(owner("", alice), UnitOwner::Caller);
         assert_eq!(owner("", None), UnitOwner::Others);
+        assert_eq!(owner("", Some([1000, 0, 0, 0])), UnitOwner::Others, "the main process is a setuid program");
         assert_eq!(super::owner("", root, 0, Some("root")), UnitOwner::Root);
     }
 

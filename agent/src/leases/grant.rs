@@ -395,7 +395,7 @@ pub(super) async fn commit(
     }
 }
 
-/// If an active lease has a new scope, moves the caller into it. Returns the answer to the request.
+/// If gpushd creates a scope for the lease, moves the caller into this scope. Returns the answer to the request.
 ///
 /// # Errors
 /// If the caller was not moved, or the MPS daemon has ended meanwhile. In both cases gpushd ends the lease, because the
@@ -408,9 +408,15 @@ pub(super) async fn answer(
     moving: Option<ScopeCreation>,
 ) -> Result<LeaseGrant, ApiError> {
     let granted = async {
-        let table = leases.handles.state.leases();
-        let lease = table.open.get(&id).ok_or_else(|| show::unknown(id))?;
+        let lease = leases.handles.state.leases().open.get(&id).cloned().ok_or_else(|| show::unknown(id))?;
         bind::move_into_scope(leases, &lease.record, bound).await?;
+        // The lease may have ended while systemd moved the caller.
+        let table = leases.handles.state.leases();
+        let active = table.open.get(&id).filter(|lease| lease.state.name() == LeaseState::Active);
+        let lease = active.ok_or_else(|| {
+            ApiError::new(Code::Conflict, format!("lease {id} ended before its process could use it"))
+                .hint("request the lease again")
+        })?;
         let mut granted = show::granted(leases, lease, viewer)?;
         bound.explain(&mut granted);
         Ok(granted)

@@ -391,14 +391,15 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
                 continue;
             }
         };
+        // If the pid was reused since the processes were read, the process of the pidfd started later. gpushd then signals
+        // it only if the next probe finds it too.
+        let is_found_process = proc::start(*pid).is_some_and(|start| start <= left.read_at);
+        if !is_found_process || proc::owner(*pid) != Some(lease.record.holder.uid) {
+            continue;
+        }
         if signal == Signal::SIGKILL {
             // Ask MPS to end the client first: if a client is killed while it computes, the MPS server may end too.
             mps::terminate(&leases.handles.mps, *pid).await;
-        }
-        // If another process has the pid now, this checks the wrong process. But the signal still goes only to the
-        // process of the pidfd.
-        if proc::owner(*pid) != Some(lease.record.holder.uid) {
-            continue;
         }
         match process.signal(signal) {
             Ok(()) => tracing::info!(lease = %id, pid, "lease {id}: sent {signal} to process {pid}"),

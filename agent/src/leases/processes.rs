@@ -56,6 +56,8 @@ pub(super) struct RemainingProcesses {
     pub(super) others: BTreeSet<u32>,
     /// Why the lease may have other processes: gpushd cannot read a process or a cgroup. The lease then does not end.
     pub(super) unknown: Option<String>,
+    /// Time before the processes were read, in clock ticks since boot.
+    pub(super) read_at: u64,
     /// Whether the lease belongs to a Slurm job.
     of_job: bool,
 }
@@ -131,10 +133,11 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
         ..RemainingProcesses::default()
     };
     left.of_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
+    left.read_at = proc::now();
     // The scan and the queries run concurrently: the driver and the daemons answer while gpushd
     // scans the processes.
     let (named, in_scope, lists) =
-        tokio::join!(processes_naming_lease(leases, lease), processes_in_scope(lease), lists(leases, lease));
+        tokio::join!(processes_naming_lease(leases, lease), processes_in_scope(leases, lease), lists(leases, lease));
     left.own = named.pids.into_iter().chain(in_scope.pids).collect();
     left.unknown = named.unknown.or(in_scope.unknown);
     left.remaining.bound = if left.unknown.is_none() { u32::try_from(left.own.len()).ok() } else { None };
@@ -205,10 +208,14 @@ fn job_of(pid: u32) -> io::Result<Option<SlurmJob>> {
 }
 
 /// Returns the processes in the scope of a lease; none if the lease has no scope.
-async fn processes_in_scope(lease: &OpenLease) -> FoundProcesses {
+async fn processes_in_scope(leases: &Leases, lease: &OpenLease) -> FoundProcesses {
     let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding else {
         return FoundProcesses::default();
     };
+    if leases.scopes_in_creation().contains(&lease.id()) {
+        let unknown = Some("systemd is moving the process of the lease into its scope".to_owned());
+        return FoundProcesses { pids: BTreeSet::new(), unknown };
+    }
     let cgroup = cgroup.clone();
     let found = tokio::task::spawn_blocking(move || cgroup::processes(&cgroup).unwrap_or_default()).await;
     match found {
@@ -297,12 +304,20 @@ pub(super) type ProcessLeases = Arc<NamingProcesses>;
 async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
     let found = tokio::task::spawn_blocking(move || {
         let mps = &leases.handles.mps;
+        let table = leases.handles.state.leases();
+        let of_user = table.holding().filter(|lease| lease.record.holder.uid == uid).map(OpenLease::id);
+        let of_user: Vec<LeaseId> = of_user.collect();
         let named = |pid: u32| -> io::Result<Option<(u32, String)>> {
             if proc::try_owner(pid)? != Some(uid) {
                 return Ok(None);
             }
             let Some(name) = mps::named(mps, pid)? else { return Ok(None) };
-            Ok((!mps::is_of_another_agent(mps, pid)?).then_some((pid, name)))
+            if mps::is_of_another_agent(mps, pid)? {
+                return Ok(None);
+            }
+            // A process in the scope of a lease belongs to that lease, even if it names another one.
+            let in_scope = table.by_cgroup(&of_user, &proc::try_cgroups(pid)?.unwrap_or_default()).certain();
+            Ok(Some((pid, in_scope.map_or(name, |id| id.to_string()))))
         };
         match pids() {
             Ok(pids) => select(pids, named),
@@ -388,10 +403,14 @@ fn attribute(
     if table.on_target(&member.target).any(of_job) {
         return Ok(LeaseMatch::Another);
     }
+    let cgroups = proc::try_cgroups(pid)?.unwrap_or_default();
+    let of_holder = table.holding().filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
+    let of_holder: Vec<LeaseId> = of_holder.collect();
+    let is_in_other_scope = table.by_cgroup(&of_holder, &cgroups).certain().is_some_and(|id| id != lease.id());
     let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
     // A MIG device or a whole GPU has only one lease at a time.
     let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
-    if is_alone && is_job {
+    if is_alone && (is_job || is_in_other_scope) {
         return Ok(LeaseMatch::PerhapsThis);
     }
     if is_alone && lease.cgroup().is_none() {
@@ -399,7 +418,7 @@ fn attribute(
     }
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
-    let bound = table.by_cgroup(&here, &proc::try_cgroups(pid)?.unwrap_or_default());
+    let bound = table.by_cgroup(&here, &cgroups);
     let found = match bound.certain() {
         Some(certain) => Some(certain),
         None => {

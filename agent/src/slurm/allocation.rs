@@ -124,8 +124,8 @@ impl Allocation {
                     format!("cannot tell which GPU has Slurm's index {index}"),
                 )
                 .cause(format!(
-                    "gres.conf has AutoDetect=nvml, and slurm.conf has {devices} GPUs and MIG devices for the node, \
-                         but the driver lists different devices"
+                    "slurm.conf gives the node {devices} GPUs and MIG devices, but with AutoDetect=nvml in gres.conf, the \
+                         devices that the driver lists do not match"
                 ))
                 .hint("ask the administrator of the node to run `gpushctl doctor --only slurm`"));
             }

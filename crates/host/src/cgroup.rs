@@ -24,7 +24,7 @@ use gpush_api::text;
 
 pub use self::{
     kind::{BindRequest, BindTarget, CgroupKind, UnitOwner, is_in_container},
-    members::{children, contains, processes, wait_until_empty},
+    members::{children, contains, is_at, processes, wait_until_empty},
     slurm::job_processes,
     walk::Members,
 };

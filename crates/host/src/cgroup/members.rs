@@ -31,6 +31,15 @@ pub fn contains(cgroup: &str, cgroups: &str) -> bool {
     cgroup.len() > 1 && paths.into_iter().any(is_in)
 }
 
+/// Returns whether a process is in this cgroup itself, not in a cgroup below it. `cgroups` is the text of its
+/// `/proc/PID/cgroup`.
+#[must_use]
+pub fn is_at(cgroup: &str, cgroups: &str) -> bool {
+    let paths = || cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let is_below = |path: &str| path.strip_prefix(cgroup).is_some_and(|rest| rest.starts_with('/'));
+    paths().any(|path| path == cgroup) && !paths().any(is_below)
+}
+
 /// Returns the processes in a cgroup and below it; `None` when there is no such cgroup. Omits processes
 /// that gpushd cannot see. Blocks, so call it on a blocking thread.
 #[must_use]
@@ -175,6 +184,17 @@ fn directory(cgroup: &str) -> io::Result<Option<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A batch system runs jobs in cgroups below the cgroup of its service.
+    #[test]
+    fn process_below_a_cgroup_is_not_at_it() {
+        let service = "/system.slice/batch.service";
+        assert!(is_at(service, &format!("0::{service}\n")));
+        assert!(is_at(service, &format!("4:memory:/\n1:name=systemd:{service}\n")));
+        for text in [format!("0::{service}/slot1\n"), format!("4:memory:{service}/slot1\n1:name=systemd:{service}\n")] {
+            assert!(contains(service, &text) && !is_at(service, &text), "{text}");
+        }
+    }
 
     /// Fault: without a free file descriptor, a cgroup was read as empty, and its lease ended while its processes ran.
     #[test]

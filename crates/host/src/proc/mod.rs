@@ -47,7 +47,7 @@ pub use self::{
         Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_ending, is_suspended, now, parent,
         start, try_start,
     },
-    status::{Status, local_pid, owner, try_owner, uids},
+    status::{Status, local_pid, owner, try_owner, try_uids, uids},
 };
 
 /// A pid of any integer type.
@@ -66,7 +66,12 @@ pub fn cgroups(pid: impl AnyPid) -> Option<String> {
 /// The file cannot be read for another reason, such as too many open files.
 pub fn try_cgroups(pid: impl AnyPid) -> io::Result<Option<String>> {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    let Some(found) = file(pid, "cgroup")?.map(text) else { return Ok(None) };
+    let found = match file(pid, "cgroup") {
+        // A user can create so deep cgroups that their path is too long for older kernels. gpushd creates no such cgroup.
+        Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => return Ok(Some(String::new())),
+        found => found?.map(text),
+    };
+    let Some(found) = found else { return Ok(None) };
     // In hierarchies of version 1, the kernel shows a thread that has ended in the root cgroup.
     if found.lines().any(|line| line.ends_with(":/"))
         && let Some(bytes) = threads::of_living(pid, |dir| of_process(read::read(dir.join("cgroup"))))?

@@ -71,7 +71,10 @@ pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
 }
 
 /// Reads the user ids from the beginning of the file, because some callers call this for every process of the host.
-fn try_uids(pid: impl AnyPid) -> io::Result<Option<[u32; 4]>> {
+///
+/// # Errors
+/// The kernel or gpushd has no free descriptor or memory.
+pub fn try_uids(pid: impl AnyPid) -> io::Result<Option<[u32; 4]>> {
     let Some(pid) = positive(pid) else { return Ok(None) };
     let beginning = File::open(format!("/proc/{pid}/status")).and_then(read::beginning::<UIDS_WITHIN>);
     let uids = |text: String| numbers(whole_lines(&text)?, "Uid")?.try_into().ok();
