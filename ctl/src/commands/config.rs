@@ -105,27 +105,50 @@ async fn overrides_of(client: &mut Client, selectors: &[String]) -> Result<Overr
     Ok(all)
 }
 
-/// Runs `gpushctl config overrides clear`.
+/// Runs `gpushctl config overrides clear`. If a selected GPU has no override, clears none.
 fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
     super::ask(global, async |client| {
         let gpus = client.gpus(false).await;
-        let mut ended = Vec::new();
+        let overrides: Vec<String> = client.overrides().await?.overrides.into_iter().map(|one| one.uuid).collect();
+        let mut selected = Vec::new();
         for selector in which.selectors() {
             // If the driver no longer lists the GPU, its UUID is enough for gpushd to find the override.
             let named = match &gpus {
                 Ok(gpus) => super::select(gpus.clone(), std::slice::from_ref(&selector)).unwrap_or_default(),
                 Err(_) => Vec::new(),
             };
-            if named.is_empty() {
-                ended.push(client.end_override(&selector).await?);
-            }
-            for gpu in named {
-                ended.push(client.end_override(&gpu.uuid).await?);
-            }
+            selected.push(match named.as_slice() {
+                [] => vec![selector],
+                named => named.iter().map(|gpu| gpu.uuid.clone()).collect(),
+            });
+        }
+        let mut ended = Vec::new();
+        for uuid in clearable(selected, &overrides) {
+            ended.push(client.end_override(&uuid).await?);
         }
         out.show(&ended, |look| ended.iter().map(|one| render::overrides::ended(one, look)).collect())?;
         Ok(0)
     })
+}
+
+/// Returns the UUIDs of the GPUs whose overrides to clear, without repetitions. A selector that names several GPUs, such
+/// as `all`, means those of its GPUs that have an override. Otherwise a GPU without an override comes first: gpushd
+/// refuses it before any override is cleared.
+fn clearable(selected: Vec<Vec<String>>, overrides: &[String]) -> Vec<String> {
+    let has_override = |uuid: &String| overrides.contains(uuid);
+    let mut uuids: Vec<String> = Vec::new();
+    for mut of_selector in selected {
+        if of_selector.iter().any(has_override) {
+            of_selector.retain(has_override);
+        }
+        for uuid in of_selector {
+            if !uuids.contains(&uuid) {
+                uuids.push(uuid);
+            }
+        }
+    }
+    uuids.sort_by_key(has_override);
+    uuids
 }
 
 fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
@@ -261,4 +284,23 @@ fn wrong(errors: &ConfigErrors, out: &Output) -> Outcome {
     short.causes.clear();
     short.hint = None;
     Err(short.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: `clear 0,1` cleared the override of GPU 0, and then failed because GPU 1 had none.
+    #[test]
+    fn gpu_without_an_override_is_refused_before_any_is_cleared() {
+        let overrides = ["GPU-0".to_owned(), "GPU-2".to_owned()];
+        let clear = |selected: &[&[&str]]| {
+            let of = |uuids: &&[&str]| uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
+            clearable(selected.iter().map(of).collect(), &overrides)
+        };
+        assert_eq!(clear(&[&["GPU-0"], &["GPU-1"]]), ["GPU-1", "GPU-0"]);
+        assert_eq!(clear(&[&["GPU-0", "GPU-1", "GPU-2"]]), ["GPU-0", "GPU-2"], "a range");
+        assert_eq!(clear(&[&["GPU-0"], &["GPU-0", "GPU-1"]]), ["GPU-0"], "no repetition");
+        assert_eq!(clear(&[&["GPU-1", "GPU-3"]]), ["GPU-1", "GPU-3"]);
+    }
 }
