@@ -77,7 +77,7 @@ pub struct MigDevice {
     /// Use of the device.
     #[serde(rename = "use")]
     pub usage: DeviceUse,
-    /// Whether a program of any user can start on the device now: true if `use` is `free`.
+    /// Whether a lease can get the device now: true if `use` is `free` and MPS does not share the device.
     pub available: bool,
     /// Leases on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -69,7 +69,8 @@ fn device(
         uuid,
         memory_mib: instance.memory.map(|memory| memory.total_mib),
         usage,
-        available: usage == DeviceUse::Free,
+        // A lease of a MIG device does not get a device that MPS shares.
+        available: usage == DeviceUse::Free && daemon.is_none(),
         grants,
         processes,
         reason: reason.filter(|_| usage == DeviceUse::Reserved),
@@ -188,6 +189,14 @@ mod tests {
         };
         gpus[0].mig.as_mut().unwrap().instances[1].compute[0].processes.push(process);
         assert_eq!(uses(&gpus, &[daemon("MIG-8")], &[lease("MIG-8")]), [DeviceUse::Free, DeviceUse::InUse]);
+    }
+
+    /// Fault: `mig list --free` listed such a device, and a program that used the device bypassed MPS.
+    #[test]
+    fn idle_device_that_mps_shares_is_not_available() {
+        let devices = list(&host(), &[daemon("MIG-8")], &[]);
+        let found: Vec<_> = devices.iter().map(|device| (device.usage, device.available)).collect();
+        assert_eq!(found, [(DeviceUse::Free, true), (DeviceUse::Free, false)]);
     }
 
     #[test]

@@ -10,9 +10,9 @@
 //! server ► `fault`                                             its context is lost
 //! ```
 //!
-//! The server ends on SIGINT, or when the daemon has asked it to end and all its clients have ended. If its daemon ends
-//! or its pipe directory is removed, it continues. It ends when its simulated host ends. Outside a simulated host, it
-//! ends when its pipe directory is removed.
+//! The server ends on SIGINT, or when the daemon has asked it to end and all its clients have ended. It continues if
+//! its daemon ends. In a simulated host, it also ends with that host, but not when its pipe directory is removed.
+//! Outside a simulated host, it ends when its pipe directory is removed.
 
 use std::{
     io,

@@ -386,8 +386,8 @@ fn unknown_outcome_with_neither_layout_stays_degraded() {
 #[test]
 fn unchanged_gpu_altered_by_others_is_named_and_kept() {
     let mut changed = 0;
-    // The fault rule also counts other readings. So the number of the last reading differs between
-    // runs.
+    // The fault must hit the last reading of the operation. Its number differs between runs, because the fault rule
+    // also counts readings that are not part of the operation. So try several numbers.
     for after in (0..18).map(|round| round % 6) {
         if changed > 0 && after == 0 {
             break;
