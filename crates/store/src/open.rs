@@ -399,7 +399,6 @@ fn make(
             Ok(())
         })?;
         keep_log_at_close(&connection, false)?;
-        schema::write_header(&connection)?;
         Ok(connection)
     };
     let mut outcome = made();

@@ -248,13 +248,6 @@ fn older_database_is_migrated_with_all_records() {
     opened.store.write(|tx| tx.queue_lease(scene::new_lease(1000))).wait().unwrap();
 }
 
-#[test]
-fn new_database_has_its_schema_in_the_header() {
-    let scratch = tempfile::tempdir().unwrap();
-    let _opened = open(scratch.path());
-    assert_eq!(schema_in_header(scratch.path()), SCHEMA);
-}
-
 /// Returns `user_version` in the header of the file, without the log.
 fn schema_in_header(directory: &Path) -> u32 {
     let header = fs::read(directory.join("gpush.db")).unwrap();
