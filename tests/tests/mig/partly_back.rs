@@ -45,7 +45,7 @@ fn entered_instance_stays_and_rest_is_restored() {
     for says in [
         "the previous layout was restored without 2g.20gb@0, 1g.10gb@2 and 1g.10gb@3",
         "3g.40gb@0 (GPU instance",
-        "is in use by a process (`gpushctl gpu show 0` names it",
+        "is in use by a process (`gpushctl gpu show 0` shows this process",
         "2g.20gb@0 was not restored: 3g.40gb@0 is",
         "1g.10gb@3 was not restored: 3g.40gb@0 is",
     ] {
@@ -129,5 +129,5 @@ fn mig_stays_on_if_process_entered_new_instance() {
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
     assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]"]);
     let causes = operation.error.unwrap().causes;
-    assert!(causes.iter().any(|cause| cause == "MIG mode stays on"), "{causes:?}");
+    assert!(causes.iter().any(|cause| cause.starts_with("MIG mode stays on")), "{causes:?}");
 }

@@ -168,7 +168,8 @@ fn unidentified_gpus_get_layouts_after_restart() {
     let host = Host::up("dgx-a100");
     host.fault("nvmlDeviceGetUUID --gpu 1 --rc UNKNOWN");
     let agent = Agent::start(&host, CONFIG);
-    agent.until("GPU 0 on record", || record(&agent)["settled"].as_array().filter(|s| !s.is_empty()).cloned());
+    let uuid = json!(agent.gpu(0).uuid);
+    agent.await_that("GPU 0 on record", || record(&agent)["settled"].as_array().is_some_and(|all| all.contains(&uuid)));
     let health = agent.get("/v1/health").json();
     assert!(
         health["errors"]
