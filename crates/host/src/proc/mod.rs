@@ -16,7 +16,7 @@
 //!
 //! A function that returns an `Option` gives `None` for every error. That includes errors that say nothing about the
 //! process, such as too many open files. If a missing process has an effect, use the functions that return these errors:
-//! [`pids`], [`try_start`], [`try_owner`], [`try_cgroups`] and [`environment`].
+//! [`pids`], [`try_start`], [`try_owner`], [`try_cgroups`] and [`environment()`].
 //!
 //! If the first thread of a process has ended, `/proc/PID` has no executable, environment and v1 cgroups of the process.
 //! This module then reads them from a thread that still runs.
