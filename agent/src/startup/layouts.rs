@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use super::{
     Handles, ProblemSubject,
     attempt::{self, LayoutResult},
-    running::{Purpose, RunningAttempts},
+    running::{AttemptPurpose, RunningAttempts},
 };
 use crate::{caller::Viewer, operation, state::words};
 
@@ -87,7 +87,7 @@ impl Layouts {
     /// Checks the GPUs whose layout is due, and starts the attempts to apply it.
     pub(super) async fn round(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Progress {
         let again = self.start_due(handles, attempts).await;
-        let is_complete = again.is_none() && !attempts.has(Purpose::Boot);
+        let is_complete = again.is_none() && !attempts.has(AttemptPurpose::Boot);
         if self.record.complete != is_complete {
             self.record.complete = is_complete;
             self.write(handles).await;
@@ -131,7 +131,7 @@ impl Layouts {
                 continue;
             }
             let (handles, one) = (handles.clone(), gpu.clone());
-            attempts.start(Purpose::Boot, gpu, async move { apply_if_due(&handles, &one).await });
+            attempts.start(AttemptPurpose::Boot, gpu, async move { apply_if_due(&handles, &one).await });
         }
         let unidentified = self.unidentified(handles, &nameless);
         let waiting = self.due.iter().filter(|(uuid, _)| !attempts.is_running(uuid));

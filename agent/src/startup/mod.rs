@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     attempt::LayoutResult,
     layouts::{Layouts, Progress},
-    running::{EndedAttempt, Purpose, RunningAttempts},
+    running::{AttemptPurpose, EndedAttempt, RunningAttempts},
     trigger::Trigger,
 };
 use crate::{
@@ -323,7 +323,7 @@ async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempt
         }
         let (handles, one) = (handles.clone(), gpu.clone());
         let attempt = async move { attempt::apply_layout(&handles, "mig.reconcile", &one).await };
-        attempts.start(Purpose::Drift, gpu, attempt);
+        attempts.start(AttemptPurpose::Drift, gpu, attempt);
     }
 }
 
@@ -331,12 +331,12 @@ async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempt
 async fn record(handles: &Handles, ended: EndedAttempt, layouts: Option<&mut Layouts>, drift: &mut DriftTimer) {
     let EndedAttempt { purpose, gpu, result } = ended;
     match purpose {
-        Purpose::Boot => {
+        AttemptPurpose::Boot => {
             if let Some(layouts) = layouts {
                 layouts.record_outcome(handles, &gpu, result).await;
             }
         }
-        Purpose::Drift => match result {
+        AttemptPurpose::Drift => match result {
             LayoutResult::Given | LayoutResult::Stopping => {}
             LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
                 tracing::info!(gpu = gpu.uuid, "GPU {}: its drift is not corrected now: {error}", gpu.uuid);

@@ -10,7 +10,7 @@ use super::attempt::LayoutResult;
 
 /// Why gpushd applies a layout that no user requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum AttemptPurpose {
     /// The GPU must get its layout on this boot.
     Boot,
     /// The GPU differs from its desired state, and `auto_reconcile` is on.
@@ -20,7 +20,7 @@ pub(super) enum Purpose {
 /// An attempt that has ended.
 #[derive(Debug)]
 pub(super) struct EndedAttempt {
-    pub(super) purpose: Purpose,
+    pub(super) purpose: AttemptPurpose,
     /// The GPU as it was before the attempt.
     pub(super) gpu: Gpu,
     pub(super) result: LayoutResult,
@@ -31,7 +31,7 @@ pub(super) struct EndedAttempt {
 pub(super) struct RunningAttempts {
     tasks: JoinSet<EndedAttempt>,
     /// By UUID of the GPU.
-    running: BTreeMap<String, Purpose>,
+    running: BTreeMap<String, AttemptPurpose>,
 }
 
 impl RunningAttempts {
@@ -41,7 +41,7 @@ impl RunningAttempts {
     }
 
     /// Returns whether an attempt with this purpose is running on any GPU.
-    pub(super) fn has(&self, purpose: Purpose) -> bool {
+    pub(super) fn has(&self, purpose: AttemptPurpose) -> bool {
         self.running.values().any(|running| *running == purpose)
     }
 
@@ -53,7 +53,7 @@ impl RunningAttempts {
     /// Starts an attempt. No attempt may be running on the GPU.
     pub(super) fn start(
         &mut self,
-        purpose: Purpose,
+        purpose: AttemptPurpose,
         gpu: Gpu,
         attempt: impl Future<Output = LayoutResult> + Send + 'static,
     ) {
@@ -90,16 +90,16 @@ mod tests {
         list(&state, &[0, 1]);
         let gpu = |index: usize| state.now().gpus[index].gpu.clone();
         let mut attempts = RunningAttempts::default();
-        attempts.start(Purpose::Boot, gpu(0), std::future::pending());
+        attempts.start(AttemptPurpose::Boot, gpu(0), std::future::pending());
         for round in 0..3 {
             let error = ApiError::new(Code::DriverError, format!("attempt {round}"));
-            attempts.start(Purpose::Drift, gpu(1), async { LayoutResult::Failed(error) });
-            assert!(attempts.is_running("GPU-1") && attempts.has(Purpose::Drift));
+            attempts.start(AttemptPurpose::Drift, gpu(1), async { LayoutResult::Failed(error) });
+            assert!(attempts.is_running("GPU-1") && attempts.has(AttemptPurpose::Drift));
             let ended = attempts.next().await.unwrap();
-            assert_eq!((ended.purpose, ended.gpu.index), (Purpose::Drift, 1));
+            assert_eq!((ended.purpose, ended.gpu.index), (AttemptPurpose::Drift, 1));
             assert!(matches!(ended.result, LayoutResult::Failed(_)));
         }
-        assert!(attempts.is_running("GPU-0") && attempts.has(Purpose::Boot));
-        assert!(!attempts.is_running("GPU-1") && !attempts.has(Purpose::Drift));
+        assert!(attempts.is_running("GPU-0") && attempts.has(AttemptPurpose::Boot));
+        assert!(!attempts.is_running("GPU-1") && !attempts.has(AttemptPurpose::Drift));
     }
 }
