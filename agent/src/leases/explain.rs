@@ -114,12 +114,14 @@ pub(super) enum RetryHint {
 /// Returns whether the obstacles of a request will disappear soon.
 pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> RetryHint {
     let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
+    // This is asked first, close to the placement: a daemon that has become ready since then starts no longer.
+    let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
+    let is_starting = is_mps && mps::is_starting(&leases.handles.mps);
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let table = leases.handles.state.leases();
     let one_ends = tokio::task::spawn_blocking(move || table.holding().any(OpenLease::ends_now));
     if obstacles.iter().any(is_claimed) || one_ends.await.unwrap_or_default() {
         return RetryHint::Soon;
     }
-    let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
-    if is_mps && mps::is_starting(&leases.handles.mps) { RetryHint::Starting } else { RetryHint::No }
+    if is_starting { RetryHint::Starting } else { RetryHint::No }
 }

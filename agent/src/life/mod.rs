@@ -272,12 +272,13 @@ async fn serve(
     let (admin, admin_file) = sockets.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, SocketKind::Admin).0);
     let mut server = tokio::spawn(serve_all(public, admin));
-    notify::send(Notification::Ready);
     let trouble = handles.settings.trouble().map(|trouble| words::full_line(&trouble));
     if let Some(trouble) = &trouble {
         tracing::error!("{trouble}");
     }
+    // The status comes first, so that `systemctl status` shows it as soon as gpushd is ready.
     notify::send(Notification::Status(trouble.unwrap_or_else(|| format!("serving on {name}"))));
+    notify::send(Notification::Ready);
     tracing::info!("host {}", machine::describe());
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_reading = tokio::spawn(read_first(readings, hardware.clone(), state.clone()));
