@@ -96,7 +96,7 @@ pub(super) fn user(name: Option<&String>, uid: Option<u32>, look: &Appearance) -
     name.map(|name| look.clean(name)).or_else(|| uid.map(|uid| format!("uid {uid}")))
 }
 
-/// Returns the user whom a daemon serves now.
+/// Returns the user that a daemon serves now.
 pub(crate) fn current_user(daemon: &MpsDaemon, look: &Appearance) -> Option<String> {
     user(daemon.user.as_ref(), daemon.uid, look)
 }

@@ -82,7 +82,7 @@ fn devices_whose_order_is_not_known_fail_the_job_and_not_the_node() {
         ("", nvml, "nvml", "NodeName=n2 Gres=gpu:2", "slurm.conf has no Gres= with GPUs for the node"),
         ("owner = \"slurm\"\n", nvml, "nvml", "", "slurm.conf has no Gres= with GPUs for the node"),
         ("owner = \"slurm\"\n", nvidia, "nvidia", "NodeName=n1 Gres=gpu:2", "gres.conf has AutoDetect=nvidia"),
-        ("owner = \"slurm\"\n", nvml, "nvml", "NodeName=n1 Gres=gpu:3", "slurm.conf gives the node 3 GPUs and MIG devices"),
+        ("owner = \"slurm\"\n", nvml, "nvml", "NodeName=n1 Gres=gpu:3", "gives the node 3 GPUs and MIG devices"),
         ("owner = \"slurm\"\n", nvidia, "off", "NodeName=n1 Gres=gpu:2", "restart slurmd"),
         ("owner = \"slurm\"\n", None, "nvml", "NodeName=n1 Gres=gpu:2", "does not show whether it uses NVML"),
     ] {
