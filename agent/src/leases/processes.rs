@@ -305,8 +305,7 @@ async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
     let found = tokio::task::spawn_blocking(move || {
         let mps = &leases.handles.mps;
         let table = leases.handles.state.leases();
-        let of_user = table.holding().filter(|lease| lease.record.holder.uid == uid).map(OpenLease::id);
-        let of_user: Vec<LeaseId> = of_user.collect();
+        let of_user = table.of_holder(uid);
         let named = |pid: u32| -> io::Result<Option<(u32, String)>> {
             if proc::try_owner(pid)? != Some(uid) {
                 return Ok(None);
@@ -404,9 +403,8 @@ fn attribute(
         return Ok(LeaseMatch::Another);
     }
     let cgroups = proc::try_cgroups(pid)?.unwrap_or_default();
-    let of_holder = table.holding().filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
-    let of_holder: Vec<LeaseId> = of_holder.collect();
-    let is_in_other_scope = table.by_cgroup(&of_holder, &cgroups).certain().is_some_and(|id| id != lease.id());
+    let is_in_other_scope =
+        table.by_cgroup(&table.of_holder(uid), &cgroups).certain().is_some_and(|id| id != lease.id());
     let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
     // A MIG device or a whole GPU has only one lease at a time.
     let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);

@@ -263,6 +263,11 @@ impl LeaseTable {
         self.open.values().map(Arc::as_ref).filter(|lease| lease.state.name().holds_capacity())
     }
 
+    /// Returns the ids of a user's leases that occupy capacity, the oldest first.
+    pub(crate) fn of_holder(&self, uid: u32) -> Vec<LeaseId> {
+        self.holding().filter(|lease| lease.record.holder.uid == uid).map(OpenLease::id).collect()
+    }
+
     /// Returns the leases that have a share of this GPU or MIG device.
     pub(crate) fn on_target(&self, target: &str) -> impl Iterator<Item = &OpenLease> {
         self.holding().filter(move |lease| lease.record.members.iter().any(|member| member.target == target))
@@ -399,4 +404,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

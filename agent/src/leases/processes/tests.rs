@@ -1,44 +1,15 @@
 //! Processes that gpushd cannot read, for example without a free file descriptor.
 
-use gpush_api::{EndReason, LeaseHolder, LeaseKind, LeaseRequest, LeaseState};
+use gpush_api::EndReason;
 use gpush_core::lease::machine::{self, Effect, Event, State};
-use gpush_store::LeaseRecord;
-use jiff::Timestamp;
 use nix::libc;
 
 use super::*;
+use crate::state::leases::tests::record;
 
-const TARGET: &str = "GPU-0";
-
-/// Returns a lease of this process's user on a replica of a time-sliced GPU.
+/// Returns a lease of this process's user on a share of a GPU.
 fn lease(id: u64) -> OpenLease {
-    let holder = LeaseHolder { uid: nix::unistd::geteuid().as_raw(), user: None };
-    let member = LeaseMember {
-        target: TARGET.to_owned(),
-        gpu: TARGET.to_owned(),
-        share: MemberShare::Timeslice { replicas: 2 },
-        memory_mib: 1,
-        gpu_memory_mib: 4,
-    };
-    OpenLease::new(LeaseRecord {
-        id: LeaseId(id),
-        sequence: id,
-        holder: holder.clone(),
-        asked_by: gpush_api::Actor { uid: holder.uid, user: None, pid: None },
-        kind: LeaseKind::Timeslice,
-        state: LeaseState::Active,
-        reason: None,
-        request: LeaseRequest::default(),
-        members: vec![member],
-        binding: LeaseBinding::None,
-        operation: None,
-        created_at: Timestamp::UNIX_EPOCH,
-        granted_at: None,
-        expires_at: None,
-        ended_at: None,
-        revocation: None,
-        boot_id: "boot".to_owned(),
-    })
+    OpenLease::new(record(id, nix::unistd::geteuid().as_raw(), "GPU-0"))
 }
 
 fn too_many_files() -> io::Error {

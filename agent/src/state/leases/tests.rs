@@ -7,7 +7,8 @@ use jiff::SignedDuration;
 use super::*;
 use crate::state::events::{Cursor, Next};
 
-fn record(id: u64, uid: u32, target: &str) -> LeaseRecord {
+/// Returns the record of an active lease on a share of a GPU.
+pub(crate) fn record(id: u64, uid: u32, target: &str) -> LeaseRecord {
     let actor = Actor { uid: 0, user: Some("root".to_owned()), pid: Some(4711) };
     LeaseRecord {
         id: LeaseId(id),
