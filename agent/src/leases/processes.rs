@@ -1,43 +1,22 @@
 //! Finds the remaining processes of a lease: by its binding, in the driver's lists, and from the
 //! MPS daemons.
 //!
-//! A process of the holder on a target belongs to the first of these leases:
-//!
-//! 1. the lease whose scope contains the process;
-//! 2. the lease that the environment of the process names;
-//! 3. the only lease that is bound to the cgroup of the process, such as a login session or service.
-//!
-//! If there is no such lease, the process is unattributed, and counts for the holder's oldest lease
-//! on the target. The capacity of that lease stays in use, because the process may belong to it.
-//! gpushd never ends an unattributed process. A MIG device or a whole GPU has only one lease, so
-//! every process of the holder on the device or GPU counts for that lease.
-//!
-//! A process that does not use the GPU belongs to the lease only if it is in the scope of the lease,
-//! or if its environment names the lease. So a shell does not keep a lease open.
-//!
-//! `run` in a service or container leaves its command in the cgroup of the service or container. If
-//! a process there has another user, such as a setuid program, and uses a target of the lease, the
-//! process is unattributed too.
-//!
-//! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the cgroup contains the job
-//! id, and sometimes the node and the user, but never the cluster. gpushd cannot attribute a process of the holder if
-//! it is not in the cgroup of a job, or if jobs of several clusters or nodes may have that cgroup. The lease waits for
-//! such a process, and gpushd does not end it.
+//! `attribution` decides which of the processes on a target belong to the lease.
+
+mod attribution;
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
-use gpush_api::{GpuState, LeaseBinding, LeaseId, LeaseMember, MemberShare, Process};
+use gpush_api::{GpuState, LeaseBinding, LeaseMember, MemberShare, Process};
 use gpush_core::lease::machine::Remaining;
 use gpush_host::{
     cgroup::{self, SlurmJob},
     proc,
 };
 
+use self::attribution::{LeaseMatch, attribute};
 use super::Leases;
-use crate::{
-    mps,
-    state::{LeaseTable, OpenLease},
-};
+use crate::{mps, state::OpenLease};
 
 /// How long the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
@@ -364,94 +343,6 @@ async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u
     let is_server = |process: &Process| process.pid.is_some_and(|pid| servers.of_process(pid, process.kind).is_some());
     // A process without a pid is in another pid namespace, and its user is not known. Leave it out.
     Some(processes.into_iter().filter(|process| !is_server(process)).filter_map(|process| process.pid).collect())
-}
-
-/// Whether a process of the holder belongs to this lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LeaseMatch {
-    This,
-    PerhapsThis,
-    Another,
-}
-
-/// Returns which lease a process on the target of a member belongs to. A process of another user belongs to another
-/// lease.
-///
-/// # Errors
-/// The process cannot be read, for example because of too many open files. It may then belong to the lease.
-fn attribute(
-    table: &LeaseTable,
-    lease: &OpenLease,
-    member: &LeaseMember,
-    pid: u32,
-    named: &dyn Fn(u32) -> io::Result<Option<String>>,
-    job_of: &dyn Fn(u32) -> io::Result<Option<SlurmJob>>,
-) -> io::Result<LeaseMatch> {
-    let uid = lease.record.holder.uid;
-    match proc::try_owner(pid)? {
-        Some(owner) if owner == uid => {}
-        Some(owner) => return attribute_of_another_user(table, lease, member, pid, owner),
-        None => return Ok(LeaseMatch::Another),
-    }
-    let job = job_of(pid)?;
-    let of_job = |one: &OpenLease| one.record.holder.uid == uid && job.as_ref().is_some_and(|job| one.fits_job(job));
-    if of_job(lease) {
-        let is_ambiguous = job.as_ref().is_some_and(|job| table.is_ambiguous(job, uid));
-        return Ok(if is_ambiguous { LeaseMatch::PerhapsThis } else { LeaseMatch::This });
-    }
-    if table.on_target(&member.target).any(of_job) {
-        return Ok(LeaseMatch::Another);
-    }
-    let cgroups = proc::try_cgroups(pid)?.unwrap_or_default();
-    let is_in_other_scope =
-        table.by_cgroup(&table.of_holder(uid), &cgroups).certain().is_some_and(|id| id != lease.id());
-    let is_job = matches!(lease.record.binding, LeaseBinding::Job { .. });
-    // A MIG device or a whole GPU has only one lease at a time.
-    let is_alone = matches!(member.share, MemberShare::Mig { .. } | MemberShare::Whole);
-    if is_alone && (is_job || is_in_other_scope) {
-        return Ok(LeaseMatch::PerhapsThis);
-    }
-    if is_alone && lease.cgroup().is_none() {
-        return Ok(LeaseMatch::This);
-    }
-    let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
-    let here: Vec<LeaseId> = here.collect();
-    let bound = table.by_cgroup(&here, &cgroups);
-    let found = match bound.certain() {
-        Some(certain) => Some(certain),
-        None => {
-            let named = named(pid)?.and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
-            named.or_else(|| bound.likely())
-        }
-    };
-    let oldest = bound.oldest().or(here.first().copied());
-    Ok(match found {
-        // The environment does not prove that a process belongs to a job, because the user can set it.
-        Some(id) if id == lease.id() && is_job => LeaseMatch::PerhapsThis,
-        Some(id) if id == lease.id() => LeaseMatch::This,
-        Some(_) => LeaseMatch::Another,
-        None if oldest == Some(lease.id()) => LeaseMatch::PerhapsThis,
-        None => LeaseMatch::Another,
-    })
-}
-
-/// Attributes a process of another user than the holder: the command of `run`, in a service or container, may have
-/// started it.
-fn attribute_of_another_user(
-    table: &LeaseTable,
-    lease: &OpenLease,
-    member: &LeaseMember,
-    pid: u32,
-    owner: u32,
-) -> io::Result<LeaseMatch> {
-    let here: Vec<&OpenLease> = table.on_target(&member.target).collect();
-    let is_bound_to_cgroup = matches!(lease.record.binding, LeaseBinding::Cgroup { .. });
-    if !is_bound_to_cgroup || here.iter().any(|one| one.record.holder.uid == owner) {
-        return Ok(LeaseMatch::Another);
-    }
-    let here: Vec<LeaseId> = here.into_iter().map(OpenLease::id).collect();
-    let bound = table.by_cgroup(&here, &proc::try_cgroups(pid)?.unwrap_or_default());
-    Ok(if bound.oldest() == Some(lease.id()) { LeaseMatch::PerhapsThis } else { LeaseMatch::Another })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use gpush_core::lease::machine::{self, Effect, Event, State};
 use nix::libc;
 
 use super::*;
-use crate::state::leases::tests::record;
+use crate::state::{LeaseTable, leases::tests::record};
 
 /// Returns a lease of this process's user on a share of a GPU.
 fn lease(id: u64) -> OpenLease {
