@@ -8,6 +8,7 @@ mod bare;
 mod client;
 mod ctl;
 mod durable;
+mod events;
 mod footprint;
 mod hung;
 mod leases;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Some("scopes") => scopes::run().print(),
         Some("mps") => mps::run().print(),
         Some("slurm") => slurm::run().print(),
+        Some("events") => events::run().print(),
         Some("hung") => hung::run().print(),
         Some("packages") => packages::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
@@ -49,7 +51,8 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, slurm, hung, packages"
+                "one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, slurm, events, hung, \
+                 packages"
             );
             return ExitCode::FAILURE;
         }
