@@ -8,6 +8,7 @@
 //! 4. Mixed requests, after which gpushd must not use more memory than before.
 //! 5. The packages for hosts, built twice in different folders with different umasks: on Debian 11, 12 and 13, an
 //!    upgrade under 2,000 requests, lintian and rpmlint.
+//! 6. The packages for Arm hosts. The test runs their programs in an emulator, because this machine cannot run them.
 //!
 //! If a test fails, its message has the seed and the step. `--seed` repeats the run.
 
@@ -28,6 +29,13 @@ const UPGRADE_REQUESTS: &str = "2000";
 const AGAIN: &str = "rm -rf \"$0\" && git clone --quiet . \"$0\" && cd \"$0\" && export CARGO_TARGET_DIR=\"$0/target\"
     umask 077; cargo run --quiet --package xtask -- package
     for made in target/package/*.deb target/package/*.rpm; do cmp \"$made\" \"$1/${made##*/}\"; done";
+
+/// Builds the packages for Arm hosts, and starts their programs. `0` is xtask, and `1` is the folder for the packages.
+const ARM: &str = "\"$0\" package --arch aarch64 --out \"$1\"
+    dpkg-deb --extract \"$1\"/gpush_*_arm64.deb \"$1/files\"
+    for program in sbin/gpushd bin/gpushctl; do
+        qemu-aarch64-static -L /usr/aarch64-linux-gnu \"$1/files/usr/$program\" --version
+    done";
 
 /// The number of steps of each kind.
 #[derive(Debug, clap::Args)]
@@ -80,6 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         outcomes.push(step::run(name, command, true).outcome);
     }
     outcomes.extend(packages()?);
+    outcomes.push(arm()?);
     Ok(outcomes.iter().all(|outcome| !matches!(outcome, Outcome::Failed(_))))
 }
 
@@ -132,6 +141,19 @@ fn packages() -> Result<Vec<Outcome>> {
     outcomes.push(step::run(name, again, true).outcome);
     let _ = std::fs::remove_dir_all(&clone);
     Ok(outcomes)
+}
+
+/// Builds the packages for Arm hosts, and runs their programs in an emulator.
+fn arm() -> Result<Outcome> {
+    let name = "packages for Arm hosts";
+    let needed = ["cargo-zigbuild", "dpkg-deb", "rpmbuild", "aarch64-linux-gnu-objcopy", "qemu-aarch64-static"];
+    if let Some(absent) = needed.iter().find(|program| !workspace::is_installed(program)) {
+        return Ok(step::skipped(name, &format!("{absent} is not installed")).outcome);
+    }
+    let xtask = std::env::current_exe().context("the path of xtask is not known")?;
+    let mut command = Command::new("sh");
+    command.args(["-ec", ARM]).arg(xtask).arg(workspace::target().join("package-arm"));
+    Ok(step::run(name, command, true).outcome)
 }
 
 /// Returns whether the last commit contains all files of this checkout.

@@ -37,7 +37,7 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
              `pip install ziglang cargo-zigbuild` installs it, `--debug-build` makes packages for tests without it"
         );
     }
-    let triple = format!("{}-unknown-linux-gnu", release.arch);
+    let triple = release.arch.triple();
     let mut command = workspace::cargo();
     command.args(["zigbuild", "--locked", "--release", "--target", &format!("{triple}.{GLIBC}")]);
     for package in workspace::PROGRAMS {

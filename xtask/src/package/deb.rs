@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::{
     Release,
@@ -47,7 +47,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
                 write(&control.join(script), &values.fill(&format!("deb/{script}"))?, 0o755)?;
             }
         }
-        let file = out.join(format!("{}_{}-1_{}.deb", package.name(), release.version, architecture(release.arch)?));
+        let file = out.join(format!("{}_{}-1_{}.deb", package.name(), release.version, release.arch.debian()));
         let compression = if release.profile == Profile::Release { "-Zxz" } else { "-Znone" };
         let mut dpkg = Command::new("dpkg-deb");
         dpkg.args(["--root-owner-group", compression, "--build"]).arg(&tree).arg(&file);
@@ -119,7 +119,7 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
          Description: {summary}\n{text}",
         name = package.name(),
         version = release.version,
-        arch = architecture(release.arch)?,
+        arch = release.arch.debian(),
         maintainer = release.maintainer,
         size = stage.size(package)?.div_ceil(1024),
         depends = depends.join(", "),
@@ -144,15 +144,6 @@ fn add_changelog(release: &Release, package: Package, tree: &Path) -> Result<()>
 
 fn changelog(package: Package) -> String {
     format!("usr/share/doc/{}/changelog.Debian.gz", package.name())
-}
-
-/// Returns Debian's name for the architecture.
-fn architecture(arch: &str) -> Result<&'static str> {
-    match arch {
-        "x86_64" => Ok("amd64"),
-        "aarch64" => Ok("arm64"),
-        other => bail!("no packages are made for {other}; x86_64 and aarch64 are known"),
-    }
 }
 
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {

@@ -27,7 +27,7 @@ const LICENCE_FILES: [&str; 4] = ["license", "licence", "copying", "notice"];
 /// # Errors
 /// If `cargo metadata` fails, or its output has an unknown form.
 pub(super) fn describe(release: &Release) -> Result<(String, String)> {
-    let triple = format!("{}-unknown-linux-gnu", release.arch);
+    let triple = release.arch.triple();
     let mut cargo = workspace::cargo();
     cargo.args(["metadata", "--locked", "--format-version", "1", "--filter-platform", &triple]);
     let metadata: Value = serde_json::from_str(&output(&mut cargo)?).context("`cargo metadata` printed no JSON")?;

@@ -12,6 +12,7 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `arch` | the architectures, and their names in each tool |
 //! | `build` | the programs, built against an old glibc if cargo-zigbuild is installed |
 //! | `contents` | the path and the mode of each file |
 //! | `stage` | the staged trees |
@@ -20,6 +21,7 @@
 //! | `scripts` | maintainer scripts and the spec, with their placeholders filled in |
 //! | `deb`, `rpm` | the two formats |
 
+mod arch;
 mod build;
 mod contents;
 mod deb;
@@ -38,7 +40,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::sys::stat::{Mode, umask};
 
-use self::{build::Profile, contents::Package, scripts::Values, stage::Stage};
+use self::{arch::Arch, build::Profile, contents::Package, scripts::Values, stage::Stage};
 use crate::workspace::{self, Build};
 
 /// Version of the packages to which tests upgrade. Its config has one more line, so that the upgrade must decide
@@ -58,6 +60,9 @@ pub(crate) struct Arguments {
     /// Version of the packages [default: that of the workspace]
     #[arg(long)]
     version: Option<String>,
+    /// Architecture of the hosts [default: that of this machine]
+    #[arg(long, conflicts_with = "debug_build")]
+    arch: Option<Arch>,
     /// Package debug builds, without compression: for tests of the packages, not for hosts
     #[arg(long)]
     debug_build: bool,
@@ -80,8 +85,7 @@ enum Format {
 #[derive(Debug)]
 struct Release {
     version: String,
-    /// Architecture, as Rust names it.
-    arch: &'static str,
+    arch: Arch,
     profile: Profile,
     /// Time of the last commit, in seconds since 1970. Every file of a package has this time.
     epoch: u64,
@@ -97,10 +101,10 @@ struct Release {
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     // The modes of folders in the packages must not depend on the umask of the user.
     umask(Mode::from_bits_truncate(0o022));
+    let native = Arch::native()?;
     let release = Release {
         version: arguments.version.clone().unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned()),
-        // `package` runs the built programs, so they are for the architecture of this machine.
-        arch: std::env::consts::ARCH,
+        arch: arguments.arch.unwrap_or(native),
         profile: if arguments.debug_build { Profile::Debug } else { Profile::Release },
         epoch: last_commit()?,
         maintainer: std::env::var("GPUSH_MAINTAINER").unwrap_or_else(|_| "gpush authors <gpush@localhost>".to_owned()),
@@ -114,9 +118,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let out = out.canonicalize()?;
 
     let programs = if arguments.built { Build::Debug.folder() } else { build::build(&release)? };
-    let stage = Stage::create(&release, &programs, &out.join("work"))?;
+    // These programs run on this machine. They print the man pages, completions and the database schema.
+    let runnable = if release.arch == native { programs.clone() } else { workspace::build_programs(Build::Debug)? };
+    let stage = Stage::create(&release, &programs, &runnable, &out.join("work"))?;
     let glibc = stage.glibc()?;
-    let values = Values::new(&release, &glibc, schema(&programs)?);
+    let values = Values::new(&release, &glibc, schema(&runnable)?);
     let mut made = Vec::new();
     for format in &arguments.format {
         made.extend(match format {

@@ -65,7 +65,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     let file = work.join("gpush.spec");
     fs::write(&file, spec).with_context(|| format!("cannot write {}", file.display()))?;
     let mut rpmbuild = Command::new("rpmbuild");
-    rpmbuild.args(["-bb", "--quiet", "--target", release.arch]);
+    rpmbuild.args(["-bb", "--quiet", "--target", release.arch.name()]);
     for (name, value) in [
         ("_topdir", work.display().to_string()),
         ("_rpmdir", work.join("out").display().to_string()),
@@ -79,7 +79,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     }
     output(rpmbuild.arg(&file).env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
     let mut made = Vec::new();
-    for entry in fs::read_dir(work.join("out").join(release.arch)).context("rpmbuild made no package")? {
+    for entry in fs::read_dir(work.join("out").join(release.arch.name())).context("rpmbuild made no package")? {
         let built = entry?.path();
         let target = out.join(built.file_name().unwrap_or_default());
         fs::rename(&built, &target).with_context(|| format!("cannot move {}", built.display()))?;

@@ -25,6 +25,8 @@ use crate::{generate, workspace};
 pub(super) struct Stage {
     folder: PathBuf,
     programs: PathBuf,
+    /// `objcopy` for the architecture of the programs.
+    objcopy: String,
 }
 
 /// A file or symbolic link of a staged tree.
@@ -37,13 +39,15 @@ pub(super) struct Staged {
 }
 
 impl Stage {
-    /// Creates the staged trees below `folder`.
+    /// Creates the staged trees below `folder`. The programs in `runnable` run on this machine, and
+    /// print the man pages and completions.
     ///
     /// # Errors
     /// If a file is missing or cannot be written, or a program needs a newer glibc than [`GLIBC`].
-    pub(super) fn create(release: &Release, programs: &Path, folder: &Path) -> Result<Self> {
-        generate::make_all(programs)?;
-        let stage = Self { folder: folder.join("stage"), programs: programs.to_owned() };
+    pub(super) fn create(release: &Release, programs: &Path, runnable: &Path, folder: &Path) -> Result<Self> {
+        generate::make_all(runnable)?;
+        let objcopy = release.arch.binutils("objcopy")?;
+        let stage = Self { folder: folder.join("stage"), programs: programs.to_owned(), objcopy };
         for entry in ENTRIES {
             stage.add(entry, release.profile)?;
         }
@@ -194,17 +198,17 @@ impl Stage {
         let (built, target) = (self.programs.join(name), self.path(entry.package, entry.path));
         copy(&built, &target, entry.mode)?;
         if profile == Profile::Debug {
-            output(Command::new("objcopy").arg("--strip-debug").arg(&target))?;
+            output(Command::new(&self.objcopy).arg("--strip-debug").arg(&target))?;
             return Ok(());
         }
         let id = build_id(&built)?;
         let (folder, rest) = id.split_at(2);
         let symbols = self.path(Package::Symbols, &format!("/usr/lib/debug/.build-id/{folder}/{rest}.debug"));
         create_parent(&symbols)?;
-        let mut split = Command::new("objcopy");
+        let mut split = Command::new(&self.objcopy);
         output(split.args(["--only-keep-debug", "--compress-debug-sections"]).arg(&built).arg(&symbols))?;
         fs::set_permissions(&symbols, fs::Permissions::from_mode(0o644))?;
-        output(Command::new("objcopy").arg("--strip-unneeded").arg(&target))?;
+        output(Command::new(&self.objcopy).arg("--strip-unneeded").arg(&target))?;
         Ok(())
     }
 
