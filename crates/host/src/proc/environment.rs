@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use super::{AnyPid, LIMIT, is_shortage, positive, threads};
+use super::{AnyPid, LIMIT, is_shortage, positive, threads, time_limit};
 
 /// Maximum number of bytes of an environment to read, in pieces of [`LIMIT`]. When the kernel executes a program, it
 /// accepts less than 6 MiB of arguments and environment.
@@ -30,16 +30,21 @@ pub enum Environment {
 
 /// Looks up a variable in the environment with which a process was executed.
 ///
-/// Reads the memory of the process, so the owner of the process can block this read for any time.
+/// Reads the memory of the process, with a [time limit](time_limit). Blocks, so call it on a blocking thread.
 ///
 /// # Errors
-/// gpushd has no free file descriptor or memory. Other errors give [`Environment::Unknown`], because the owner of the
-/// process can cause them.
+/// gpushd has no free file descriptor or memory, or the read exceeded the time limit. Other errors give
+/// [`Environment::Unknown`], because the owner of the process can cause them.
 pub fn environment(pid: impl AnyPid, name: &str) -> io::Result<Environment> {
-    let Some(own) = positive(pid) else { return Ok(Environment::Unknown) };
-    match of_thread(Path::new(&format!("/proc/{own}")), name)? {
+    let Some(pid) = positive(pid) else { return Ok(Environment::Unknown) };
+    let name = name.to_owned();
+    time_limit::within_limit(pid, move || of_pid(pid, &name))?
+}
+
+fn of_pid(pid: i32, name: &str) -> io::Result<Environment> {
+    match of_thread(Path::new(&format!("/proc/{pid}")), name)? {
         Environment::Unknown => {
-            let of_other = threads::of_living(own, |dir| of_thread(dir, name).map(Some))?;
+            let of_other = threads::of_living(pid, |dir| of_thread(dir, name).map(Some))?;
             Ok(of_other.unwrap_or(Environment::Unknown))
         }
         known => Ok(known),

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{AnyPid, positive, threads};
+use super::{AnyPid, positive, threads, time_limit};
 
 /// The suffix that `/proc` adds to the path of a file that was deleted or replaced.
 const DELETED: &[u8] = b" (deleted)";
@@ -35,9 +35,12 @@ pub fn executable(pid: impl AnyPid) -> Option<PathBuf> {
     of_executable(pid, |exe| fs::read_link(exe).ok())
 }
 
-/// Returns the identity of the file that a process executes.
+/// Returns the identity of the file that a process executes. Asks the file system of the file, with a
+/// [time limit](time_limit). Blocks, so call it on a blocking thread.
 pub fn executable_id(pid: impl AnyPid) -> Option<FileId> {
-    of_executable(pid, |exe| fs::metadata(exe).ok()).map(|meta| FileId::of(&meta))
+    let pid = positive(pid)?;
+    let read = move || of_executable(pid, |exe| fs::metadata(exe).ok()).map(|meta| FileId::of(&meta));
+    time_limit::within_limit(pid, read).ok()?
 }
 
 /// Reads something from `/proc/PID/exe`. All threads of a process execute the same file.
@@ -56,9 +59,11 @@ pub fn open_file(pid: impl AnyPid, fd: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{}/fd/{fd}", positive(pid)?)).ok().map(|path| undeleted(&path))
 }
 
-/// Returns metadata of an open file of a process.
+/// Returns metadata of an open file of a process. Asks the file system of the file, with a [time limit](time_limit).
+/// Blocks, so call it on a blocking thread.
 pub fn open_file_metadata(pid: impl AnyPid, fd: u32) -> Option<fs::Metadata> {
-    fs::metadata(format!("/proc/{}/fd/{fd}", positive(pid)?)).ok()
+    let pid = positive(pid)?;
+    time_limit::within_limit(pid, move || fs::metadata(format!("/proc/{pid}/fd/{fd}")).ok()).ok()?
 }
 
 fn undeleted(path: &Path) -> PathBuf {

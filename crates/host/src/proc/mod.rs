@@ -9,6 +9,7 @@
 //! | `stat` | start, state, parent, resource use |
 //! | `status` | user ids, groups, pids in nested namespaces |
 //! | `threads` | threads that run after the first thread has ended |
+//! | `time_limit` | a time limit for reads that can block |
 //! | `command` | command line and name |
 //! | `environment` | environment variables |
 //! | `files` | executable and open files |
@@ -32,6 +33,7 @@ mod read;
 mod stat;
 mod status;
 mod threads;
+mod time_limit;
 
 use std::{fs::DirEntry, io, path::Path};
 

@@ -1,0 +1,150 @@
+//! A time limit for reads that can block: the memory of a process, and files on the file system of its program.
+//!
+//! Such a read can block for any time: the process may hang in the driver, and a file system in user space may not
+//! answer. So each read runs on a separate thread. If a read exceeds the limit, gpushd abandons its thread, and does not
+//! read from the same process again until the thread has ended.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError, Weak,
+        mpsc::{RecvTimeoutError, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use super::status;
+
+/// How long one read may take.
+const LIMIT: Duration = Duration::from_millis(500);
+
+/// Maximum number of processes of one user whose reads hang. If there are more, gpushd does not read from other
+/// processes of this user.
+const MOST_OF_USER: usize = 4;
+
+/// Maximum number of processes whose reads hang.
+const MOST: usize = 64;
+
+/// The reads of this program.
+static READS: LazyLock<Reads> = LazyLock::new(|| Reads::new(LIMIT));
+
+/// Reads that can block, each on a separate thread.
+#[derive(Debug)]
+struct Reads {
+    limit: Duration,
+    /// For each process, its user and a read that has exceeded the limit. The thread of the read holds the value.
+    hanging: Mutex<HashMap<i32, (u32, Weak<()>)>>,
+}
+
+/// Reads something from a process on a separate thread, and waits until the read has ended.
+///
+/// # Errors
+/// The thread cannot be started. [`io::ErrorKind::TimedOut`] if the read exceeds the limit, or an earlier read of the
+/// process still hangs, or too many reads hang.
+pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    // The owner of a setuid program cannot make reads of other processes fail, because only the real uid counts.
+    let uid = status::try_uids(pid)?.map_or(u32::MAX, |[real, ..]| real);
+    READS.within_limit(pid, uid, read)
+}
+
+impl Reads {
+    fn new(limit: Duration) -> Self {
+        Self { limit, hanging: Mutex::default() }
+    }
+
+    fn within_limit<T: Send + 'static>(
+        &self,
+        pid: i32,
+        uid: u32,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        self.check(pid, uid)?;
+        let (sender, result) = sync_channel(1);
+        let running = Arc::new(());
+        let is_running = Arc::downgrade(&running);
+        thread::Builder::new().name("read-process".to_owned()).spawn(move || {
+            let _the_caller_may_be_gone = sender.send(read());
+            drop(running);
+        })?;
+        match result.recv_timeout(self.limit) {
+            Ok(found) => Ok(found),
+            Err(RecvTimeoutError::Timeout) => {
+                self.hanging.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, (uid, is_running));
+                Err(timed_out(format!("process {pid} did not answer within {} ms", self.limit.as_millis())))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the reading thread failed")),
+        }
+    }
+
+    /// Checks that gpushd may begin to read from a process.
+    fn check(&self, pid: i32, uid: u32) -> io::Result<()> {
+        let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
+        hanging.retain(|_, (_, read)| read.strong_count() > 0);
+        if hanging.contains_key(&pid) {
+            return Err(timed_out(format!("an earlier read of process {pid} still hangs")));
+        }
+        let of_user = hanging.values().filter(|(of, _)| *of == uid).count();
+        if of_user >= MOST_OF_USER || hanging.len() >= MOST {
+            return Err(timed_out(format!("cannot read process {pid}: reads of other processes still hang")));
+        }
+        Ok(())
+    }
+}
+
+fn timed_out(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Returns a read that hangs until the sender is dropped.
+    fn hanging() -> (Sender<()>, impl FnOnce() + Send + 'static) {
+        let (sender, receiver): (Sender<()>, Receiver<()>) = channel();
+        let read = move || {
+            let _the_sender_was_dropped = receiver.recv();
+        };
+        (sender, read)
+    }
+
+    fn kind<T>(result: io::Result<T>) -> Option<io::ErrorKind> {
+        result.err().map(|error| error.kind())
+    }
+
+    /// Fault: the kernel did not answer when gpushd read the environment of a process that hung in the driver, and gpushd
+    /// ended no unleased process any more.
+    #[test]
+    fn read_that_hangs_is_abandoned_and_hides_no_other_process() {
+        let reads = Reads::new(Duration::from_millis(20));
+        let (answer, read) = hanging();
+        assert_eq!(kind(reads.within_limit(7, 1000, read)), Some(io::ErrorKind::TimedOut));
+        assert_eq!(kind(reads.within_limit(7, 1000, || 1)), Some(io::ErrorKind::TimedOut), "no second thread");
+        assert_eq!(reads.hanging.lock().unwrap().len(), 1);
+        let patient = Reads { limit: Duration::from_secs(60), ..reads };
+        assert_eq!(patient.within_limit(8, 1000, || 2).unwrap(), 2);
+        drop(answer);
+        while patient.check(7, 1000).is_err() {
+            thread::yield_now();
+        }
+        assert_eq!(patient.within_limit(7, 1000, || 3).unwrap(), 3);
+    }
+
+    #[test]
+    fn user_with_many_hanging_processes_hides_only_own_ones() {
+        let reads = Reads::new(Duration::from_millis(1));
+        let answers: Vec<Sender<()>> = (0..4)
+            .map(|pid| {
+                let (answer, read) = hanging();
+                assert!(reads.within_limit(pid, 1000, read).is_err());
+                answer
+            })
+            .collect();
+        assert!(reads.check(9, 1000).is_err() && reads.check(9, 1001).is_ok());
+        drop(answers);
+    }
+}
