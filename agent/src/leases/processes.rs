@@ -129,7 +129,7 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
             let count = |pids: Option<Vec<u32>>, left: &mut RemainingProcesses| {
                 let mut count = 0;
                 for pid in pids? {
-                    let named = |pid| mps::named(&reader.handles.mps, pid);
+                    let named = |pid| mps::named(&reader.handles.mps, pid, lease.record.holder.uid);
                     match attribute(&table, &lease, &member, pid, &named, &job_of) {
                         Ok(LeaseMatch::This) => drop(left.own.insert(pid)),
                         Ok(LeaseMatch::PerhapsThis) => drop(left.others.insert(pid)),
@@ -286,10 +286,7 @@ async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
         let table = leases.handles.state.leases();
         let of_user = table.of_holder(uid);
         let named = |pid: u32| -> io::Result<Option<(u32, String)>> {
-            if proc::try_owner(pid)? != Some(uid) {
-                return Ok(None);
-            }
-            let Some(name) = mps::named(mps, pid)? else { return Ok(None) };
+            let Some(name) = mps::named(mps, pid, uid)? else { return Ok(None) };
             if mps::is_of_another_agent(mps, pid)? {
                 return Ok(None);
             }
@@ -339,10 +336,16 @@ async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u
             processes.extend(&instance.processes);
         }
     }
-    let servers = leases.handles.mps.servers();
-    let is_server = |process: &Process| process.pid.is_some_and(|pid| servers.of_process(pid, process.kind).is_some());
     // A process without a pid is in another pid namespace, and its user is not known. Leave it out.
-    Some(processes.into_iter().filter(|process| !is_server(process)).filter_map(|process| process.pid).collect())
+    let mut found: Vec<_> = processes.into_iter().filter_map(|process| Some((process.pid?, process.kind))).collect();
+    let mps = leases.handles.mps.clone();
+    // Use a blocking thread: the file systems of the processes may not answer.
+    let without_servers = tokio::task::spawn_blocking(move || {
+        let servers = mps.servers();
+        found.retain(|(pid, kind)| servers.of_process(*pid, *kind).is_none());
+        found.into_iter().map(|(pid, _)| pid).collect()
+    });
+    without_servers.await.ok()
 }
 
 #[cfg(test)]

@@ -155,7 +155,7 @@ pub(super) fn compose(
         users: users.clone(),
         shared_gpus: shared_gpus.clone(),
         timeslice: timeslice.clone(),
-        named_lease: Arc::new(move |pid| named.named_lease(pid)),
+        named_lease: Arc::new(move |pid, uid| named.named_lease(pid, uid)),
         stopping: stopping.clone(),
         own_uid,
     };

@@ -87,11 +87,12 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
 /// Returns the clients of a daemon with their processes and users.
 pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
-    let people = mps.handles.users.processes(pids.clone()).await;
+    let people = mps.handles.users.processes(pids).await;
     // Use a blocking thread: the environments of processes may be large and swapped out.
-    let reader = mps.clone();
+    let (reader, uids): (_, Vec<_>) = (mps.clone(), people.iter().map(|(pid, person)| (*pid, person.uid)).collect());
     let named = tokio::task::spawn_blocking(move || {
-        pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_lease)(pid).ok()??))).collect()
+        let named = |(pid, uid)| Some((pid, (reader.handles.named_lease)(pid, uid).ok()??));
+        uids.into_iter().filter_map(named).collect()
     });
     let named: BTreeMap<u32, String> = named.await.unwrap_or_default();
     let mut clients = Vec::new();

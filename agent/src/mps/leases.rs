@@ -185,12 +185,12 @@ pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
     Some(clients.filter_map(|pid| u32::try_from(pid).ok()).collect())
 }
 
-/// Returns the lease that a process names in its environment. The call blocks while it reads the environment.
+/// Returns the lease that a process of a user names in its environment. The call blocks while it reads the environment.
 ///
 /// # Errors
-/// gpushd has no free file descriptor or memory.
-pub(crate) fn named(mps: &Mps, pid: u32) -> io::Result<Option<String>> {
-    (mps.handles.named_lease)(pid)
+/// gpushd has no free file descriptor or memory, or the kernel does not answer.
+pub(crate) fn named(mps: &Mps, pid: u32, uid: u32) -> io::Result<Option<String>> {
+    (mps.handles.named_lease)(pid, uid)
 }
 
 /// Returns whether a process is a client of another gpushd: its environment names a pipe directory
@@ -198,7 +198,7 @@ pub(crate) fn named(mps: &Mps, pid: u32) -> io::Result<Option<String>> {
 /// other gpushd, because lease numbers are unique only within one gpushd.
 ///
 /// # Errors
-/// gpushd has no free file descriptor or memory.
+/// gpushd has no free file descriptor or memory, or the kernel does not answer.
 pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> io::Result<bool> {
     Ok(match proc::environment(pid, PIPE_DIRECTORY)? {
         Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),

@@ -113,7 +113,7 @@ pub(crate) struct Handles {
 }
 
 /// Reads the lease that a process names in its environment, by pid.
-pub(crate) type NamedLease = Arc<dyn Fn(u32) -> std::io::Result<Option<String>> + Send + Sync>;
+pub(crate) type NamedLease = Arc<dyn Fn(u32, u32) -> std::io::Result<Option<String>> + Send + Sync>;
 
 impl fmt::Debug for Handles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,6 +4,7 @@
 //! gpushd can see the file:    the process executes it ─────────────────────► allowed
 //!                             the process's path is "FILE (deleted)" ──────► uncertain: an upgrade replaced the file
 //! gpushd cannot see the file: the process's path is the entry's path ──────► uncertain
+//! gpushd cannot read which file the process executes ──────────────────────► not allowed
 //! otherwise ───────────────────────────────────────────────────────────────► not allowed
 //! ```
 //!
@@ -17,7 +18,7 @@ use gpush_api::{ApiError, Code, UnleasedPolicy};
 use gpush_core::config::{Allowed, Config};
 use gpush_host::proc::FileId;
 
-use super::identity::Identity;
+use super::{blocking, identity::Identity};
 
 /// Directories that gpushd's unit hides (`ProtectHome=yes`).
 const HIDDEN: [&str; 3] = ["/home", "/root", "/run/user"];
@@ -53,12 +54,11 @@ struct AllowedFile {
 }
 
 impl AllowList {
-    /// Looks up the files of the entries. Uses a separate thread, because a file system may hang.
+    /// Looks up the files of the entries.
     pub(super) async fn of(config: &Config) -> Option<Self> {
         let has_effect = config.processes.unleased == UnleasedPolicy::End;
         let allow = config.processes.allow.clone();
-        let read = move || Self { entries: allow.into_iter().map(AllowedProcess::of).collect(), has_effect };
-        tokio::task::spawn_blocking(read).await.ok()
+        blocking(move || Self { entries: allow.into_iter().map(AllowedProcess::of).collect(), has_effect }).await
     }
 
     /// Returns whether an entry matches a process.
@@ -93,10 +93,11 @@ impl AllowedProcess {
 
 impl AllowedFile {
     fn matches(&self, process: &Identity) -> Match {
+        let Some(executed) = process.file else { return Match::No };
         let path = self.path.display();
         let is_replaced = process.path.as_os_str() == format!("{path} (deleted)").as_str();
         match &self.file {
-            Ok(file) if *file == process.file => Match::Yes,
+            Ok(file) if *file == executed => Match::Yes,
             Ok(_) | Err(_) if is_replaced => Match::Uncertain(format!(
                 "the config may allow it, because it was started before the program {path} was replaced or removed"
             )),
@@ -141,6 +142,10 @@ mod tests {
         let list = AllowList { entries: vec![entry], has_effect: true };
         assert!(matches!(list.matches(&deleted), Match::Uncertain(_)));
         assert!(matches!(list.matches(&hidden), Match::Uncertain(_)));
+        for path in ["/home/gone", "/home/gone (deleted)"] {
+            let unread = Identity { file: None, path: path.into(), ..me.clone() };
+            assert_eq!(list.matches(&unread), Match::No, "the path alone proves nothing");
+        }
         assert_eq!(list.matches(&me), Match::No);
         assert_eq!(list.invisible().len(), 1);
         let missing = AllowedProcess::of(Allowed { exe: Some("/opt/not/here".into()), uid: None });

@@ -167,7 +167,7 @@ impl<'a> Classifier<'a> {
             return EnvironmentLease::Own(id.to_string());
         }
         let is_own = |name: &str| ids.iter().any(|id| id.to_string() == name);
-        match (self.unleased.environments.lease_of(pid, is_own), bound.likely()) {
+        match (self.unleased.environments.lease_of(pid, uid, is_own), bound.likely()) {
             (named @ EnvironmentLease::Own(_), _) | (named, None) => named,
             (_, Some(id)) => EnvironmentLease::Own(id.to_string()),
         }

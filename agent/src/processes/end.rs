@@ -24,9 +24,9 @@ use tokio::time::Instant;
 use super::{
     Unleased,
     allow::{AllowList, Match},
-    classified,
+    blocking, classified,
     classify::{ClassifiedProcess, Classifier},
-    identity::OpenedProcess,
+    identity::{Identity, OpenedProcess},
     report,
     unleased::Action,
 };
@@ -75,7 +75,7 @@ async fn round(unleased: &Unleased) {
     match config.processes.unleased {
         UnleasedPolicy::Report => {}
         UnleasedPolicy::Warn => found.iter().for_each(|one| warn(unleased, &one.process)),
-        UnleasedPolicy::End => end(unleased, found, &allow).await,
+        UnleasedPolicy::End => end(unleased, found, allow).await,
     }
 }
 
@@ -100,7 +100,23 @@ fn warn(unleased: &Unleased, one: &GpuProcess) {
     }
 }
 
-async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowList) {
+async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: AllowList) {
+    let handle = unleased.clone();
+    let due = blocking(move || due_signals(&handle, found, &allow)).await.unwrap_or_default();
+    if due.is_empty() {
+        return;
+    }
+    let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
+    let readings = unleased.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
+    for due in due {
+        if readings.iter().any(|(uuid, reading)| *uuid == due.gpu && reading.is_ok()) {
+            send(unleased, due).await;
+        }
+    }
+}
+
+/// Opens the unleased processes, and returns the signals that are due. Notes the exempt processes.
+fn due_signals(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowList) -> Vec<DueSignal> {
     let classifier = Classifier::new(unleased);
     let mut due: Vec<DueSignal> = Vec::new();
     for one in found {
@@ -125,22 +141,13 @@ async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &AllowLi
                 }
             },
         };
-        if let Some(why) = exemption(&classifier, &one, &process, allow) {
+        if let Some(why) = exemption(&classifier, &one, pid, &process.identity, allow) {
             exempt(unleased, &one.process, pid, process.identity.start, why);
         } else if let Some(signal) = signal {
             due.push(DueSignal { process, signal, gpu: one.process.gpu_uuid });
         }
     }
-    if due.is_empty() {
-        return;
-    }
-    let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
-    let readings = unleased.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
-    for due in due {
-        if readings.iter().any(|(uuid, reading)| *uuid == due.gpu && reading.is_ok()) {
-            send(unleased, due).await;
-        }
-    }
+    due
 }
 
 /// Sends the signal, unless the process has changed or is no longer unleased.
@@ -186,32 +193,37 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
         unleased.forget(process.pid);
         return None;
     };
-    if let Some(why) = exemption(&Classifier::new(unleased), &one, process, &allow) {
-        exempt(unleased, &one.process, process.pid, process.identity.start, why);
-        return None;
-    }
-    // Check this last: only if the process is unchanged, everything that was read above belongs to it.
-    if !process.is_unchanged() {
-        unleased.forget(process.pid);
-        return None;
-    }
-    Some(one.process)
+    let (unleased, process) = (unleased.clone(), Arc::clone(process));
+    let check = move || {
+        // Read this last: only if the process is the same one, everything that was read above belongs to it.
+        let Some(identity) = process.identity_now() else {
+            unleased.forget(process.pid);
+            return None;
+        };
+        match exemption(&Classifier::new(&unleased), &one, process.pid, &identity, &allow) {
+            Some(why) => exempt(&unleased, &one.process, process.pid, identity.start, why),
+            None => return Some(one.process),
+        }
+        None
+    };
+    blocking(check).await.flatten()
 }
 
 /// Returns why gpushd does not end a process.
 fn exemption(
     classifier: &Classifier<'_>,
     one: &ClassifiedProcess,
-    process: &OpenedProcess,
+    pid: u32,
+    identity: &Identity,
     allow: &AllowList,
 ) -> Option<String> {
-    if process.identity.is_root() {
+    if identity.is_root() {
         return Some("gpushd never ends processes of root".to_owned());
     }
-    if let Some(server) = classifier.servers.of_process(process.pid, one.process.process.kind) {
+    if let Some(server) = classifier.servers.of_process(pid, one.process.process.kind) {
         return Some(format!("it is the {}", server.describe()));
     }
-    match allow.matches(&process.identity) {
+    match allow.matches(identity) {
         Match::Yes => Some("the config allows it".to_owned()),
         Match::Uncertain(why) => Some(why),
         Match::No => one.exempt.map(str::to_owned),

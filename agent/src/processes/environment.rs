@@ -11,7 +11,8 @@
 //! The kernel shows the memory that held the environment when the program started. Programs that set their title
 //! (`setproctitle`) overwrite this memory, and just after an exec it is empty for a moment. So if the name is missing,
 //! this proves nothing. The process itself sets the name. So gpushd accepts it only if the process's user holds that
-//! lease. The name gives no access.
+//! lease. The user must have all four uids of the process: the environment of a setuid program comes from the user that
+//! started it. The name gives no access.
 
 use std::{
     collections::HashMap,
@@ -56,12 +57,15 @@ impl Environments {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lease that a process's environment names, regardless of its holder. Reads files that may
-    /// be large.
+    /// Returns the lease that the environment of a user's process names, regardless of the lease's holder. Returns
+    /// `None` if one of the uids of the process is another user's. Reads files that may be large.
     ///
     /// # Errors
-    /// gpushd has no free file descriptor or memory.
-    pub(crate) fn named_lease(&self, pid: u32) -> io::Result<Option<String>> {
+    /// gpushd has no free file descriptor or memory, or the kernel does not answer.
+    pub(crate) fn named_lease(&self, pid: u32, uid: u32) -> io::Result<Option<String>> {
+        if proc::try_uids(pid)? != Some([uid; 4]) {
+            return Ok(None);
+        }
         Ok(match self.cached_lease(pid)? {
             EnvironmentLease::Own(name) | EnvironmentLease::Other(name) => Some(name),
             EnvironmentLease::None | EnvironmentLease::Unknown => None,
@@ -77,17 +81,19 @@ impl Environments {
         // If the process executed another program meanwhile, the result may belong to either
         // program.
         if proc::image(pid) == Some(image) {
-            self.read().insert(pid, (image, found.clone()));
+            let is_current = |pid: u32, of: &(Image, EnvironmentLease)| proc::image(pid) == Some(of.0);
+            remember(&mut self.read(), pid, (image, found.clone()), is_current);
         }
         Ok(found)
     }
 
-    /// Returns the lease that a process or one of its parents names or has named. `is_own` returns whether the
-    /// process's user holds a lease.
-    pub(super) fn lease_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
+    /// Returns the lease that a process or one of its parents names or has named. `uid` is the process's user. `is_own`
+    /// returns whether this user holds a lease.
+    pub(super) fn lease_of(&self, pid: u32, uid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
         let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
         let cached = |pid: u32| self.cached_lease(pid).unwrap_or(EnvironmentLease::Unknown);
         let own_lease = |pid: u32| match cached(pid) {
+            _ if proc::uids(pid) != Some([uid; 4]) => None,
             EnvironmentLease::Other(name) if is_own(&name) => Some(name),
             EnvironmentLease::Own(_)
             | EnvironmentLease::Other(_)
@@ -95,9 +101,14 @@ impl Environments {
             | EnvironmentLease::Unknown => self.recorded_lease(pid).filter(|name| is_own(name)),
         };
         let Some(name) = std::iter::once(pid).chain(proc::ancestors(pid)).find_map(own_lease) else {
-            return cached(pid);
+            return match cached(pid) {
+                // The process has uids of several users, so the name does not count.
+                EnvironmentLease::Other(name) if is_own(&name) => EnvironmentLease::None,
+                other => other,
+            };
         };
-        self.leases().insert(pid, (start, name.clone()));
+        let is_alive = |pid: u32, of: &(u64, String)| proc::start(pid) == Some(of.0);
+        remember(&mut self.leases(), pid, (start, name.clone()), is_alive);
         EnvironmentLease::Own(name)
     }
 
@@ -105,12 +116,17 @@ impl Environments {
         let start = proc::start(pid)?;
         self.leases().get(&pid).filter(|(of, _)| *of == start).map(|(_, name)| name.clone())
     }
+}
 
-    /// Forgets processes that have ended.
-    pub(super) fn forget_ended(&self) {
-        self.leases().retain(|pid, (start, _)| proc::start(*pid) == Some(*start));
-        self.read().retain(|pid, (image, _)| proc::image(*pid) == Some(*image));
+/// Adds a process to a map. If the map is full, first removes the processes for which `is_current` returns `false`. So
+/// gpushd removes ended processes only while it reads new ones, and not at intervals.
+fn remember<T>(map: &mut HashMap<u32, T>, pid: u32, value: T, is_current: impl Fn(u32, &T) -> bool) {
+    if map.len() == map.capacity() {
+        map.retain(|pid, value| is_current(*pid, value));
+        // The next removal comes after at least as many new processes.
+        map.reserve(map.len() + 1);
     }
+    map.insert(pid, value);
 }
 
 /// Reads the lease that a process names.
@@ -167,21 +183,54 @@ mod tests {
         assert_ne!(environments.read()[&pid].0, first);
         drop(child.stdin.take());
         child.wait().unwrap();
-        environments.forget_ended();
-        assert!(environments.read().is_empty());
+    }
+
+    #[test]
+    fn ended_processes_are_removed_when_a_map_is_full() {
+        let is_alive = |pid: u32, _: &()| proc::start(pid).is_some();
+        let (me, mut map) = (std::process::id(), HashMap::new());
+        remember(&mut map, me, (), is_alive);
+        (0..1000).for_each(|number| remember(&mut map, u32::MAX - number, (), is_alive));
+        assert!(map.contains_key(&me) && map.len() < 20, "{}", map.len());
+    }
+
+    /// Fault: a user started a setuid program with the id of a lease of the program's owner, and the process counted for
+    /// that lease.
+    #[test]
+    fn process_with_another_users_uid_names_no_lease() {
+        const SCRIPT: &str = "import os, sys\nos.setresuid(65534, 65534, 0)\nprint('up', flush=True)\nsys.stdin.read()";
+        let child = std::process::Command::new("python3")
+            .args(["-c", SCRIPT])
+            .env(mps::LEASE_VARIABLE, "L7")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn();
+        let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
+        let mut line = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+        if line.is_empty() {
+            return eprintln!("SKIPPED: only root can change uids");
+        }
+        let (environments, pid) = (Environments::default(), child.id());
+        assert_eq!(proc::owner(pid), Some(65534));
+        assert_eq!(environments.cached_lease(pid).unwrap(), EnvironmentLease::Other("L7".to_owned()));
+        assert_eq!(environments.named_lease(pid, 65534).unwrap(), None);
+        assert_eq!(environments.lease_of(pid, 65534, |name| name == "L7"), EnvironmentLease::None);
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]
     fn named_lease_is_remembered_for_that_process_only() {
         let environments = Environments::default();
-        let me = std::process::id();
+        let (me, uid) = (std::process::id(), nix::unistd::geteuid().as_raw());
         let start = proc::start(me).unwrap();
+        let lease_of_me = |uid, own: &str| environments.lease_of(me, uid, |name| name == own);
+        let seven = EnvironmentLease::Own("L7".to_owned());
         environments.leases().insert(me, (start, "L7".to_owned()));
-        assert_eq!(environments.lease_of(me, |name| name == "L7"), EnvironmentLease::Own("L7".to_owned()));
-        assert_ne!(environments.lease_of(me, |name| name == "L8"), EnvironmentLease::Own("L7".to_owned()));
+        assert_eq!(lease_of_me(uid, "L7"), seven);
+        assert!(lease_of_me(uid, "L8") != seven && lease_of_me(uid + 1, "L7") != seven);
         environments.leases().insert(me, (start + 1, "L7".to_owned()));
-        assert_ne!(environments.lease_of(me, |name| name == "L7"), EnvironmentLease::Own("L7".to_owned()));
-        environments.forget_ended();
-        assert!(environments.leases().is_empty());
+        assert_ne!(lease_of_me(uid, "L7"), seven);
     }
 }

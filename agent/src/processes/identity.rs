@@ -20,8 +20,8 @@ pub(super) struct Identity {
     pub(super) start: u64,
     /// Real, effective, saved and file system uid.
     pub(super) uids: [u32; 4],
-    /// Executed file.
-    pub(super) file: FileId,
+    /// Executed file; `None` if gpushd cannot read it, for example on a FUSE file system that only its user may read.
+    pub(super) file: Option<FileId>,
     /// Path of that file, as the process sees it. Ends with ` (deleted)` if the file no longer exists.
     pub(super) path: PathBuf,
 }
@@ -29,9 +29,15 @@ pub(super) struct Identity {
 impl Identity {
     /// Reads the identity of a process; `None` if there is no such process, or gpushd may not read it.
     fn of(pid: u32) -> Option<Self> {
-        let start = proc::start(pid)?;
-        let uids = proc::uids(pid)?;
-        Some(Self { start, uids, file: proc::executable_id(pid)?, path: proc::executable(pid)? })
+        let (start, uids, path) = (proc::start(pid)?, proc::uids(pid)?, proc::executable(pid)?);
+        Some(Self { start, uids, path, file: proc::executable_id(pid) })
+    }
+
+    /// Returns whether this is the same process, and it executes the same program. Compares the files only if gpushd
+    /// could read both.
+    fn is_same(&self, other: &Self) -> bool {
+        let is_same_file = self.file.zip(other.file).is_none_or(|(one, other)| one == other);
+        is_same_file && (self.start, self.uids, &self.path) == (other.start, other.uids, &other.path)
     }
 
     /// Returns the effective uid.
@@ -54,7 +60,8 @@ pub(super) struct OpenedProcess {
 }
 
 impl OpenedProcess {
-    /// Opens a process; `None` if there is no such process, or gpushd may not read its identity.
+    /// Opens a process; `None` if there is no such process, or gpushd may not read its identity. Blocks, because the
+    /// file system of the program may not answer.
     pub(super) fn open(pid: u32) -> Option<Self> {
         let pidfd = PidFd::open(pid).ok()??;
         let process = Self { pid, pidfd, identity: Identity::of(pid)? };
@@ -62,9 +69,10 @@ impl OpenedProcess {
         process.is_alive().then_some(process)
     }
 
-    /// Returns whether the process is alive and has the same identity.
-    pub(super) fn is_unchanged(&self) -> bool {
-        Identity::of(self.pid).as_ref() == Some(&self.identity) && self.is_alive()
+    /// Reads the identity again; `None` if the process has ended, or executes another program. Blocks, as
+    /// [`OpenedProcess::open`].
+    pub(super) fn identity_now(&self) -> Option<Identity> {
+        Identity::of(self.pid).filter(|now| now.is_same(&self.identity) && self.is_alive())
     }
 
     fn is_alive(&self) -> bool {
@@ -102,11 +110,23 @@ mod tests {
             std::thread::yield_now();
         }
         let process = OpenedProcess::open(child.id()).unwrap();
-        assert!(process.is_alive() && process.is_unchanged());
+        assert!(process.is_alive() && process.identity_now().is_some());
         assert!(whole.is_none_or(|whole| whole.identity == process.identity));
         process.signal(Signal::SIGTERM).unwrap();
         child.wait().unwrap();
-        assert!(!process.is_unchanged());
+        assert!(process.identity_now().is_none());
+    }
+
+    /// Fault: gpushd could not identify a program on a FUSE file system that only its user may read, and did not end it.
+    #[test]
+    fn process_is_identified_without_its_file() {
+        let known = OpenedProcess::open(std::process::id()).unwrap().identity;
+        let unread = Identity { file: None, ..known.clone() };
+        assert!(known.is_same(&unread) && unread.is_same(&known) && unread.is_same(&unread));
+        assert!(!unread.is_same(&Identity { start: known.start + 1, ..unread.clone() }));
+        assert!(!unread.is_same(&Identity { path: "/other".into(), ..unread.clone() }));
+        let other = FileId { device: 0, inode: 0 };
+        assert!(!known.is_same(&Identity { file: Some(other), ..known.clone() }));
     }
 
     #[test]
@@ -117,6 +137,6 @@ mod tests {
         assert!(process.is_alive());
         process.signal(Signal::SIGKILL).unwrap();
         child.wait().unwrap();
-        assert!(!process.is_unchanged() && OpenedProcess::open(child.id()).is_none());
+        assert!(process.identity_now().is_none() && OpenedProcess::open(child.id()).is_none());
     }
 }

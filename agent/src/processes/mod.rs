@@ -65,13 +65,13 @@ pub(crate) fn health(unleased: &Unleased) -> Vec<ApiError> {
 /// are not known.
 async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<UnknownProcesses>), ApiError> {
     let gpus = unleased.readings.host().await?.gpus(Viewer::Log);
-    // Use a blocking thread: the environments of a process and its parents may be large.
     let (handle, listed) = (unleased.clone(), gpus.clone());
-    let read = tokio::task::spawn_blocking(move || {
+    let classify = move || {
         let classifier = Classifier::new(&handle);
         listed.iter().flat_map(|gpu| classify_gpu(&classifier, gpu)).collect()
-    });
-    let mut processes: Vec<ClassifiedProcess> = read.await.map_err(|_| ApiError::stopping("gpushd is stopping"))?;
+    };
+    let processes: Option<Vec<ClassifiedProcess>> = blocking(classify).await;
+    let mut processes = processes.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?;
     if processes.iter().any(|one| one.process.unleased.is_some())
         && let Some(allow) = AllowList::of(&unleased.state.config()).await
     {
@@ -141,15 +141,21 @@ fn classify_process(
     ClassifiedProcess { process, exempt: found.exempt }
 }
 
-/// Marks the unleased processes that the config allows. Uses a separate thread, because a file system may hang.
+/// Runs `read` on a blocking thread: environments may be large, and a file system may not answer. Returns `None` if
+/// gpushd is stopping.
+async fn blocking<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(read).await.ok()
+}
+
+/// Marks the unleased processes that the config allows.
 async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: AllowList) {
     let unleased = processes.iter_mut().map(|one| &mut one.process).filter(|one| one.unleased.is_some());
     let unleased: Vec<&mut GpuProcess> = unleased.collect();
     let pids: Vec<u32> = unleased.iter().filter_map(|one| one.process.pid).collect();
     let is_allowed =
         move |pid: &u32| OpenedProcess::open(*pid).is_some_and(|one| allow.matches(&one.identity) == Match::Yes);
-    let check = tokio::task::spawn_blocking(move || pids.into_iter().filter(is_allowed).collect::<Vec<_>>());
-    let allowed = check.await.unwrap_or_default();
+    let allowed: Option<Vec<u32>> = blocking(move || pids.into_iter().filter(is_allowed).collect()).await;
+    let allowed = allowed.unwrap_or_default();
     for one in unleased.into_iter().filter(|one| one.process.pid.is_some_and(|pid| allowed.contains(&pid))) {
         (one.unleased, one.allowed) = (None, true);
     }

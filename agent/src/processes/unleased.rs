@@ -129,10 +129,9 @@ impl Unleased {
         self.actions().remove(&pid);
     }
 
-    /// Forgets all processes except these, and the environments of processes that have ended.
+    /// Forgets all processes except these.
     pub(super) fn retain(&self, pids: &[u32]) {
         self.actions().retain(|pid, _| pids.contains(pid));
-        self.environments.forget_ended();
     }
 
     /// Returns when gpushd must kill the next process.
