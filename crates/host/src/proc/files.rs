@@ -2,10 +2,12 @@
 
 use std::{
     ffi::OsStr,
-    fs,
+    fs, io,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
+
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev};
 
 use super::{AnyPid, positive, threads, time_limit};
 
@@ -29,18 +31,48 @@ impl FileId {
     }
 }
 
+/// The status of a file that a process has opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileStatus {
+    /// Identity of the file.
+    pub id: FileId,
+    /// Uid of its owner.
+    pub owner: u32,
+    /// Whether it is a regular file.
+    pub is_regular: bool,
+}
+
+impl FileStatus {
+    /// Takes the status from the kernel's cache if possible, so that a file system of a user (FUSE) cannot block gpushd.
+    fn of(link: &Path) -> io::Result<Self> {
+        let status = rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?;
+        let device = makedev(status.stx_dev_major, status.stx_dev_minor);
+        Ok(Self {
+            id: FileId { device, inode: status.stx_ino },
+            owner: status.stx_uid,
+            is_regular: FileType::from_raw_mode(status.stx_mode.into()).is_file(),
+        })
+    }
+}
+
 /// Returns the path of the file that a process executes, as the kernel reports it. If the file was deleted or replaced,
 /// the path ends with ` (deleted)`.
 pub fn executable(pid: impl AnyPid) -> Option<PathBuf> {
     of_executable(pid, |exe| fs::read_link(exe).ok())
 }
 
-/// Returns the identity of the file that a process executes. Asks the file system of the file, with a
-/// [time limit](time_limit). Blocks, so call it on a blocking thread.
+/// Returns the identity of the file that a process executes. Blocks if a network file system does not answer.
 pub fn executable_id(pid: impl AnyPid) -> Option<FileId> {
-    let pid = positive(pid)?;
-    let read = move || of_executable(pid, |exe| fs::metadata(exe).ok()).map(|meta| FileId::of(&meta));
-    time_limit::within_limit(pid, read).ok()?
+    of_executable(pid, |exe| FileStatus::of(exe).ok()).map(|status| status.id)
+}
+
+/// Does the same as [`executable_id`], with a [time limit](time_limit). Call it on a blocking thread.
+///
+/// # Errors
+/// The file system does not answer in time, or a thread cannot be started.
+pub fn executable_id_in_time(pid: impl AnyPid) -> io::Result<Option<FileId>> {
+    let Some(pid) = positive(pid) else { return Ok(None) };
+    time_limit::within_limit(pid, move || executable_id(pid))
 }
 
 /// Reads something from `/proc/PID/exe`. All threads of a process execute the same file.
@@ -59,11 +91,9 @@ pub fn open_file(pid: impl AnyPid, fd: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{}/fd/{fd}", positive(pid)?)).ok().map(|path| undeleted(&path))
 }
 
-/// Returns metadata of an open file of a process. Asks the file system of the file, with a [time limit](time_limit).
-/// Blocks, so call it on a blocking thread.
-pub fn open_file_metadata(pid: impl AnyPid, fd: u32) -> Option<fs::Metadata> {
-    let pid = positive(pid)?;
-    time_limit::within_limit(pid, move || fs::metadata(format!("/proc/{pid}/fd/{fd}")).ok()).ok()?
+/// Returns the status of an open file of a process. Blocks if a network file system does not answer.
+pub fn open_file_status(pid: impl AnyPid, fd: u32) -> Option<FileStatus> {
+    FileStatus::of(Path::new(&format!("/proc/{}/fd/{fd}", positive(pid)?))).ok()
 }
 
 fn undeleted(path: &Path) -> PathBuf {
@@ -87,5 +117,17 @@ mod tests {
         assert_eq!((program(me).as_deref(), executable(me).as_deref()), (Some(&*path), Some(&*path)));
         assert_eq!(executable_id(me), Some(FileId::of(&fs::metadata(path).unwrap())));
         assert_eq!((executable(i32::MAX), open_file(-1, 0)), (None, None));
+        assert_eq!(executable_id_in_time(me).unwrap(), executable_id(me));
+    }
+
+    #[test]
+    fn status_of_an_open_file_is_that_of_the_file() {
+        use std::os::fd::AsRawFd;
+        let file = tempfile::tempfile().unwrap();
+        let (me, fd) = (std::process::id(), file.as_raw_fd().cast_unsigned());
+        let owner = nix::unistd::geteuid().as_raw();
+        let expected = FileStatus { id: FileId::of(&file.metadata().unwrap()), owner, is_regular: true };
+        assert_eq!(open_file_status(me, fd), Some(expected));
+        assert_eq!(open_file_status(i32::MAX, 0), None);
     }
 }

@@ -42,7 +42,9 @@ use nix::libc;
 pub use self::{
     command::{command_line, name, words},
     environment::{Environment, environment},
-    files::{FileId, executable, executable_id, open_file, open_file_metadata, program},
+    files::{
+        FileId, FileStatus, executable, executable_id, executable_id_in_time, open_file, open_file_status, program,
+    },
     namespaces::{is_in_our_network, is_in_our_pid_namespace, is_on_this_host},
     read::{LIMIT, read},
     stat::{

@@ -44,7 +44,7 @@ struct Reads {
 /// The thread cannot be started. [`io::ErrorKind::TimedOut`] if the read exceeds the limit, or an earlier read of the
 /// process still hangs, or too many reads hang.
 pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    // The owner of a setuid program cannot make reads of other processes fail, because only the real uid counts.
+    // Counts the real uid: a user who starts a setuid program must not make reads of its owner's processes fail.
     let uid = status::try_uids(pid)?.map_or(u32::MAX, |[real, ..]| real);
     READS.within_limit(pid, uid, read)
 }

@@ -95,15 +95,20 @@ impl Servers {
             return Some(Server::Of(target));
         }
         let runs = |pid: u32, programs: &[FileId]| proc::executable_id(pid).is_some_and(|id| programs.contains(&id));
+        // Check the program of the process last: a file system of its user may not answer.
         let is_foreign = kind != ProcessKind::MpsClient
-            && runs(pid, &self.servers)
-            && parent.is_some_and(|parent| self.is_trusted(parent) && runs(parent, &self.controls));
+            && parent.is_some_and(|parent| self.is_trusted(parent) && runs(parent, &self.controls))
+            && runs(pid, &self.servers);
         is_foreign.then_some(Server::Foreign)
     }
 
     /// Returns the target whose lock is the standard input of a process.
     fn holds(&self, pid: u32) -> Option<&str> {
-        let input = FileId::of(&proc::open_file_metadata(pid, 0)?);
+        // Check the name first, because it excludes nearly every process.
+        if proc::open_file(pid, 0)?.file_name()? != "lock" {
+            return None;
+        }
+        let input = proc::open_file_status(pid, 0)?.id;
         self.locks.iter().find(|(lock, _)| *lock == input).map(|(_, target)| target.as_str())
     }
 
@@ -137,6 +142,12 @@ mod tests {
         FileId::of(&fs::metadata(path).unwrap())
     }
 
+    /// Creates the lock of a target.
+    fn lock_in(dir: &Path) -> (FileId, File) {
+        let lock = File::create(dir.join("lock")).unwrap();
+        (FileId::of(&lock.metadata().unwrap()), lock)
+    }
+
     /// Starts a shell with `input` as standard input. The shell starts a child that runs `tail`
     /// with another standard input. Returns the shell and the child's pid.
     fn family(input: File) -> (Child, u32) {
@@ -166,10 +177,11 @@ mod tests {
 
     #[test]
     fn child_of_a_trusted_process_with_the_lock_is_a_server() {
-        let scratch = tempfile::NamedTempFile::new().unwrap();
+        let scratch = tempfile::tempdir().unwrap();
         let own = nix::unistd::geteuid().as_raw();
-        let (daemon, server) = family(File::open(scratch.path()).unwrap());
-        let servers = servers(FileId::of(&scratch.as_file().metadata().unwrap()), own);
+        let (lock, input) = lock_in(scratch.path());
+        let (daemon, server) = family(input);
+        let servers = servers(lock, own);
         assert_eq!(servers.of_process(server, ProcessKind::Compute), Some(Server::Of("GPU 0")));
         // The parent of the daemon is this test, which does not have the lock. So the daemon is
         // treated like a server whose parent has ended.
@@ -185,14 +197,14 @@ mod tests {
         if !nix::unistd::geteuid().is_root() {
             return println!("SKIPPED children of servers: only root has processes of others");
         }
-        let scratch = tempfile::NamedTempFile::new().unwrap();
-        let input = File::open(scratch.path()).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let (lock, input) = lock_in(scratch.path());
         let mut server = Command::new("/bin/sh");
         server.args(["-c", "sleep 600 & echo $!; wait"]).stdin(input).stdout(Stdio::piped()).uid(65534);
         let mut server = server.process_group(0).spawn().unwrap();
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(server.stdout.take().unwrap()), &mut line).unwrap();
-        let servers = servers(FileId::of(&scratch.as_file().metadata().unwrap()), 0);
+        let servers = servers(lock, 0);
         let child: u32 = line.trim().parse().unwrap();
         assert_eq!(servers.of_process(child, ProcessKind::Compute), None);
         end(server);

@@ -21,7 +21,6 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -72,8 +71,8 @@ impl Input {
         if path.file_name()? != "lock" {
             return None;
         }
-        let meta = proc::open_file_metadata(pid, 0)?;
-        meta.is_file().then(|| Self { file: FileId::of(&meta), owner: meta.uid(), path })
+        let status = proc::open_file_status(pid, 0)?;
+        status.is_regular.then_some(Self { file: status.id, owner: status.owner, path })
     }
 
     /// Returns whether this standard input is the lock of a directory, or was that lock until the file was deleted.
