@@ -4,7 +4,8 @@
 //! gpushd can see the file:    the process executes it ─────────────────────► allowed
 //!                             the process's path is "FILE (deleted)" ──────► uncertain: an upgrade replaced the file
 //! gpushd cannot see the file: the process's path is the entry's path ──────► uncertain
-//! gpushd cannot read which file the process executes ──────────────────────► not allowed
+//! the process's file cannot be read ───────────────────────────────────────► not allowed
+//! the process's file system hangs: its path is the entry's path ───────────► uncertain
 //! otherwise ───────────────────────────────────────────────────────────────► not allowed
 //! ```
 //!
@@ -14,7 +15,7 @@
 
 use std::{fs, io, path::PathBuf};
 
-use gpush_api::{ApiError, Code, UnleasedPolicy};
+use gpush_api::{ApiError, Code};
 use gpush_core::config::{Allowed, Config};
 use gpush_host::proc::FileId;
 
@@ -36,8 +37,6 @@ pub(super) enum Match {
 #[derive(Debug, Default)]
 pub(super) struct AllowList {
     entries: Vec<AllowedProcess>,
-    /// Whether gpushd ends unleased processes. If not, the entries have no effect.
-    has_effect: bool,
 }
 
 #[derive(Debug)]
@@ -56,9 +55,8 @@ struct AllowedFile {
 impl AllowList {
     /// Looks up the files of the entries.
     pub(super) async fn of(config: &Config) -> Option<Self> {
-        let has_effect = config.processes.unleased == UnleasedPolicy::End;
         let allow = config.processes.allow.clone();
-        blocking(move || Self { entries: allow.into_iter().map(AllowedProcess::of).collect(), has_effect }).await
+        blocking(move || Self { entries: allow.into_iter().map(AllowedProcess::of).collect() }).await
     }
 
     /// Returns whether an entry matches a process.
@@ -76,8 +74,7 @@ impl AllowList {
 
     /// Returns an error for each file that gpushd cannot see although it may exist.
     pub(super) fn invisible(&self) -> Vec<ApiError> {
-        let exes = self.entries.iter().filter_map(|entry| entry.exe.as_ref()).filter(|_| self.has_effect);
-        exes.filter_map(AllowedFile::invisible).collect()
+        self.entries.iter().filter_map(|entry| entry.exe.as_ref()?.invisible()).collect()
     }
 }
 
@@ -93,8 +90,15 @@ impl AllowedProcess {
 
 impl AllowedFile {
     fn matches(&self, process: &Identity) -> Match {
-        let Some(executed) = process.file else { return Match::No };
         let path = self.path.display();
+        let Some(executed) = process.file else {
+            return match process.file_hangs && process.path == self.path {
+                true => Match::Uncertain(format!(
+                    "the config may allow it, because its path is {path}, and the file system there does not answer"
+                )),
+                false => Match::No,
+            };
+        };
         let is_replaced = process.path.as_os_str() == format!("{path} (deleted)").as_str();
         match &self.file {
             Ok(file) if *file == executed => Match::Yes,
@@ -139,16 +143,19 @@ mod tests {
         let deleted = Identity { path: "/home/gone (deleted)".into(), ..me.clone() };
         let hidden = Identity { path: "/home/gone".into(), ..me.clone() };
         let entry = AllowedProcess::of(Allowed { exe: Some("/home/gone".into()), uid: Some(me.uid()) });
-        let list = AllowList { entries: vec![entry], has_effect: true };
+        let list = AllowList { entries: vec![entry] };
         assert!(matches!(list.matches(&deleted), Match::Uncertain(_)));
         assert!(matches!(list.matches(&hidden), Match::Uncertain(_)));
         for path in ["/home/gone", "/home/gone (deleted)"] {
             let unread = Identity { file: None, path: path.into(), ..me.clone() };
             assert_eq!(list.matches(&unread), Match::No, "the path alone proves nothing");
         }
+        let unread = |path: &str| Identity { file: None, file_hangs: true, path: path.into(), ..me.clone() };
+        assert!(matches!(list.matches(&unread("/home/gone")), Match::Uncertain(_)), "the network may be down");
+        assert_eq!(list.matches(&unread("/home/other")), Match::No);
         assert_eq!(list.matches(&me), Match::No);
         assert_eq!(list.invisible().len(), 1);
         let missing = AllowedProcess::of(Allowed { exe: Some("/opt/not/here".into()), uid: None });
-        assert!(AllowList { entries: vec![missing], has_effect: true }.invisible().is_empty());
+        assert!(AllowList { entries: vec![missing] }.invisible().is_empty());
     }
 }

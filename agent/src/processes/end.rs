@@ -67,7 +67,11 @@ pub(crate) async fn run(unleased: Unleased) {
 
 async fn round(unleased: &Unleased) {
     let config = unleased.state.config();
-    let Some(allow) = AllowList::of(&config).await else { return };
+    let allow = match config.processes.unleased {
+        UnleasedPolicy::Report | UnleasedPolicy::Warn => Some(AllowList::default()),
+        UnleasedPolicy::End => AllowList::of(&config).await,
+    };
+    let Some(allow) = allow else { return };
     unleased.note_invisible(allow.invisible());
     let found = find(unleased, &config).await;
     let pids: Vec<u32> = found.iter().filter_map(|one| one.process.process.pid).collect();

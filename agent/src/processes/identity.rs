@@ -22,6 +22,8 @@ pub(super) struct Identity {
     pub(super) uids: [u32; 4],
     /// Executed file; `None` if gpushd cannot read it, for example on a FUSE file system that only its user may read.
     pub(super) file: Option<FileId>,
+    /// Whether the file system of the executed file did not answer, so `file` is unknown for now.
+    pub(super) file_hangs: bool,
     /// Path of that file, as the process sees it. Ends with ` (deleted)` if the file no longer exists.
     pub(super) path: PathBuf,
 }
@@ -30,7 +32,8 @@ impl Identity {
     /// Reads the identity of a process; `None` if there is no such process, or gpushd may not read it.
     fn of(pid: u32) -> Option<Self> {
         let (start, uids, path) = (proc::start(pid)?, proc::uids(pid)?, proc::executable(pid)?);
-        Some(Self { start, uids, path, file: proc::executable_id(pid) })
+        let file = proc::executable_id_in_time(pid);
+        Some(Self { start, uids, path, file_hangs: file.is_err(), file: file.ok().flatten() })
     }
 
     /// Returns whether this is the same process, and it executes the same program. Compares the files only if gpushd
