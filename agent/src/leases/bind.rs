@@ -8,53 +8,31 @@
 //!            is read back ─► answered
 //! ```
 //!
-//! Only systemd moves processes, and only the process that sent the request. gpushd does not write to cgroups. The name
-//! of a scope contains the epoch of the database and the number of the lease, so no two leases have the same scope.
-//! gpushd records a scope before it creates the scope, so that the next gpushd finds it.
+//! Only systemd moves processes, and only the process that sent the request ([`scope`]). gpushd records a scope before
+//! systemd creates it, so that the next gpushd finds it. A request may wait long in the queue. So before the grant,
+//! gpushd checks that the caller is still in the same cgroup.
 
-use std::{collections::BTreeSet, io, sync::Arc};
+use std::sync::Arc;
 
-use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest};
+use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseRequest};
 use gpush_host::{
     cgroup::{self, BindRequest, BindTarget, CgroupKind, Members, UnitOwner},
     pidfd::PidFd,
     proc,
-    systemd::{self, Manager, TransientScope},
+    systemd::{self, Manager},
 };
 use gpush_store::{LeaseRecord, StoreError, Tx};
 
-use super::{Leases, lease_end};
+use super::{Leases, scope};
 use crate::caller::Caller;
-
-/// The slice that contains the scopes of all users.
-const SLICE: &str = "gpulease";
-
-/// Creates scopes, or has the reason why this gpushd cannot create them.
-#[derive(Debug, Clone)]
-pub(crate) struct Scopes(Result<Arc<Manager>, &'static str>);
-
-impl Scopes {
-    /// Determines whether this gpushd can create scopes. Only the gpushd that runs as the system service can.
-    pub(crate) fn new(is_systems_own: bool) -> Self {
-        Self(if !systemd::is_the_service_manager() {
-            Err("systemd is not the service manager here")
-        } else if !nix::unistd::geteuid().is_root() {
-            Err("gpushd does not run as root")
-        } else if !is_systems_own {
-            Err("this gpushd does not run as the system's service")
-        } else {
-            Ok(Arc::default())
-        })
-    }
-}
 
 /// The binding of a lease that is being granted.
 #[derive(Debug, Clone)]
 pub(super) struct ResolvedBinding {
     /// The binding to record. A new scope gets its name later, when the id of the lease is known.
     pub(super) binding: LeaseBinding,
-    /// The process to move into a new scope.
-    mover: Option<Arc<CallingProcess>>,
+    /// The caller, if the lease gets a new scope or the cgroup of the caller.
+    caller: Option<Arc<CallingProcess>>,
     /// Why the binding differs from the requested one.
     reason: Option<String>,
 }
@@ -62,7 +40,20 @@ pub(super) struct ResolvedBinding {
 impl ResolvedBinding {
     /// Returns the binding to a Slurm job. The processes of the job stay in the job's cgroup.
     pub(super) fn to_job(binding: LeaseBinding) -> Self {
-        Self { binding, mover: None, reason: None }
+        Self { binding, caller: None, reason: None }
+    }
+
+    /// Returns the process to move into a new scope.
+    pub(super) fn mover(&self) -> Option<&CallingProcess> {
+        self.caller.as_deref().filter(|_| matches!(self.binding, LeaseBinding::Scope { .. }))
+    }
+
+    /// Checks that the caller is still in the cgroup from which the binding was determined.
+    ///
+    /// # Errors
+    /// If the caller has ended, changed its user or its cgroup.
+    pub(super) fn check(&self) -> Result<(), ApiError> {
+        self.caller.as_ref().map_or(Ok(()), |caller| caller.check_unmoved())
     }
 
     /// Adds to a grant the reason why its binding differs from the requested one.
@@ -73,10 +64,12 @@ impl ResolvedBinding {
 
 /// The process that sent a request.
 #[derive(Debug)]
-struct CallingProcess {
-    pid: u32,
+pub(super) struct CallingProcess {
+    pub(super) pid: u32,
     uid: u32,
-    process: PidFd,
+    pub(super) process: PidFd,
+    /// Its cgroup when it sent the request.
+    cgroup: CgroupKind,
 }
 
 impl CallingProcess {
@@ -92,13 +85,13 @@ impl CallingProcess {
         if caller.peer.start.is_none() || proc::start(pid) != caller.peer.start {
             return Err(caller_ended_error());
         }
-        let held = Self { pid, uid: caller.peer.uid, process };
+        let held = Self { pid, uid: caller.peer.uid, process, cgroup: CgroupKind::of(pid) };
         held.check()?;
         Ok(held)
     }
 
     /// Checks that the process is alive and still runs as the user that connected.
-    fn check(&self) -> Result<(), ApiError> {
+    pub(super) fn check(&self) -> Result<(), ApiError> {
         let uids = proc::uids(self.pid);
         // Check this last: only if the process is still alive, `uids` belongs to it and not to another process with its
         // pid.
@@ -108,6 +101,22 @@ impl CallingProcess {
         if uids != Some([self.uid; 4]) {
             return Err(ApiError::new(Code::Denied, "the calling process has changed its user since it connected")
                 .hint("send the request from a process that does not change its user"));
+        }
+        Ok(())
+    }
+
+    /// Checks the same, and that the process is still in the cgroup in which it was when it sent the request. In a new
+    /// scope, the process would not have the limits of another cgroup.
+    pub(super) fn check_unmoved(&self) -> Result<(), ApiError> {
+        let cgroup = CgroupKind::of(self.pid);
+        self.check()?;
+        if cgroup != self.cgroup {
+            return Err(ApiError::new(
+                Code::Conflict,
+                "the calling process was moved to another cgroup while it waited",
+            )
+            .cause("the lease would be bound to a cgroup in which its process no longer is")
+            .hint("request the lease again"));
         }
         Ok(())
     }
@@ -134,7 +143,7 @@ pub(super) async fn resolve(
     // gpushd does not know the pids inside a container, so a caller there cannot name its session leader. For a binding
     // to the caller's cgroup, an error in `named` does not matter.
     let (named, wish) = match request.bind_to {
-        BindTo::Process => return Ok(ResolvedBinding { binding: named?, mover: None, reason: None }),
+        BindTo::Process => return Ok(ResolvedBinding { binding: named?, caller: None, reason: None }),
         BindTo::Scope => (Ok(named?), BindRequest::NewScope),
         BindTo::Cgroup => (named, BindRequest::Present),
     };
@@ -142,7 +151,7 @@ pub(super) async fn resolve(
         (Err(error), _) => Err(error.clone()),
         (Ok(LeaseBinding::None), BindRequest::Present) => Err(no_end(reason)),
         (Ok(binding), _) => {
-            Ok(ResolvedBinding { binding: binding.clone(), mover: None, reason: Some(reason.to_owned()) })
+            Ok(ResolvedBinding { binding: binding.clone(), caller: None, reason: Some(reason.to_owned()) })
         }
     };
     if let (Ok(LeaseBinding::Process { pid: Some(pid), .. }), BindRequest::NewScope) = (&named, wish)
@@ -159,20 +168,17 @@ pub(super) async fn resolve(
         Ok(manager) => manager,
         Err(reason) => return as_named(reason),
     };
-    let process = CallingProcess::of(caller)?;
-    let pid = process.pid;
-    let read = move || {
-        let kind = CgroupKind::of(pid);
-        let is_own = matches!(&kind, CgroupKind::Unit { cgroup } if is_all_of(cgroup, holder));
-        (kind, is_own)
-    };
-    let (kind, is_own) = tokio::task::spawn_blocking(read).await.map_err(|failed| unread_cgroup(pid, &failed))?;
+    let process = Arc::new(CallingProcess::of(caller)?);
+    let (pid, kind) = (process.pid, process.cgroup.clone());
+    let unit = kind.clone();
+    let read = move || matches!(unit, CgroupKind::Unit { cgroup } if is_all_of(&cgroup, holder));
+    let is_own = tokio::task::spawn_blocking(read).await.map_err(|failed| unread_cgroup(pid, &failed))?;
     let owner = match (&kind, wish) {
         _ if is_own => UnitOwner::Caller,
         (CgroupKind::Unit { cgroup }, BindRequest::NewScope) => {
             match owner_of(leases, manager, cgroup, holder).await? {
                 // Below the cgroup of a service, such as that of a batch system, root may have set limits.
-                UnitOwner::Root if !proc::cgroups(pid).is_some_and(|text| cgroup::is_at(cgroup, &text)) => {
+                UnitOwner::SessionService if !proc::cgroups(pid).is_some_and(|text| cgroup::is_at(cgroup, &text)) => {
                     UnitOwner::Others
                 }
                 owner => owner,
@@ -183,21 +189,20 @@ pub(super) async fn resolve(
     };
     match kind.choose(wish, holder, caller.peer.is_on_this_host, owner) {
         BindTarget::Cgroup(cgroup) => {
-            process.check()?;
             // If the lease gets no new scope, it ends with the command of `gpushctl run`.
             let (pid, start) = match (wish, named) {
                 (BindRequest::NewScope, Ok(LeaseBinding::Process { pid, start })) => (pid, start),
                 _ => (None, None),
             };
             let binding = LeaseBinding::Cgroup { cgroup: Some(cgroup), pid, start };
-            Ok(ResolvedBinding { binding, mover: None, reason: None })
+            Ok(ResolvedBinding { binding, caller: Some(process), reason: None })
         }
         BindTarget::None(reason) => as_named(reason),
         BindTarget::NewScope => {
             // Check that systemd answers before gpushd reserves or records anything.
             manager.check().await.map_err(|error| no_scope(&error))?;
             let binding = LeaseBinding::Scope { unit: None, cgroup: None };
-            Ok(ResolvedBinding { binding, mover: Some(Arc::new(process)), reason: None })
+            Ok(ResolvedBinding { binding, caller: Some(process), reason: None })
         }
     }
 }
@@ -224,17 +229,40 @@ async fn owner_of(leases: &Leases, manager: &Manager, cgroup: &str, holder: u32)
     let is_in_unit = |pid: &u32| proc::cgroups(*pid).is_some_and(|text| cgroup::contains(cgroup, &text));
     let main_uids = service.main_pid.filter(is_in_unit).and_then(proc::uids);
     let name = leases.handles.users.user(holder).await;
-    Ok(owner(&service.user, main_uids, holder, name.as_deref()))
+    Ok(owner(unit, &service.user, main_uids, holder, name.as_deref()))
 }
 
-/// Returns whose service this is, by its `User=` and the uids of its main process.
-fn owner(user: &str, main_uids: Option<[u32; 4]>, holder: u32, holder_name: Option<&str>) -> UnitOwner {
+/// Services of root that start sessions of users. In such a service, the processes of users have no limits on purpose:
+/// with pam_systemd, each session has its own scope.
+const SESSION_SERVICES: [&str; 12] = [
+    "anacron",
+    "atd",
+    "console-getty",
+    "container-getty",
+    "cron",
+    "crond",
+    "cronie",
+    "dropbear",
+    "getty",
+    "serial-getty",
+    "ssh",
+    "sshd",
+];
+
+/// Returns whether a service, such as `cron.service` or `getty@tty1.service`, starts sessions of users.
+fn starts_sessions(unit: &str) -> bool {
+    let name = unit.strip_suffix(".service").unwrap_or(unit);
+    SESSION_SERVICES.contains(&name.split_once('@').map_or(name, |(template, _)| template))
+}
+
+/// Returns whose service this is, by its name, its `User=` and the uids of its main process.
+fn owner(unit: &str, user: &str, main_uids: Option<[u32; 4]>, holder: u32, holder_name: Option<&str>) -> UnitOwner {
     let is_holders = holder_name == Some(user) || user.parse() == Ok(holder);
     match (user, main_uids) {
-        ("" | "root" | "0", _) if holder == 0 => UnitOwner::Root,
+        ("" | "root" | "0", _) if holder == 0 && starts_sessions(unit) => UnitOwner::SessionService,
         // Without `User=`, the main process may have changed its user.
-        ("" | "root" | "0", Some(uids)) if uids == [holder; 4] => UnitOwner::Caller,
-        ("" | "root" | "0", Some([0, 0, 0, 0])) => UnitOwner::Root,
+        ("" | "root" | "0", Some(uids)) if uids == [holder; 4] && holder != 0 => UnitOwner::Caller,
+        ("" | "root" | "0", Some([0, 0, 0, 0])) if starts_sessions(unit) => UnitOwner::SessionService,
         // For example, a user's main process executes a setuid program.
         ("" | "root" | "0", _) => UnitOwner::Others,
         _ if is_holders => UnitOwner::Caller,
@@ -253,17 +281,10 @@ fn no_end(reason: &str) -> ApiError {
         .hint("request a lease with an end time: `gpushctl lease request --for 2h`")
 }
 
-fn no_scope(error: &systemd::Error) -> ApiError {
+pub(super) fn no_scope(error: &systemd::Error) -> ApiError {
     ApiError::new(Code::Unavailable, "cannot create a systemd scope for the lease").cause(error.in_full()).hint(
         "see `systemctl status dbus.service`, or request a lease with an end time: `gpushctl lease request --for 2h`",
     )
-}
-
-/// Returns the name of the scope of a lease, and the path of its cgroup.
-fn names(epoch: &str, id: LeaseId, uid: u32) -> (String, String) {
-    let unit = format!("{SLICE}-{epoch}-{}.scope", id.0);
-    let cgroup = format!("/{SLICE}.slice/{SLICE}-{uid}.slice/{unit}");
-    (unit, cgroup)
 }
 
 /// Records the binding of a lease in the transaction that grants the lease. A new scope gets its name. The client of a
@@ -276,7 +297,7 @@ pub(super) fn record(
 ) -> Result<LeaseRecord, StoreError> {
     let binding = match resolved {
         LeaseBinding::Scope { unit: None, .. } => {
-            let (unit, cgroup) = names(epoch, record.id, record.holder.uid);
+            let (unit, cgroup) = scope::names(epoch, record.id, record.holder.uid);
             LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) }
         }
         resolved => resolved.clone(),
@@ -285,112 +306,6 @@ pub(super) fn record(
         return Ok(record);
     }
     tx.bind_lease(record.id, binding)
-}
-
-/// Marks a lease whose scope is being created. While this value exists, the lease does not end because its scope is
-/// empty.
-#[derive(Debug)]
-pub(super) struct ScopeCreation {
-    leases: Leases,
-    id: LeaseId,
-}
-
-impl ScopeCreation {
-    /// Marks the lease if its process gets a new scope. Call this before the lease is active.
-    pub(super) fn begin(leases: &Leases, record: &LeaseRecord, bound: &ResolvedBinding) -> Option<Self> {
-        bound.mover.as_ref()?;
-        leases.scopes_in_creation().insert(record.id);
-        Some(Self { leases: leases.clone(), id: record.id })
-    }
-}
-
-impl Drop for ScopeCreation {
-    fn drop(&mut self) {
-        self.leases.scopes_in_creation().remove(&self.id);
-        lease_end::watch(&self.leases, self.id);
-    }
-}
-
-/// Creates the scope of an active lease and moves the caller into it.
-///
-/// # Errors
-/// If the caller has ended or changed its user, or systemd did not move it.
-pub(super) async fn move_into_scope(
-    leases: &Leases,
-    record: &LeaseRecord,
-    bound: &ResolvedBinding,
-) -> Result<(), ApiError> {
-    let (Some(process), Ok(manager)) = (&bound.mover, &leases.handles.scopes.0) else { return Ok(()) };
-    let LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } = &record.binding else { return Ok(()) };
-    let who = record.holder.user.clone().unwrap_or_else(|| format!("uid {}", record.holder.uid));
-    let scope = TransientScope {
-        name: unit.clone(),
-        description: format!("gpush lease {} of {who}", record.id),
-        slice: format!("{SLICE}-{}.slice", record.holder.uid),
-    };
-    process.check()?;
-    let started = manager.start_scope(&scope, &process.process).await;
-    let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
-    // If the process has ended, return this error instead of systemd's.
-    process.check()?;
-    started.map_err(|error| no_scope(&error))?;
-    if is_there {
-        return Ok(());
-    }
-    Err(ApiError::new(Code::Internal, format!("systemd did not move the calling process into {unit}"))
-        .hint(format!("see `journalctl -u {unit}`")))
-}
-
-/// Returns the scopes of leases that gpushd does not know, such as those of a lost database. gpushd
-/// never ends them.
-///
-/// # Errors
-/// The cgroups of the scopes cannot be listed.
-fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
-    if leases.handles.scopes.0.is_err() {
-        return Ok(Vec::new());
-    }
-    let table = leases.handles.state.leases();
-    let known: BTreeSet<&str> = table
-        .open
-        .values()
-        .filter_map(|lease| match &lease.record.binding {
-            LeaseBinding::Scope { cgroup, .. } => cgroup.as_deref(),
-            _ => None,
-        })
-        .collect();
-    let mut scopes = Vec::new();
-    for slice in cgroup::children(&format!("/{SLICE}.slice"))? {
-        scopes.extend(cgroup::children(&slice)?);
-    }
-    scopes.retain(|scope| scope.ends_with(".scope") && !known.contains(scope.as_str()));
-    Ok(scopes)
-}
-
-/// Returns the problems of lease scopes.
-pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
-    // The scope of a lease that has just ended may still exist briefly.
-    let may_have_processes = |scope: &String| cgroup::processes(scope).is_some_and(|found| !found.is_empty());
-    let unknown: Vec<String> = match unknown_scopes(leases) {
-        Ok(scopes) => scopes.into_iter().filter(may_have_processes).collect(),
-        Err(error) => {
-            return vec![
-                ApiError::new(Code::Internal, "cannot list the scopes of leases")
-                    .cause(error.to_string())
-                    .hint("see `systemctl list-units 'gpulease-*.scope'`"),
-            ];
-        }
-    };
-    let Some(first) = unknown.first() else { return Vec::new() };
-    let name = first.rsplit('/').next().unwrap_or_default();
-    let count = unknown.len();
-    let what = if count == 1 { format!("scope {name} has") } else { format!("{count} scopes, such as {name}, have") };
-    let message = format!("{what} processes of a lease that gpushd does not know");
-    vec![
-        ApiError::new(Code::Conflict, message)
-            .cause("gpushd does not end these processes")
-            .hint(format!("see `systemctl status {name}`")),
-    ]
 }
 
 #[cfg(test)]
@@ -434,6 +349,22 @@ mod tests {
         assert_eq!(held.check().unwrap_err().code, Code::Conflict);
     }
 
+    /// Fault: a process was moved into a service with limits while its request waited, and got a scope without these
+    /// limits.
+    #[test]
+    fn process_that_was_moved_to_another_cgroup_is_refused() {
+        let own = std::process::id();
+        let mut process = CallingProcess::of(&caller(own, proc::start(own))).unwrap();
+        process.check_unmoved().unwrap();
+        process.cgroup = CgroupKind::Unit { cgroup: "/system.slice/other.service".to_owned() };
+        process.check().unwrap();
+        let binding = LeaseBinding::Scope { unit: None, cgroup: None };
+        let bound = ResolvedBinding { binding, caller: Some(Arc::new(process)), reason: None };
+        let refused = bound.check().unwrap_err();
+        assert_eq!(refused.code, Code::Conflict);
+        assert!(refused.message.contains("was moved to another cgroup"), "{refused}");
+    }
+
     #[test]
     fn process_that_changed_its_user_is_denied() {
         let own = std::process::id();
@@ -446,17 +377,31 @@ mod tests {
     /// main process changed its user.
     #[test]
     fn owner_of_a_service_does_not_depend_on_its_other_processes() {
-        let owner = |user: &str, main| owner(user, main, 1000, Some("alice"));
+        let owner = |user: &str, main| owner("cron.service", user, main, 1000, Some("alice"));
         let (root, alice) = (Some([0; 4]), Some([1000; 4]));
         for user in ["alice", "1000"] {
             assert_eq!(owner(user, root), UnitOwner::Caller, "{user}");
         }
         assert_eq!(owner("bob", alice), UnitOwner::Others);
-        assert_eq!(owner("", root), UnitOwner::Root);
+        assert_eq!(owner("", root), UnitOwner::SessionService);
         assert_eq!(owner("", alice), UnitOwner::Caller);
         assert_eq!(owner("", None), UnitOwner::Others);
         assert_eq!(owner("", Some([1000, 0, 0, 0])), UnitOwner::Others, "the main process is a setuid program");
-        assert_eq!(super::owner("", root, 0, Some("root")), UnitOwner::Root);
+        assert_eq!(super::owner("cron.service", "", root, 0, Some("root")), UnitOwner::SessionService);
+    }
+
+    /// Fault: root started a program of a user with `runuser` in a service with limits, and the program got a scope
+    /// without these limits.
+    #[test]
+    fn service_of_root_gives_no_scope_unless_it_starts_sessions() {
+        let owner = |unit: &str, holder| owner(unit, "", Some([0; 4]), holder, None);
+        for unit in ["cron.service", "crond.service", "ssh.service", "ssh@3-10.0.0.1:22.service", "getty@tty1.service"]
+        {
+            assert_eq!((owner(unit, 1000), owner(unit, 0)), (UnitOwner::SessionService, UnitOwner::SessionService));
+        }
+        for unit in ["batch.service", "cron-like.service", "batch@cron.service"] {
+            assert_eq!((owner(unit, 1000), owner(unit, 0)), (UnitOwner::Others, UnitOwner::Others), "{unit}");
+        }
     }
 
     /// The first process queued the request and ended. The second process repeats the request after a restart of gpushd.
@@ -476,12 +421,5 @@ mod tests {
         assert_eq!(granted.binding, process(7));
         let read = store.read(move |view| view.lease(granted.id)).await.unwrap().unwrap();
         assert_eq!((read.binding, read.state), (process(7), LeaseState::Active));
-    }
-
-    #[test]
-    fn scope_is_named_after_epoch_and_lease() {
-        let (unit, cgroup) = names("0a1b2c3d", LeaseId(17), 1000);
-        assert_eq!(unit, "gpulease-0a1b2c3d-17.scope");
-        assert_eq!(cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope");
     }
 }

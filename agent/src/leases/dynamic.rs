@@ -17,9 +17,11 @@ use gpush_store::{LeaseRecord, LeaseSource, OperationId};
 
 use super::{
     Leases,
-    bind::{self, ResolvedBinding, ScopeCreation},
+    bind::{self, ResolvedBinding},
     grant::{answer, audit_record},
-    lease_end, log, show,
+    lease_end, log,
+    scope::ScopeCreation,
+    show,
 };
 use crate::{
     apply::Creation,

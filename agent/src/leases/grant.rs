@@ -29,7 +29,7 @@ use tokio::{
 
 use super::{
     Leases,
-    bind::{self, ResolvedBinding, ScopeCreation},
+    bind::{self, ResolvedBinding},
     dynamic::{self, DevicesToCreate},
     explain::{RetryHint, explain, retry_hint},
     job::JobTerms,
@@ -37,7 +37,9 @@ use super::{
     pending::PendingGrant,
     queue,
     request::{Resolved, denied, resolve},
-    restored, show,
+    restored,
+    scope::{self, ScopeCreation},
+    show,
 };
 use crate::{
     caller::{Caller, Viewer},
@@ -320,7 +322,7 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
 /// Records the grant of reserved capacity, and admits the holder to the MPS daemons.
 ///
 /// # Errors
-/// If an MPS daemon does not admit the holder, or if the grant cannot be recorded. After an error, the capacity is free
+/// If the caller has ended or was moved, an MPS daemon does not admit the holder, or the grant cannot be recorded. After an error, the capacity is free
 /// again, unless it is unknown whether the grant is on disk.
 pub(super) async fn commit(
     leases: &Leases,
@@ -337,6 +339,11 @@ pub(super) async fn commit(
         mps::admit(&leases.handles.mps, &members).await;
         leases.capacity_freed();
     };
+    // The request may have waited long since its binding was determined.
+    if let Err(error) = bound.check() {
+        free().await;
+        return Err(error);
+    }
     if let Some(missing) = missing {
         let begun = match dynamic::begin(leases, source, request, bound, members.clone(), missing, key).await {
             Ok(begun) => begun,
@@ -409,7 +416,7 @@ pub(super) async fn answer(
 ) -> Result<LeaseGrant, ApiError> {
     let granted = async {
         let lease = leases.handles.state.leases().open.get(&id).cloned().ok_or_else(|| show::unknown(id))?;
-        bind::move_into_scope(leases, &lease.record, bound).await?;
+        scope::move_into_scope(leases, &lease.record, bound).await?;
         // The lease may have ended while systemd moved the caller.
         let table = leases.handles.state.leases();
         let active = table.open.get(&id).filter(|lease| lease.state.name() == LeaseState::Active);

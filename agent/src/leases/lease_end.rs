@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 use super::{
     Leases, dynamic, expiry, job,
     processes::{self, RemainingProcesses},
-    queue, restored,
+    queue, restored, scope,
 };
 use crate::{mps, state::OpenLease};
 
@@ -407,6 +407,10 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
                 tracing::warn!(lease = %id, pid, "lease {id}: cannot send {signal} to process {pid}: {error}");
             }
         }
+    }
+    if signal == Signal::SIGKILL {
+        // The processes in the scope may have started others since they were read.
+        scope::kill(leases, &lease.record).await;
     }
 }
 

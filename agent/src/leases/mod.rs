@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `request` | what a request means on this host: holder, share, GPUs |
 //! | `bind` | the binding of a lease: a scope, a cgroup, a process |
+//! | `scope` | scopes of leases, which systemd creates and kills |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `grant` | placing, reserving, committing |
 //! | `dynamic` | grants that create MIG devices |
@@ -49,6 +50,7 @@ mod processes;
 mod queue;
 mod request;
 mod restored;
+mod scope;
 mod show;
 
 use std::{
@@ -74,12 +76,12 @@ use crate::{
 };
 
 pub(crate) use self::{
-    bind::{Scopes, health},
     change::{release, renew, revoke},
     grant::{Delivery, Outcome, request},
     job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
     lease_end::run,
     restored::restore_places,
+    scope::{Scopes, health},
     show::{all, environment, one},
 };
 

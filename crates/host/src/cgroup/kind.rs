@@ -82,8 +82,8 @@ pub enum BindRequest {
 pub enum UnitOwner {
     /// The user of the calling process.
     Caller,
-    /// root, for several users: a service such as cron or sshd.
-    Root,
+    /// root, and the service starts sessions of users: for example cron or sshd.
+    SessionService,
     /// Another user, or several users.
     Others,
 }
@@ -174,7 +174,7 @@ impl CgroupKind {
             },
             Self::Unit { cgroup } => match owner {
                 UnitOwner::Caller => BindTarget::Cgroup(cgroup),
-                UnitOwner::Root => scope("other users have processes in the unit of the calling process"),
+                UnitOwner::SessionService => scope("other users have processes in the unit of the calling process"),
                 // A unit can limit its user. In a scope of its own, the process would not have these limits. A user can
                 // start a setuid program in the unit, so the uids of its processes do not show whose unit it is.
                 UnitOwner::Others => BindTarget::None("the unit of the calling process is not only for its user"),

@@ -128,6 +128,11 @@ impl Error {
     pub fn in_full(&self) -> String {
         error_chain::in_full(self)
     }
+
+    /// Returns whether systemd refused a call because it has not loaded the unit.
+    pub fn is_not_loaded(&self) -> bool {
+        matches!(self, Self::Refused { name, .. } if is_not_loaded(name))
+    }
 }
 
 impl Manager {

@@ -156,9 +156,9 @@ fn lease_is_bound_as_the_caller_is_placed() {
         );
     }
     // In services such as cron and sshd, root has processes too.
-    assert_eq!(service().choose(BindRequest::NewScope, 1000, true, UnitOwner::Root), BindTarget::NewScope);
-    assert!(none(service().choose(BindRequest::Present, 1000, true, UnitOwner::Root)));
-    // A process never leaves the limits of a unit that is not root's.
+    assert_eq!(service().choose(BindRequest::NewScope, 1000, true, UnitOwner::SessionService), BindTarget::NewScope);
+    assert!(none(service().choose(BindRequest::Present, 1000, true, UnitOwner::SessionService)));
+    // A process never leaves the limits of another unit.
     for wish in [BindRequest::NewScope, BindRequest::Present] {
         assert!(none(service().choose(wish, 1000, true, UnitOwner::Others)));
     }
@@ -189,7 +189,7 @@ proptest! {
     #[test]
     fn processes_of_containers_and_jobs_are_never_moved(uid: u32, here: bool, job in 1..u64::MAX) {
         for place in [container("/docker/x"), CgroupKind::SlurmJob { cgroup: "/slurm/uid_1/job_1".to_owned(), job }] {
-            prop_assert!(matches!(place.choose(BindRequest::NewScope, uid, here, UnitOwner::Root), BindTarget::Cgroup(_)));
+            prop_assert!(matches!(place.choose(BindRequest::NewScope, uid, here, UnitOwner::SessionService), BindTarget::Cgroup(_)));
         }
     }
 }

@@ -1,0 +1,210 @@
+//! Scopes of leases: gpushd has systemd create, find and kill them.
+//!
+//! Only systemd moves and kills the processes of a scope: gpushd's unit may not write to cgroups. The name of a scope
+//! contains the epoch of the database and the number of the lease, so no two leases have the same scope.
+
+use std::{collections::BTreeSet, io, sync::Arc};
+
+use gpush_api::{ApiError, Code, LeaseBinding, LeaseId};
+use gpush_host::{
+    cgroup, proc,
+    systemd::{self, Manager, TransientScope},
+};
+use gpush_store::LeaseRecord;
+
+use super::{
+    Leases,
+    bind::{self, ResolvedBinding},
+    lease_end,
+};
+
+/// The slice that contains the scopes of all users.
+const SLICE: &str = "gpulease";
+
+/// Creates scopes, or has the reason why this gpushd cannot create them.
+#[derive(Debug, Clone)]
+pub(crate) struct Scopes(pub(super) Result<Arc<Manager>, &'static str>);
+
+impl Scopes {
+    /// Determines whether this gpushd can create scopes. Only the gpushd that runs as the system service can.
+    pub(crate) fn new(is_systems_own: bool) -> Self {
+        Self(if !systemd::is_the_service_manager() {
+            Err("systemd is not the service manager here")
+        } else if !nix::unistd::geteuid().is_root() {
+            Err("gpushd does not run as root")
+        } else if !is_systems_own {
+            Err("this gpushd does not run as the system's service")
+        } else {
+            Ok(Arc::default())
+        })
+    }
+}
+
+/// Returns the name of the scope of a lease, and the path of its cgroup.
+pub(super) fn names(epoch: &str, id: LeaseId, uid: u32) -> (String, String) {
+    let unit = format!("{SLICE}-{epoch}-{}.scope", id.0);
+    let cgroup = format!("/{SLICE}.slice/{SLICE}-{uid}.slice/{unit}");
+    (unit, cgroup)
+}
+
+/// Marks a lease whose scope is being created. While this value exists, the lease does not end because its scope is
+/// empty.
+#[derive(Debug)]
+pub(super) struct ScopeCreation {
+    leases: Leases,
+    id: LeaseId,
+}
+
+impl ScopeCreation {
+    /// Marks the lease if its process gets a new scope. Call this before the lease is active.
+    pub(super) fn begin(leases: &Leases, record: &LeaseRecord, bound: &ResolvedBinding) -> Option<Self> {
+        bound.mover()?;
+        leases.scopes_in_creation().insert(record.id);
+        Some(Self { leases: leases.clone(), id: record.id })
+    }
+}
+
+impl Drop for ScopeCreation {
+    fn drop(&mut self) {
+        self.leases.scopes_in_creation().remove(&self.id);
+        lease_end::watch(&self.leases, self.id);
+    }
+}
+
+/// Creates the scope of an active lease and moves the caller into it.
+///
+/// # Errors
+/// If the caller has ended or changed its user, or systemd did not move it.
+pub(super) async fn move_into_scope(
+    leases: &Leases,
+    record: &LeaseRecord,
+    bound: &ResolvedBinding,
+) -> Result<(), ApiError> {
+    let (Some(process), Ok(manager)) = (bound.mover(), &leases.handles.scopes.0) else { return Ok(()) };
+    let LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } = &record.binding else { return Ok(()) };
+    let who = record.holder.user.clone().unwrap_or_else(|| format!("uid {}", record.holder.uid));
+    let scope = TransientScope {
+        name: unit.clone(),
+        description: format!("gpush lease {} of {who}", record.id),
+        slice: format!("{SLICE}-{}.slice", record.holder.uid),
+    };
+    process.check_unmoved()?;
+    let started = manager.start_scope(&scope, &process.process).await;
+    let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
+    // If the process has ended, return this error instead of systemd's.
+    process.check()?;
+    started.map_err(|error| bind::no_scope(&error))?;
+    if is_there {
+        return Ok(());
+    }
+    Err(ApiError::new(Code::Internal, format!("systemd did not move the calling process into {unit}"))
+        .hint(format!("see `journalctl -u {unit}`")))
+}
+
+/// Kills all processes in the scope of a lease, also those that it starts meanwhile, and those of other users. Does
+/// nothing if the lease has no scope: other cgroups are not gpushd's.
+pub(super) async fn kill(leases: &Leases, record: &LeaseRecord) {
+    let (Ok(manager), Some(unit)) = (&leases.handles.scopes.0, unit_of(record)) else { return };
+    let id = record.id;
+    match manager.kill(unit).await {
+        Ok(()) => tracing::info!(lease = %id, "lease {id}: sent SIGKILL to all processes of {unit}"),
+        // systemd has unloaded the scope, because its last process has ended.
+        Err(error) if error.is_not_loaded() => {}
+        Err(error) => tracing::warn!(lease = %id, "lease {id}: cannot kill {unit}: {}", error.in_full()),
+    }
+}
+
+/// Returns the scope that gpushd created for a lease.
+fn unit_of(record: &LeaseRecord) -> Option<&str> {
+    match &record.binding {
+        LeaseBinding::Scope { unit, .. } => unit.as_deref(),
+        LeaseBinding::Cgroup { .. }
+        | LeaseBinding::Process { .. }
+        | LeaseBinding::Job { .. }
+        | LeaseBinding::Time
+        | LeaseBinding::None => None,
+    }
+}
+
+/// Returns the scopes of leases that gpushd does not know, such as those of a lost database. gpushd
+/// never ends them.
+///
+/// # Errors
+/// The cgroups of the scopes cannot be listed.
+fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
+    if leases.handles.scopes.0.is_err() {
+        return Ok(Vec::new());
+    }
+    let table = leases.handles.state.leases();
+    let known: BTreeSet<&str> = table
+        .open
+        .values()
+        .filter_map(|lease| match &lease.record.binding {
+            LeaseBinding::Scope { cgroup, .. } => cgroup.as_deref(),
+            _ => None,
+        })
+        .collect();
+    let mut scopes = Vec::new();
+    for slice in cgroup::children(&format!("/{SLICE}.slice"))? {
+        scopes.extend(cgroup::children(&slice)?);
+    }
+    scopes.retain(|scope| scope.ends_with(".scope") && !known.contains(scope.as_str()));
+    Ok(scopes)
+}
+
+/// Returns the problems of lease scopes.
+pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
+    // The scope of a lease that has just ended may still exist briefly.
+    let may_have_processes = |scope: &String| cgroup::processes(scope).is_some_and(|found| !found.is_empty());
+    let unknown: Vec<String> = match unknown_scopes(leases) {
+        Ok(scopes) => scopes.into_iter().filter(may_have_processes).collect(),
+        Err(error) => {
+            return vec![
+                ApiError::new(Code::Internal, "cannot list the scopes of leases")
+                    .cause(error.to_string())
+                    .hint("see `systemctl list-units 'gpulease-*.scope'`"),
+            ];
+        }
+    };
+    let Some(first) = unknown.first() else { return Vec::new() };
+    let name = first.rsplit('/').next().unwrap_or_default();
+    let count = unknown.len();
+    let what = if count == 1 { format!("scope {name} has") } else { format!("{count} scopes, such as {name}, have") };
+    let message = format!("{what} processes of a lease that gpushd does not know");
+    vec![
+        ApiError::new(Code::Conflict, message)
+            .cause("gpushd does not end these processes")
+            .hint(format!("see `systemctl status {name}`")),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::leases::tests::record;
+
+    #[test]
+    fn scope_is_named_after_epoch_and_lease() {
+        let (unit, cgroup) = names("0a1b2c3d", LeaseId(17), 1000);
+        assert_eq!(unit, "gpulease-0a1b2c3d-17.scope");
+        assert_eq!(cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope");
+    }
+
+    /// gpushd must not kill a session, service, container or job.
+    #[test]
+    fn only_a_scope_of_gpushd_is_killed() {
+        let cgroup = Some("/system.slice/jupyter.service".to_owned());
+        let bound = |binding| LeaseRecord { binding, ..record(1, 1000, "GPU-0") };
+        let scope = bound(LeaseBinding::Scope { unit: Some("gpulease-e-1.scope".to_owned()), cgroup: cgroup.clone() });
+        assert_eq!(unit_of(&scope), Some("gpulease-e-1.scope"));
+        let (pid, start) = (Some(4), Some(1));
+        for binding in [
+            LeaseBinding::Cgroup { cgroup, pid: None, start: None },
+            LeaseBinding::Process { pid, start },
+            LeaseBinding::Time,
+            LeaseBinding::None,
+        ] {
+            assert_eq!(unit_of(&bound(binding)), None);
+        }
+    }
+}
