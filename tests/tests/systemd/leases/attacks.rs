@@ -156,6 +156,25 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
     none_left(&machine);
 }
 
+/// A process that continuously starts its successor and ends may survive signals to single processes. gpushd asks
+/// systemd to kill all processes of the scope, also those of other users.
+#[test]
+fn process_that_forks_continuously_ends_with_its_lease() {
+    let Some(machine) = machine("a process that forks continuously") else { return };
+    machine.sh("install -m 4755 $(command -v sleep) /srv/rootsleep");
+    machine.write("/srv/fork.sh", "/srv/rootsleep 1001 &\nexec perl -e \"while (1) { exit if fork }\"\n");
+    start_in_session(&machine, BOB, "1", "exec gpushctl run --timeslice -- sh /srv/fork.sh");
+    let unit = text(&active(&machine, 1)[0]["binding"], "unit").to_owned();
+    machine.await_that("the programs run", |machine| {
+        machine.run("pgrep -x perl").status.success() && machine.run("pgrep -x rootsleep").status.success()
+    });
+    machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
+    none_left(&machine);
+    assert!(!machine.run("pgrep -x perl").status.success() && !machine.run("pgrep -x rootsleep").status.success());
+    let log = machine.sh("journalctl -u gpushd.service --no-pager");
+    assert!(log.contains(&format!("sent SIGKILL to all processes of {unit}")), "{log}");
+}
+
 #[test]
 fn thousand_scopes_are_created_and_all_end() {
     const COUNT: usize = 1000;

@@ -65,11 +65,22 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
     );
     machine.sh("systemctl stop own.service");
     none_left(&machine);
-    // If a service also has a process of root, like cron, the lease gets a new scope.
-    machine.sh(&format!("systemd-run --quiet --unit=cron-like sh -c 'setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}; sleep 1'"));
-    let all = active(&machine, 1);
+    // In a service of root that starts sessions, such as cron, the lease gets a new scope. In another service of root,
+    // the process stays, because the service may have limits.
+    let of_root = |unit: &str| {
+        let line = format!("setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}; sleep 1");
+        machine.sh(&format!("systemd-run --quiet --collect --unit={unit} sh -c '{line}'"));
+        active(&machine, 1)
+    };
+    let all = of_root("crond");
     assert_eq!(text(&all[0]["binding"], "kind"), "scope");
     assert_eq!(scopes(&machine), [text(&all[0]["binding"], "unit")]);
+    machine.sh("pkill -KILL -x sleep");
+    none_left(&machine);
+    let all = of_root("batch");
+    assert_eq!(text(&all[0]["binding"], "kind"), "process");
+    let pid = machine.sh("pgrep -xf 'sleep 1000'");
+    assert_eq!(cgroup(&machine, &pid), "/system.slice/batch.service", "nothing was moved");
     machine.sh("pkill -KILL -x sleep");
     none_left(&machine);
     // If a service of one user is delegated, the lease is also bound to the cgroup of the service.
