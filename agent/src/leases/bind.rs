@@ -16,14 +16,16 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseRequest};
 use gpush_host::{
-    cgroup::{self, BindRequest, BindTarget, CgroupKind, Members, UnitOwner},
+    cgroup::{self, BindRequest, BindTarget, CgroupKind, UnitOwner},
     pidfd::PidFd,
-    proc,
-    systemd::{self, Manager},
+    proc, systemd,
 };
 use gpush_store::{LeaseRecord, StoreError, Tx};
 
-use super::{Leases, scope};
+use super::{
+    Leases, scope,
+    unit_owner::{is_all_of, owner_of},
+};
 use crate::caller::Caller;
 
 /// The binding of a lease that is being granted.
@@ -207,69 +209,6 @@ pub(super) async fn resolve(
     }
 }
 
-/// Returns whether a cgroup has processes, and all of them certainly belong to a user.
-fn is_all_of(cgroup: &str, uid: u32) -> bool {
-    let Some(Members { pids, error: None }) = cgroup::processes(cgroup) else { return false };
-    let is_own = |pid| proc::try_uids(pid).is_ok_and(|uids| uids.is_none_or(|uids| uids == [uid; 4]));
-    !pids.is_empty() && pids.into_iter().all(is_own)
-}
-
-/// Asks systemd whose unit this is. A scope has no `User=`.
-///
-/// # Errors
-/// If systemd cannot be reached.
-async fn owner_of(leases: &Leases, manager: &Manager, cgroup: &str, holder: u32) -> Result<UnitOwner, ApiError> {
-    let name = cgroup.rsplit('/').next().unwrap_or_default();
-    // systemd adds `_` to names that the kernel reserves in cgroup directories.
-    let unit = name.strip_prefix('_').unwrap_or(name);
-    if !unit.ends_with(".service") {
-        return Ok(UnitOwner::Others);
-    }
-    let service = manager.state(unit).await.map_err(|error| no_scope(&error))?;
-    let is_in_unit = |pid: &u32| proc::cgroups(*pid).is_some_and(|text| cgroup::contains(cgroup, &text));
-    let main_uids = service.main_pid.filter(is_in_unit).and_then(proc::uids);
-    let name = leases.handles.users.user(holder).await;
-    Ok(owner(unit, &service.user, main_uids, holder, name.as_deref()))
-}
-
-/// Services of root that start sessions of users. In such a service, the processes of users have no limits on purpose:
-/// with pam_systemd, each session has its own scope.
-const SESSION_SERVICES: [&str; 12] = [
-    "anacron",
-    "atd",
-    "console-getty",
-    "container-getty",
-    "cron",
-    "crond",
-    "cronie",
-    "dropbear",
-    "getty",
-    "serial-getty",
-    "ssh",
-    "sshd",
-];
-
-/// Returns whether a service, such as `cron.service` or `getty@tty1.service`, starts sessions of users.
-fn starts_sessions(unit: &str) -> bool {
-    let name = unit.strip_suffix(".service").unwrap_or(unit);
-    SESSION_SERVICES.contains(&name.split_once('@').map_or(name, |(template, _)| template))
-}
-
-/// Returns whose service this is, by its name, its `User=` and the uids of its main process.
-fn owner(unit: &str, user: &str, main_uids: Option<[u32; 4]>, holder: u32, holder_name: Option<&str>) -> UnitOwner {
-    let is_holders = holder_name == Some(user) || user.parse() == Ok(holder);
-    match (user, main_uids) {
-        ("" | "root" | "0", _) if holder == 0 && starts_sessions(unit) => UnitOwner::SessionService,
-        // Without `User=`, the main process may have changed its user.
-        ("" | "root" | "0", Some(uids)) if uids == [holder; 4] && holder != 0 => UnitOwner::Caller,
-        ("" | "root" | "0", Some([0, 0, 0, 0])) if starts_sessions(unit) => UnitOwner::SessionService,
-        // For example, a user's main process executes a setuid program.
-        ("" | "root" | "0", _) => UnitOwner::Others,
-        _ if is_holders => UnitOwner::Caller,
-        _ => UnitOwner::Others,
-    }
-}
-
 fn unread_cgroup(pid: u32, failed: &tokio::task::JoinError) -> ApiError {
     ApiError::new(Code::Internal, format!("cannot read the cgroup of process {pid}")).cause(failed.to_string())
 }
@@ -371,37 +310,6 @@ mod tests {
         let mut caller = caller(own, proc::start(own));
         caller.peer.uid = 4_000_000;
         assert_eq!(CallingProcess::of(&caller).unwrap_err().code, Code::Denied);
-    }
-
-    /// `run` in a service whose user started a setuid program, in a service of root such as cron, and in a service whose
-    /// main process changed its user.
-    #[test]
-    fn owner_of_a_service_does_not_depend_on_its_other_processes() {
-        let owner = |user: &str, main| owner("cron.service", user, main, 1000, Some("alice"));
-        let (root, alice) = (Some([0; 4]), Some([1000; 4]));
-        for user in ["alice", "1000"] {
-            assert_eq!(owner(user, root), UnitOwner::Caller, "{user}");
-        }
-        assert_eq!(owner("bob", alice), UnitOwner::Others);
-        assert_eq!(owner("", root), UnitOwner::SessionService);
-        assert_eq!(owner("", alice), UnitOwner::Caller);
-        assert_eq!(owner("", None), UnitOwner::Others);
-        assert_eq!(owner("", Some([1000, 0, 0, 0])), UnitOwner::Others, "the main process is a setuid program");
-        assert_eq!(super::owner("cron.service", "", root, 0, Some("root")), UnitOwner::SessionService);
-    }
-
-    /// Fault: root started a program of a user with `runuser` in a service with limits, and the program got a scope
-    /// without these limits.
-    #[test]
-    fn service_of_root_gives_no_scope_unless_it_starts_sessions() {
-        let owner = |unit: &str, holder| owner(unit, "", Some([0; 4]), holder, None);
-        for unit in ["cron.service", "crond.service", "ssh.service", "ssh@3-10.0.0.1:22.service", "getty@tty1.service"]
-        {
-            assert_eq!((owner(unit, 1000), owner(unit, 0)), (UnitOwner::SessionService, UnitOwner::SessionService));
-        }
-        for unit in ["batch.service", "cron-like.service", "batch@cron.service"] {
-            assert_eq!((owner(unit, 1000), owner(unit, 0)), (UnitOwner::Others, UnitOwner::Others), "{unit}");
-        }
     }
 
     /// The first process queued the request and ended. The second process repeats the request after a restart of gpushd.

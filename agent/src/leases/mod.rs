@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `request` | what a request means on this host: holder, share, GPUs |
 //! | `bind` | the binding of a lease: a scope, a cgroup, a process |
+//! | `unit_owner` | whose processes a service runs |
 //! | `scope` | scopes of leases, which systemd creates and kills |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `grant` | placing, reserving, committing |
@@ -52,6 +53,7 @@ mod request;
 mod restored;
 mod scope;
 mod show;
+mod unit_owner;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
