@@ -20,8 +20,8 @@ use super::status;
 /// How long one read may take.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// Maximum number of processes of one user whose reads hang. If there are more, gpushd does not read from other
-/// processes of this user.
+/// Maximum number of processes of one user whose reads hang. If so many hang, gpushd does not read from other processes
+/// of this user.
 const MOST_OF_USER: usize = 4;
 
 /// Maximum number of processes whose reads hang.
