@@ -96,7 +96,8 @@ pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Res
 async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     refuse_now(engine)?;
     let config = engine.settings.config();
-    let gpus = engine.planner.gpus(caller.viewer, &order.request).await?;
+    // The operation is planned again when it has its lanes. Only then does gpushd poll the MPS daemons.
+    let gpus = engine.planner.gpus(caller.viewer).await?;
     let planned = engine.planner.planned_with_needs(&gpus, &order.request).await;
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::check_expiry_applies(order.expires_at, &order.override_changes(&config, &gpus, &meant))?;

@@ -42,7 +42,8 @@ impl Planner {
     /// Plans a request from fresh readings, but does not execute it. If a GPU cannot be read or is being changed, its
     /// plan has an error instead of steps. The other GPUs are planned anyway.
     pub(crate) async fn plan(&self, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
-        let gpus = self.gpus(viewer, request).await?;
+        // The last answers of the MPS daemons determine only which GPUs the request means. gpushd polls the daemons later.
+        let gpus = self.gpus(viewer).await?;
         let meant = self.planned(&gpus, request).await;
         let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
         if self.mig.state.maintenance().is_some() {
@@ -141,28 +142,20 @@ impl Planner {
         self.mig.refuse_blocked_resets(viewer, gpus, &self.mps.idle(), plans).await;
     }
 
-    /// Returns all GPUs for use in plans. Leaves out processes that do no work for a user, such as idle MPS servers.
-    /// gpushd polls the MPS daemons of the requested GPUs now; for other GPUs it uses the last answers.
-    pub(super) async fn gpus(&self, viewer: Viewer, request: &PlanRequest) -> Result<Vec<Gpu>, ApiError> {
-        let host = self.mig.state.now();
-        let names: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
-        let named = match names.as_slice() {
-            [] => (0..host.gpus.len()).collect(),
-            // If a name matches no GPU, the planner refuses the request later.
-            names => host.positions(names).unwrap_or_default(),
-        };
-        let asked = named.into_iter().map(|at| host.gpus[at].gpu.uuid.clone()).collect();
-        self.gpus_of(viewer, &asked).await
-    }
-
-    /// Returns all GPUs for use in plans. Leaves out processes that do no work for a user, such as idle MPS servers.
-    /// gpushd polls the MPS daemons of the GPUs in `asked` now.
-    pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
+    /// Returns all GPUs for use in plans. Leaves out processes that do no work for a user, such as idle MPS servers,
+    /// according to the last answers of the MPS daemons.
+    pub(super) async fn gpus(&self, viewer: Viewer) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
-        let mut gpus = observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await);
-        // Read the leases after polling the daemons, to include leases that were granted during the poll.
+        let mut gpus = observed.gpus_for_plans(viewer, &self.mps.idle());
         self.mig.state.leases().mark_in_use(&mut gpus);
         Ok(gpus)
+    }
+
+    /// Returns the same as [`Planner::gpus`]. But first polls the MPS daemons of the GPUs in `asked`.
+    pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
+        // Read the leases after polling the daemons, to include leases that were granted during the poll.
+        mps::poll(&self.mps, asked).await;
+        self.gpus(viewer).await
     }
 
     /// Returns the same as [`Planner::gpus_of`], but takes these GPUs from `readings`. Does not wait for readings of
@@ -175,7 +168,8 @@ impl Planner {
             self.mig.driver.readings.host().await?;
         }
         let asked = readings.iter().map(|reading| reading.identity.uuid.clone()).collect();
-        let mut gpus = self.mig.state.with(readings).gpus_for_plans(viewer, &mps::idle(&self.mps, &asked).await);
+        mps::poll(&self.mps, &asked).await;
+        let mut gpus = self.mig.state.with(readings).gpus_for_plans(viewer, &self.mps.idle());
         self.mig.state.leases().mark_in_use(&mut gpus);
         Ok(gpus)
     }

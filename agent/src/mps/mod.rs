@@ -66,7 +66,7 @@ pub(crate) use self::{
         pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
-    operation_steps::{idle, plan, reserve_of_plan, start_and_wait, stop_for_operation, wait_for_device_daemons},
+    operation_steps::{plan, poll, reserve_of_plan, start_and_wait, stop_for_operation, wait_for_device_daemons},
     reconcile::run,
     records::RecordedSettings,
     targets::adopt_daemons,

@@ -93,15 +93,14 @@ fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     users
 }
 
-/// Returns the pids of processes that do no work for a user, like [`Mps::idle`]. First polls the daemons of the GPUs in
-/// `asked`, so that clients that have exited do not block a plan. Does not poll other daemons, because they may hang.
-pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
+/// Polls the daemons of the GPUs in `asked`, so that clients that have exited do not block a plan. Does not poll other
+/// daemons, because they may hang.
+pub(crate) async fn poll(mps: &Mps, asked: &BTreeSet<String>) {
     let entries: Vec<Entry> = mps.entries().values().filter(|entry| asked.contains(&entry.gpu_uuid)).cloned().collect();
     let polls = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
     for poll in polls.collect::<Vec<_>>() {
         let _as_it_was = poll.await;
     }
-    mps.idle()
 }
 
 /// Returns what a plan needs exclusively on its GPU: certain targets, or the whole GPU. While the operation waits, it

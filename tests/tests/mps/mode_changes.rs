@@ -63,6 +63,31 @@ fn shared(host: &Host) -> Agent {
 }
 
 #[test]
+fn plan_and_refused_apply_probe_the_daemon_once() {
+    let host = Host::up(HOPPER);
+    let rule = |how: &str| format!("[mps]\nhealth_s = 3600\n{}", rule(how));
+    let agent = Agent::start(&host, &rule("mode = \"mps\""));
+    mps::reaches(&agent, "0", MpsState::Ready);
+    let _begun = agent.settle();
+    mps::lease(&agent, "0", &json!({})).expect("a lease");
+    agent.reload(rule(MIG));
+    let log = mps::daemon(&agent, "0").log_directory.expect("a directory");
+    // Each probe sends this command once.
+    let logged = "Cmd:get_default_client_priority";
+    let probes = || fs::read_to_string(format!("{log}/control.log")).expect("a log").matches(logged).count();
+    let show = |more: usize, before: usize| {
+        drop(mps::daemon(&agent, "0"));
+        // The daemon may write its log later than its answer.
+        agent.await_that("the probes", || probes() >= before + more);
+        probes()
+    };
+    let before = show(1, probes());
+    assert_eq!(agent.post("/v1/mig/plan", &wanted()).status, 200);
+    assert_eq!(refused(&agent).code, Code::Blocked);
+    assert_eq!(show(3, before) - before, 3, "a plan, a refused request and `mps show`");
+}
+
+#[test]
 fn mode_change_is_one_operation_and_reaches_the_new_mode() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
