@@ -164,9 +164,9 @@ pub(super) async fn request_with(
         let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await?;
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
-        let seen = leases.handles.readings.host().await?;
-        let gpus = seen.gpus(Viewer::Log);
-        let not_placed = match reserve(leases, &seen, &gpus, &resolved) {
+        let now = leases.handles.readings.host().await?;
+        let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
+        let not_placed = match reserve(leases, &now, &gpus, &resolved) {
             Ok(reserved) => {
                 let has_key = key.is_some();
                 let bound = resolved.bound;

@@ -166,12 +166,16 @@ fn cordon_is_published_without_a_reader() {
 fn composing_an_answer_changes_nothing() {
     let (state, mut cursor) = two_gpus();
     let before = state.now();
+    let observed = || Observed { host: state.now(), late: BTreeSet::new() };
+    let first = observed();
     for _ in 0..3 {
         let _ = before.gpus(Viewer::Agent);
         let _ = state.with(&[Arc::new(Reading { rows: Some(rows(true)), ..reading(0) })]).gpus(Viewer::Admin);
     }
-    assert!(Arc::ptr_eq(&before, &state.now()));
+    assert!(Arc::ptr_eq(&before, &state.now()) && observed().is_same(&first));
     assert_eq!((gpu_events(&mut cursor), states(&state)), (Vec::new(), vec![GpuState::Ready; 2]));
+    state.apply(&[cordon("GPU-1")]);
+    assert!(!observed().is_same(&first));
 }
 
 fn rows(pending: bool) -> RemappedRows {

@@ -19,6 +19,11 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
+    /// Returns whether both show the same snapshot.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.host, &other.host) && self.late == other.late
+    }
+
     /// Returns the GPUs. Leaves out what `viewer` may not see.
     pub(crate) fn gpus(&self, viewer: Viewer) -> Vec<Gpu> {
         self.gpus_for_plans(viewer, &BTreeSet::new())
