@@ -61,12 +61,12 @@ const MOST: usize = 256;
 pub(crate) struct OperationQueue {
     waiting: Mutex<BTreeMap<OperationId, QueuedOperation>>,
     /// Counts the operations that were added or cancelled. Each change wakes the task that serves the queue.
-    changes: watch::Sender<u64>,
+    changes: watch::Sender<()>,
 }
 
 impl Default for OperationQueue {
     fn default() -> Self {
-        Self { waiting: Mutex::default(), changes: watch::Sender::new(0) }
+        Self { waiting: Mutex::default(), changes: watch::Sender::new(()) }
     }
 }
 
@@ -185,7 +185,7 @@ impl OperationQueue {
 
     /// Wakes the task that serves the queue.
     pub(crate) fn wake(&self) {
-        self.changes.send_modify(|changes| *changes += 1);
+        self.changes.send_replace(());
     }
 }
 

@@ -32,7 +32,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch};
 
 use super::failure::Failure;
 use crate::caller::Caller;
@@ -91,11 +91,11 @@ impl Pool {
 }
 
 /// Wakes the task of a response that waited. The task then requests a permit again.
-struct WakeTask(Notify);
+struct WakeTask(watch::Sender<()>);
 
 impl Wake for WakeTask {
     fn wake(self: Arc<Self>) {
-        self.0.notify_one();
+        self.0.send_replace(());
     }
 }
 
@@ -122,12 +122,13 @@ impl ResponseLimiter {
         let uid = caller.peer.uid;
         let pool = if uid == 0 || uid == self.0.own_uid { &self.0.privileged } else { &self.0.public };
         let share = pool.share(uid);
-        let woken = Arc::new(WakeTask(Notify::new()));
+        let (wake, mut woken) = watch::channel(());
+        let waker = Waker::from(Arc::new(WakeTask(wake)));
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         loop {
             // Cannot fail: these semaphores are never closed.
             let permit = pool.permit(&share).await.map_err(|_| Failure::internal())?;
-            let waker = Waker::from(Arc::clone(&woken));
+            let waker = waker.clone();
             let polled = tokio::task::spawn_blocking(move || {
                 let polled = work.as_mut().poll(&mut Context::from_waker(&waker));
                 drop(permit);
@@ -137,7 +138,8 @@ impl ResponseLimiter {
                 (Poll::Ready(done), _) => return Ok(done),
                 (Poll::Pending, unfinished) => work = unfinished,
             }
-            woken.0.notified().await;
+            // Cannot fail: `waker` keeps the sender.
+            let _ = woken.changed().await;
         }
     }
 

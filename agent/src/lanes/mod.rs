@@ -68,11 +68,11 @@ struct Inner {
     /// The state of the host. It shows which operation changes a GPU.
     host: state::State,
     known: Mutex<LaneStates>,
-    /// A new value wakes operations, leases and reconcilers that wait, because an operation has begun or ended, or an
-    /// entry has left the queue.
-    room: watch::Sender<u64>,
+    /// A new value wakes operations, leases and reconcilers that wait, because an operation has begun or ended, a lease
+    /// has ended, an entry has left the queue, or the state of an MPS daemon has changed.
+    room: watch::Sender<()>,
     /// A new value tells waiting tasks that a reconciler or a grant has finished.
-    finished: watch::Sender<u64>,
+    finished: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -96,7 +96,7 @@ struct LaneActivity {
 impl Lanes {
     /// Creates the lanes. All of them are free.
     pub(crate) fn new(host: state::State) -> Self {
-        let (room, finished) = (watch::Sender::new(0), watch::Sender::new(0));
+        let (room, finished) = (watch::Sender::new(()), watch::Sender::new(()));
         Self(Arc::new(Inner { host, known: Mutex::default(), room, finished }))
     }
 
@@ -105,24 +105,19 @@ impl Lanes {
     }
 
     /// Subscribes to changes after which a waiting entry of the queue or a reconciler may be able to begin.
-    pub(crate) fn room(&self) -> watch::Receiver<u64> {
+    pub(crate) fn room(&self) -> watch::Receiver<()> {
         self.0.room.subscribe()
     }
 
     /// Notifies the subscribers of [`Lanes::room`]. The caller must not hold the lock of [`LaneStates`].
-    fn make_room(&self) {
-        self.0.room.send_modify(|times| *times += 1);
-    }
-
-    /// Wakes waiting operations after a lease has ended.
-    pub(crate) fn lease_ended(&self) {
-        self.make_room();
+    pub(crate) fn make_room(&self) {
+        self.0.room.send_replace(());
     }
 
     /// Wakes the tasks that wait until no reconciler or grant runs. The caller must not hold the lock of
     /// [`LaneStates`].
     fn finish(&self) {
-        self.0.finished.send_modify(|times| *times += 1);
+        self.0.finished.send_replace(());
     }
 
     /// Closes the lanes: an operation that tries to claim a lane gets the error `why`. Entries stay in the queue.

@@ -56,9 +56,11 @@ async fn find_decided(
     what: &str,
     reason: EndReason,
 ) -> Result<(Arc<OpenLease>, bool), Result<Lease, ApiError>> {
-    /// Pause between two checks of a grant in progress.
-    const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+    let (mut queue, mut snapshots) = (leases.queue_changed.subscribe(), leases.handles.state.watch());
     loop {
+        // Mark changes as seen before the checks, so that a change during the checks ends the wait below.
+        queue.mark_unchanged();
+        snapshots.mark_unchanged();
         let lease = find(leases, caller, text, what).await?;
         if lease.state.name() != LeaseState::Queued {
             return Ok((lease, false));
@@ -66,7 +68,10 @@ async fn find_decided(
         if queue::cancel(leases, lease.id(), reason).await {
             return Ok((lease, true));
         }
-        tokio::time::sleep(RETRY_INTERVAL).await;
+        tokio::select! {
+            _ = queue.changed() => {}
+            _ = snapshots.changed() => {}
+        }
     }
 }
 
@@ -203,7 +208,7 @@ pub(crate) async fn renew(
             lease.set_record(record);
         }
     });
-    leases.ends_changed.notify_one();
+    leases.ends_changed.send_replace(());
     show::one(leases, caller.viewer, text).await
 }
 

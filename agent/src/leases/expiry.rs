@@ -19,6 +19,7 @@ const CLOCK: Duration = Duration::from_secs(30);
 
 /// Ends expired leases until gpushd stops.
 pub(super) async fn expire(leases: Leases) {
+    let mut ends_changed = leases.ends_changed.subscribe();
     loop {
         let (wall, at) = (Timestamp::now(), Instant::now());
         let table = leases.handles.state.leases();
@@ -34,7 +35,7 @@ pub(super) async fn expire(leases: Leases) {
         let pause = next.map(|next| next.saturating_duration_since(Instant::now()).min(CLOCK));
         tokio::select! {
             () = leases.handles.stopping.cancelled() => return,
-            () = leases.ends_changed.notified() => {}
+            _ = ends_changed.changed() => {}
             () = tokio::time::sleep(pause.unwrap_or(CLOCK)), if pause.is_some() => {}
         }
     }

@@ -53,9 +53,6 @@ use crate::{
 /// processes has ended.
 const OPERATION: Duration = Duration::from_secs(2);
 
-/// Pause between two checks for free capacity.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
-
 /// The result of a request for a lease.
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -184,9 +181,7 @@ pub(super) async fn request_with(
                 if prospect == RetryHint::No {
                     return Err(why);
                 }
-                let next = until.min(Instant::now() + POLL_INTERVAL);
-                let _poll_again = timeout_at(next, room.changed()).await.is_err();
-                if Instant::now() < until {
+                if timeout_at(until, room.changed()).await.is_ok() {
                     continue;
                 }
                 // The MPS daemon will soon serve clients, so mark the error as retryable.
@@ -389,7 +384,7 @@ pub(super) async fn commit(
             });
             super::log::change(&record, format!("granted: {}", spec(request)));
             super::lease_end::watch(leases, record.id);
-            leases.ends_changed.notify_one();
+            leases.ends_changed.send_replace(());
             answer(leases, record.id, viewer, bound, moving).await
         }
         // It is unknown whether the record is on disk. gpushd finds out after a restart; until then, the store refuses

@@ -28,7 +28,7 @@ use gpush_host::{
 use gpush_store::{LeaseRecord, NewAudit};
 use jiff::Timestamp;
 use nix::sys::signal::Signal;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::{
     Leases, dynamic, expiry, job,
@@ -125,22 +125,21 @@ pub(super) async fn end_unused(leases: &Leases, id: LeaseId) {
 pub(super) fn watch(leases: &Leases, id: LeaseId) {
     let mut watched = leases.watchers();
     if let Some(changed) = watched.get(&id) {
-        changed.notify_one();
+        changed.send_replace(());
         return;
     }
-    let changed = Arc::new(Notify::new());
-    watched.insert(id, Arc::clone(&changed));
+    let mut changed = watched.entry(id).or_default().subscribe();
     drop(watched);
     let leases = leases.clone();
     tokio::spawn(async move {
         let stopping = leases.handles.stopping.clone();
-        let _stopped = stopping.run_until_cancelled(watch_until_end(&leases, id, &changed)).await;
+        let _stopped = stopping.run_until_cancelled(watch_until_end(&leases, id, &mut changed)).await;
         leases.watchers().remove(&id);
     });
 }
 
 /// Watches a lease until it ends.
-async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &Notify) {
+async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &mut watch::Receiver<()>) {
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
         match lease.state.name() {
@@ -153,16 +152,16 @@ async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &Notify) {
                         mps::admit(&leases.handles.mps, &lease.record.members).await;
                     }
                 }
-                () = changed.notified() => {}
+                _ = changed.changed() => {}
             },
             LeaseState::Releasing => return wait_for_processes(leases, id, changed).await,
             LeaseState::Granting => {
                 dynamic::wait_until_decided(leases, id).await;
                 // Either the lease now has an end time, or its capacity is free.
-                leases.ends_changed.notify_one();
+                leases.ends_changed.send_replace(());
                 leases.capacity_freed();
             }
-            LeaseState::Queued => changed.notified().await,
+            LeaseState::Queued => drop(changed.changed().await),
             LeaseState::Ended => return,
         }
     }
@@ -224,7 +223,7 @@ pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool
 }
 
 /// Waits until no process of a releasing lease is left, then records the end of the lease.
-async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &Notify) {
+async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &mut watch::Receiver<()>) {
     let (mut pause, mut logged) = (PROBE.0, Logged::default());
     loop {
         let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() else { return };
@@ -264,7 +263,7 @@ async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &Notify) {
         let mut ended = std::pin::pin!(one_ends(left.pids().collect()));
         tokio::select! {
             () = &mut ended => pause = PROBE.0,
-            () = changed.notified() => {}
+            _ = changed.changed() => {}
             () = tokio::time::sleep(pause.min(due)) => pause = (pause * 2).min(longest),
         }
     }

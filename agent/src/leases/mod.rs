@@ -65,7 +65,7 @@ use gpush_api::LeaseId;
 use gpush_core::lease::placement::PlacementPolicy;
 use gpush_host::identity::Users;
 use gpush_store::Store;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -132,13 +132,13 @@ pub(crate) struct Inner {
     /// Locked while gpushd resolves the requests of an earlier gpushd.
     resolving: tokio::sync::Mutex<()>,
     /// The leases that a task watches. The value wakes the task.
-    watched: Mutex<BTreeMap<LeaseId, Arc<Notify>>>,
+    watched: Mutex<BTreeMap<LeaseId, watch::Sender<()>>>,
     /// Leases whose scope systemd is creating.
     moving: Mutex<BTreeSet<LeaseId>>,
     /// Wakes the queue of requests after capacity became free or a request arrived.
-    queue_changed: Notify,
+    queue_changed: watch::Sender<()>,
     /// Wakes the task that ends expired leases. Sent after a lease with an end time was granted or renewed.
-    ends_changed: Notify,
+    ends_changed: watch::Sender<()>,
 }
 
 impl Deref for Leases {
@@ -162,8 +162,8 @@ impl Leases {
             resolving: tokio::sync::Mutex::default(),
             watched: Mutex::default(),
             moving: Mutex::default(),
-            queue_changed: Notify::new(),
-            ends_changed: Notify::new(),
+            queue_changed: watch::Sender::new(()),
+            ends_changed: watch::Sender::new(()),
         }))
     }
 
@@ -199,7 +199,7 @@ impl Leases {
         self.restored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn watchers(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Notify>>> {
+    fn watchers(&self) -> MutexGuard<'_, BTreeMap<LeaseId, watch::Sender<()>>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -209,8 +209,8 @@ impl Leases {
 
     /// Wakes waiting requests and operations after capacity became free.
     fn capacity_freed(&self) {
-        self.queue_changed.notify_one();
+        self.queue_changed.send_replace(());
         // A waiting operation may need a GPU that the ended lease has used.
-        self.handles.lanes.lease_ended();
+        self.handles.lanes.make_room();
     }
 }

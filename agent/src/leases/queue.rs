@@ -127,7 +127,7 @@ pub(super) async fn enter(
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
     let waiting = Waiting { id, resolved, viewer, key, until, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
-    leases.queue_changed.notify_one();
+    leases.queue_changed.send_replace(());
     Ok(PendingGrant::new(leases, ticket, result))
 }
 
@@ -162,6 +162,7 @@ pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
 
 /// Serves the queue until gpushd stops.
 pub(super) async fn run(leases: Leases) {
+    let mut changes = leases.queue_changed.subscribe();
     let mut room = leases.handles.lanes.room();
     let mut snapshots = leases.handles.state.watch();
     loop {
@@ -180,7 +181,7 @@ pub(super) async fn run(leases: Leases) {
         let due = next.map_or(pause, |next| next.min(pause));
         tokio::select! {
             () = leases.handles.stopping.cancelled() => break,
-            () = leases.queue_changed.notified() => {}
+            _ = changes.changed() => {}
             changed = room.changed(), if !is_empty => if changed.is_err() { break },
             changed = snapshots.changed(), if !is_empty => if changed.is_err() { break },
             () = tokio::time::sleep_until(due), if !is_empty => {}
@@ -385,7 +386,7 @@ async fn commit_grant(leases: &Leases, waiting: Waiting, reserved: Reserved) {
         // Add the request to the queue again. If its client has disconnected, the next pass removes it.
         if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
             leases.waiting().insert(waiting.place.ticket(), waiting);
-            leases.queue_changed.notify_one();
+            leases.queue_changed.send_replace(());
             return;
         }
     }

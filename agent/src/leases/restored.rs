@@ -143,7 +143,7 @@ fn add_waiting(
     // `key` is `None` because the key is already recorded.
     let waiting = Waiting { id: record.id, resolved, viewer, key: None, until, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
-    leases.queue_changed.notify_one();
+    leases.queue_changed.send_replace(());
     PendingGrant::new(leases, ticket, result)
 }
 
@@ -173,7 +173,7 @@ pub(super) async fn rejoin(
         if let (Ok(resolved), Some(waiting)) = (resolved, leases.waiting().get_mut(&waiter.ticket())) {
             (waiting.resolved, waiting.viewer, waiting.lock) = (resolved, caller.viewer, lock.take());
         }
-        leases.queue_changed.notify_one();
+        leases.queue_changed.send_replace(());
         return Ok(Some(waiter));
     }
     // The client and its rights are known now, so gpushd may be able to resolve the request. Only a temporary error

@@ -31,6 +31,7 @@ use tokio::task::JoinSet;
 use super::{
     Entry, Mps, compute_mode, multi_user_support, records,
     targets::{add_or_update, desired_state, gets_daemon, is_reading_conclusive, program},
+    view,
 };
 use crate::{
     caller::Viewer,
@@ -212,8 +213,13 @@ async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<B
     let aside = mps.all_operation_daemons().aside.contains(uuid);
     let stopped = mps.record(uuid).stopped;
     let want = if stopped.is_some() || aside { None } else { wanted };
+    let admitted = view::admits(&entry.daemon.last_report());
     if let Err(error) = entry.daemon.send(DaemonRequest::SetDesired(want)).await {
         tracing::error!(mps = entry.short, "{error}");
+    }
+    // The state of an adopted daemon does not change when the daemon begins to admit clients.
+    if !admitted && view::admits(&entry.daemon.last_report()) {
+        mps.handles.lanes.make_room();
     }
     // After a restart of gpushd, set the recorded deadline of the drain again.
     if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)

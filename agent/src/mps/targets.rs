@@ -71,6 +71,8 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
             state,
             reasons,
         })));
+        // Requests for leases wait until the daemon admits clients.
+        shared.handles.lanes.make_room();
         // The daemon may have started after its operation stopped waiting, and may then need the compute mode.
         if matches!(seen.state, SupervisorState::Stopped | SupervisorState::Ready { .. }) {
             shared.wakes.wake(&woken);

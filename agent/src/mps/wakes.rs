@@ -9,26 +9,26 @@ use tokio::sync::watch;
 
 /// One channel per GPU, by UUID. If a reconciler is woken while it runs, it runs once more.
 #[derive(Debug, Default)]
-pub(super) struct Wakes(Mutex<BTreeMap<String, watch::Sender<u64>>>);
+pub(super) struct Wakes(Mutex<BTreeMap<String, watch::Sender<()>>>);
 
 impl Wakes {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<u64>>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<()>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Subscribes to the wakeups of a GPU.
-    pub(super) fn follow(&self, gpu: &str) -> watch::Receiver<u64> {
+    pub(super) fn follow(&self, gpu: &str) -> watch::Receiver<()> {
         self.all().entry(gpu.to_owned()).or_default().subscribe()
     }
 
     /// Wakes the reconciler of a GPU.
     pub(super) fn wake(&self, gpu: &str) {
-        self.all().entry(gpu.to_owned()).or_default().send_modify(|times| *times += 1);
+        self.all().entry(gpu.to_owned()).or_default().send_replace(());
     }
 
     /// Wakes the reconcilers of all GPUs.
     pub(super) fn wake_all(&self) {
-        self.all().values().for_each(|wake| wake.send_modify(|times| *times += 1));
+        self.all().values().for_each(|wake| wake.send_replace(()));
     }
 }
 

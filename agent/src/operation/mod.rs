@@ -18,7 +18,6 @@ mod wire;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    pin::pin,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -31,7 +30,7 @@ use gpush_store::{
     Intent, IntentSummary, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx,
     UnfinishedOperation,
 };
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{ending::EndEffects, naming::once as named_once, operation_handle::OperationHandle, wire::id};
@@ -59,8 +58,8 @@ struct Inner {
     /// UUIDs of the GPUs on which an operation has begun since gpushd started. Operations that gpushd itself begins at
     /// start do not count.
     requested: Mutex<BTreeSet<String>>,
-    /// Notified when an operation begins.
-    begun: Notify,
+    /// A new value means that an operation has begun.
+    begun: watch::Sender<()>,
 }
 
 #[derive(Debug, Clone)]
@@ -157,13 +156,10 @@ impl Operations {
 
     /// Waits until at least one operation is running or being rolled back. Returns their number.
     pub(crate) async fn wait_for_unfinished(&self) -> usize {
+        let mut begun = self.0.begun.subscribe();
         loop {
-            let mut begun = pin!(self.0.begun.notified());
-            // Listen for new operations before the count below. Otherwise this function could miss an operation that
-            // begins after the count.
-            begun.as_mut().enable();
             match self.unfinished() {
-                0 => begun.await,
+                0 => drop(begun.changed().await),
                 unfinished => return unfinished,
             }
         }
@@ -276,7 +272,7 @@ impl Operations {
             taken_over,
         };
         self.active().insert(id, live);
-        self.0.begun.notify_waiters();
+        self.0.begun.send_replace(());
         Arc::new(OperationHandle {
             id,
             operations: self.clone(),

@@ -176,7 +176,7 @@ impl OperationHandle {
             reasons = std::mem::take(&mut operation.waits_for);
             Some(EventNote::default())
         });
-        self.operations.0.begun.notify_waiters();
+        self.operations.0.begun.send_replace(());
         self.operations.note_begun(&self.snapshot());
         if !reasons.is_empty() {
             self.note(format!("it waited: {}", reasons.join("; ")));

@@ -52,7 +52,7 @@ struct Inner {
     /// For each GPU, by UUID, why gpushd could not restore the compute mode yet.
     troubles: Mutex<BTreeMap<String, ApiError>>,
     /// Wakes the check for compute modes that no daemon needs any more.
-    wake: watch::Sender<u64>,
+    wake: watch::Sender<()>,
 }
 
 impl SharedGpus {
@@ -66,7 +66,7 @@ impl SharedGpus {
         records: Vec<SharedGpu>,
     ) -> Self {
         let records = Mutex::new(records.into_iter().map(|record| (record.gpu.clone(), record)).collect());
-        let (locks, troubles, wake) = (Mutex::default(), Mutex::default(), watch::Sender::new(0));
+        let (locks, troubles, wake) = (Mutex::default(), Mutex::default(), watch::Sender::new(()));
         Self(Arc::new(Inner { store, state, readings, hardware, lanes, records, locks, troubles, wake }))
     }
 
@@ -105,7 +105,7 @@ impl SharedGpus {
 
     /// Wakes the check for compute modes that are not needed any more.
     pub(crate) fn wake_leftover_check(&self) {
-        self.0.wake.send_modify(|times| *times += 1);
+        self.0.wake.send_replace(());
     }
 
     /// Returns an error for each compute mode that gpushd could not restore yet.

@@ -93,7 +93,7 @@ pub(crate) struct Inner {
     proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
     /// Each new value wakes the reconciler.
-    wake: watch::Sender<u64>,
+    wake: watch::Sender<()>,
     /// Locked while `nvidia-smi` runs.
     smi: tokio::sync::Mutex<()>,
     afresh: AtomicBool,
@@ -155,7 +155,7 @@ impl Timeslice {
             seen: Mutex::default(),
             proven: Mutex::default(),
             troubles: Mutex::default(),
-            wake: watch::Sender::new(0),
+            wake: watch::Sender::new(()),
             smi: tokio::sync::Mutex::default(),
             afresh: AtomicBool::new(false),
         }))
@@ -163,7 +163,7 @@ impl Timeslice {
 
     /// Wakes the reconciler.
     pub(crate) fn wake(&self) {
-        self.wake.send_modify(|times| *times += 1);
+        self.wake.send_replace(());
     }
 
     /// Wakes the reconciler, and makes it try again what has failed before.

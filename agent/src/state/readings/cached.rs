@@ -75,7 +75,7 @@ impl<V: fmt::Debug> fmt::Debug for Cached<V> {
 struct Inner<V> {
     state: Mutex<CachedState<V>>,
     /// How many readings have finished. Wakes callers that wait.
-    ended: watch::Sender<u64>,
+    ended: watch::Sender<()>,
     on_change: OnChange<V>,
 }
 
@@ -107,7 +107,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
     /// Creates an empty cache.
     pub(crate) fn new(on_change: OnChange<V>) -> Self {
         let state = CachedState { good: None, error: None, begun: None, changed: None, running: None };
-        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), on_change }))
+        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(()), on_change }))
     }
 
     fn state(&self) -> MutexGuard<'_, CachedState<V>> {
@@ -204,7 +204,7 @@ impl<V: Clone + Send + 'static> RunningReading<V> {
 impl<V: Clone + Send + 'static> Drop for RunningReading<V> {
     fn drop(&mut self) {
         self.cache.state().running = None;
-        self.cache.0.ended.send_modify(|count| *count += 1);
+        self.cache.0.ended.send_replace(());
     }
 }
 
