@@ -16,6 +16,7 @@ use clap::Parser;
 
 mod apply;
 mod authorization;
+mod backoff;
 mod caller;
 mod coalesced;
 mod cordon;

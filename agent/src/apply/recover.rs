@@ -40,6 +40,7 @@ use super::{
     recovery_action::{RecoveryAction, RecoveryFacts},
 };
 use crate::{
+    backoff::backoff,
     caller::Viewer,
     modes::{Trouble, mig::reset::RESET},
     operation::{self, OperationHandle},
@@ -121,11 +122,10 @@ impl Recovery {
             let helpers = &executor.mig.host_services.helpers;
             helpers.adopt(&id.to_string()).await;
             // During maintenance, do not start services, because a service may open the GPUs.
-            while executor.mig.state.maintenance().is_some() {
-                tokio::select! {
-                    () = stopping.cancelled() => return,
-                    () = tokio::time::sleep(PAUSE.1) => {}
-                }
+            let mut snapshots = executor.mig.state.watch();
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                _ = snapshots.wait_for(|host| host.maintenance.is_none()) => {}
             }
             executor.close(id, stage).await;
             helpers.forget(&id.to_string());
@@ -292,7 +292,7 @@ impl Recovery {
         let mut readings = Vec::new();
         for gpu in gpus {
             let label = format!("GPU {} ({})", gpu.plan.gpu, gpu.plan.uuid);
-            let (mut pause, mut attempts) = (PAUSE.0, 0);
+            let (mut pauses, mut attempts) = (backoff(PAUSE), 0);
             readings.push(loop {
                 match self.executor.mig.driver.readings.read_now(&gpu.plan.uuid).await {
                     Ok(reading) => break Ok(reading),
@@ -308,7 +308,7 @@ impl Recovery {
                     }
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE.1),
+                    () = tokio::time::sleep(pauses.next().unwrap_or(PAUSE.1)) => {}
                     () = self.stopping.cancelled() => return None,
                 }
             });

@@ -27,7 +27,7 @@ use gpush_host::helper::{End, Ended, Job};
 use gpush_store::{OperationId, Store, UnfinishedOperation, View};
 use tokio_util::sync::CancellationToken;
 
-use crate::{host_services::HostServices, modes::mig::LOGGED, state::State};
+use crate::{backoff::backoff, host_services::HostServices, modes::mig::LOGGED, state::State};
 
 /// Number of attempts to start a service.
 const ATTEMPTS: u32 = 3;
@@ -230,11 +230,10 @@ impl Services {
         let services = self.clone();
         // gpushd does not wait for this task before it exits.
         tokio::spawn(async move {
-            let mut pause = RETRY_PAUSE.0;
-            loop {
+            for pause in backoff(RETRY_PAUSE) {
                 tokio::select! {
                     () = services.stopping.cancelled() => return,
-                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY_PAUSE.1),
+                    () = tokio::time::sleep(pause) => {}
                 }
                 if services.state.maintenance().is_some() {
                     continue;

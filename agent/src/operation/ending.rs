@@ -17,13 +17,15 @@ use std::{
     time::Duration,
 };
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use gpush_api::{ApiError, OperationState};
 use gpush_store::{OperationId, StoreError, Tx};
 use tokio::sync::Mutex;
 
 use super::Operations;
-use crate::state::{OperationLeaseEffects, OverrideEffect};
+use crate::{
+    backoff::backoff,
+    state::{OperationLeaseEffects, OverrideEffect},
+};
 
 /// First and longest pause between two attempts to record the end of an operation.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -87,9 +89,7 @@ impl Operations {
         self.0.unrecorded.lock().await.push(ending);
         let operations = self.clone();
         tokio::spawn(async move {
-            let pauses =
-                ExponentialBuilder::new().with_min_delay(RECORD.0).with_max_delay(RECORD.1).without_max_times();
-            for pause in pauses.build() {
+            for pause in backoff(RECORD) {
                 tokio::time::sleep(pause).await;
                 match operations.record_ends().await {
                     Ok(()) | Err(StoreError::Closed) => return,

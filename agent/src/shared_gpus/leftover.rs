@@ -13,7 +13,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use backon::ExponentialBackoff;
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
 use tokio::{
     task::JoinSet,
@@ -22,7 +22,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::SharedGpus;
-use crate::caller::Viewer;
+use crate::{backoff::backoff, caller::Viewer};
 
 /// First and longest pause between two attempts. The pause doubles after each failure.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -55,8 +55,7 @@ enum AttemptResult {
 
 impl Attempts {
     fn new() -> Self {
-        let pauses = ExponentialBuilder::new().with_min_delay(PAUSE.0).with_max_delay(PAUSE.1).without_max_times();
-        Self { pauses: pauses.build(), next: NextAttempt::At(Instant::now()) }
+        Self { pauses: backoff(PAUSE), next: NextAttempt::At(Instant::now()) }
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
     end, left, time_until,
 };
 use crate::{
+    backoff::backoff,
     caller::{Caller, Viewer},
     leases::{JobKey, JobTerms, environment_of_job, of_job, request_for_job},
 };
@@ -30,8 +31,9 @@ pub(super) async fn start(
     job: &SlurmJobStart,
 ) -> Result<Started, ApiError> {
     let mut last: Option<ApiError> = None;
-    let mut pause = PAUSE.0;
+    let mut pauses = backoff(PAUSE);
     let error = loop {
+        let pause = pauses.next().unwrap_or(PAUSE.1);
         let time = match left(job.until_ms) {
             Ok(time) => time,
             Err(late) => break last.unwrap_or(late),
@@ -44,7 +46,6 @@ pub(super) async fn start(
             Ok(Err(error)) if error.retryable && time_until(job.until_ms) > pause => {
                 last = Some(error);
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(PAUSE.1);
             }
             Ok(Err(error)) => break error,
             Err(_) => break last.unwrap_or_else(late),

@@ -8,10 +8,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use backon::ExponentialBackoff;
 use tokio::time::Instant;
 
 use super::TroubleSubject;
+use crate::backoff::backoff;
 
 /// Interval at which gpushd reads the levels, and so calls `nvidia-smi`, if nothing changes.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -51,8 +52,8 @@ impl Schedule {
     }
 
     pub(super) fn failed(&mut self, subject: TroubleSubject) {
-        let pauses = ExponentialBuilder::new().with_min_delay(INTERVAL).with_max_delay(LONGEST).without_max_times();
-        let (pauses, again) = self.failed.entry(subject).or_insert_with(|| (pauses.build(), Instant::now()));
+        let first = || (backoff((INTERVAL, LONGEST)), Instant::now());
+        let (pauses, again) = self.failed.entry(subject).or_insert_with(first);
         *again = Instant::now() + pauses.next().unwrap_or(LONGEST);
     }
 
