@@ -180,7 +180,7 @@ impl Ready {
         let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
         let mut readings = Vec::new();
         for ((_, outcome), plan) in engine.readings.now(&uuids).await.into_iter().zip(meant) {
-            readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
+            readings.push(outcome.map_err(|error| unreadable(plan, error.to_api()))?);
         }
         let gpus = engine.planner.gpus_with(viewer, &readings).await?;
         let config = engine.settings.config();

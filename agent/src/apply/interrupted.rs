@@ -15,9 +15,9 @@ pub(super) fn rollback_reason(
     refused: Option<ApiError>,
 ) -> ApiError {
     let others = others.into_iter().next();
-    if let Some(failed) = failed {
-        let others = others.into_iter().flat_map(|others| [vec![others.message], others.causes].concat());
-        return ApiError { causes: failed.causes.iter().cloned().chain(others).collect(), ..failed };
+    if let Some(mut failed) = failed {
+        failed.causes.extend(others.iter().flat_map(ApiError::sentences).map(str::to_owned));
+        return failed;
     }
     match others.or(refused) {
         Some(refused) => ApiError {
@@ -56,8 +56,7 @@ pub(super) fn repeat_commands(parts: &[Part]) -> String {
 /// Converts an error of the driver to the error for a GPU that cannot be read. `what` completes the
 /// sentence "GPU 0 …".
 pub(super) fn reading_error(label: &str, what: &str, error: &DriverError) -> ApiError {
-    let said = error.to_api();
-    ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
+    error.to_api().context(format!("{label} {what}"))
 }
 
 /// Returns an error if another program has created an instance on the GPU since the operation began. In this case, the

@@ -66,7 +66,7 @@ impl Planner {
             match outcome {
                 Ok(reading) => fresh.push(reading),
                 Err(error) => {
-                    unread.insert(uuid, unreadable(plan, &error.to_api()));
+                    unread.insert(uuid, unreadable(plan, error.to_api()));
                 }
             }
         }
@@ -200,8 +200,9 @@ fn as_if_idle(mut gpu: Gpu) -> Gpu {
 }
 
 /// Returns the error of a plan for a GPU that cannot be read.
-pub(super) fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {
-    let message =
-        format!("GPU {} ({}) can't be read, so nothing is planned and nothing was changed", plan.gpu, plan.uuid);
-    ApiError { message, causes: [vec![error.message.clone()], error.causes.clone()].concat(), ..error.clone() }
+pub(super) fn unreadable(plan: &GpuPlan, error: ApiError) -> ApiError {
+    error.context(format!(
+        "GPU {} ({}) can't be read, so nothing is planned and nothing was changed",
+        plan.gpu, plan.uuid
+    ))
 }

@@ -275,12 +275,7 @@ impl Recovery {
     /// not in the journal.
     async fn fail_unrecoverable(&self, ongoing: Arc<OperationHandle>, parts: &[Part], why: ApiError) {
         let id = ongoing.id();
-        let causes = [vec![why.message], why.causes].concat();
-        let error = ApiError {
-            message: format!("operation {id} was not finished when gpushd ended, and cannot continue"),
-            causes,
-            ..why
-        };
+        let error = why.context(format!("operation {id} was not finished when gpushd ended, and cannot continue"));
         for part in parts {
             self.executor.mig.state.apply(&[part.degrade(&id, &error)]);
         }

@@ -256,10 +256,8 @@ fn not_feasible(part: &Part, mut refused: Refusal) -> ApiError {
     if let Refusal::Blocked { blockers } = &mut refused {
         redact::holders(blockers);
     }
-    let mut error = refusal::explain(&refused, part.plan.gpu, &part.label());
-    error.causes.insert(0, error.message);
-    error.message = format!("{}: the previous layout can't be restored", part.label());
-    error
+    let error = refusal::explain(&refused, part.plan.gpu, &part.label());
+    error.context(format!("{}: the previous layout can't be restored", part.label()))
 }
 
 async fn restore_mode(mig: &MigMode, purpose: &Purpose<'_>, part: &Part, enable: bool) -> Result<(), Trouble> {

@@ -264,7 +264,7 @@ impl Services {
             let why = match self.systemctl(operation, "start", service).await {
                 Ok(Ended { end: End::Exited(0), .. }) => return Ok(()),
                 Ok(ended) => format!("`systemctl start` {}", ended.end),
-                Err(error) => [vec![error.message], error.causes].concat().join(": "),
+                Err(error) => error.sentences().join(": "),
             };
             if attempt == ATTEMPTS {
                 return Err(why);

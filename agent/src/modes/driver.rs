@@ -93,9 +93,8 @@ impl Driver {
 
 /// Converts a driver error to the error of a step.
 pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
-    let said = error.to_api();
     // If the driver error is retryable, so is the error of the step: the caller may try again after the operation.
-    ApiError { message: what.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
+    error.to_api().context(what)
 }
 
 /// Returns the error of a driver call that has ended without effect.

@@ -126,9 +126,7 @@ impl HostState {
 
 /// Returns the error that the driver cannot identify a GPU.
 pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
-    let said = error.to_api();
-    let causes = [vec![said.message], said.causes].concat();
-    ApiError { message: format!("GPU {index} can't be identified"), causes, ..said }
+    error.to_api().context(format!("GPU {index} can't be identified"))
 }
 
 /// Returns the error for a response that needs GPUs while gpushd cannot show any.

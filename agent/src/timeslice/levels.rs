@@ -139,7 +139,7 @@ async fn list(
         // Maintenance has begun meanwhile. gpushd already reports it elsewhere, so store no error.
         Err(_) if timeslice.state.maintenance().is_some() => None,
         Err(error) => {
-            let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
+            let why = error.sentences().join(": ");
             for aim in aims.iter().filter(|aim| aim.policy.is_some()) {
                 timeslice.set_level(&aim.gpu.uuid, Level::Unknown(why.clone()));
             }

@@ -116,7 +116,7 @@ async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) ->
     let ended = helpers.run(job).await;
     helpers.forget(HELPER_OPERATION);
     ended.map_err(|refused| {
-        let causes = [vec![refused.message], refused.causes].concat();
+        let causes = refused.sentences().into_iter().map(str::to_owned).collect();
         ApiError { causes, hint: refused.hint, ..error("") }
     })
 }

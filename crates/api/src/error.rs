@@ -184,6 +184,13 @@ impl ApiError {
         self
     }
 
+    /// Replaces the message. The previous message becomes the first cause.
+    #[must_use]
+    pub fn context(mut self, message: impl Into<String>) -> Self {
+        self.causes.insert(0, std::mem::replace(&mut self.message, message.into()));
+        self
+    }
+
     /// Sets the state after the error.
     #[must_use]
     pub fn outcome(mut self, outcome: impl Into<String>) -> Self {
@@ -221,6 +228,14 @@ mod tests {
         assert_eq!(two.sentences(), ["2 refuse", "GPU 0 is in use", "by pid 7", "GPU 1 is another's"]);
         let three = ApiError::several("3 refuse", vec![blocked, conflict, never]);
         assert_eq!((three.code, three.retryable), (Code::UnknownProfile, false));
+    }
+
+    #[test]
+    fn context_keeps_the_message_as_the_first_cause() {
+        let error = ApiError::new(Code::Blocked, "in use").cause("by pid 7").hint("wait").retryable();
+        let outer = error.clone().context("GPU 0 cannot be reset");
+        assert_eq!(outer.sentences(), ["GPU 0 cannot be reset", "in use", "by pid 7"]);
+        assert_eq!((outer.code, outer.hint, outer.retryable), (error.code, error.hint, true));
     }
 
     #[test]

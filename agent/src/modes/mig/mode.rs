@@ -79,11 +79,8 @@ async fn verify_effective(
     outcome: &Result<(), NotReset>,
 ) -> Result<(), Trouble> {
     let failed = |error: ApiError| {
-        Trouble::Failed(ApiError {
-            causes: [vec![error.message], error.causes].concat(),
-            message: format!("{}: {} failed", change.gpu.label, step::describe_mode(enable)),
-            ..error
-        })
+        let message = format!("{}: {} failed", change.gpu.label, step::describe_mode(enable));
+        Trouble::Failed(error.context(message))
     };
     let reading = mig.driver.read(&change.gpu).await?;
     match (step::verify_mode(enable, reading.mig.as_ref()), outcome) {

@@ -105,10 +105,8 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
     for (uuid, reading) in readings.now(uuids).await {
         let why = match reading {
             Err(error) => {
-                let said = error.to_api();
                 let message = format!("GPU {uuid} would be reset as well, but cannot be read");
-                let causes = [vec![said.message.clone()], said.causes.clone()].concat();
-                return Err(ApiError { message, causes, ..said });
+                return Err(error.to_api().context(message));
             }
             Ok(reading) if !reading.processes.is_empty() || !reading.processes_known => {
                 "processes use the GPU, or gpushd cannot tell whether processes use it".to_owned()

@@ -81,7 +81,7 @@ impl SupervisorTask {
             Ok(spec) => spec,
             Err(error) => {
                 tracing::error!(mps = self.target, "the MPS daemon can't be started: {error}");
-                self.problems = [vec![error.message], error.causes].concat();
+                self.problems = error.sentences().into_iter().map(str::to_owned).collect();
                 return Err(SupervisorEvent::Ended);
             }
         };
