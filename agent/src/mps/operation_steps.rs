@@ -20,7 +20,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mig, Mode, MpsStep, Refusal, Step};
-use gpush_core::{lease::usage, sharing, supervisor::SupervisorState};
+use gpush_core::{layout::Layout, lease::usage, sharing, supervisor::SupervisorState};
 use gpush_mps::daemon::{DaemonRequest, Report, TargetDir};
 use tokio::{task::JoinSet, time::timeout};
 
@@ -321,7 +321,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
 /// Waits until the daemons of shared MIG devices serve clients. Returns a sentence for each daemon that does not serve
 /// in time. The operation does not fail because of such a daemon.
 pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
-    let shares = |plan: &&GpuPlan| plan.layout.iter().any(|entry| entry.to_ascii_lowercase().ends_with(":mps"));
+    let shares = |plan: &&GpuPlan| Layout::shares_devices(&plan.layout);
     let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
     if on.is_empty() {
         return Vec::new();

@@ -9,6 +9,8 @@ use gpush_api::{ConfigView, LeaseRequirement, Mode, RuleView};
 
 mod table;
 
+use crate::layout::Layout;
+
 pub use table::{Aspect, Cell, MECHANISMS, Mechanism, SOURCES, Source, TABLE, markdown};
 
 /// Returns one sentence about what the mechanism of a rule isolates, and what it does not isolate.
@@ -47,13 +49,12 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
 
 /// Returns whether the rule's layout contains MIG devices that are shared through MPS.
 fn shares_devices(config: &ConfigView, rule: &RuleView) -> bool {
-    let shared = |entries: &[String]| entries.iter().any(|entry| entry.ends_with(":mps"));
     match rule.layout.as_deref() {
         Some([name]) => match config.layouts.iter().find(|layout| layout.name == *name) {
-            Some(layout) => shared(&layout.entries),
-            None => shared(std::slice::from_ref(name)),
+            Some(layout) => Layout::shares_devices(&layout.entries),
+            None => Layout::shares_devices(&[name]),
         },
-        Some(entries) => shared(entries),
+        Some(entries) => Layout::shares_devices(entries),
         None => false,
     }
 }

@@ -124,6 +124,12 @@ impl Layout {
         self.entries.iter().map(ToString::to_string).collect()
     }
 
+    /// Returns whether any of these entries requests a shared MIG device. Returns `false` if an entry is invalid.
+    #[must_use]
+    pub fn shares_devices<S: AsRef<str>>(entries: &[S]) -> bool {
+        Self::parse_list(entries).is_ok_and(|layout| layout.shared().is_some())
+    }
+
     /// Returns the first entry whose MIG device is shared.
     #[must_use]
     pub fn shared(&self) -> Option<&Entry> {

@@ -11,6 +11,7 @@
 
 use anstyle::Style;
 use gpush_api::{Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Reset, Step, TimesliceStep};
+use gpush_core::layout::Layout;
 
 use super::{
     Appearance,
@@ -254,7 +255,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
 /// such a daemon, because gpushd starts it when the device exists.
 fn shared_devices(plan: &GpuPlan) -> Option<String> {
     let shared: Vec<&str> =
-        plan.layout.iter().filter_map(|entry| entry.ends_with(":mps").then_some(entry.as_str())).collect();
+        plan.layout.iter().map(String::as_str).filter(|entry| Layout::shares_devices(&[entry])).collect();
     (!shared.is_empty()).then(|| format!("after the change, MPS daemons run on: {}", shared.join(", ")))
 }
 

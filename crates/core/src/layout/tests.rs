@@ -238,3 +238,16 @@ fn check(text: &str) -> Result<(), TestCaseError> {
     }
     Ok(())
 }
+
+#[test]
+fn only_valid_entries_with_the_suffix_share_devices() {
+    for (entries, shares) in [
+        (&["2g.20gb", "1c.3g.40gb@0*2:MPS"][..], true),
+        (&["2g.20gb", "1g.10gb*2"], false),
+        (&["none"], false),
+        (&["halves"], false),
+        (&["halves:mps"], false),
+    ] {
+        assert_eq!(Layout::shares_devices(entries), shares, "{entries:?}");
+    }
+}

@@ -1,6 +1,7 @@
 //! The table of MPS targets, and the lines for targets below their GPU.
 
 use gpush_api::{Gpu, Mode, MpsDaemon};
+use gpush_core::layout::Layout;
 
 use super::{
     NONE, bar_columns, current_user, displayed_argument, granted_bar, label, memory, notes, of_how_many, paint_words,
@@ -83,8 +84,7 @@ fn nothing(rules: &[String]) -> String {
 
 /// Returns whether a GPU uses MPS. If no GPU does, gpushctl does not request the daemons.
 pub(crate) fn concerns(gpu: &Gpu) -> bool {
-    let shared = |entry: &String| entry.to_ascii_lowercase().ends_with(":mps");
-    gpu.mode == Mode::Mps || gpu.layout.iter().flatten().any(shared)
+    gpu.mode == Mode::Mps || gpu.layout.as_deref().is_some_and(Layout::shares_devices)
 }
 
 /// Returns the daemons of a GPU, first the one of the whole GPU.
