@@ -16,6 +16,7 @@ use gpush_api::{DriverChange, EventPayload, Xid};
 use gpush_nvml::{Event, EventKind, Hardware, Status};
 use tokio::{
     sync::broadcast::{Receiver, error::RecvError},
+    task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -45,6 +46,7 @@ impl Monitor {
         let mut started = 0;
         let mut misses = 0;
         let mut again = self.next(misses);
+        let mut reading = JoinSet::new();
         loop {
             let wait = async {
                 match again {
@@ -91,12 +93,11 @@ impl Monitor {
                     }
                     let was = std::mem::replace(&mut in_maintenance, snapshots.borrow_and_update().maintenance.is_some());
                     if was && !in_maintenance {
-                        self.read().await;
-                        again = self.next(misses);
+                        self.read(&mut reading);
                     }
                 }
-                () = wait => {
-                    self.read().await;
+                () = wait, if reading.is_empty() => self.read(&mut reading),
+                Some(_) = reading.join_next() => {
                     misses = if self.hardware.status().worker.is_some() { 0 } else { misses + 1 };
                     again = self.next(misses);
                 }
@@ -112,10 +113,14 @@ impl Monitor {
         [poll, soon].into_iter().flatten().min().map(|pause| Instant::now() + pause)
     }
 
-    async fn read(&self) {
-        if self.state.maintenance().is_none() {
-            let _ = self.readings.host().await;
-        }
+    /// Starts to read the GPUs. The monitor handles events of the driver during the reading.
+    fn read(&self, reading: &mut JoinSet<()>) {
+        let (state, readings) = (self.state.clone(), self.readings.clone());
+        reading.spawn(async move {
+            if state.maintenance().is_none() {
+                let _ = readings.host().await;
+            }
+        });
     }
 
     /// Publishes an event of the driver. If the event is an Xid, may also cordon its GPU.

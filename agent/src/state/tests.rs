@@ -1,12 +1,12 @@
 //! Tests of the state without a driver: inputs, snapshots and events.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{Actor, Architecture, GpuAspect, GpuState, Maintenance, Memory};
 use gpush_nvml::{DriverError, ErrorKind, Identity};
 use gpush_store::Options;
 
-use super::{events::Next, *};
+use super::{events::Next, readings::Cached, *};
 use crate::caller::Viewer;
 
 impl State {
@@ -198,6 +198,28 @@ fn stale_reading_does_not_change_conditions() {
     let pending = Reading { rows: Some(rows(true)), ..reading(0) };
     state.set_reading("GPU-0", LastReading { stale: true, ..good(pending) });
     assert_eq!(states(&state)[0], GpuState::Ready);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reading_begun_before_a_restart_changes_no_condition() {
+    let (state, _) = two_gpus();
+    let to = state.clone();
+    let cache = Cached::new(Box::new(move |last| to.set_reading("GPU-0", last)));
+    let pending = || Ok(Arc::new(Reading { rows: Some(rows(true)), ..reading(0) }));
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    cache.refresh(|| async move {
+        let _ = ended.await;
+        pending()
+    });
+    // The worker restarts during the reading.
+    cache.invalidate();
+    end.send(()).unwrap();
+    assert!(!cache.wait(Duration::from_secs(1)).await, "the reading has ended");
+    assert_eq!(states(&state)[0], GpuState::Ready);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    cache.refresh(|| async move { pending() });
+    cache.wait(Duration::from_secs(1)).await;
+    assert_eq!(states(&state)[0], GpuState::Cordoned);
 }
 
 #[test]

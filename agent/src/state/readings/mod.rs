@@ -22,10 +22,11 @@ use std::{
 
 use gpush_api::ApiError;
 use gpush_host::identity::Users;
-use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading};
+use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading, Status};
 
+pub(super) use self::cached::Cached;
 pub(crate) use self::cached::{LastReading, Moment};
-use self::{cached::Cached, identify::identify};
+use self::identify::identify;
 use super::{HostState, Observed, State, view, words};
 use crate::coalesced::Coalesced;
 
@@ -232,7 +233,11 @@ impl Readings {
     }
 
     async fn read(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
+        let begun = self.0.hardware.status();
         let mut reading = self.0.hardware.read(uuid).await?;
+        if may_be_of_previous_worker(&begun, &self.0.hardware.status()) {
+            self.invalidate(uuid);
+        }
         identify(&self.0.users, &mut reading).await;
         Ok(Arc::new(reading))
     }
@@ -243,7 +248,28 @@ impl Readings {
     }
 }
 
+/// Returns whether a reading between these two states may be from a worker that has ended since. Such a reading may be
+/// from before a reset. If no worker served when the reading began, the reading started the worker or waited for it.
+fn may_be_of_previous_worker(begun: &Status, ended: &Status) -> bool {
+    begun.worker.is_some() && begun.started != ended.started
+}
+
 /// Returns how long callers wait for a reading. The first reading may take longer.
 fn patience<V: Clone + Send + 'static>(cached: &Cached<V>) -> Duration {
     if cached.is_known() { WAIT } else { FIRST }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_restart_outdates_a_running_reading() {
+        let serving = |started| Status { worker: Some(1), started, ..Status::default() };
+        assert!(!may_be_of_previous_worker(&serving(1), &serving(1)));
+        assert!(may_be_of_previous_worker(&serving(1), &serving(2)));
+        let restarting = Status { worker: None, ..serving(2) };
+        assert!(may_be_of_previous_worker(&serving(1), &restarting));
+        assert!(!may_be_of_previous_worker(&Status::default(), &serving(1)), "the reading has started the worker");
+    }
 }
