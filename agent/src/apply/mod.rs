@@ -50,27 +50,7 @@ pub(crate) use self::{
     executor::Executor,
     grant::Creation,
     part::Part,
-    planner::Planner,
+    planner::{Planner, add_progress},
     recover::Recovery,
     services::{Services, health as services_health},
 };
-
-use gpush_api::Gpu;
-
-use crate::state::HostState;
-
-/// Wakes the queue, after a waiting operation was cancelled.
-pub(crate) fn queue_changed(engine: &Engine) {
-    engine.queue.wake();
-}
-
-/// Returns whether the queue is empty.
-pub(crate) fn queue_is_empty(engine: &Engine) -> bool {
-    engine.queue.is_empty()
-}
-
-/// Adds to the reasons of a GPU's state: the progress of the operation that changes the GPU, and the operations that
-/// wait for the GPU.
-pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
-    planner::add_progress(&engine.queue, &engine.operations, host, gpu);
-}

@@ -14,7 +14,7 @@ use gpush_core::{
 use gpush_host::other_managers;
 use gpush_nvml::Reading;
 
-use super::queue::OperationQueue;
+use super::Engine;
 use crate::{
     caller::Viewer,
     lanes::{Need, Needs, Reserve},
@@ -176,12 +176,12 @@ impl Planner {
 }
 
 /// Adds to a GPU's reasons the progress of the operation that changes it, and the operations that wait for it.
-pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host: &HostState, gpu: &mut Gpu) {
-    gpu.reasons.extend(queue.for_gpu(&gpu.uuid));
+pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
+    gpu.reasons.extend(engine.queue.for_gpu(&gpu.uuid));
     let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
     let changing = reasons.iter().position(|reason| matches!(reason, Reason::Changing { .. }));
     let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
-    let Some(progress) = operations.progress(&gpu.uuid) else { return };
+    let Some(progress) = engine.operations.progress(&gpu.uuid) else { return };
     *reason += &if progress.rolling_back {
         ": its steps are being rolled back".to_owned()
     } else {

@@ -64,9 +64,8 @@ pub(super) async fn list(
     let viewer = observed.viewer(caller.viewer);
     // The cached answer does not contain the progress of operations or the queue. So use it only if
     // no operation runs or waits.
-    let is_whole = observed.late.is_empty()
-        && apply::queue_is_empty(&engine)
-        && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
+    let is_whole =
+        observed.late.is_empty() && engine.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
     if is_whole && let Some(json) = observed.host.answers.get(viewer) {
         return Ok(response_limiter::response(StatusCode::OK, json));
     }
@@ -80,7 +79,7 @@ pub(super) async fn list(
         }
         let json = response_limiter::to_json(&gpus)?;
         // Do not cache the answer if an operation was queued meanwhile.
-        if is_whole && apply::queue_is_empty(&engine) {
+        if is_whole && engine.queue.is_empty() {
             observed.host.answers.insert(viewer, json.clone());
         }
         Ok::<Bytes, Failure>(json)

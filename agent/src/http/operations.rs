@@ -14,7 +14,7 @@ use super::{
     response_limiter::ResponseLimiter,
 };
 use crate::{
-    apply::{self, Engine},
+    apply::Engine,
     caller::Caller,
     idempotency::Header,
     operation::{self, Operations},
@@ -147,7 +147,7 @@ pub(super) async fn cancel(
             Some(operation) => operations.get(&operation.to_string()).await?,
             None => operations.cancel(&id, by, key).await?,
         };
-        apply::queue_changed(&engine);
+        engine.queue.wake();
         Ok(operation)
     });
     let mut operation = cancelling.await?;
