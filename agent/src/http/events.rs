@@ -59,8 +59,7 @@ const LAST: &str = "last-event-id";
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct EventParameters {
-    /// Only these kinds, separated by commas: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `lease`, `unleased`,
-    /// `change`, `resync`. `resync` is always sent.
+    /// Only these kinds, separated by commas: values of `kind` in `Event`. `resync` is always sent.
     kinds: Option<String>,
     /// Only events of these GPUs: selectors separated by commas.
     gpu: Option<String>,
@@ -187,10 +186,9 @@ fn position_line(cursor: &Cursor) -> String {
 
 fn kinds(text: &str) -> Result<Vec<EventKind>, ApiError> {
     let kind = |name: &str| {
-        EventKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let names: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
+        EventKind::named(name).ok_or_else(|| {
             ApiError::new(Code::BadRequest, format!("{} is not a kind of event", Quoted(name)))
-                .hint(format!("the kinds are: {}", names.join(", ")))
+                .hint(format!("the kinds are: {}", EventKind::names()))
         })
     };
     text.split(',').map(|name| kind(name.trim())).collect()

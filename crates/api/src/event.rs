@@ -35,108 +35,99 @@ pub struct Event {
     pub what: EventPayload,
 }
 
-/// Kind of an event, with its fields.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum EventPayload {
-    /// An operation began, advanced, or ended.
-    Operation(Box<OperationChange>),
-    /// A GPU changed since the last reading.
-    Gpu(Box<GpuChange>),
-    /// The config was reloaded, or the reload failed.
-    Config(ConfigChange),
-    /// The driver appeared or disappeared, or its version changed.
-    Driver(DriverChange),
-    /// The driver reported an Xid error on a GPU.
-    Xid(Xid),
-    /// The state of an MPS daemon changed.
-    Mps(Box<MpsChange>),
-    /// The state or the end time of a lease changed, or the lease was revoked with notice.
-    Lease(Box<LeaseChange>),
-    /// gpushd asked an unleased process to end, or killed it.
-    Unleased(Box<UnleasedChange>),
-    /// Another change. The audit trail contains it too.
-    Change(Change),
-    /// Events are missing. Clients must read the state again.
-    Resync(Resync),
+/// Declares the kinds of events. Each row has the payload and the name of a kind.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident($payload:ty) = $name:literal,)*) => {
+        /// Kind of an event, with its fields.
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(tag = "kind", rename_all = "snake_case")]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+        pub enum EventPayload {
+            $($(#[$doc])* $kind($payload),)*
+        }
+
+        /// Name of an event kind.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum EventKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl EventKind {
+            /// All kinds.
+            pub const ALL: &[Self] = &[$(Self::$kind),*];
+
+            /// Returns the name in JSON, in `?kinds=`, and in the `event:` line of the stream.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+        }
+
+        impl EventPayload {
+            /// Returns the kind of the event.
+            #[must_use]
+            pub fn kind(&self) -> EventKind {
+                match self {
+                    $(Self::$kind(_) => EventKind::$kind,)*
+                }
+            }
+        }
+    };
 }
 
-/// Name of an event kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum EventKind {
-    /// [`OperationChange`].
-    Operation,
-    /// [`GpuChange`].
-    Gpu,
-    /// [`ConfigChange`].
-    Config,
-    /// [`DriverChange`].
-    Driver,
-    /// [`Xid`].
-    Xid,
-    /// [`MpsChange`].
-    Mps,
-    /// [`LeaseChange`].
-    Lease,
-    /// [`UnleasedChange`].
-    Unleased,
-    /// [`Change`].
-    Change,
-    /// [`Resync`]. gpushd sends it even if the client did not select this kind.
-    Resync,
+kinds! {
+    /// An operation began, advanced, or ended.
+    Operation(Box<OperationChange>) = "operation",
+    /// A GPU changed since the last reading.
+    Gpu(Box<GpuChange>) = "gpu",
+    /// The config was reloaded, or the reload failed.
+    Config(ConfigChange) = "config",
+    /// The driver appeared or disappeared, or its version changed.
+    Driver(DriverChange) = "driver",
+    /// The driver reported an Xid error on a GPU.
+    Xid(Xid) = "xid",
+    /// The state of an MPS daemon changed.
+    Mps(Box<MpsChange>) = "mps",
+    /// The state or the end time of a lease changed, or the lease was revoked with notice.
+    Lease(Box<LeaseChange>) = "lease",
+    /// gpushd asked an unleased process to end, or killed it.
+    Unleased(Box<UnleasedChange>) = "unleased",
+    /// Another change. The audit trail contains it too.
+    Change(Change) = "change",
+    /// Events are missing. Clients must read the state again.
+    Resync(Resync) = "resync",
 }
 
 impl EventKind {
-    /// All kinds.
-    pub const ALL: [Self; 10] = [
-        Self::Operation,
-        Self::Gpu,
-        Self::Config,
-        Self::Driver,
-        Self::Xid,
-        Self::Mps,
-        Self::Lease,
-        Self::Unleased,
-        Self::Change,
-        Self::Resync,
-    ];
-
-    /// Returns the name in JSON, in `?kinds=`, and in the `event:` line of the stream.
+    /// Returns the names of all kinds, separated by commas.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Operation => "operation",
-            Self::Gpu => "gpu",
-            Self::Config => "config",
-            Self::Driver => "driver",
-            Self::Xid => "xid",
-            Self::Mps => "mps",
-            Self::Lease => "lease",
-            Self::Unleased => "unleased",
-            Self::Change => "change",
-            Self::Resync => "resync",
-        }
+    pub fn names() -> String {
+        Self::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Finds a kind by its name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }
 
 impl EventPayload {
-    /// Returns the kind of the event.
+    /// Returns the UUIDs of the GPUs that the event is about. Empty for an event about gpushd or the host.
     #[must_use]
-    pub fn kind(&self) -> EventKind {
+    pub fn gpu_uuids(&self) -> &[String] {
         match self {
-            Self::Operation(_) => EventKind::Operation,
-            Self::Gpu(_) => EventKind::Gpu,
-            Self::Config(_) => EventKind::Config,
-            Self::Driver(_) => EventKind::Driver,
-            Self::Xid(_) => EventKind::Xid,
-            Self::Mps(_) => EventKind::Mps,
-            Self::Lease(_) => EventKind::Lease,
-            Self::Unleased(_) => EventKind::Unleased,
-            Self::Change(_) => EventKind::Change,
-            Self::Resync(_) => EventKind::Resync,
+            Self::Operation(change) => &change.operation.gpu_uuids,
+            Self::Gpu(change) => std::slice::from_ref(&change.gpu_uuid),
+            Self::Xid(xid) => std::slice::from_ref(&xid.gpu_uuid),
+            Self::Mps(change) => std::slice::from_ref(&change.gpu_uuid),
+            Self::Lease(change) => &change.gpu_uuids,
+            Self::Unleased(change) => std::slice::from_ref(&change.gpu_uuid),
+            Self::Change(change) => &change.gpu_uuids,
+            Self::Config(_) | Self::Driver(_) | Self::Resync(_) => &[],
         }
     }
 }

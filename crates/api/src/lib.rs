@@ -30,10 +30,7 @@ pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
 pub use device::{DeviceGrant, DeviceUse, MigDevice};
 pub use error::{ApiError, Code, Remedy};
-pub use event::{
-    Change, ConfigChange, DriverChange, Event, EventKind, EventPayload, GpuAspect, GpuChange, InstanceSummary,
-    LeaseChange, MpsChange, OperationChange, Resync, ResyncReason, UnleasedChange, UnleasedStep, Xid,
-};
+pub use event::*;
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState,
     LOST_GPU_HINT, Memory, Mig, NvLink, Placement, Process, ProcessKind, Sensors, USERS_UNKNOWN,

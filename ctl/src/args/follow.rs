@@ -1,6 +1,6 @@
 //! `gpushctl operation`, `events` and `audit`.
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use clap::{Args, Subcommand};
 use gpush_api::EventKind;
@@ -59,6 +59,9 @@ Examples:
     },
 }
 
+/// Help of `--kind`.
+static KINDS: LazyLock<String> = LazyLock::new(|| format!("Only these kinds: {}", EventKind::names()));
+
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
     #[command(flatten)]
@@ -66,8 +69,7 @@ pub(crate) struct EventsArgs {
     /// Print new events until Ctrl-C, after those of --since or -n; with --json one document per line
     #[arg(long, short)]
     pub(crate) follow: bool,
-    /// Only these kinds: operation, gpu, config, driver, xid, mps, lease, unleased, change, resync
-    #[arg(long = "kind", short, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
+    #[arg(long = "kind", short, value_name = "KIND", value_delimiter = ',', value_parser = kind, help = KINDS.as_str())]
     pub(crate) kinds: Vec<EventKind>,
     /// Only events after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 30m
     #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]

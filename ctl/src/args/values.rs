@@ -110,11 +110,7 @@ pub(super) fn operation(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn kind(text: &str) -> Result<EventKind, String> {
-    let named = EventKind::ALL.into_iter().find(|kind| kind.name() == text);
-    named.ok_or_else(|| {
-        let names: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
-        format!("write one of {}", names.join(", "))
-    })
+    EventKind::named(text).ok_or_else(|| format!("write one of {}", EventKind::names()))
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(super) fn of(arg: &Arg) -> Option<ArgValueCompleter> {
         "LEASE" => leases,
         "ID" => operations,
         "OBJECT" => objects,
-        "KIND" => |_| named(EventKind::ALL.map(EventKind::name)),
+        "KIND" => |_| named(EventKind::ALL.iter().map(|kind| kind.name())),
         "AREA" => |_| named(gpush_doctor::Area::ALL.map(gpush_doctor::Area::name)),
         "PRIORITY" => |_| named(["normal", "below-normal"]),
         "FORMAT" => |_| formats(),

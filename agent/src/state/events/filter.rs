@@ -1,6 +1,6 @@
 //! Selects the events that a listener receives.
 
-use gpush_api::{Event, EventKind, EventPayload};
+use gpush_api::{Event, EventKind};
 
 /// Which events a listener wants.
 #[derive(Debug, Clone, Default)]
@@ -16,27 +16,13 @@ impl Filter {
     pub(crate) fn wants(&self, event: &Event) -> bool {
         let kind = event.what.kind();
         self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind))
-            && self.gpus.as_ref().is_none_or(|gpus| about(&event.what).iter().any(|uuid| gpus.contains(uuid)))
-    }
-}
-
-/// Returns the UUIDs of the GPUs that an event is about. Empty for an event about gpushd or the host.
-fn about(what: &EventPayload) -> &[String] {
-    match what {
-        EventPayload::Operation(change) => &change.operation.gpu_uuids,
-        EventPayload::Gpu(change) => std::slice::from_ref(&change.gpu_uuid),
-        EventPayload::Xid(xid) => std::slice::from_ref(&xid.gpu_uuid),
-        EventPayload::Mps(change) => std::slice::from_ref(&change.gpu_uuid),
-        EventPayload::Lease(change) => &change.gpu_uuids,
-        EventPayload::Unleased(change) => std::slice::from_ref(&change.gpu_uuid),
-        EventPayload::Change(change) => &change.gpu_uuids,
-        EventPayload::Config(_) | EventPayload::Driver(_) | EventPayload::Resync(_) => &[],
+            && self.gpus.as_ref().is_none_or(|gpus| event.what.gpu_uuids().iter().any(|uuid| gpus.contains(uuid)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{ConfigChange, Xid};
+    use gpush_api::{ConfigChange, EventPayload, Xid};
 
     use super::*;
 
