@@ -170,6 +170,19 @@ pub fn format(duration: Duration) -> String {
     out
 }
 
+/// Formats whole seconds as a duration of at most two units, such as `6d23h`, `1h29m` or `40s`. Rounds to the smaller
+/// unit, so a lease that was just granted for 2 hours ends in `2h`, not in `1h59m`.
+#[must_use]
+pub fn rough(seconds: u64) -> String {
+    let rounded = |unit: u64| seconds.saturating_add(unit / 2) / unit * unit;
+    let seconds = match rounded(60) {
+        0..3600 => seconds,
+        minutes @ 3600..86_400 => minutes,
+        _ => rounded(3600),
+    };
+    format(Duration::from_secs(seconds))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -210,6 +223,28 @@ mod tests {
             assert_eq!(parse(text), Err(DurationError::TooLong), "{text}");
         }
         assert_eq!(parse_positive("0h"), Err(DurationError::Zero));
+    }
+
+    /// Fault: the text was cut off to one unit: `6d` for 6 days and 23 hours.
+    #[test]
+    fn rough_durations_have_two_rounded_units() {
+        let (hour, day) = (3600, 86_400);
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (119, "1m59s"),
+            (59 * 60 + 29, "59m29s"),
+            (59 * 60 + 30, "1h"),
+            (89 * 60 + 10, "1h29m"),
+            (2 * hour - 1, "2h"),
+            (day - 1, "1d"),
+            (6 * day + 23 * hour + 5, "6d23h"),
+            (7 * day - 1, "7d"),
+            (400 * day, "400d"),
+        ] {
+            assert_eq!(rough(seconds), text);
+        }
+        assert!(rough(u64::MAX).ends_with('h'));
     }
 
     #[test]

@@ -110,12 +110,12 @@ impl Appearance {
         then.to_zoned(jiff::tz::TimeZone::system()).strftime("%F %T").to_string()
     }
 
-    /// Describes roughly how long ago the time `then` was: `40s ago`, `2h ago`.
+    /// Describes roughly how long ago the time `then` was: `40s ago`, `1h29m ago`.
     pub(crate) fn ago(&self, then: Timestamp) -> String {
         format!("{} ago", rough(self.now.as_second().saturating_sub(then.as_second())))
     }
 
-    /// Describes roughly how long it is until the time `then`: `in 40s`, `in 2h`.
+    /// Describes roughly how long it is until the time `then`: `in 40s`, `in 6d23h`.
     pub(crate) fn ahead(&self, then: Timestamp) -> String {
         match then.as_second().saturating_sub(self.now.as_second()) {
             ..=0 => "now".to_owned(),
@@ -124,15 +124,9 @@ impl Appearance {
     }
 }
 
-/// Formats seconds as a duration with only one unit, such as `2h`.
+/// Formats seconds as a duration of two units; a negative number as `0s`.
 fn rough(seconds: i64) -> String {
-    let seconds = u64::try_from(seconds).unwrap_or(0);
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
+    gpush_core::duration::rough(u64::try_from(seconds).unwrap_or(0))
 }
 
 /// Breaks text at blanks into lines of at most `room` columns. Returns at least one line. Never breaks a word.
@@ -244,15 +238,15 @@ mod tests {
     }
 
     #[test]
-    fn age_has_one_unit() {
+    fn age_has_two_units() {
         let look = Appearance { now: Timestamp::from_second(200_000).unwrap(), ..look(Charset::Utf8) };
         let ago = |s: i64| look.ago(Timestamp::from_second(200_000 - s).unwrap());
         assert_eq!(
             [ago(0), ago(119), ago(120), ago(7200), ago(199_999)],
-            ["0s ago", "119s ago", "2m ago", "2h ago", "2d ago"]
+            ["0s ago", "1m59s ago", "2m ago", "2h ago", "2d8h ago"]
         );
         assert_eq!(ago(-5), "0s ago");
         let ahead = |s: i64| look.ahead(Timestamp::from_second(200_000 + s).unwrap());
-        assert_eq!([ahead(-1), ahead(40), ahead(7199), ahead(93_600)], ["now", "in 40s", "in 119m", "in 26h"]);
+        assert_eq!([ahead(-1), ahead(40), ahead(7199), ahead(93_600)], ["now", "in 40s", "in 2h", "in 1d2h"]);
     }
 }
