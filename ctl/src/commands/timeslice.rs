@@ -1,10 +1,15 @@
 //! `gpushctl timeslice list|show`.
 
-use gpush_api::{ApiError, Code, ComputeMode, Gpu, Mode, TimesliceView};
+use gpush_api::{ApiError, Code, ComputeMode, Gpu, LeaseUse, Mode, TimesliceView};
 use gpush_client::Client;
 use serde::Serialize;
 
-use crate::{args::Timeslice, exit::Outcome, output::Output, render::timeslice};
+use crate::{
+    args::Timeslice,
+    exit::Outcome,
+    output::Output,
+    render::{gpu::of_other_modes, timeslice},
+};
 
 /// A GPU in the output of `gpushctl timeslice list|show -o json`.
 #[derive(Debug, Serialize)]
@@ -16,6 +21,7 @@ pub(super) struct TimeslicedGpu<'g> {
     compute_mode: Option<ComputeMode>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timeslice: Option<&'g TimesliceView>,
+    leases: &'g [LeaseUse],
 }
 
 impl<'g> From<&'g Gpu> for TimeslicedGpu<'g> {
@@ -26,6 +32,7 @@ impl<'g> From<&'g Gpu> for TimeslicedGpu<'g> {
             name: &gpu.name,
             compute_mode: gpu.compute_mode,
             timeslice: gpu.timeslice.as_ref(),
+            leases: &gpu.leases,
         }
     }
 }
@@ -44,10 +51,17 @@ pub(super) async fn run(client: &mut Client, command: &Timeslice, out: &Output) 
         }
         (Timeslice::Show(_) | Timeslice::List(_), _) => {}
     }
+    let none = (!selectors.is_empty()).then(|| of_other_modes(&gpus, "time-sliced"));
     gpus.retain(|gpu: &Gpu| gpu.mode == Mode::Timeslice);
     let document: Vec<TimeslicedGpu<'_>> = gpus.iter().map(TimeslicedGpu::from).collect();
     match command {
-        Timeslice::List(_) => out.list(&document, |look| timeslice::list(&gpus, look))?,
+        Timeslice::List(_) => out.list(&document, |look| {
+            let list = timeslice::list(&gpus, look);
+            match &none {
+                Some(none) => list.or_empty(&look.wrap("", none).join("\n")),
+                None => list,
+            }
+        })?,
         Timeslice::Show(_) => out.show(&document, |look| timeslice::show(&gpus, look))?,
     }
     Ok(0)

@@ -8,7 +8,7 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mig, Mode, MpsDaemon, Process};
 
 use super::{
     Appearance,
@@ -80,6 +80,26 @@ fn sharing(gpu: &Gpu, look: &Appearance) -> String {
         Some(rule) => format!("{} ({})", gpu.mode.name(), look.clean(rule)),
         None => gpu.mode.name().to_owned(),
     }
+}
+
+/// Says that none of these GPUs is shared in a way, such as `time-sliced`, and in which mode they are.
+pub(crate) fn of_other_modes(gpus: &[Gpu], way: &str) -> String {
+    let mut modes: Vec<(Mode, Vec<u32>)> = Vec::new();
+    for gpu in gpus {
+        match modes.iter_mut().find(|(mode, _)| *mode == gpu.mode) {
+            Some((_, indexes)) => indexes.push(gpu.index),
+            None => modes.push((gpu.mode, vec![gpu.index])),
+        }
+    }
+    let sentence = |(mode, indexes): &(Mode, Vec<u32>)| {
+        let (are, their, them) = if indexes.len() == 1 { ("is", "its", "it") } else { ("are", "their", "them") };
+        let why = match mode {
+            Mode::NoRule => format!("no rule of the config claims {them}"),
+            other => format!("{their} mode is `{}`", other.name()),
+        };
+        format!("{} {are} not {way}: {why}.", gpu_numbers(indexes))
+    };
+    modes.iter().map(sentence).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns a state as text, with its style.
@@ -407,7 +427,7 @@ pub(crate) fn block(
     let mut out = vec![heading(gpu, &[], look)];
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if let Some(mig) = mig {
-        out.extend(slices::of(mig, &gpu.leases, INDENT, look));
+        out.extend(slices::of(gpu, mig, INDENT, look));
     }
     if lines || (mig.is_none() && !gpu.processes.is_empty()) {
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));

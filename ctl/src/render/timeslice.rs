@@ -1,6 +1,6 @@
 //! Time-sliced GPUs: their level, and whether the driver supports levels.
 
-use gpush_api::{Gpu, TimesliceState, TimesliceView};
+use gpush_api::{Gpu, LeaseUse, TimesliceState, TimesliceView};
 
 use super::{
     Appearance,
@@ -62,6 +62,8 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
         ("PRODUCT", Left),
         ("REPLICAS", Right),
         ("LEVEL", Left),
+        ("LEASED", Right),
+        ("HOLDERS", Left),
         ("PROCESSES", Right),
         ("DRIFT", Left),
     ];
@@ -77,6 +79,8 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
             look.clean(product(&gpu.name)),
             view.map_or_else(|| "-".to_owned(), |view| view.replicas.to_string()),
             view.map_or_else(|| "-".to_owned(), level),
+            view.map_or_else(|| "-".to_owned(), |view| format!("{}/{}", gpu.leases.len(), view.replicas)),
+            if gpu.leases.is_empty() { "-".to_owned() } else { holders(gpu, look) },
             gpu.processes.len().to_string(),
             look.clean(&gpu.drift.join("; ")),
         ]
@@ -85,6 +89,15 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
         .names(gpus.iter().map(|gpu| gpu.index.to_string()))
         .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
         .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` time-slices its GPUs.")
+}
+
+/// Returns the holders of the leases on a GPU, each with the id of the lease: `alice (L3), bob (L4)`.
+fn holders(gpu: &Gpu, look: &Appearance) -> String {
+    let holder = |lease: &LeaseUse| {
+        let user = lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid));
+        format!("{} ({})", look.clean(&user), lease.id)
+    };
+    gpu.leases.iter().map(holder).collect::<Vec<_>>().join(", ")
 }
 
 /// Draws `gpushctl timeslice show`.
@@ -101,6 +114,8 @@ pub(crate) fn show(gpus: &[Gpu], look: &Appearance) -> String {
         for drift in &gpu.drift {
             out += &(look.wrap("  ! drift: ", &look.clean(drift)).join("\n") + "\n");
         }
+        let leases = if gpu.leases.is_empty() { "none".to_owned() } else { holders(gpu, look) };
+        out += &(look.wrap(&format!("  {}", pad("leases", 14)), &leases).join("\n") + "\n");
         let users = gpu.processes.iter().map(|process| process_names::process(process, look)).collect::<Vec<_>>();
         let users = if users.is_empty() { "none".to_owned() } else { users.join(", ") };
         out += &(look.wrap(&format!("  {}", pad("processes", 14)), &users).join("\n") + "\n");

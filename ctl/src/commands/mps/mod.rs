@@ -17,7 +17,10 @@ use crate::{
     args::{Ceilings, Followed, Global, Mps},
     exit::{Failure, Outcome},
     output::Output,
-    render::mps::{change, clients, list, show},
+    render::{
+        gpu::of_other_modes,
+        mps::{change, clients, list, show},
+    },
 };
 
 /// A client in the output of `gpushctl mps clients -o json`, with its target.
@@ -53,12 +56,14 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
     match command {
         Mps::List { which } => {
             let selectors = which.selectors();
-            let daemons = of_gpus(client, &selectors).await?;
+            let (daemons, none) = of_gpus(client, &selectors).await?;
             let rules = if daemons.is_empty() && out.is_drawn() { rules(client).await } else { Vec::new() };
             out.list(&daemons, |look| {
                 let list = list::list(&daemons, &rules, look);
-                let of_others = !selectors.is_empty() && rules.is_empty();
-                if of_others { list.or_empty("No selected GPU is shared through MPS.") } else { list }
+                match &none {
+                    Some(none) => list.or_empty(&look.wrap("", none).join("\n")),
+                    None => list,
+                }
             })?;
         }
         Mps::Show { of } => {
@@ -66,12 +71,18 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             out.show(&daemon, |look| show::show(&daemon, look))?;
         }
         Mps::Clients { target, which } => {
-            let daemons = match target {
-                Some(target) => vec![client.mps_daemon(&target).await?],
+            let (daemons, none) = match target {
+                Some(target) => (vec![client.mps_daemon(&target).await?], None),
                 None => of_gpus(client, &which.gpus).await?,
             };
             let document: Vec<ListedClient<'_>> = daemons.iter().flat_map(ListedClient::of).collect();
-            out.list(&document, |look| clients::all(&daemons, look))?;
+            out.list(&document, |look| {
+                let list = clients::all(&daemons, look);
+                match none.as_ref().filter(|_| daemons.is_empty()) {
+                    Some(none) => list.or_empty(&look.wrap("", none).join("\n")),
+                    None => list,
+                }
+            })?;
         }
         Mps::Set { of, ceilings, reset } => {
             let Ceilings { percentage, memory, priority } = ceilings;
@@ -107,15 +118,17 @@ fn watch(Followed { timeout, detach, quiet }: Followed) -> Watch {
     if detach { Watch::Not } else { Watch::For { limit: Some(timeout), quiet, undone: false } }
 }
 
-/// Returns the targets on the selected GPUs; all targets if there are no selectors.
-async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<Vec<MpsDaemon>, Failure> {
+/// Returns the targets on the selected GPUs; all targets if there are no selectors. With selectors, also returns a text
+/// that says that these GPUs are not shared, for an empty list.
+async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<(Vec<MpsDaemon>, Option<String>), Failure> {
     let mut daemons = client.mps().await?;
-    if !selectors.is_empty() {
-        let gpus = client.gpus(false).await?;
-        let gpus = super::select_of(client, gpus, selectors).await?;
-        daemons.retain(|daemon| gpus.iter().any(|gpu| daemon.gpu == Some(gpu.index)));
+    if selectors.is_empty() {
+        return Ok((daemons, None));
     }
-    Ok(daemons)
+    let gpus = client.gpus(false).await?;
+    let gpus = super::select_of(client, gpus, selectors).await?;
+    daemons.retain(|daemon| gpus.iter().any(|gpu| daemon.gpu == Some(gpu.index)));
+    Ok((daemons, Some(of_other_modes(&gpus, "shared through MPS"))))
 }
 
 /// Returns the names of the rules with mode `mps`, to explain an empty list. Returns none if gpushd

@@ -21,10 +21,11 @@ impl NoAssignment {
             (LeaseKind::Whole, count) => format!("{count} whole GPUs"),
         };
         let error = |code, why: String| ApiError::new(code, format!("cannot grant {what}: {why}"));
+        let (gpus, is_one) = named_gpus(wanted);
+        let verb = |one: &str, several: &str| format!("{gpus} {}", if is_one { one } else { several });
         match self {
             Self::NotOffered { offered, unoffered, .. } if offered.is_empty() => {
-                let why = "none of the GPUs that the request allows can be leased".to_owned();
-                let mut error = error(Code::Unsupported, why);
+                let mut error = error(Code::Unsupported, verb("cannot be leased", "cannot be leased"));
                 error.causes.extend(unoffered.iter().take(MOST_NAMED).map(|(gpu, why)| unoffered_cause(*gpu, *why)));
                 let differ = |(gpu, why): &(u32, Unoffered)| match why {
                     Unoffered::OtherMode(_) => Some(gpu.to_string()),
@@ -40,12 +41,18 @@ impl NoAssignment {
                 let kinds: Vec<&str> = offered.iter().map(|(kind, _)| kind.name()).collect();
                 let examples: Vec<String> = offered.iter().map(|(_, request)| format!("`{request}`")).collect();
                 let first = offered.first().map_or("", |(_, request)| request);
-                error(Code::Unsupported, format!("the GPUs offer only leases of kind {}", kinds.join(", "))).hint(
-                    format!("request {}, as with `gpushctl run --request {first} -- COMMAND`", examples.join(" or ")),
-                )
+                let offer = format!("{} only leases of kind {}", verb("offers", "offer"), kinds.join(", "));
+                error(Code::Unsupported, offer).hint(format!(
+                    "request {}, as with `gpushctl run --request {first} -- COMMAND`",
+                    examples.join(" or ")
+                ))
             }
             Self::UnknownProfile { profile, nearest } => {
-                let error = error(Code::UnknownProfile, format!("no GPU has the profile {profile}"));
+                let has_not = match wanted.gpus {
+                    Some(_) => format!("{} not have the profile {profile}", verb("does", "do")),
+                    None => format!("no GPU has the profile {profile}"),
+                };
+                let error = error(Code::UnknownProfile, has_not);
                 match nearest.as_slice() {
                     [] => error.hint("list the profiles with `gpushctl mig profiles`"),
                     nearest => error.hint(format!(
@@ -55,11 +62,14 @@ impl NoAssignment {
                 }
             }
             Self::TooLarge { most: 0 } => {
-                error(Code::BadRequest, "no GPU meets the request, not even an idle one".to_owned())
-                    .hint("request less; `gpushctl status` shows what the GPUs have")
+                let too_small = match wanted.gpus {
+                    Some(_) => format!("{} not meet the request, even when idle", verb("does", "do")),
+                    None => "no GPU meets the request, not even an idle one".to_owned(),
+                };
+                error(Code::BadRequest, too_small).hint("request less; `gpushctl status` shows what the GPUs have")
             }
             Self::TooLarge { most } => {
-                error(Code::BadRequest, format!("the GPUs have room for only {most}, even when they are idle"))
+                error(Code::BadRequest, format!("{} room for only {most}, even when idle", verb("has", "have")))
                     .hint(format!("request {most} or fewer"))
             }
             Self::Busy { obstacles, largest } => {
@@ -95,6 +105,17 @@ impl NoAssignment {
         let Self::NotOffered { offered, .. } = self else { return None };
         let options = offered.iter().map(|(_, request)| format!("`--comment=gpush:{request}`")).collect::<Vec<_>>();
         (!options.is_empty()).then(|| format!("submit the job with {}", options.join(" or ")))
+    }
+}
+
+/// Names the GPUs that a request may use, and returns whether it is one GPU.
+fn named_gpus(wanted: &PlacementRequest) -> (String, bool) {
+    let indexes: Vec<String> = wanted.gpus.iter().flatten().map(u32::to_string).collect();
+    match indexes.as_slice() {
+        [one] => (format!("GPU {one}"), true),
+        [] => ("the GPUs".to_owned(), false),
+        several if several.len() <= MOST_NAMED => (format!("GPUs {}", several.join(", ")), false),
+        _ => ("the selected GPUs".to_owned(), false),
     }
 }
 

@@ -182,6 +182,12 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
     let offered = vec![(LeaseKind::Mps, "mps=25".to_owned())];
     let error = place(&host, &only(1), PlacementPolicy::Pack).unwrap_err();
     assert_eq!(error, NoAssignment::NotOffered { kind: LeaseKind::Whole, offered, unoffered: Vec::new() });
+    let message = error.error(&only(1)).message;
+    assert_eq!(message, "cannot grant a whole GPU: GPU 1 offers only leases of kind mps", "it names the selected GPU");
+    let unmanaged = GpuOffer { index: 2, unoffered: Some(Unoffered::Unmanaged), ..GpuOffer::default() };
+    let error = place(&Host { gpus: vec![unmanaged] }, &only(2), PlacementPolicy::Pack).unwrap_err().error(&only(2));
+    assert_eq!(error.message, "cannot grant a whole GPU: GPU 2 cannot be leased");
+    assert_eq!(error.causes, ["the config does not manage GPU 2"]);
 }
 
 #[test]
@@ -279,8 +285,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let text = "cannot grant a MIG device: no GPU has the profile 1g.12gb / did you mean 1g.10gb or 1g.20gb or 2g.20gb? \
                 List the profiles with `gpushctl mig profiles`";
     assert!(message(profile("1g.12gb"), 1).starts_with(&text[..90]), "{}", message(profile("1g.12gb"), 1));
-    let text =
-        "cannot grant 3 MIG devices: the GPUs have room for only 2, even when they are idle / request 2 or fewer";
+    let text = "cannot grant 3 MIG devices: the GPUs have room for only 2, even when idle / request 2 or fewer";
     assert_eq!(message(profile("3g.40gb"), 3), text);
     let text = "cannot grant a whole GPU: the GPUs offer only leases of kind mig / request `mig=1g.10gb`, as with \
                 `gpushctl run --request mig=1g.10gb -- COMMAND`";
