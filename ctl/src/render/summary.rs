@@ -1,6 +1,6 @@
 //! `gpushctl status --summary`: totals per model and profile, for hosts with many GPUs.
 
-use gpush_api::{DeviceUse, Gpu, GpuState, Mode};
+use gpush_api::{DeviceUse, Gpu, GpuState, Mode, MpsState};
 use gpush_core::devices;
 
 use super::{
@@ -91,7 +91,11 @@ fn totals(status: &Status) -> Vec<Totals> {
         let takes_instances = takes_work && matches!(gpu.mode, Mode::Mig | Mode::NoRule);
         whole.in_use += usize::from(used);
         whole.granted += usize::from(granted && !used);
-        whole.free += usize::from(!used && !granted && !is_mig && takes_work);
+        let has_room = match gpu.mode {
+            Mode::Mps | Mode::Timeslice => takes_shares(gpu, status),
+            Mode::Mig | Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => !used && !granted,
+        };
+        whole.free += usize::from(has_room && !is_mig && takes_work);
         let profiles = gpu.mig.iter().filter(|_| is_mig).flat_map(|mig| mig.profiles.iter());
         for profile in profiles {
             let present = instances.clone().any(|one| one.profile == profile.name);
@@ -116,6 +120,23 @@ fn totals(status: &Status) -> Vec<Totals> {
         (&a.model, !a.what.starts_with("GPU"), &a.what).cmp(&(&b.model, !b.what.starts_with("GPU"), &b.what))
     });
     all
+}
+
+/// Returns whether a GPU that is shared through MPS or time-slicing has room for another lease.
+fn takes_shares(gpu: &Gpu, status: &Status) -> bool {
+    match gpu.mode {
+        Mode::Mps => status.mps.iter().any(|daemon| {
+            daemon.uuid == gpu.uuid
+                && daemon.state == MpsState::Ready
+                && daemon.granted_percent < daemon.wanted.shares_percent
+        }),
+        Mode::Timeslice => {
+            let holding = status.leases.iter().filter(|lease| lease.state.holds_capacity());
+            let taken = holding.flat_map(|lease| &lease.members).filter(|member| member.gpu == gpu.uuid).count();
+            gpu.timeslice.as_ref().is_some_and(|view| taken < view.replicas as usize)
+        }
+        Mode::Mig | Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => false,
+    }
 }
 
 fn entry<'a>(all: &'a mut Vec<Totals>, model: &str, what: &str) -> &'a mut Totals {
