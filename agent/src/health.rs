@@ -147,6 +147,9 @@ impl Health {
     }
 }
 
+/// Cause of the cordon after Xid 79: the GPU has fallen off the bus. A reset does not bring it back.
+const OFF_BUS: &str = "xid-79";
+
 fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
     let index = gpu.index;
     let (code, what, hint) = match gpu.state {
@@ -157,14 +160,22 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             if !own {
                 return None;
             }
+            let is_off_bus = gpu.cordons.iter().any(|cordon| cordon.cause == OFF_BUS);
             (
                 Code::DriverError,
                 "is cordoned because the driver reported a fault",
-                format!(
-                    "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}` \
+                if is_off_bus {
+                    format!(
+                        "{}; then uncordon it with `gpushctl gpu uncordon {index}` (administrator)",
+                        gpush_api::LOST_GPU_HINT
+                    )
+                } else {
+                    format!(
+                        "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}` \
                     (administrator), then uncordon it with \
                     `gpushctl gpu uncordon {index}` (administrator)"
-                ),
+                    )
+                },
             )
         }
         // These states are reported once for the whole host.
@@ -192,4 +203,25 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
     let mut error = ApiError::new(code, format!("GPU {index} ({}) {what}", gpu.uuid)).hint(hint);
     error.causes.clone_from(&gpu.reasons);
     Some(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Cordon;
+
+    use super::*;
+
+    /// Fault: after Xid 79 the hint was to reset the GPU, which has fallen off the bus.
+    #[test]
+    fn reset_is_no_hint_for_a_gpu_off_the_bus() {
+        let hint = |cause: &str| {
+            let mut gpu = gpush_core::preset::gpus("dgx-a100").unwrap().swap_remove(0);
+            let (reason, since) = (String::new(), jiff::Timestamp::UNIX_EPOCH);
+            gpu.cordons.push(Cordon { cause: cause.to_owned(), reason, by: None, since });
+            gpu_problem(&gpu).unwrap().hint.unwrap()
+        };
+        assert!(hint("xid-95").contains("`gpushctl gpu reset 0`"), "{}", hint("xid-95"));
+        let off = hint("xid-79");
+        assert!(off.contains("reboot the host") && off.contains("uncordon 0") && !off.contains("gpu reset"), "{off}");
+    }
 }
