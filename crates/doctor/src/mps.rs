@@ -3,7 +3,7 @@
 use std::fs;
 
 use gpush_api::Mode;
-use gpush_core::config::Config;
+use gpush_core::config::{Config, RuleLayout};
 use gpush_mps::protocol::version;
 
 use crate::{Area, Finding, Host, driver};
@@ -11,15 +11,16 @@ use crate::{Area, Finding, Host, driver};
 pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
     let programs = [&config.mps.control, &config.mps.server];
     let missing: Vec<&String> = programs.into_iter().filter(|path| !host.has(path)).collect();
-    let is_used = config.rules.iter().any(|rule| rule.mode == Mode::Mps);
+    let is_used = is_used(config);
     if let Some(path) = missing.first() {
         let message = format!("{path} is not installed");
         let hint = "install NVIDIA's MPS programs (Debian: nvidia-cuda-mps; RHEL: nvidia-driver-cuda), or set their \
                     paths in [mps] of the config";
         return vec![if is_used {
-            Finding::problem(Area::Mps, message, hint).cause("a rule of the config has mode \"mps\"")
+            Finding::problem(Area::Mps, message, hint).cause("a rule or a layout of the config shares GPUs through MPS")
         } else {
-            Finding::warning(Area::Mps, message, hint).cause("no rule of the config has mode \"mps\"")
+            // No GPU of this host is shared through MPS, so this is no problem.
+            Finding::ok(Area::Mps, "NVIDIA's MPS programs are not installed, and no rule of the config needs them")
         }];
     }
     let bytes = fs::read(host.path(&config.mps.control)).unwrap_or_default();
@@ -36,4 +37,14 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
             format!("MPS programs are installed, but their version is unknown: {}", config.mps.control),
         )],
     }
+}
+
+/// Returns whether the config shares GPUs or MIG devices through MPS.
+fn is_used(config: &Config) -> bool {
+    let inline = config.rules.iter().filter_map(|rule| match &rule.layout {
+        Some(RuleLayout::Inline(layout)) => Some(layout),
+        Some(RuleLayout::Named(_) | RuleLayout::Dynamic) | None => None,
+    });
+    let mut entries = inline.chain(config.layouts.values()).flat_map(|layout| &layout.entries);
+    config.rules.iter().any(|rule| rule.mode == Mode::Mps) || entries.any(|entry| entry.share.is_some())
 }
