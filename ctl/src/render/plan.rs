@@ -227,7 +227,9 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     if let Some((gpu, mig)) = gpu.and_then(|gpu| Some((gpu, gpu.mig.as_ref().filter(cut)?))) {
         let (now, then) = cells(plan, mig);
         // Without MIG mode, there are no slices to draw.
-        let drawn = |on: bool, cells| if on { slices::draw(cells, mig.memory_slices, GUTTER, look) } else { off() };
+        let drawn = |on: bool, cells| {
+            if on { slices::draw(cells, mig.memory_slices, slices::FREE, GUTTER, look) } else { off() }
+        };
         out.extend(labelled("now", drawn(mig.enabled, now)));
         out.extend(labelled("then", drawn(!plan.leaves_whole(gpu), then)));
     }

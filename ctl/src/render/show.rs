@@ -74,7 +74,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String
     if let Some(mig) = one.mig.as_ref().filter(|m| m.enabled) {
         text.push('\n');
         text += &section("MIG devices");
-        for line in slices::of(mig, &one.leases, gpu::INDENT, look) {
+        for line in slices::of(one, mig, gpu::INDENT, look) {
             text += &line;
             text.push('\n');
         }

@@ -9,11 +9,12 @@
 //! The numbers in the lower edge are start slices, as in a layout: `2g.20gb@4`.
 
 use anstyle::Style;
-use gpush_api::{GpuInstance, LeaseUse, Mig, Placement, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, LeaseUse, Mig, Placement, Process};
 
 use super::{
     Appearance, Charset,
     appearance::{IDLE, NOTE, QUIET, USED, pad, paint, width},
+    gpu::state,
 };
 
 /// A number of columns that is divisible by 4, 8 and 12, the numbers of slices of all known GPU models.
@@ -135,17 +136,27 @@ pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
     Some(if parts.is_empty() { "no compute instance".to_owned() } else { parts.join(" ") })
 }
 
-/// Draws the current instances of a GPU.
-pub(crate) fn of(mig: &Mig, leases: &[LeaseUse], indent: usize, look: &Appearance) -> Vec<String> {
+/// Draws the current instances of a GPU. If the GPU takes no new work, its free slices are labelled with its state.
+pub(crate) fn of(gpu: &Gpu, mig: &Mig, indent: usize, look: &Appearance) -> Vec<String> {
+    let leases = &gpu.leases;
+    let free = match gpu.state {
+        GpuState::Ready | GpuState::Changing if gpu.cordons.is_empty() => FREE,
+        GpuState::Ready | GpuState::Changing => state(GpuState::Cordoned).0,
+        other => state(other).0,
+    };
     let cells = mig.instances.iter().map(|instance| {
         let usage = Use::of(instance, leases);
         Cell::of(&instance.profile, instance.placement, usage.mark(look), inside(instance).as_deref(), usage.style())
     });
-    draw(cells.collect(), mig.memory_slices, indent, look)
+    draw(cells.collect(), mig.memory_slices, free, indent, look)
 }
 
-/// Draws boxes and the free slices between them, in three lines. Returns no lines if the GPU has no slices.
-pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Appearance) -> Vec<String> {
+/// Label of free slices.
+pub(crate) const FREE: &str = "free";
+
+/// Draws boxes and the slices between them, labelled with `free`, in three lines. Returns no lines if the GPU has no
+/// slices.
+pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, free: &str, indent: usize, look: &Appearance) -> Vec<String> {
     if slices == 0 {
         return Vec::new();
     }
@@ -157,12 +168,12 @@ pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Appea
     let (mut top, mut middle, mut bottom) = (margin.clone(), margin.clone(), margin);
     let mut was_free = false;
     for (at, cell) in with_free(cells, slices).into_iter().enumerate() {
-        let (placement, free) = match &cell {
+        let (placement, is_free) = match &cell {
             Slot::Taken(cell) => (cell.placement, false),
             Slot::Free { placement, .. } => (*placement, true),
         };
         let inner = usize::from(placement.size) * unit - 1;
-        let run = if free { glyphs.dashes } else { glyphs.line };
+        let run = if is_free { glyphs.dashes } else { glyphs.line };
         let number = placement.start.to_string();
         let number = if width(&number) <= inner { number } else { String::new() };
         let (label, style) = match cell {
@@ -170,16 +181,16 @@ pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Appea
                 let label = cell.labels.iter().map(|l| look.clean(l)).find(|l| width(l) <= inner);
                 (label.unwrap_or_default(), cell.style)
             }
-            Slot::Free { first, .. } if first && inner >= 4 => ("free".to_owned(), QUIET),
+            Slot::Free { first, .. } if first && inner >= width(free) => (free.to_owned(), QUIET),
             Slot::Free { .. } => (String::new(), QUIET),
         };
         let edge = if at == 0 { 0 } else { 1 };
-        let side = if free && (was_free || at == 0) { glyphs.dashed_side } else { glyphs.side };
+        let side = if is_free && (was_free || at == 0) { glyphs.dashed_side } else { glyphs.side };
         top += &paint(QUIET, &format!("{}{}", glyphs.top[edge], run.repeat(inner)));
         middle += &format!("{}{}", paint(QUIET, side), paint(style, &pad(&label, inner)));
         let rest = inner - number.len();
         bottom += &format!("{}{number}{}", paint(QUIET, glyphs.bottom[edge]), paint(QUIET, &run.repeat(rest)));
-        was_free = free;
+        was_free = is_free;
     }
     top += &paint(QUIET, glyphs.top[2]);
     middle += &paint(QUIET, if was_free { glyphs.dashed_side } else { glyphs.side });
