@@ -1,6 +1,8 @@
 //! `gpushctl apply`, and code that all commands for layouts share: show the plan, ask the user, apply, wait.
 
-use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, PlanRequest, Plans};
+use gpush_api::{
+    ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Maintenance, PlanRequest, Plans,
+};
 use gpush_client::Client;
 
 use crate::{
@@ -17,6 +19,9 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     let gpus =
         if selectors.is_empty() { managed(all, out)? } else { super::select_of(client, all, &selectors).await? };
     if gpus.is_empty() {
+        if let Some(maintenance) = client.health().await?.maintenance {
+            return Err(in_maintenance(&maintenance).into());
+        }
         out.remark("Every GPU has its desired state.\n");
         return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
@@ -33,6 +38,14 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
         expires_at: None,
     };
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
+}
+
+/// Returns the error that the host is in maintenance, so that the last readings do not show how the GPUs are now.
+fn in_maintenance(maintenance: &Maintenance) -> ApiError {
+    let reason = maintenance.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+    ApiError::new(Code::Conflict, format!("the host is in maintenance{reason}"))
+        .cause("gpushd has no driver handle open, so it cannot read the GPUs or change them")
+        .hint("when the work on the host is done, end maintenance with `gpushctl maintenance leave` (administrator)")
 }
 
 /// Returns the GPUs that have a rule and differ from their desired state. Leaves out cordoned GPUs, because

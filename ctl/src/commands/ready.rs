@@ -11,9 +11,10 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Health, Mode, MpsDaemon, MpsState};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Health, Maintenance, Mode, MpsDaemon, MpsState};
 use gpush_client::{Client, Error, Kind};
 use gpush_core::duration;
+use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{events::may_pass, runtime, socket};
@@ -21,6 +22,7 @@ use crate::{
     args::Global,
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
+    render::host,
 };
 
 /// Pause between two checks.
@@ -35,7 +37,17 @@ enum Unfinished {
     Failed(String, String),
 }
 
-/// Waits until gpushd has done its work, and then exits with 0.
+/// The JSON document of a host that is ready. If it is not ready, the JSON document is the error.
+#[derive(Debug, Serialize)]
+struct Ready {
+    /// Always true.
+    ready: bool,
+    /// Maintenance of the host, during which gpushd does nothing; absent if the host is not in maintenance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    maintenance: Option<Maintenance>,
+}
+
+/// Waits until gpushd has done its work, and then exits with 0. During maintenance there is no work to wait for.
 pub(super) fn run(global: &Global, timeout: Duration, quiet: bool, out: &Output) -> Outcome {
     let mut client = Client::new(socket(global)).deadline(global.request_timeout.min(timeout.max(PAUSE)));
     runtime()?.block_on(async {
@@ -50,12 +62,18 @@ async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output)
     let end = Instant::now() + timeout;
     let mut last: Vec<Unfinished> = Vec::new();
     loop {
-        let left = match read_unfinished(client).await {
-            Ok(left) => left,
-            Err(error) if may_pass(&error) => vec![Unfinished::Pending(error.error.message.clone())],
+        let (left, maintenance) = match read_unfinished(client).await {
+            Ok(read) => read,
+            Err(error) if may_pass(&error) => (vec![Unfinished::Pending(error.error.message.clone())], None),
             Err(error) => return Err(error.into()),
         };
         if left.is_empty() {
+            if let Some(maintenance) = &maintenance {
+                out.remark(&host::status(Some(maintenance), &out.look));
+            }
+            if out.json {
+                out.document(&Ready { ready: true, maintenance })?;
+            }
             return Ok(0);
         }
         if let Some(error) = failed(&left) {
@@ -81,16 +99,18 @@ impl Unfinished {
     }
 }
 
-async fn read_unfinished(client: &mut Client) -> Result<Vec<Unfinished>, Error> {
+/// Reads the work that is left, and the maintenance of the host.
+async fn read_unfinished(client: &mut Client) -> Result<(Vec<Unfinished>, Option<Maintenance>), Error> {
     let health = client.health().await?;
     let gpus = client.gpus(false).await;
     let daemons = client.mps().await;
-    match (gpus, daemons) {
-        (Ok(gpus), Ok(daemons)) => Ok(unfinished(&health, &gpus, &daemons)),
+    let left = match (gpus, daemons) {
+        (Ok(gpus), Ok(daemons)) => unfinished(&health, &gpus, &daemons),
         // There is no driver, but no rule needs one.
-        (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer && is_complete(&health) => Ok(Vec::new()),
-        (Err(error), _) | (_, Err(error)) => Err(error),
-    }
+        (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer && is_complete(&health) => Vec::new(),
+        (Err(error), _) | (_, Err(error)) => return Err(error),
+    };
+    Ok((left, health.maintenance))
 }
 
 /// Returns whether gpushd no longer tries to apply the layouts of this boot.
