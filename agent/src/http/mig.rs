@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use axum::{extract::State, http::StatusCode, response::Response};
-use gpush_api::{ApiError, ApplyRequest, Code, Lease, MigDevice, Operation, PlanRequest, Plans};
-use gpush_core::devices;
+use gpush_api::{ApiError, ApplyRequest, Code, MigDevice, Operation, PlanRequest, Plans};
 use jiff::Timestamp;
 
 use super::{extract::Body, failure::Failure, if_match::IfMatch, response_limiter::ResponseLimiter};
@@ -13,6 +12,7 @@ use crate::{
     authorization::Authorization,
     caller::Caller,
     idempotency::Header,
+    leases::{self, Leases},
     mps,
     request::reason,
     state::{self, readings::Readings, redact},
@@ -28,16 +28,15 @@ const LONGEST_WAIT: u64 = 30 * 24 * 3600;
 pub(super) async fn list_devices(
     State(readings): State<Readings>,
     State(mps): State<mps::Mps>,
-    State(state): State<state::State>,
+    State(leases): State<Leases>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
     let of = caller.clone();
     let list = async move {
-        let gpus = readings.host().await?.gpus(of.viewer);
+        let seen = readings.host().await?;
         let daemons = mps::all(&mps, &of).await?;
-        let leases: Vec<Lease> = state.leases().open.values().map(|lease| lease.to_api(of.viewer)).collect();
-        Ok::<Vec<MigDevice>, Failure>(devices::list(&gpus, &daemons, &leases))
+        Ok::<Vec<MigDevice>, Failure>(leases::devices(&leases, of.viewer, &seen, &daemons))
     };
     limiter.answer(&caller, StatusCode::OK, list).await
 }

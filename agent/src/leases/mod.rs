@@ -82,6 +82,7 @@ pub(crate) use self::{
     grant::{Delivery, Outcome, request},
     job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
     lease_end::run,
+    offers::devices,
     restored::restore_places,
     scope::{Scopes, health},
     show::{all, environment, one},

@@ -2,13 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Gpu, LeaseMember, LeaseRequest, LeaseShare, LeaseState, MemberShare, MpsSettings};
+use gpush_api::{
+    ApiError, Gpu, Lease, LeaseMember, LeaseRequest, LeaseShare, LeaseState, MemberShare, MigDevice, MpsDaemon,
+    MpsSettings,
+};
 use gpush_core::lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib};
 
-use super::Leases;
+use super::{Leases, queue};
 use crate::{
+    caller::Viewer,
+    lanes::{Need, Needs},
     mps,
-    state::{HostState, LeaseTable},
+    state::{HostState, LeaseTable, Observed},
 };
 
 /// Returns what the GPUs offer, and which capacity leases and operations already occupy.
@@ -42,6 +47,29 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         mps.leases = mps.leases.max(mps.most_leases);
     }
     offered
+}
+
+/// Lists the MIG devices of the host with their use, as `viewer` may see it, and whether a new request can get them.
+pub(crate) fn devices(leases: &Leases, viewer: Viewer, seen: &Observed, daemons: &[MpsDaemon]) -> Vec<MigDevice> {
+    let open: Vec<Lease> = leases.handles.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
+    let mut listed = gpush_core::devices::list(&seen.gpus(viewer), daemons, &open);
+    let needed_by = |device: &MigDevice| {
+        let needs = Need::Parts(device.uuid.clone().into_iter().collect());
+        let ahead = leases.handles.lanes.would_wait_for(&Needs::from([(device.gpu_uuid.clone(), needs)]));
+        ahead.map(|ahead| ahead.waiter.to_string())
+    };
+    gpush_core::devices::apply_queue(&mut listed, needed_by, &free_devices(leases, seen));
+    listed
+}
+
+/// Returns the UUIDs of the MIG devices that a new request can get: those that no lease has and that no earlier request
+/// or operation in the queue needs.
+fn free_devices(leases: &Leases, seen: &Observed) -> BTreeSet<String> {
+    let gpus = seen.gpus(Viewer::Log);
+    let _placing = leases.lock_placement();
+    let offered = host(leases, &seen.host, &gpus, &leases.handles.state.leases());
+    let left = queue::as_queue(leases, &offered).host_with_reservations(&offered, leases.policy());
+    left.free_devices().map(str::to_owned).collect()
 }
 
 /// Returns the members of an assignment. Leaves out members whose GPU no longer exists.

@@ -16,7 +16,8 @@ pub enum DeviceUse {
     Granted,
     /// Processes run on the device.
     InUse,
-    /// No process runs on the device, but its GPU or its MPS daemon accepts no new work.
+    /// No process runs on the device, but its GPU or its MPS daemon accepts no new work, or an operation or a lease
+    /// request in the queue needs the device.
     Reserved,
 }
 
@@ -77,7 +78,8 @@ pub struct MigDevice {
     /// Use of the device.
     #[serde(rename = "use")]
     pub usage: DeviceUse,
-    /// Whether a lease can get the device now: true if `use` is `free` and MPS does not share the device.
+    /// Whether a lease request can get the device now. True if `use` is `free`, the rule of the GPU has mode `mig`, and
+    /// MPS does not share the device.
     pub available: bool,
     /// Leases on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,10 +1,14 @@
 //! The MIG devices of a host: which devices are free, and why the others are not.
 //!
 //! A device is `in_use` if the driver lists a process on it. Otherwise it is `reserved` if its GPU
-//! or its MPS daemon accepts no new work. Otherwise it is `granted` if a lease holds it.
-//! Otherwise it is `free`.
+//! or its MPS daemon accepts no new work. Otherwise it is `granted` if a lease holds it. Otherwise
+//! it is `reserved` if an earlier entry of the queue needs it: an operation that will destroy it,
+//! or a lease request. Otherwise it is `free`.
+//!
+//! A free device is `available` if a lease request gets it now. gpushd grants no leases on a GPU
+//! without a rule, so its free devices are not available.
 
-use std::borrow::Borrow;
+use std::{borrow::Borrow, collections::BTreeSet};
 
 use gpush_api::{
     ComputeInstance, DeviceGrant, DeviceUse, Gpu, GpuInstance, GpuState, Lease, MigDevice, MpsDaemon, MpsState,
@@ -18,6 +22,24 @@ pub fn list<G: Borrow<Gpu>>(gpus: &[G], daemons: &[MpsDaemon], leases: &[Lease])
     let gpus = gpus.iter().map(Borrow::borrow);
     let enabled = gpus.filter(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled));
     enabled.flat_map(|gpu| of_gpu(gpu, daemons, leases)).collect()
+}
+
+/// Applies to listed devices what only gpushd knows. `needed_by` returns the entry of the queue that
+/// needs a device: `operation op-7`, `lease L3`. `offered` are the UUIDs of the devices that a new
+/// lease request can get.
+pub fn apply_queue(
+    devices: &mut [MigDevice],
+    needed_by: impl Fn(&MigDevice) -> Option<String>,
+    offered: &BTreeSet<String>,
+) {
+    for device in devices.iter_mut().filter(|device| device.usage == DeviceUse::Free) {
+        if let Some(waiter) = needed_by(device) {
+            device.usage = DeviceUse::Reserved;
+            device.reason = Some(format!("{waiter} waits in the queue and needs the device"));
+        }
+        let is_offered = device.uuid.as_ref().is_some_and(|uuid| offered.contains(uuid));
+        device.available = device.usage == DeviceUse::Free && is_offered;
+    }
 }
 
 fn of_gpu(gpu: &Gpu, daemons: &[MpsDaemon], leases: &[Lease]) -> Vec<MigDevice> {
@@ -197,6 +219,21 @@ mod tests {
         let devices = list(&host(), &[daemon("MIG-8")], &[]);
         let found: Vec<_> = devices.iter().map(|device| (device.usage, device.available)).collect();
         assert_eq!(found, [(DeviceUse::Free, true), (DeviceUse::Free, false)]);
+    }
+
+    /// Fault: a device that a queued operation destroys, and a device of a GPU without a rule, were
+    /// listed as available, but a lease request did not get them.
+    #[test]
+    fn device_is_available_only_if_a_request_gets_it() {
+        let mut devices = list(&host(), &[], &[]);
+        let needed_by = |device: &MigDevice| (device.gi == 7).then(|| "operation op-3".to_owned());
+        apply_queue(&mut devices, needed_by, &BTreeSet::from(["MIG-7".to_owned()]));
+        let found: Vec<_> = devices.iter().map(|device| (device.usage, device.available)).collect();
+        assert_eq!(found, [(DeviceUse::Reserved, false), (DeviceUse::Free, false)]);
+        assert_eq!(devices[0].reason.as_deref(), Some("operation op-3 waits in the queue and needs the device"));
+        let mut devices = list(&host(), &[], &[lease("MIG-8")]);
+        apply_queue(&mut devices, |_| Some("lease L2".to_owned()), &BTreeSet::new());
+        assert_eq!(devices[1].usage, DeviceUse::Granted, "the lease still has it");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 mod edit;
 pub(super) mod layout;
 
-use gpush_api::{ApiError, Code, Gpu, MigDevice};
+use gpush_api::{ApiError, Code, DeviceUse, Gpu, MigDevice, Mode, MpsDaemon};
 use gpush_client::Client;
 use gpush_core::nearest::nearest;
 
@@ -83,9 +83,9 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
         return Err(error.into());
     }
     let mut found: Vec<MigDevice> = client.mig_devices().await?;
+    let shared = if free { client.mps().await? } else { Vec::new() };
     found.retain(|device| {
-        gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid)
-            && (!free || device.available)
+        gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid && (!free || is_free(device, gpu, &shared)))
             && profile.is_none_or(|profile| device.profile.eq_ignore_ascii_case(profile))
     });
     let none = found.is_empty();
@@ -102,6 +102,13 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
         }
     })?;
     Ok(if none && free { Code::Blocked.exit_status() } else { 0 })
+}
+
+/// Returns whether a new program can use a device. If the rule of the GPU has mode `mig`, the program gets the device
+/// with a lease; otherwise gpushd grants no leases on the device, and the program uses it directly.
+fn is_free(device: &MigDevice, gpu: &Gpu, shared: &[MpsDaemon]) -> bool {
+    let is_shared = || shared.iter().any(|daemon| device.uuid.as_ref() == Some(&daemon.uuid));
+    device.available || device.usage == DeviceUse::Free && gpu.mode != Mode::Mig && !is_shared()
 }
 
 /// Returns the error for a profile that none of the GPUs has. Returns `None` if a GPU has it, or if the profiles are

@@ -73,6 +73,15 @@ pub struct MigOffer {
     pub reserved: Vec<(u32, Placement)>,
 }
 
+impl MigOffer {
+    /// Returns whether free devices of this instance can be granted: the instance itself is not in use, and no earlier
+    /// request in the queue needs its place.
+    pub(super) fn is_grantable(&self, instance: &Instance) -> bool {
+        let is_reserved = self.reserved.iter().any(|(_, placement)| placement.overlaps(instance.placement));
+        !instance.busy && !instance.clearing && !is_reserved
+    }
+}
+
 /// A GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
@@ -187,6 +196,13 @@ impl GpuOffer {
 }
 
 impl Host {
+    /// Returns the UUIDs of the existing MIG devices that a request can get now.
+    pub fn free_devices(&self) -> impl Iterator<Item = &str> {
+        let open = self.gpus.iter().filter(|gpu| gpu.closed.is_none()).flat_map(|gpu| &gpu.mig);
+        let instances = open.flat_map(|mig| mig.instances.iter().filter(|instance| mig.is_grantable(instance)));
+        instances.flat_map(|instance| &instance.devices).filter(|device| device.free).map(|device| device.uuid.as_str())
+    }
+
     /// Returns the kinds of leases that the GPUs offer, sorted.
     #[must_use]
     pub fn kinds(&self) -> Vec<LeaseKind> {

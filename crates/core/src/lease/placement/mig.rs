@@ -58,7 +58,6 @@ fn options<'a>(
     let mut options = Vec::new();
     for (position, instance) in mig.instances.iter().enumerate() {
         let profile = mig.geometry.profile(instance.profile_id);
-        let reserved = mig.reserved.iter().any(|(_, placement)| placement.overlaps(instance.placement));
         for device in
             instance.devices.iter().filter(|device| targets.is_none_or(|targets| targets.contains(&device.uuid)))
         {
@@ -66,7 +65,7 @@ fn options<'a>(
                 Some(profile) if device.whole => wanted.is_met_by(profile),
                 Some(_) | None => wanted.is_met_by_part(&device.profile),
             };
-            let free = device.free && !instance.busy && !instance.clearing && !reserved;
+            let free = device.free && mig.is_grantable(instance);
             if meets && (free || blocked == UseOccupied::Last) {
                 let size = profile.map_or([u32::from(instance.placement.size), 0, 0], rank);
                 options.push(DeviceOption::Device { instance: position, uuid: &device.uuid, free, size });
