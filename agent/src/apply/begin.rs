@@ -255,7 +255,7 @@ pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
     let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
     let lasting = parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?)));
     let more = RecordedRequest { order: order.clone(), lasting: lasting.collect() };
-    Intent { gpus: gpus.collect(), more: serde_json::to_value(more).unwrap_or_default(), begun: None }
+    Intent { gpus: gpus.collect(), more: serde_json::to_value(more).unwrap_or_default(), ..Intent::default() }
 }
 
 fn new_operation(order: &Order, by: Actor, parts: &[Part]) -> OperationSpec {

@@ -196,11 +196,14 @@ impl Executor {
         let shared =
             if is_done { mps::RecordedSettings::of(&self.mps, &plans) } else { mps::RecordedSettings::default() };
         let recorded = shared.clone();
+        let in_full = ongoing.error_in_full().filter(|_| state == OperationState::NotStarted);
         let leased = LeaseChanges::of(&self.mig, ongoing.number(), &operation.plans, state).await;
+        let number = ongoing.number();
         let also = move |tx: &mut Tx<'_>| {
             recorded.record(tx)?;
             changes.iter().try_for_each(|change| change.record(tx))?;
             tx.audit(audit.clone())?;
+            in_full.iter().try_for_each(|error| tx.error_in_full(number, error.clone()))?;
             let leases = leased.record(tx)?;
             Ok(EndEffects { overrides: overrides::record_changes(tx, &operation, &lasting)?, leases })
         };

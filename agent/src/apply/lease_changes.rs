@@ -151,6 +151,7 @@ fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec
             OperationState::Failed => before.union(&created_after(&BTreeSet::new(), plan)).copied().collect(),
             // The rollback created the destroyed instances again at the same placements.
             OperationState::RolledBack
+            | OperationState::NotStarted
             | OperationState::Queued
             | OperationState::Waiting
             | OperationState::Running

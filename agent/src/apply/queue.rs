@@ -8,7 +8,7 @@
 //!              ├─ its plan is possible ───────────► claim, read again ─┬─► running        │
 //!              │                                                       └─► waiting ───────┤
 //!              ├─ blocked, or its GPUs are taken ─► waiting ──────────────────────────────┘
-//!              └─ cancelled, timed out, or a final refusal ──► rolled back
+//!              └─ cancelled, timed out, or a final refusal ──► not started
 //! ```
 //!
 //! [`crate::lanes`] keeps the order of arrival of operations and lease requests. An operation that
@@ -251,9 +251,28 @@ async fn round(engine: &Engine) {
         }
         match claim(engine, &one, &gpus).await {
             Ok((meant, claim)) => read(engine, one, meant, claim),
-            Err(error) => cannot_begin(engine, &one, error),
+            Err(error) => {
+                tell_in_full(engine, &one, &error).await;
+                cannot_begin(engine, &one, error);
+            }
         }
     }
+}
+
+/// Tells administrators which processes and leases block an operation. Every user may read `why`, so it does not name
+/// processes.
+async fn tell_in_full(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
+    let in_full = if why.code == Code::Blocked { blocked_in_full(engine, one).await } else { None };
+    one.ongoing.set_error_in_full(Some(in_full.unwrap_or_else(|| why.clone())));
+}
+
+/// Returns what blocks an operation, as an administrator may see it; `None` if nothing blocks it any more.
+async fn blocked_in_full(engine: &Engine, one: &QueuedOperation) -> Option<ApiError> {
+    let concerned = one.ongoing.snapshot().plans.into_iter().map(|plan| plan.uuid).collect();
+    let gpus = engine.planner.gpus_of(Viewer::Log, &concerned).await.ok()?;
+    let mut plans = engine.planner.planned(&gpus, &one.order.request).await.ok()?;
+    engine.planner.refuse_blocked(Viewer::Log, &gpus, &mut plans).await;
+    refusal(&plans)
 }
 
 /// Reads the claimed GPUs of an operation in a separate task. Starts the operation if the readings still permit its
@@ -271,6 +290,7 @@ fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim
             Ok(ready) => start(&engine, one, ready),
             Err(error) => {
                 engine.queue.attempt_failed(one.ongoing.number());
+                tell_in_full(&engine, &one, &error).await;
                 cannot_begin(&engine, &one, error);
             }
         }
@@ -345,7 +365,7 @@ fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
         };
         drop(place);
         let error = error.outcome("nothing was changed");
-        executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
+        executor.finish(ongoing, &[], OperationState::NotStarted, Some(error)).await;
     });
 }
 
@@ -375,17 +395,28 @@ fn keep_waiting(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
 }
 
 /// Ends an operation that is cancelled or cannot begin.
-fn end_waiting(engine: &Engine, one: &QueuedOperation, mut error: ApiError) {
+fn end_waiting(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     let kept = engine.queue.waiting().remove(&one.ongoing.number());
+    let mut error = error.outcome("nothing was changed");
     if let Some(last) = kept.and_then(|kept| kept.last) {
+        let in_full = one.ongoing.error_in_full().unwrap_or_else(|| last.clone());
+        one.ongoing.set_error_in_full(Some(because_of(error.clone(), in_full)));
+        error = because_of(error, last);
+    }
+    engine.executor.in_background(Arc::clone(&one.ongoing), move |executor, ongoing| async move {
+        executor.finish(ongoing, &[], OperationState::NotStarted, Some(error)).await;
+    });
+}
+
+/// Adds to the error of an operation that did not start why it waited.
+fn because_of(mut error: ApiError, last: ApiError) -> ApiError {
+    // If the last attempt failed with this same error, the operation waited for nothing else.
+    if error.message != last.message {
         error.causes.push(last.message);
         error.causes.extend(last.causes);
         error.errors = last.errors;
     }
-    let error = error.outcome("nothing was changed");
-    engine.executor.in_background(Arc::clone(&one.ongoing), move |executor, ongoing| async move {
-        executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
-    });
+    error
 }
 
 fn too_long(id: &str, patience: Duration) -> ApiError {

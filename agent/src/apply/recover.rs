@@ -148,7 +148,7 @@ impl Recovery {
                     .hint("repeat the request")
                     .outcome("nothing was changed");
                 self.executor.in_background(Arc::clone(ongoing), move |executor, ongoing| async move {
-                    executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
+                    executor.finish(ongoing, &[], OperationState::NotStarted, Some(error)).await;
                 });
             }
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
-use gpush_api::{ApiError, Code, Operation, OperationSummary};
+use gpush_api::{ApiError, Code, Operation, OperationState, OperationSummary};
 use gpush_core::quote::Quoted;
 use serde::Deserialize;
 
@@ -111,7 +111,29 @@ pub(super) async fn one(
         None => operations.get(&id).await?,
     };
     redact::actor(&mut operation.by, caller.viewer);
+    if caller.viewer.is_admin()
+        && let Some(in_full) = operations.error_in_full(&id).await?
+    {
+        tell_in_full(&mut operation, in_full);
+    }
     limiter.answer(&caller, StatusCode::OK, async move { Ok::<Operation, Failure>(operation) }).await
+}
+
+/// Replaces why an operation waits or did not start with the same reasons in full.
+fn tell_in_full(operation: &mut Operation, in_full: ApiError) {
+    match operation.state {
+        OperationState::Waiting => {
+            operation.waits_for = in_full.sentences().into_iter().map(str::to_owned).collect();
+        }
+        OperationState::NotStarted => operation.error = Some(in_full),
+        OperationState::Queued
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::Done
+        | OperationState::RolledBack
+        | OperationState::Failed => {}
+    }
 }
 
 /// Cancels an operation. For administrators.

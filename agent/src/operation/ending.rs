@@ -72,8 +72,8 @@ impl Operations {
             match tx.end(id, state, error.clone()) {
                 Ok(_) => {}
                 // The operation was cancelled before it began. The record of the cancellation already contains its end.
-                Err(StoreError::Transition { from: OperationState::RolledBack, .. })
-                    if state == OperationState::RolledBack => {}
+                Err(StoreError::Transition { from: OperationState::NotStarted, .. })
+                    if state == OperationState::NotStarted => {}
                 Err(error) => return Err(error),
             }
             // Raise the revision by two, because one revision may be missing: a recorded cancellation may not be

@@ -67,9 +67,13 @@ struct ActiveOperation {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
     cancelled_by: Arc<OnceLock<Actor>>,
+    blocked: Blocked,
     /// Whether a previous gpushd has begun or queued the operation.
     taken_over: bool,
 }
+
+/// Why an operation waits or did not start, with the names of processes. For administrators only.
+type Blocked = Arc<Mutex<Option<ApiError>>>;
 
 /// Writes further changes in the transaction that records a new operation. gpushd may call this function more than
 /// once.
@@ -148,6 +152,7 @@ impl Operations {
             | OperationState::Waiting
             | OperationState::Interrupted
             | OperationState::Done
+            | OperationState::NotStarted
             | OperationState::RolledBack
             | OperationState::Failed => false,
         };
@@ -264,11 +269,12 @@ impl Operations {
         let operation = wire::operation(record, intent);
         self.0.events.publish(wire::event(&operation, None));
         let watch = watch::Sender::new(operation);
-        let (cancelled, cancelled_by) = (CancellationToken::new(), Arc::default());
+        let (cancelled, cancelled_by, blocked) = (CancellationToken::new(), Arc::default(), Blocked::default());
         let live = ActiveOperation {
             watch: watch.clone(),
             cancelled: cancelled.clone(),
             cancelled_by: Arc::clone(&cancelled_by),
+            blocked: Arc::clone(&blocked),
             taken_over,
         };
         self.active().insert(id, live);
@@ -279,6 +285,7 @@ impl Operations {
             watch,
             cancelled,
             cancelled_by,
+            blocked,
             claim: Mutex::new(claim),
         })
     }
@@ -333,6 +340,21 @@ impl Operations {
             }
             (None, _) => Err(unknown(id)),
         }
+    }
+
+    /// Returns why an operation waits or did not start, with the names of the processes in the way; `None` if this is
+    /// not known. Only administrators may see it.
+    ///
+    /// # Errors
+    /// If the journal cannot be read.
+    pub(crate) async fn error_in_full(&self, id: &str) -> Result<Option<ApiError>, ApiError> {
+        let Some(number) = wire::id(id) else { return Ok(None) };
+        let live = self.active().get(&number).cloned();
+        if let Some(live) = live {
+            return Ok(live.blocked.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        }
+        let intent = self.store().read(move |view| view.intent(number)).await?;
+        Ok(intent.and_then(|intent| intent.error_in_full))
     }
 
     /// Waits until the revision of an operation is no longer `after`, at most for `wait`. Returns the operation.

@@ -38,6 +38,7 @@ pub(crate) struct OperationHandle {
     pub(super) cancelled: CancellationToken,
     /// The user who cancelled the operation. Set before `cancelled`.
     pub(super) cancelled_by: Arc<OnceLock<Actor>>,
+    pub(super) blocked: super::Blocked,
     pub(super) claim: Mutex<Option<Claim>>,
 }
 
@@ -111,6 +112,17 @@ impl OperationHandle {
     pub(crate) fn note(&self, note: impl Into<String>) {
         let note = note.into();
         self.change_notes(&note.clone(), |notes| notes.push(note));
+    }
+
+    /// Replaces the error that only administrators see: why the operation waits or did not start.
+    pub(crate) fn set_error_in_full(&self, error: Option<ApiError>) {
+        let told = |error| wire::bounded(naming::once(error, &self.snapshot().plans), wire::MOST_CAUSES);
+        *self.blocked.lock().unwrap_or_else(PoisonError::into_inner) = error.map(told);
+    }
+
+    /// Returns the error that only administrators see.
+    pub(crate) fn error_in_full(&self) -> Option<ApiError> {
+        self.blocked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces the reasons why the operation waits, one sentence each.

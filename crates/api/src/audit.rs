@@ -22,7 +22,7 @@ pub struct AuditRecord {
     pub action: String,
     /// Object of the action: an operation, a lease, a GPU's UUID, an MPS target, `config`, `host`.
     pub object: String,
-    /// Result, such as `accepted`, `done`, `rolled_back`, `failed` or `refused`.
+    /// Result, such as `accepted`, `done`, `not_started`, `rolled_back`, `failed` or `refused`.
     pub result: String,
     /// Further details, which depend on the action.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]

@@ -1,11 +1,12 @@
 //! Operations: the execution of plans.
 //!
 //! ```text
+//!     ┌──────────┬────────────────────────────────────► not_started   nothing was started or changed
 //!  queued ──► waiting (for idle instances)        ┌──► done          as planned, verified
 //!     │          │                                │
-//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, verified; also if
-//!     │          │       │                        │                  nothing was started
-//!     └──────────┴───────┴──► cancelling ─────────┤
+//!     └──────────┴──► running ────────────────────┼──► rolled_back   as before, verified
+//!                        │                        │
+//!                        └──► cancelling ─────────┤
 //!                                                 └──► failed        at least one GPU is neither:
 //!                                                                    degraded, unknown or lost
 //!  gpushd ended in one of these four states ──► interrupted ──► running, cancelling, or a final state
@@ -47,6 +48,9 @@ pub enum OperationState {
     Interrupted,
     /// Every GPU is as planned. gpushd has verified this on the hardware.
     Done,
+    /// The operation ended before its first step, because it was cancelled, waited too long or could not begin. It has
+    /// changed nothing.
+    NotStarted,
     /// A step failed, or the operation was cancelled. Every GPU is as it was before.
     RolledBack,
     /// A step failed. At least one GPU is neither as planned nor as before.
@@ -61,13 +65,14 @@ impl std::fmt::Display for OperationState {
 
 impl OperationState {
     /// All states.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Queued,
         Self::Waiting,
         Self::Running,
         Self::Cancelling,
         Self::Interrupted,
         Self::Done,
+        Self::NotStarted,
         Self::RolledBack,
         Self::Failed,
     ];
@@ -77,7 +82,7 @@ impl OperationState {
     pub fn is_final(self) -> bool {
         match self {
             Self::Queued | Self::Waiting | Self::Running | Self::Cancelling | Self::Interrupted => false,
-            Self::Done | Self::RolledBack | Self::Failed => true,
+            Self::Done | Self::NotStarted | Self::RolledBack | Self::Failed => true,
         }
     }
 
@@ -91,6 +96,7 @@ impl OperationState {
             Self::Cancelling => "cancelling",
             Self::Interrupted => "interrupted",
             Self::Done => "done",
+            Self::NotStarted => "not_started",
             Self::RolledBack => "rolled_back",
             Self::Failed => "failed",
         }

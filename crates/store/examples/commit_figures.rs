@@ -27,7 +27,11 @@ fn intent() -> Intent {
         instances: Vec::new(),
         profiles: std::sync::Arc::default(),
     };
-    Intent { gpus: Vec::new(), more: serde_json::json!({ "before": mig, "text": "x".repeat(2000) }), begun: None }
+    Intent {
+        gpus: Vec::new(),
+        more: serde_json::json!({ "before": mig, "text": "x".repeat(2000) }),
+        ..Intent::default()
+    }
 }
 
 fn percentile(times: &mut [Duration], part: usize) -> Duration {

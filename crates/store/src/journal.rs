@@ -190,6 +190,7 @@ impl Tx<'_> {
             | OperationState::Cancelling
             | OperationState::Interrupted
             | OperationState::Done
+            | OperationState::NotStarted
             | OperationState::RolledBack
             | OperationState::Failed => {
                 return Err(StoreError::Transition { operation: id, from: record.stage, to: OperationState::Running });
@@ -226,18 +227,19 @@ impl Tx<'_> {
         self.update(record, OperationState::Cancelling, |record| record.error = Some(why))
     }
 
-    /// Records a cancellation. An operation that has not started ends as rolled back because of
+    /// Records a cancellation. An operation that has not started ends as not started because of
     /// `why`. An operation that has started becomes `Cancelling`.
     ///
     /// # Errors
     /// The operation has ended, or the record cannot be written.
     pub fn cancel(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
         match self.existing_operation(id)?.stage {
-            OperationState::Queued | OperationState::Waiting => self.end(id, OperationState::RolledBack, Some(why)),
+            OperationState::Queued | OperationState::Waiting => self.end(id, OperationState::NotStarted, Some(why)),
             OperationState::Running
             | OperationState::Cancelling
             | OperationState::Interrupted
             | OperationState::Done
+            | OperationState::NotStarted
             | OperationState::RolledBack
             | OperationState::Failed => self.advance(id, OperationState::Cancelling),
         }
@@ -286,6 +288,16 @@ impl Tx<'_> {
                 progress.doing = None;
             }
         })
+    }
+
+    /// Records why an operation did not start, for administrators.
+    ///
+    /// # Errors
+    /// There is no such operation, or the record cannot be written.
+    pub fn error_in_full(&mut self, id: OperationId, error: ApiError) -> Result<(), StoreError> {
+        let intent = self.view().intent(id)?.unwrap_or_default();
+        let intent = Intent { error_in_full: Some(error), ..intent };
+        record::put(self.connection, &IntentRow { operation: id.0, intent })
     }
 
     /// Raises the revision of an operation to `revision`, in any state. While an operation runs,

@@ -1,11 +1,12 @@
 //! The journal: intent, previous state and outcome of operations.
 //!
 //! ```text
+//!     ┌──────────┬────────────────────────────────────► not_started   nothing of it has begun
 //!  queued ──► waiting (for idle instances)        ┌──► done          as planned, read back
 //!     │          │                                │
-//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, read back; also if the
-//!     │          │       │                        │                  operation ended before it started
-//!     └──────────┴───────┴──► cancelling ─────────┤
+//!     └──────────┴──► running ────────────────────┼──► rolled_back   as before, read back
+//!                        │                        │
+//!                        └──► cancelling ─────────┤
 //!                                                 └──► failed        neither: degraded or unknown
 //!
 //!  gpushd ended in any of these four ──► interrupted ──► running, cancelling, or an end
@@ -44,10 +45,10 @@ impl fmt::Display for OperationId {
 /// Returns whether an operation may change from one state to another, as the figure in the module documentation shows.
 #[must_use]
 pub fn may_become(from: OperationState, to: OperationState) -> bool {
-    use OperationState::{Cancelling, Done, Failed, Interrupted, Queued, RolledBack, Running, Waiting};
+    use OperationState::{Cancelling, Done, Failed, Interrupted, NotStarted, Queued, RolledBack, Running, Waiting};
     match (from, to) {
         // Final states never change.
-        (Done | RolledBack | Failed, _) => false,
+        (Done | NotStarted | RolledBack | Failed, _) => false,
         (_, Queued) => false,
         // An operation that has run must keep its recorded previous state. So it cannot wait or get
         // a new plan.
@@ -56,7 +57,10 @@ pub fn may_become(from: OperationState, to: OperationState) -> bool {
         (_, Cancelling | Interrupted) => from != to,
         // An operation that has not run has changed nothing, so it cannot become done.
         (_, Done) => matches!(from, Running | Cancelling | Interrupted),
-        (_, RolledBack | Failed) => true,
+        (_, NotStarted) => matches!(from, Queued | Waiting),
+        // An interrupted operation has begun. An operation that has not begun cannot be rolled back.
+        (_, RolledBack) => !matches!(from, Queued | Waiting),
+        (_, Failed) => true,
     }
 }
 
@@ -83,6 +87,10 @@ pub struct Intent {
     /// higher number began only after the other operation had ended.
     #[serde(default)]
     pub begun: Option<u64>,
+    /// Why the operation did not start, with the names of the processes in the way. For administrators only: the
+    /// operation's `error` does not name them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_in_full: Option<ApiError>,
 }
 
 /// The parts of an intent that a list of operations shows.
@@ -274,7 +282,7 @@ impl Record for UndoRow {
 #[cfg(test)]
 mod tests {
     use gpush_api::OperationState::{
-        self, Cancelling, Done, Failed, Interrupted, Queued, RolledBack, Running, Waiting,
+        self, Cancelling, Done, Failed, Interrupted, NotStarted, Queued, RolledBack, Running, Waiting,
     };
 
     use super::may_become;
@@ -294,7 +302,7 @@ mod tests {
             assert_eq!(may_become(from, Interrupted), !from.is_final() && from != Interrupted);
         }
         assert!(!may_become(Queued, Done) && !may_become(Cancelling, Running));
-        assert!(may_become(Interrupted, Running) && may_become(Waiting, RolledBack));
+        assert!(may_become(Interrupted, Running) && may_become(Waiting, NotStarted));
         assert_eq!(allowed.len(), 25, "{allowed:?}");
     }
 }

@@ -133,7 +133,7 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
 /// Returns the exit status of `operation cancel`.
 fn cancel_exit_status(one: &Operation) -> u8 {
     match one.state {
-        OperationState::RolledBack => 0,
+        OperationState::NotStarted | OperationState::RolledBack => 0,
         OperationState::Done => Code::Conflict.exit_status(),
         OperationState::Queued
         | OperationState::Waiting
@@ -237,6 +237,7 @@ fn succeeded(one: &Operation) -> bool {
         | OperationState::Running
         | OperationState::Cancelling
         | OperationState::Interrupted
+        | OperationState::NotStarted
         | OperationState::RolledBack
         | OperationState::Failed => false,
     }

@@ -23,13 +23,13 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
         OperationState::Cancelling => ("rolling back", NOTE),
         OperationState::Interrupted => ("interrupted", NOTE),
         OperationState::Done => ("done", NEW),
+        OperationState::NotStarted => ("not started", BAD),
         OperationState::RolledBack => ("rolled back", BAD),
         OperationState::Failed => ("failed", BAD),
     }
 }
 
-/// Returns the result of an operation as text. If a user cancelled the operation, or it ended
-/// before it began, the text is not "rolled back".
+/// Returns the result of an operation as text. If a user cancelled the operation, the text is not "rolled back".
 fn outcome(operation: &Operation) -> (&'static str, Style) {
     summary_outcome(&OperationSummary::from(operation))
 }
@@ -38,17 +38,16 @@ fn outcome(operation: &Operation) -> (&'static str, Style) {
 pub(crate) fn summary_outcome(operation: &OperationSummary) -> (&'static str, Style) {
     let is_cancelled = operation.error.as_ref().is_some_and(|error| error.code == Code::Cancelled);
     match operation.state {
-        OperationState::RolledBack if is_cancelled => ("cancelled", NOTE),
-        OperationState::RolledBack if !operation.begun => ("not started", BAD),
+        OperationState::NotStarted | OperationState::RolledBack if is_cancelled => ("cancelled", NOTE),
         other => state(other),
     }
 }
 
-/// Returns whether a user has cancelled the operation and gpushd has rolled back all of its
-/// changes.
+/// Returns whether a user has cancelled the operation, and no change of it remains.
 fn is_cancelled(operation: &Operation) -> bool {
     let error = operation.error.as_ref();
-    operation.state == OperationState::RolledBack && error.is_some_and(|error| error.code == Code::Cancelled)
+    matches!(operation.state, OperationState::NotStarted | OperationState::RolledBack)
+        && error.is_some_and(|error| error.code == Code::Cancelled)
 }
 
 /// Returns the error of an operation if it did not succeed.
@@ -62,9 +61,11 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
         | OperationState::Cancelling
         | OperationState::Interrupted
         | OperationState::Done => error,
-        OperationState::RolledBack | OperationState::Failed => Some(error.unwrap_or_else(|| {
-            ApiError::new(Code::Internal, format!("{} failed without an error message", operation.id))
-        })),
+        OperationState::NotStarted | OperationState::RolledBack | OperationState::Failed => {
+            Some(error.unwrap_or_else(|| {
+                ApiError::new(Code::Internal, format!("{} failed without an error message", operation.id))
+            }))
+        }
     }
 }
 
@@ -99,8 +100,9 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let number = gpu_numbers(&[plan.gpu]);
         out.push(plan::headline(&number, &look.clean(product(&plan.name)), &look.clean(address), look));
         match operation.state {
-            OperationState::Queued | OperationState::Waiting => out.extend(not_started_line(plan, look)),
-            OperationState::RolledBack if !operation.begun => out.extend(not_started_line(plan, look)),
+            OperationState::Queued | OperationState::Waiting | OperationState::NotStarted => {
+                out.extend(not_started_line(plan, look));
+            }
             OperationState::Done => out.extend(changes(plan, was.as_ref(), gpu.as_ref().filter(|_| just), look)),
             OperationState::Running | OperationState::Cancelling | OperationState::Interrupted => {
                 out.extend(progress_lines(operation, plan, look));
@@ -136,8 +138,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         OperationState::Done if just => out.extend(overrides::override_results(operation, before, now, look)),
         OperationState::Done => {}
         // Show no error, because the user has requested the cancellation.
-        OperationState::RolledBack if is_cancelled(operation) => {}
-        OperationState::RolledBack | OperationState::Failed => {
+        OperationState::NotStarted | OperationState::RolledBack if is_cancelled(operation) => {}
+        OperationState::NotStarted | OperationState::RolledBack | OperationState::Failed => {
             for error in operation.error.iter().filter(|whole| !said.iter().any(|said| said.message == whole.message)) {
                 out.extend(trouble::lines("error", error, 0, look));
             }

@@ -90,7 +90,7 @@ fn operation_waiting_for_gpu_is_shown_in_status_and_notes() {
     assert_eq!(newer.state, OperationState::Done);
     assert!(newer.notes.iter().any(|note| note.contains(&says)), "{newer:?}");
     assert!(agent.cancel(&waiting.id).status < 300);
-    assert_eq!(agent.follow(waiting).state, OperationState::RolledBack);
+    assert_eq!(agent.follow(waiting).state, OperationState::NotStarted);
     assert!(agent.gpu(0).reasons.is_empty() && agent.gpus()[0].reasons.is_empty());
 }
 

@@ -86,7 +86,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     let (state, error) = outcome(agent.follow(waiting.clone()));
-    assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
+    assert_eq!((state, error.code), (OperationState::NotStarted, Code::Cancelled), "{error:?}");
     assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
     // The response now comes from the journal. It has the same outcome.
     let recorded = agent.operation(&waiting.id).error.unwrap();
@@ -96,7 +96,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
 
     let begun = Instant::now();
     let (state, error) = outcome(agent.follow(wait_for(&agent, &["0"], &["7g.80gb"], 1)));
-    assert_eq!((state, error.code), (OperationState::RolledBack, Code::TimedOut), "{error:?}");
+    assert_eq!((state, error.code), (OperationState::NotStarted, Code::TimedOut), "{error:?}");
     assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1s"), "{error:?}");
 
     // An operation that is queued behind another operation can also be cancelled.
@@ -105,7 +105,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let queued = wait_for(&agent, &["1"], &["1g.10gb"], 3600);
     assert_eq!(agent.cancel(&queued.id).status, 202);
     let (state, error) = outcome(agent.follow(queued));
-    assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
+    assert_eq!((state, error.code), (OperationState::NotStarted, Code::Cancelled), "{error:?}");
     assert!(!agent.operation(&first.id).state.is_final(), "it did not wait for the other one");
     assert_eq!(agent.follow(first).state, OperationState::Done);
     // A cancelled operation no longer delays other operations.
@@ -162,7 +162,7 @@ fn reported_cancellation_is_true_after_agent_dies() {
     agent.kill();
     agent = Agent::start(&host, "");
     let ended = agent.operation(&waiting.id);
-    assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::RolledBack, Code::Cancelled));
+    assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::NotStarted, Code::Cancelled));
     host.end_process(pid);
     // Cancel an operation that has started. The next gpushd could finish it, but must roll it back.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 5000");

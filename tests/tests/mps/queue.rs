@@ -91,9 +91,9 @@ fn cancelled_operation_no_longer_blocks_leases() {
         second.waits_for
     );
     assert_eq!(agent.cancel(&second.id).status, 202);
-    assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);
+    assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::NotStarted);
     lease(&agent, &small, &json!({ "percentage": 10 })).expect_err("the first operation takes it away, too");
     assert_eq!(agent.cancel(&waiting.id).status, 202);
-    assert_eq!(agent.follow(agent.operation(&waiting.id)).state, OperationState::RolledBack);
+    assert_eq!(agent.follow(agent.operation(&waiting.id)).state, OperationState::NotStarted);
     lease(&agent, &large, &json!({ "percentage": 10 })).expect("a lease");
 }

@@ -77,7 +77,7 @@ pub(crate) fn intent(mark: u64) -> Intent {
     Intent {
         gpus: vec![GpuIntent { before: Some(before), plan }],
         more: serde_json::json!({ "mark": mark }),
-        begun: None,
+        ..Intent::default()
     }
 }
 

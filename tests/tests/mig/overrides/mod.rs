@@ -219,7 +219,7 @@ fn failed_operation_keeps_previous_override() {
     body["wait_s"] = json!(600);
     let second = agent.begin_with(&body).unwrap();
     assert_eq!(agent.post(&format!("/v1/operations/{}/cancel", second.id), &json!({})).status, 202);
-    assert_eq!(agent.follow(second).state, OperationState::RolledBack);
+    assert_eq!(agent.follow(second).state, OperationState::NotStarted);
     assert_eq!(agent.follow(first).state, OperationState::Done);
     assert_eq!(only(&agent).reason, "it stands");
 }
