@@ -398,11 +398,13 @@ fn keep_waiting(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
 fn end_waiting(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     let kept = engine.queue.waiting().remove(&one.ongoing.number());
     let mut error = error.outcome("nothing was changed");
+    let mut in_full = None;
     if let Some(last) = kept.and_then(|kept| kept.last) {
-        let in_full = one.ongoing.error_in_full().unwrap_or_else(|| last.clone());
-        one.ongoing.set_error_in_full(Some(because_of(error.clone(), in_full)));
+        let last_in_full = one.ongoing.error_in_full().unwrap_or_else(|| last.clone());
+        in_full = Some(because_of(error.clone(), last_in_full));
         error = because_of(error, last);
     }
+    one.ongoing.set_error_in_full(in_full);
     engine.executor.in_background(Arc::clone(&one.ongoing), move |executor, ongoing| async move {
         executor.finish(ongoing, &[], OperationState::NotStarted, Some(error)).await;
     });

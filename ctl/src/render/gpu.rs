@@ -440,3 +440,24 @@ pub(crate) fn block(
     out.extend(notes(gpu, look));
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixtures;
+
+    /// Fault: `mps list -g 5` and `timeslice list -g 5` said that no GPU was shared.
+    #[test]
+    fn gpus_of_other_modes_are_named_with_their_mode() {
+        let gpu = |index, mode| Gpu { mode, ..fixtures::gpu(index, "A100", 40_960, None) };
+        let gpus = [gpu(5, Mode::Exclusive), gpu(6, Mode::NoRule), gpu(8, Mode::Exclusive)];
+        let one = of_other_modes(&gpus[..1], "time-sliced");
+        assert_eq!(one, "GPU 5 is not time-sliced: its mode is `exclusive`.");
+        let all = of_other_modes(&gpus, "shared through MPS");
+        assert_eq!(
+            all,
+            "GPUs 5, 8 are not shared through MPS: their mode is `exclusive`. \
+             GPU 6 is not shared through MPS: no rule of the config claims it."
+        );
+    }
+}

@@ -257,3 +257,25 @@ impl Glyphs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixtures;
+
+    /// Fault: the slices of a cordoned GPU were labelled `free`.
+    #[test]
+    fn slices_of_a_gpu_without_new_work_are_not_free() {
+        let mut gpu = gpush_core::preset::gpus("dgx-a100").unwrap().swap_remove(0);
+        gpu.mig.as_mut().unwrap().set_mode(true, true);
+        let drawn = |state| {
+            let gpu = Gpu { state, ..gpu.clone() };
+            of(&gpu, gpu.mig.as_ref().unwrap(), 2, &fixtures::look(80, Charset::Ascii)).join("\n")
+        };
+        assert!(drawn(GpuState::Ready).contains("free"));
+        for state in [GpuState::Cordoned, GpuState::Lost, GpuState::Maintenance] {
+            assert!(!drawn(state).contains("free"), "{state:?}");
+        }
+        assert!(drawn(GpuState::Cordoned).contains("cordoned"));
+    }
+}

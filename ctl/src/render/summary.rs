@@ -149,6 +149,8 @@ fn entry<'a>(all: &'a mut Vec<Totals>, model: &str, what: &str) -> &'a mut Total
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::MpsDaemon;
+
     use super::*;
     use crate::render::{Charset, fixtures};
 
@@ -166,6 +168,22 @@ mod tests {
             assert!(text.lines().count() <= 40, "{text}");
             insta::assert_snapshot!(format!("summary-{width}"), text);
         }
+    }
+
+    /// Fault: a shared GPU with one lease was not free, although most of it could be leased.
+    #[test]
+    fn shared_gpu_with_room_for_a_lease_is_free() {
+        let gpu = Gpu { mode: Mode::Mps, ..fixtures::gpu(0, "A100", 40_960, None) };
+        let mut status = fixtures::status(vec![gpu.clone()], false);
+        let daemon = fixtures::mps::daemon(0);
+        let shares = daemon.wanted.shares_percent;
+        let mut free = |granted_percent, state| {
+            status.mps = vec![MpsDaemon { uuid: gpu.uuid.clone(), granted_percent, state, ..daemon.clone() }];
+            totals(&status)[0].free
+        };
+        assert_eq!(free(shares - 1, MpsState::Ready), 1);
+        assert_eq!(free(shares, MpsState::Ready), 0);
+        assert_eq!(free(0, MpsState::GivenUp), 0);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpush_api::{Code, DeviceUse, MigDevice, MpsState};
+use gpush_api::{Code, DeviceUse, MigDevice, MpsState, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, truth},
     host::{Host, program},
@@ -102,6 +102,21 @@ fn free_devices_are_listed_and_reserved_ones_are_not() {
     assert!(all.iter().all(|one| one.usage == DeviceUse::Reserved && !one.available), "{all:?}");
     let (code, text) = run(&agent, &["mig", "list", "--free", "-o", "uuid"]);
     assert_eq!((code, text.lines().count()), (Code::Blocked.exit_status().into(), 2), "{text}");
+}
+
+/// Fault: during maintenance, `apply` and `ready` reported success, and `ready --json` printed nothing.
+#[test]
+fn apply_and_ready_say_that_the_host_is_in_maintenance() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    let ready = || serde_json::from_str::<serde_json::Value>(&done(&agent, &["ready", "--json"])).unwrap();
+    assert_eq!(ready(), serde_json::json!({ "ready": true }));
+    done(&agent, &["maintenance", "enter", "--reason", "new driver"]);
+    assert_eq!(ready()["maintenance"]["reason"], "new driver");
+    let (code, text) = run(&agent, &["ready"]);
+    assert!(code == 0 && text.contains("gpushctl maintenance leave"), "{text}");
+    let (code, text) = run(&agent, &["apply"]);
+    assert!(code == 4 && text.contains("in maintenance: new driver") && text.contains("maintenance leave"), "{text}");
 }
 
 /// Fault: an idle GPU could not be reset while gpushd ran.
@@ -197,15 +212,55 @@ fn operation_that_never_started_is_not_called_rolled_back() {
     let agent = started(&host, "");
     done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--once"]);
     let device = devices(&agent, &["0"]).remove(0);
-    host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", device.gi));
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", device.gi));
     while devices(&agent, &["0"])[0].usage != DeviceUse::InUse {
         std::thread::yield_now();
     }
     let (code, text) = run(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait=1"]);
     assert!(code == 8 && text.contains("not started") && !text.contains("rolled back"), "{text}");
+    assert!(text.contains(&format!("pid {pid}")), "an administrator sees what blocks the operation: {text}");
+    let timed_out: Operation = serde_json::from_str(&done(&agent, &["op", "show", "--json"])).unwrap();
+    let causes = timed_out.error.unwrap().causes.join("; ");
+    assert!(timed_out.state == OperationState::NotStarted && causes.contains(&format!("pid {pid}")), "{causes}");
+    let events = done(&agent, &["events", "--kind", "operation"]);
+    assert!(!events.contains("rolled back") && !events.contains(&format!("pid {pid}")), "{events}");
+    assert!(!done(&agent, &["audit"]).contains("rolled back"));
     let id = done(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait", "--detach"]);
     let (code, text) = run(&agent, &["op", "cancel", id.trim()]);
     assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
+}
+
+/// Fault: `mig list --free` listed devices that a queued operation was about to destroy, and `available`
+/// was true on a GPU without a rule. A lease request got neither.
+#[test]
+fn available_device_is_one_that_a_lease_request_gets() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    let large = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
+    host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", large.gi));
+    let small = ["0", "--profile", "1g.10gb"];
+    let lease = ["lease", "request", "--mig", "1g.10gb", "-g", "0", "--for", "1h"];
+    agent.await_that("the process is seen", || devices(&agent, &["0"])[0].usage == DeviceUse::InUse);
+    assert!(devices(&agent, &small).iter().all(|one| one.available));
+    let id = done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--once", "--wait", "--detach"]);
+    for one in devices(&agent, &small) {
+        assert_eq!((one.usage, one.available), (DeviceUse::Reserved, false), "{one:?}");
+        assert!(one.reason.unwrap().contains(&format!("operation {}", id.trim())));
+    }
+    assert_eq!(run(&agent, &["mig", "list", "--free", "-g", "0"]).0, 4);
+    let (code, text) = run(&agent, &lease);
+    assert!(code == 4 && text.contains(&format!("operation {} is ahead", id.trim())), "{text}");
+    done(&agent, &["op", "cancel", id.trim()]);
+    agent.await_that("nothing is reserved", || devices(&agent, &small).iter().all(|one| one.available));
+    done(&agent, &lease);
+
+    // A program may use a device of a GPU without a rule, but gpushd grants no lease on it.
+    done(&agent, &["mig", "apply", "7g.80gb", "-g", "1", "--once"]);
+    let device = devices(&agent, &["1"]).remove(0);
+    assert_eq!((device.usage, device.available), (DeviceUse::Free, false));
+    assert_eq!(done(&agent, &["mig", "list", "1", "--free", "-o", "uuid"]).trim(), device.uuid.unwrap());
+    let (code, text) = run(&agent, &["lease", "request", "--mig", "7g.80gb", "-g", "1", "--for", "1h"]);
+    assert!(code == 7 && text.contains("GPU 1 cannot be leased"), "{text}");
 }
 
 /// Fault: `operation list -g` filtered only one page of the list, so older operations of the GPU
