@@ -14,7 +14,7 @@ use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{config, doctor, explain, mps, parted, timeslice, version};
+use super::{config, doctor, explain, mps, parted, ready, timeslice, version};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -24,12 +24,13 @@ use crate::{
 };
 
 /// Files of gpushctl that define JSON output. [`samples`] contains a sample of each.
-const WITH_DOCUMENTS: [&str; 10] = [
+const WITH_DOCUMENTS: [&str; 11] = [
     "commands/config.rs",
     "commands/doctor.rs",
     "commands/explain.rs",
     "commands/mps/mod.rs",
     "commands/parted.rs",
+    "commands/ready.rs",
     "commands/timeslice.rs",
     "commands/version.rs",
     "output.rs",
@@ -166,6 +167,7 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("doctor", value(&doctor::Examination { findings: &[finding] })),
         ("explain isolation", value(&explain::Isolation::ALL)),
         ("support-bundle", value(&bundle)),
+        ("ready", value(&ready::Ready { ready: true, maintenance: None })),
         ("timeslice list", value(&timeslice::TimeslicedGpu::from(&fixtures::mixed()[0]))),
         ("mps clients", Value::Array(clients)),
         ("slurm gres-conf", json!({ "gres_conf": "Name=gpu", "node": "node1", "gres": "gpu:1" })),

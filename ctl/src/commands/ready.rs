@@ -39,12 +39,12 @@ enum Unfinished {
 
 /// The JSON document of a host that is ready. If it is not ready, the JSON document is the error.
 #[derive(Debug, Serialize)]
-struct Ready {
+pub(super) struct Ready {
     /// Always true.
-    ready: bool,
+    pub(super) ready: bool,
     /// Maintenance of the host, during which gpushd does nothing; absent if the host is not in maintenance.
     #[serde(skip_serializing_if = "Option::is_none")]
-    maintenance: Option<Maintenance>,
+    pub(super) maintenance: Option<Maintenance>,
 }
 
 /// Waits until gpushd has done its work, and then exits with 0. During maintenance there is no work to wait for.
