@@ -164,16 +164,15 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             (
                 Code::DriverError,
                 "is cordoned because the driver reported a fault",
-                if is_off_bus {
+if is_off_bus {
                     format!(
                         "{}; then uncordon it with `gpushctl gpu uncordon {index}` (administrator)",
                         gpush_api::LOST_GPU_HINT
                     )
                 } else {
                     format!(
-                        "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}` \
-                    (administrator), then uncordon it with \
-                    `gpushctl gpu uncordon {index}` (administrator)"
+                        "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}`, and \
+                         uncordon it with `gpushctl gpu uncordon {index}` (administrator)"
                     )
                 },
             )

@@ -144,7 +144,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
 }
 
 /// Returns the socket of gpushd: `--socket`, else `GPUSH_SOCKET`, else the socket of the system's or the user's gpushd.
-fn socket(global: &Global) -> Socket {
+pub(crate) fn socket(global: &Global) -> Socket {
     if let Some(path) = &global.socket {
         return Socket::given(path, Origin::Option);
     }

@@ -36,7 +36,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(error, &words),
     };
-    let out = output::Output::new(&cli.global);
+    let waiting = args::waitable::hint(&cli.command, &words);
+    let out = output::Output::new(&cli.global).with_waiting_hint(waiting);
     exit::finish(commands::run(cli, &out), &out)
 }
 
@@ -45,6 +46,11 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
         return ExitCode::SUCCESS;
+    }
+    if let Some(meant) = args::correction::correction(words) {
+        let text = error.render().to_string();
+        let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        return refused(&ApiError::new(Code::BadRequest, message).hint(format!("did you mean `{meant}`?")), words);
     }
     let fallthrough = evaluated(words);
     if wants_json(words) {

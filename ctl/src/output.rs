@@ -4,6 +4,8 @@
 use std::{
     borrow::Cow,
     io::{IsTerminal, Write},
+    os::unix::fs::MetadataExt as _,
+    path::Path,
 };
 
 use anstream::{AutoStream, ColorChoice};
@@ -13,6 +15,7 @@ use serde::Serialize;
 
 use crate::{
     args::{Color, Format, Global},
+    commands::socket,
     exit::{self, Failure},
     render::{Appearance, Charset, listing::Listing, trouble},
 };
@@ -38,6 +41,8 @@ pub(crate) struct Output {
     pub(crate) look: Appearance,
     format: Format,
     color: ColorChoice,
+    /// The typed command with `--wait`, as a hint.
+    waiting: Option<String>,
 }
 
 /// The `--json` document for an error: `{"error": {"code": …}}`.
@@ -65,14 +70,21 @@ impl Output {
             headings: !global.no_headers,
             wide: format == Format::Wide,
             charset,
+            is_administrator: is_administrator(&socket(global).path),
             now: jiff::Timestamp::now(),
         };
-        Self { json: format == Format::Json, look, format, color }
+        Self { json: format == Format::Json, look, format, color, waiting: None }
+    }
+
+    /// Adds this hint to errors that pass by themselves.
+    pub(crate) fn with_waiting_hint(self, hint: Option<String>) -> Self {
+        Self { waiting: hint, ..self }
     }
 
     /// Prints text for users.
     pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
-        let text = self.dressed(text, &std::io::stdout());
+        let text = self.look.for_reader(text);
+        let text = self.dressed(&text, &std::io::stdout());
         self.verbatim(text.as_bytes())
     }
 
@@ -216,6 +228,7 @@ impl Output {
 
     /// Prints an error on stderr. With `--json`, prints it as the document on stdout.
     pub(crate) fn error(&self, error: &ApiError) {
+        let error = &with_waiting_hint(error, self.waiting.as_deref());
         if self.json {
             error_document(error);
             return;
@@ -228,10 +241,24 @@ impl Output {
     pub(crate) fn remark(&self, text: &str) {
         if !self.json {
             let mut stderr = std::io::stderr();
-            let text = self.dressed(text, &stderr);
+            let text = self.look.for_reader(text);
+            let text = self.dressed(&text, &stderr);
             let _ = stderr.write_all(text.as_bytes());
         }
     }
+}
+
+/// Adds the hint about `--wait` to an error, if waiting may help.
+fn with_waiting_hint<'e>(error: &'e ApiError, waiting: Option<&str>) -> Cow<'e, ApiError> {
+    let Some(waiting) = waiting.filter(|_| error.is_temporary()) else { return Cow::Borrowed(error) };
+    let hint = error.hint.as_ref().map_or_else(|| waiting.to_owned(), |hint| format!("{hint}; {waiting}"));
+    Cow::Owned(ApiError { hint: Some(hint), ..error.clone() })
+}
+
+/// Returns whether gpushd will certainly treat this user as an administrator: root, and the user that gpushd runs as.
+fn is_administrator(socket: &Path) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    socket.metadata().is_ok_and(|socket| own == 0 || socket.uid() == own)
 }
 
 /// Prints an error as the JSON document. Works even if the command line could not be parsed.
@@ -285,6 +312,23 @@ fn locale_is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hint_about_waiting_is_added_to_temporary_errors_only() {
+        let hint = |error: ApiError| with_waiting_hint(&error, Some("wait")).hint.clone();
+        let blocked = || ApiError::new(Code::Blocked, "GPU 0 is in use");
+        assert_eq!(hint(blocked().retryable()).as_deref(), Some("wait"));
+        assert_eq!(hint(blocked().hint("stop pid 7").retryable()).as_deref(), Some("stop pid 7; wait"));
+        assert_eq!(hint(blocked()), None);
+        assert_eq!(hint(ApiError::new(Code::Unavailable, "gpushd starts").retryable()), None);
+    }
+
+    #[test]
+    fn owner_of_the_socket_is_an_administrator() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(is_administrator(dir.path()));
+        assert!(!is_administrator(&dir.path().join("none")), "there is no agent");
+    }
 
     #[test]
     fn locale_variables_apply_in_the_posix_order() {

@@ -130,7 +130,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
             engine.executor.spawn(ongoing, parts);
             return Ok(operation);
         }
-        Err(error) if order.wait.is_none() || !is_temporary(&error) => return Err(error),
+        Err(error) if order.wait.is_none() || !error.is_temporary() => return Err(error),
         Err(_) => {
             engine.queue.has_room()?;
             let parts: Vec<Part> = meant.into_iter().enumerate().map(|(at, plan)| Part::unseen(at, plan)).collect();
@@ -149,12 +149,6 @@ pub(super) fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
         Some(why) => Err(why),
         None => Ok(()),
     }
-}
-
-/// Returns whether the cause of a refusal may disappear, for example when another operation ends or
-/// an instance becomes idle.
-pub(super) fn is_temporary(error: &ApiError) -> bool {
-    error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
 /// An operation that can begin. It has claimed its GPUs, and its plans are based on readings made after the claim.

@@ -41,7 +41,7 @@ use tokio::{
 
 use super::{
     Engine,
-    begin::{Order, Ready, intent, is_temporary, refusal},
+    begin::{Order, Ready, intent, refusal},
 };
 use crate::{
     caller::Viewer,
@@ -305,7 +305,7 @@ fn cannot_begin(engine: &Engine, one: &QueuedOperation, error: ApiError) {
 /// Returns whether the operation may be able to begin later: after another operation has ended, an instance has become
 /// idle, or the driver answers again.
 fn is_retryable(error: &ApiError) -> bool {
-    is_temporary(error)
+    error.is_temporary()
         || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)
         || matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable
 }

@@ -151,9 +151,8 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             let mut error = ApiError::new(Code::Blocked, message);
             error.causes.extend(used.iter().flat_map(|(_, who)| who.iter().cloned()));
             let leases = ended.keys().flat_map(|uuid| mps.leases_on(uuid)).map(|lease| lease.record.id);
-            let hint = usage::hint(leases).unwrap_or_else(|| {
-                format!("see the clients with `gpushctl mps show {name}`, or wait for them with `--wait`")
-            });
+            let hint = usage::hint(leases)
+                .unwrap_or_else(|| format!("see the clients with `gpushctl mps show {name}`, and try again later"));
             *plan = plan.without_steps().refused(error.hint(hint).retryable());
             continue;
         }

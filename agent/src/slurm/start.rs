@@ -141,7 +141,7 @@ async fn refuse(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: ApiE
     record_refusal(slurm, caller, job, &error).await;
     let reasons = error.sentences().into_iter().map(str::to_owned).collect();
     let hint = match error.code {
-        // Replace the hint, because it suggests `--wait`, and jobs cannot wait in gpushd's queue.
+        // Replace the hint, because it names options of `gpushctl lease request`.
         Code::Blocked => Some("submit the job again later, or for another node".to_owned()),
         _ => error.hint,
     };

@@ -68,10 +68,9 @@ pub(crate) fn with_hint(line: String, error: &ApiError) -> String {
 
 /// Returns the error about a GPU that an operation changes.
 pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
-    let queue = "or queue your change with `gpushctl mig apply --wait` (administrator)";
     let hint = match holder {
-        Holder::Operation(id) => format!("wait for it with `gpushctl operation wait {id}`, {queue}"),
-        Holder::Planning => format!("try again in a moment, {queue}"),
+        Holder::Operation(id) => format!("wait for it with `gpushctl operation wait {id}`, then try again"),
+        Holder::Planning => "try again in a moment".to_owned(),
     };
     ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
 }

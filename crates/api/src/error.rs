@@ -198,6 +198,13 @@ impl ApiError {
         self
     }
 
+    /// Returns whether the cause of a refusal may disappear, for example when an operation ends or
+    /// an instance becomes idle. A request that waits is queued after such an error.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        self.retryable && matches!(self.code, Code::Blocked | Code::Conflict | Code::Resetting)
+    }
+
     /// Marks the error as retryable.
     #[must_use]
     pub fn retryable(mut self) -> Self {

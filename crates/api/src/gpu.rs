@@ -345,8 +345,8 @@ pub struct Cordon {
 
 /// The hint about how to recover a lost GPU. nvidia-smi gives the same advice ("Reboot the system
 /// to recover this GPU"): a GPU that does not answer on the bus cannot be reset.
-pub const LOST_GPU_HINT: &str =
-    "find the cause with `dmesg | grep -i xid`, then reboot the host: a GPU that is off the bus cannot be reset";
+pub const LOST_GPU_HINT: &str = "find the cause with `dmesg | grep -i xid`, then reboot the host (administrator): a GPU that is off the bus cannot \
+    be reset";
 
 /// Clause of messages about a GPU whose `processes_known` is false.
 pub const USERS_UNKNOWN: &str = "the processes that use the GPU are not known";

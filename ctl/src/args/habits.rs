@@ -8,15 +8,27 @@ use std::ffi::OsString;
 use gpush_api::{ApiError, Code};
 use gpush_core::duration::is_duration;
 
+use super::{correction, typed};
+
 /// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
-    let checks = [value_after_optional, detached, mps_env, nvidia_smi, file_as_f];
+    let checks = [value_after_optional, number_after_ended, gpu_as_entry, detached, mps_env, nvidia_smi, file_as_f];
     checks.iter().find_map(|check| check(&words))
 }
 
 /// Options whose value must follow an equals sign; the second text is the long form.
 const OPTIONAL: [(&str, &str); 3] = [("--wait", "--wait"), ("--watch", "--watch"), ("-w", "--watch")];
+
+/// Refuses `--ended 3`. Without this error, gpushctl would read `3` as a GPU.
+fn number_after_ended(words: &[&str]) -> Option<ApiError> {
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
+    let two = words.windows(2).find(|two| two[0] == "--ended" && is_number(two[1]))?;
+    let number = two[1];
+    let message = format!("`--ended {number}` is ambiguous: the number of --ended must follow an equals sign");
+    let hint = format!("write `--ended={number}` for the last {number} leases, or `-g {number}` for GPU {number}");
+    Some(ApiError::new(Code::BadRequest, message).hint(hint))
+}
 
 /// Refuses `--wait 30` and `-w5`. Without this error, gpushctl would read `30` as a layout or a GPU.
 fn value_after_optional(words: &[&str]) -> Option<ApiError> {
@@ -31,6 +43,22 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     let (option, long, value) = found?;
     let message = format!("`{option} {value}` is ambiguous: the duration of {long} must follow an equals sign");
     Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{long}={value}`")))
+}
+
+/// Refuses `mig add 1g.10gb 0`, because GPUs are named with `-g`.
+fn gpu_as_entry(words: &[&str]) -> Option<ApiError> {
+    let at = words.windows(2).position(|two| two[0] == "mig" && ["add", "remove", "rm"].contains(&two[1]))?;
+    let entries: Vec<&str> = words[at + 2..].iter().take_while(|word| !word.starts_with('-')).copied().collect();
+    let (last, profiles) = entries.split_last()?;
+    let is_gpu = |word: &str| correction::is_index_list(word);
+    if !is_gpu(last) || profiles.is_empty() || profiles.iter().any(|word| is_gpu(word)) {
+        return None;
+    }
+    let mut meant: Vec<&str> = words.to_vec();
+    meant.splice(at + 1 + entries.len()..at + 2 + entries.len(), ["-g", last]);
+    let meant = typed::command_line(["gpushctl"].into_iter().chain(meant))?;
+    let message = format!("`{last}` is not a layout entry: layouts name profiles, and `-g` names GPUs");
+    Some(ApiError::new(Code::BadRequest, message).hint(format!("did you mean `{meant}`?")))
 }
 
 /// Refuses `--detach` for a command that gpushctl itself carries out, because nothing would continue it.
@@ -189,7 +217,10 @@ mod tests {
         assert_eq!(hint("gpushctl status --watch 2").as_deref(), Some("write `--watch=2`"));
         assert_eq!(hint("gpushctl status -w 5").as_deref(), Some("write `--watch=5`"));
         assert_eq!(hint("gpushctl status -w5").as_deref(), Some("write `--watch=5`"));
+        assert!(hint("gpushctl lease list --ended 3").unwrap().starts_with("write `--ended=3` for the last 3 leases"));
         for right in [
+            "gpushctl lease list 3 --ended",
+            "gpushctl lease list --ended -g 3",
             "gpushctl mig apply --wait=30 mixed",
             "gpushctl mig apply --wait mixed",
             "gpushctl status -w",
@@ -221,6 +252,20 @@ mod tests {
         }
         for right in ["gpushctl mig apply -q", "gpushctl mig plan --file x -c all", "gpushctl -o json status"] {
             assert_eq!(hint(right), None, "{right}");
+        }
+    }
+
+    #[test]
+    fn gpu_after_the_entries_is_refused_with_the_right_command() {
+        for (typed, meant) in [
+            ("mig add 1g.10gb 0", "mig add 1g.10gb -g 0"),
+            ("mig add 1g.10gb 2g.20gb 0-3 --once", "mig add 1g.10gb 2g.20gb -g 0-3 --once"),
+            ("mig remove 1g.10gb*2 3", "mig remove '1g.10gb*2' -g 3"),
+        ] {
+            assert_eq!(hint(&format!("gpushctl {typed}")), Some(format!("did you mean `gpushctl {meant}`?")));
+        }
+        for other in ["gpushctl mig add 1g.10gb -g 0", "gpushctl mig add 19", "gpushctl mig add 19 19 -g 0"] {
+            assert_eq!(hint(other), None, "{other}");
         }
     }
 

@@ -48,7 +48,9 @@ fn messages(file: &Path) -> String {
 
 /// Returns the commands in a text that are between quotes and begin with `gpushctl `.
 fn commands(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
+    // A literal may be one command, which other code quotes.
+    let mut found: Vec<String> =
+        text.starts_with("gpushctl ").then(|| text.lines().next().unwrap_or_default().to_owned()).into_iter().collect();
     for quote in ['`', '\''] {
         let start = format!("{quote}gpushctl ");
         let mut rest = text;
@@ -105,12 +107,15 @@ fn command_words(command: &str) -> Vec<String> {
 /// first line of the parser's message.
 fn parsed(command: &str) -> Result<Option<Command>, String> {
     let mut words = command_words(command);
-    // In `mps {verb}`, the placeholder is for a subcommand, not for a value.
+    // In `mps {verb}` and `mig {verb}`, the placeholder is for a subcommand, not for a value.
     if let [_, noun, verb, ..] = words.as_mut_slice()
         && verb == "0"
-        && noun == "mps"
     {
-        *verb = "stop".to_owned();
+        match noun.as_str() {
+            "mps" => *verb = "stop".to_owned(),
+            "mig" => *verb = "apply".to_owned(),
+            _ => {}
+        }
     }
     // Replace placeholders for the id of a lease by `L17`.
     if words.iter().any(|word| word == "lease" || word == "--lease") {
@@ -226,11 +231,14 @@ fn is_for_administrators(command: &Command) -> bool {
 
 /// Files and directories whose messages may name commands for administrators without saying so. The
 /// second text is the reason: only administrators read these messages.
-const FOR_ADMINISTRATORS: [(&str, &str); 10] = [
+const FOR_ADMINISTRATORS: [(&str, &str); 13] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
     ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
+    ("ctl/src/commands/mig/room.rs", "errors of `mig add`"),
+    ("ctl/src/commands/mig/numbers.rs", "errors of `mig add`, `mig plan`, `mig apply`"),
     ("ctl/src/commands/apply.rs", "output of `apply`"),
+    ("ctl/src/render/overrides.rs", "output of `config overrides clear`"),
     ("ctl/src/commands/reset.rs", "output of `gpu reset`"),
     ("ctl/src/render/mps/change.rs", "output of `mps stop`"),
     ("agent/src/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),

@@ -12,10 +12,14 @@
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
 //! | `waiting` | how a command waits, and the reason and end of a change |
+//! | `waitable` | the typed command with `--wait`, for hints |
+//! | `correction` | the command that was meant, for a command line that clap refuses |
+//! | `typed` | command lines in hints |
 //! | `habits` | command lines in the form of nvidia-smi and other tools |
 //! | `values` | durations, times, numbers |
 
 mod config;
+pub(crate) mod correction;
 mod follow;
 mod gpu;
 mod gpus;
@@ -31,7 +35,9 @@ mod process;
 mod request;
 mod slurm;
 mod support_bundle;
+mod typed;
 mod values;
+pub(crate) mod waitable;
 mod waiting;
 
 use std::{path::PathBuf, time::Duration};
@@ -165,6 +171,7 @@ pub(crate) enum Command {
     /// Show every GPU with its slices: which are free, and who uses the others
     #[command(after_help = "\
 Marks: ● in use   ◐ granted by a lease   ○ idle   ! no compute instance
+Notes: ! fault or difference from the config   * requested by somebody
 Memory is shown as in use/total: of the whole GPU in the heading, and of each
 instance. Memory that the driver reserves counts as in use, so the value of an
 idle GPU is not 0. The numbers below a drawing are placements, as in the layout

@@ -50,6 +50,11 @@ pub(crate) struct RequestFlags {
 }
 
 impl RequestFlags {
+    /// Returns whether the request waits for capacity.
+    pub(crate) fn waits(&self) -> bool {
+        self.wait.is_some()
+    }
+
     /// Returns whether any of the flags is given.
     pub(crate) fn is_given(&self) -> bool {
         !self.terms().is_empty() || self.request.is_some() || self.target.is_some()

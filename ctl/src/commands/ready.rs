@@ -141,7 +141,10 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
             });
         }
         GpuState::Degraded => {
-            return Some(Unfinished::Failed(format!("GPU {index} is degraded"), format!("gpushctl gpu show {index}")));
+            return Some(Unfinished::Failed(
+                format!("GPU {index} is degraded"),
+                format!("`gpushctl gpu show {index}`"),
+            ));
         }
         GpuState::Ready => {}
     }
@@ -151,7 +154,7 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
     Some(match gpu.mode {
         // gpushd applies layouts, and disables MIG for other modes, only once on each boot. It does not try again.
         mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
-            Unfinished::Failed(text, format!("gpushctl apply {index}"))
+            Unfinished::Failed(text, format!("`gpushctl apply {index}` (administrator)"))
         }
         _ => Unfinished::Pending(text),
     })
@@ -164,7 +167,7 @@ fn of_daemon(daemon: &MpsDaemon) -> Option<Unfinished> {
         _ if daemon.stays_stopped || daemon.ends.is_some() => None,
         MpsState::GivenUp => Some(Unfinished::Failed(
             format!("the MPS daemon of {label} failed too often"),
-            format!("gpushctl mps show {}", daemon.target),
+            format!("`gpushctl mps show {}`", daemon.target),
         )),
         MpsState::Stopped
         | MpsState::Starting
@@ -187,7 +190,7 @@ fn failed(left: &[Unfinished]) -> Option<ApiError> {
     let (first, next) = failed.next()?;
     let mut error = ApiError::new(Code::Internal, "the host does not match the config").cause(first.clone());
     error.causes.extend(failed.map(|(text, _)| text.clone()));
-    Some(error.hint(format!("run `{next}`")))
+    Some(error.hint(format!("run {next}")))
 }
 
 fn too_late(left: &[Unfinished], timeout: Duration) -> ApiError {
@@ -240,7 +243,7 @@ mod tests {
         assert_eq!(failed(&before), None);
         let error = failed(&unfinished(&health(true), &[gpu], &[])).expect("it has failed");
         assert_eq!(error.causes, ["GPU 0: it has no instances"]);
-        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0`"));
+        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0` (administrator)"));
     }
 
     /// Fault: `ready` waited until its timeout for a GPU of mode `exclusive` that still had MIG. It must name
@@ -251,7 +254,7 @@ mod tests {
         (gpu.mode, gpu.drift) = (Mode::Exclusive, vec!["MIG is enabled".to_owned()]);
         assert_eq!(failed(&unfinished(&health(false), &[gpu.clone()], &[])), None);
         let error = failed(&unfinished(&health(true), &[gpu], &[])).expect("it has failed");
-        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0`"));
+        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0` (administrator)"));
     }
 
     #[test]

@@ -132,8 +132,8 @@ fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let mut error = ApiError::new(Code::Blocked, message).retryable();
     error.causes.extend(users.into_iter().map(refusal::holder));
     error.causes.extend(holders);
-    let wait = || format!("run `gpushctl gpu reset {} --wait`, which waits until the GPU is idle", gpu.index);
-    Err(error.hint(usage::hint(gpu.leases.iter().map(|lease| lease.id)).unwrap_or_else(wait)))
+    error.hint = usage::hint(gpu.leases.iter().map(|lease| lease.id));
+    Err(error)
 }
 
 /// Shows which instances the reset destroys, and asks the user whether to continue.

@@ -1,5 +1,7 @@
 //! The appearance of the output: its width, characters and colors. Fits text to it.
 
+use std::borrow::Cow;
+
 use anstyle::{AnsiColor, Style};
 use gpush_api::text::{REPLACEMENT, plain_char};
 use jiff::Timestamp;
@@ -28,9 +30,14 @@ pub(crate) struct Appearance {
     pub(crate) wide: bool,
     /// Permitted characters.
     pub(crate) charset: Charset,
+    /// Whether the user is known to be an administrator.
+    pub(crate) is_administrator: bool,
     /// The current time, with which ages are computed.
     pub(crate) now: Timestamp,
 }
+
+/// The mark after a command that only administrators may run.
+const ADMINISTRATOR: &str = " (administrator)";
 
 pub(crate) const PLAIN: Style = Style::new();
 pub(crate) const STRONG: Style = Style::new().bold();
@@ -101,8 +108,13 @@ impl Appearance {
     /// Never breaks a word. Never breaks a command in backquotes that fits into one line, because users copy it.
     pub(crate) fn wrap(&self, first: &str, text: &str) -> Vec<String> {
         let indent = width(first);
-        let lines = broken(text, self.width.saturating_sub(indent).max(20)).into_iter().enumerate();
+        let lines = broken(&self.for_reader(text), self.width.saturating_sub(indent).max(20)).into_iter().enumerate();
         lines.map(|(i, l)| if i == 0 { format!("{first}{l}") } else { format!("{}{l}", " ".repeat(indent)) }).collect()
+    }
+
+    /// Leaves out the mark of commands for administrators, if the user is one.
+    pub(crate) fn for_reader<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        if self.is_administrator { text.replace(ADMINISTRATOR, "").into() } else { text.into() }
     }
 
     /// Returns the local date and time, in whole seconds.
@@ -194,7 +206,24 @@ mod tests {
     use super::*;
 
     fn look(charset: Charset) -> Appearance {
-        Appearance { width: 40, wraps: true, headings: true, wide: false, charset, now: Timestamp::UNIX_EPOCH }
+        Appearance {
+            width: 40,
+            wraps: true,
+            headings: true,
+            wide: false,
+            charset,
+            is_administrator: false,
+            now: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn administrator_reads_commands_without_the_mark() {
+        let text = "to end maintenance: `gpushctl maintenance leave` (administrator)";
+        let own = Appearance { is_administrator: true, ..look(Charset::Utf8) };
+        assert_eq!(own.for_reader(text), "to end maintenance: `gpushctl maintenance leave`");
+        assert!(!own.wrap("hint: ", text).join(" ").contains("administrator"));
+        assert_eq!(look(Charset::Utf8).for_reader(text), text);
     }
 
     #[test]

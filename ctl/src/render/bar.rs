@@ -52,6 +52,7 @@ mod tests {
             headings: true,
             wide: false,
             charset,
+            is_administrator: false,
             now: jiff::Timestamp::UNIX_EPOCH,
         };
         anstream::adapter::strip_str(&line(Memory { used_mib, total_mib }, 8, &look)).to_string()

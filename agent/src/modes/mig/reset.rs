@@ -64,7 +64,7 @@ pub(crate) fn not_resetting(host_services: &HostServices) -> Result<(), ApiError
         return Ok(());
     }
     Err(ApiError::new(Code::Resetting, "a GPU is being reset: gpushd can read no GPU until the reset has ended")
-        .hint("`gpushctl operation list` shows the operation; try again when it has ended, or add --wait")
+        .hint("`gpushctl operation list` shows the operation; try again when it has ended")
         .retryable())
 }
 

@@ -16,16 +16,11 @@ pub fn hint(leases: impl IntoIterator<Item = LeaseId>) -> Option<String> {
     let revoke = format!("`gpushctl lease revoke {first} --end --reason TEXT`");
     let more: Vec<String> = ids.iter().skip(1).take(MOST_NAMED).map(LeaseId::to_string).collect();
     Some(match more.as_slice() {
-        [] => format!(
-            "add `--wait` to wait until the lease ends; to end the lease and its processes: {revoke} (administrator)"
-        ),
+        [] => format!("to end the lease and its processes: {revoke} (administrator)"),
         more => {
             let rest = if ids.len() > MOST_NAMED + 1 { ", …" } else { "" };
             let more = more.join(", ");
-            format!(
-                "add `--wait` to wait until the leases end; to end the leases and their processes: {revoke}, then the \
-                same for {more}{rest} (administrator)"
-            )
+            format!("to end the leases and their processes: {revoke}, then the same for {more}{rest} (administrator)")
         }
     })
 }
@@ -53,13 +48,12 @@ mod tests {
     }
 
     #[test]
-    fn hint_offers_waiting_and_revocation() {
+    fn hint_offers_revocation() {
         assert_eq!(hint([]), None);
         let one = hint([LeaseId(17), LeaseId(17)]).unwrap();
         assert_eq!(
             one,
-            "add `--wait` to wait until the lease ends; to end the lease and its processes: \
-             `gpushctl lease revoke L17 --end --reason TEXT` (administrator)"
+            "to end the lease and its processes: `gpushctl lease revoke L17 --end --reason TEXT` (administrator)"
         );
         let two = hint([LeaseId(21), LeaseId(17)]).unwrap();
         assert!(two.contains("revoke L17 --end --reason TEXT`, then the same for L21 (administrator)"), "{two}");

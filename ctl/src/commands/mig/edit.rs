@@ -46,7 +46,7 @@ pub(super) async fn added(
     selectors: &[String],
     entries: &[String],
 ) -> Result<Vec<GpuLayout>, Failure> {
-    check(entries)?;
+    check(client, "add", entries, selectors).await?;
     edited(client, selectors, |gpu, shared| edit::added(gpu, shared, entries)).await
 }
 
@@ -56,12 +56,20 @@ pub(super) async fn removed(
     selectors: &[String],
     entries: &[String],
 ) -> Result<Vec<GpuLayout>, Failure> {
-    check(entries)?;
+    check(client, "remove", entries, selectors).await?;
     edited(client, selectors, |gpu, shared| edit::removed(gpu, shared, entries)).await
 }
 
-fn check(entries: &[String]) -> Result<(), ApiError> {
-    entries.iter().find_map(|entry| crate::args::habits::layout(entry)).map_or(Ok(()), Err)
+async fn check(client: &mut Client, verb: &str, entries: &[String], selectors: &[String]) -> Result<(), ApiError> {
+    let Some(error) = entries.iter().find_map(|entry| crate::args::habits::layout(entry)) else { return Ok(()) };
+    Err(super::numbers::explain(client, verb, entries, selectors).await.unwrap_or(error))
+}
+
+/// Explains a refusal of `mig add`. If the only GPU has no room, names its instances and what to remove.
+pub(super) async fn explain_refusal(client: &mut Client, error: ApiError, entries: &[String], gpu: &str) -> ApiError {
+    let gpus = client.gpus(true).await.unwrap_or_default();
+    let gpu = gpus.iter().find(|one| one.uuid == gpu);
+    gpu.and_then(|gpu| super::room::explain(gpu, entries)).unwrap_or(error)
 }
 
 /// Returns the layouts of the selected GPUs with MIG mode on, or off. A GPU whose MIG mode is already

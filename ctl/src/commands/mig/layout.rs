@@ -75,9 +75,22 @@ fn explain_name_error(request: &PlanRequest, error: gpush_client::Error) -> Fail
     }
 }
 
+/// Explains numbers instead of a layout, with the profiles of the GPUs. For other wrong layouts, returns `error`.
+async fn explain_numbers(client: &mut Client, verb: &str, wanted: &Wanted, error: ApiError) -> ApiError {
+    let Some(text) = wanted.name.as_ref().or(wanted.layout.as_ref()) else { return error };
+    super::numbers::explain(client, verb, std::slice::from_ref(text), &wanted.which.gpus).await.unwrap_or(error)
+}
+
 /// Runs `mig plan` and `mig apply --dry-run`.
 pub(super) fn run_plan(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
-    let typed = LayoutArgument::of(wanted)?;
+    let typed = match LayoutArgument::of(wanted) {
+        Err(error) if how.offline.is_none() => {
+            return super::super::ask(global, async |client| {
+                Err(explain_numbers(client, "plan", wanted, error).await.into())
+            });
+        }
+        typed => typed?,
+    };
     if let Some(host) = &how.offline {
         let (plans, gpus) = offline_plans(typed, wanted, host, how, out)?;
         return apply::show_plan(&plans, &gpus, out);
@@ -236,7 +249,11 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
 
 /// Runs `mig apply`.
 pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutChange, out: &Output) -> Outcome {
-    let request = LayoutArgument::of(wanted)?.ask(wanted, client, out).await?;
+    let typed = match LayoutArgument::of(wanted) {
+        Ok(typed) => typed,
+        Err(error) => return Err(explain_numbers(client, "apply", wanted, error).await.into()),
+    };
+    let request = typed.ask(wanted, client, out).await?;
     let PlanRequest { gpus, layout } = request.clone();
     let named = layout != LayoutSource::Wanted;
     let order = ApplyRequest { gpus, layout, ..apply::request(change) };

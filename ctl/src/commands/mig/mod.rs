@@ -4,10 +4,14 @@
 //! |---|---|
 //! | `layout` | `plan`, `apply`, `assert`: the requested layout and what it changes |
 //! | `edit` | `add`, `remove`, `on`, `off`: changes of the current layout |
+//! | `numbers` | numbers instead of a layout, such as the profile ids of nvidia-smi |
+//! | `room` | why `mig add` has no room |
 //! | `super::parted` | `export`, `import`: files of mig-parted |
 
 mod edit;
 pub(super) mod layout;
+mod numbers;
+mod room;
 
 use gpush_api::{ApiError, Code, DeviceUse, Gpu, MigDevice, Mode, MpsDaemon};
 use gpush_client::Client;
@@ -15,7 +19,7 @@ use gpush_core::nearest::nearest;
 
 use crate::{
     args::{Global, Gpus, Mig, Offline},
-    exit::Outcome,
+    exit::{Failure, Outcome},
     offline,
     output::Output,
     render::{devices, profiles},
@@ -48,7 +52,13 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
         }
         Mig::Add { entries, which, change } => super::ask(global, async |client| {
             let layouts = edit::added(client, &which.gpus, &entries).await?;
-            super::apply::layouts(client, layouts, &change, out).await
+            let only = if let [one] = layouts.as_slice() { Some(one.gpu.clone()) } else { None };
+            match (super::apply::layouts(client, layouts, &change, out).await, only) {
+                (Err(Failure::Error(error)), Some(gpu)) if error.code == Code::LayoutImpossible => {
+                    Err(edit::explain_refusal(client, *error, &entries, &gpu).await.into())
+                }
+                (other, _) => other,
+            }
         }),
         Mig::Remove { entries, which, change } => super::ask(global, async |client| {
             let layouts = edit::removed(client, &which.gpus, &entries).await?;

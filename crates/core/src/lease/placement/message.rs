@@ -34,7 +34,10 @@ impl NoAssignment {
                 let differ: Vec<String> = unoffered.iter().filter_map(differ).collect();
                 error.hint(match differ.as_slice() {
                     [] => "choose other GPUs: `gpushctl status` shows the modes".to_owned(),
-                    gpus => format!("ask an administrator to run `gpushctl apply {}`", gpus.join(",")),
+                    gpus => format!(
+                        "to bring the GPUs to the mode of their rules: `gpushctl apply {}` (administrator)",
+                        gpus.join(",")
+                    ),
                 })
             }
             Self::NotOffered { offered, .. } => {
@@ -81,17 +84,17 @@ impl NoAssignment {
                     error = error.cause(format!("{more} more GPUs are in use"));
                 }
                 match largest {
-                    None => error.hint("add `--wait` to wait until the capacity is free"),
+                    None => error,
                     Some(LargestFree::Percentage { gpu, tenths }) => {
                         let percent = percent(*tenths);
                         error
                             .cause(format!("GPU {gpu} has the most free capacity: {percent} %"))
-                            .hint(format!("request {percent} % or less, or add `--wait`"))
+                            .hint(format!("request {percent} % or less"))
                     }
                     Some(LargestFree::Device { gpu, profile }) if wanted.count == 1 => error
                         .cause(format!("the largest free MIG device is {profile}, on GPU {gpu}"))
-                        .hint(format!("request {profile}, or add `--wait`")),
-                    Some(LargestFree::Device { .. }) => error.hint("request fewer MIG devices, or add `--wait`"),
+                        .hint(format!("request {profile}")),
+                    Some(LargestFree::Device { .. }) => error.hint("request fewer MIG devices"),
                 }
             }
         }
