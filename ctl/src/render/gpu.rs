@@ -29,8 +29,8 @@ pub(crate) const INDENT: usize = 2;
 /// right.
 const LONGEST_WHAT: usize = 20;
 
-/// Mark in front of an override that has an effect.
-const OVERRIDE: &str = "*";
+/// Mark in front of a note about a condition that somebody requested, such as an override. Faults and drift have `!`.
+const REQUESTED: &str = "*";
 
 /// A reading of at least this age, in seconds, counts as old.
 const OLD: i64 = 3;
@@ -300,18 +300,28 @@ fn row(row: &Row, columns: Columns, look: &Appearance) -> Vec<String> {
 pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |style: Style, label: &str, text: &str| {
-        // An override gets its own mark instead of `!`, because an administrator has requested it.
-        let first = if label == OVERRIDE { format!("  {OVERRIDE} ") } else { format!("  ! {label}") };
+        let first = if label == REQUESTED { format!("  {REQUESTED} ") } else { format!("  ! {label}") };
         let lines = look.wrap(&first, &look.clean(text));
         notes.extend(lines.iter().map(|line| paint(style, line)));
     };
     let (word, style) = state(gpu.state);
+    let by_gpushd = gpu.cordons.iter().any(|cordon| cordon.by.is_none());
+    let mark = match gpu.state {
+        GpuState::Changing | GpuState::Maintenance => REQUESTED,
+        GpuState::Cordoned if !by_gpushd => REQUESTED,
+        GpuState::Cordoned
+        | GpuState::Ready
+        | GpuState::Held
+        | GpuState::Degraded
+        | GpuState::Unknown
+        | GpuState::Lost => "",
+    };
     if gpu.state != GpuState::Ready && gpu.reasons.is_empty() {
-        note(style, "", &format!("{word}: {}", unexplained(gpu.state)));
+        note(style, mark, &format!("{word}: {}", unexplained(gpu.state)));
     }
     for reason in &gpu.reasons {
         let said = reason.starts_with(word);
-        note(style, "", &if said { reason.clone() } else { format!("{word}: {reason}") });
+        note(style, mark, &if said { reason.clone() } else { format!("{word}: {reason}") });
     }
     // In other states than `cordoned`, the reasons do not contain the cordons, so show them here.
     for cordon in gpu.cordons.iter().filter(|_| gpu.state != GpuState::Cordoned) {
@@ -319,7 +329,8 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
             .by
             .as_ref()
             .map_or_else(|| "gpushd".to_owned(), |by| by.user.clone().unwrap_or_else(|| format!("uid {}", by.uid)));
-        note(NOTE, "", &format!("cordoned by {by}: {}", cordon.reason));
+        let mark = if cordon.by.is_some() { REQUESTED } else { "" };
+        note(NOTE, mark, &format!("cordoned by {by}: {}", cordon.reason));
     }
     match &gpu.mig {
         Some(Mig { enabled: false, reset_pending: true, .. }) => {
@@ -331,7 +342,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
         Some(_) | None => {}
     }
     if let Some((style, text)) = overrides::note(gpu, look) {
-        note(style, if style == NOTE { OVERRIDE } else { "" }, &text);
+        note(style, if style == NOTE { REQUESTED } else { "" }, &text);
     }
     for drift in &gpu.drift {
         // Pad the first word, so that the texts of missing and extra instances are aligned.
@@ -352,10 +363,10 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
                 note(BAD, "", &format!("last read {read}; the present instances are not known"));
             }
             GpuState::Changing => {
-                note(NOTE, "", &format!("last read {read}, while the change was running"));
+                note(NOTE, REQUESTED, &format!("last read {read}, while the change was running"));
             }
             GpuState::Maintenance if age >= OLD => {
-                note(NOTE, "", &format!("last read {read}"));
+                note(NOTE, REQUESTED, &format!("last read {read}"));
             }
             GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held | GpuState::Unknown
                 if age >= OLD =>
@@ -386,7 +397,7 @@ fn unexplained(state: GpuState) -> &'static str {
         GpuState::Changing => "an operation is changing the GPU: see `gpushctl operation list`",
         GpuState::Degraded => "a change of the GPU failed, and its rollback failed too",
         GpuState::Unknown => "the driver has not answered a request about the GPU",
-        GpuState::Lost => "the GPU fell off the bus; reboot the host",
+        GpuState::Lost => "the GPU fell off the bus; an administrator must reboot the host",
     }
 }
 

@@ -122,7 +122,8 @@ fn bar_columns(look: &Appearance) -> usize {
     }
 }
 
-/// Returns the notes about a daemon; none if all is well. Each note starts with `first` and has one or more lines.
+/// Returns the notes about a daemon; none if all is well. Each note starts with `first` and has one or more lines. If a
+/// note is about a state that somebody requested, it has the mark `*` instead of `!`.
 pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     // `first` already names the target, so remove the name of the target from the texts.
@@ -131,7 +132,14 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
         let mut prefixes = names.iter().flatten().map(|name| format!("{name}: "));
         prefixes.find_map(|prefix| text.strip_prefix(&prefix).map(str::to_owned)).unwrap_or_else(|| text.to_owned())
     };
-    let mut note = |style: Style, text: &str| {
+    let requested = match daemon.state {
+        MpsState::Stopped | MpsState::Starting | MpsState::Draining | MpsState::Stopping => {
+            Some(first.replacen('!', "*", 1))
+        }
+        MpsState::Ready | MpsState::Fault | MpsState::Hung | MpsState::BackingOff | MpsState::GivenUp => None,
+    };
+    let requested = requested.as_deref().unwrap_or(first);
+    let mut note = |first: &str, style: Style, text: &str| {
         out.extend(look.wrap(first, &look.clean(&unnamed(text))).iter().map(|line| paint(style, line)));
     };
     let (word, style) = state(daemon.state);
@@ -146,17 +154,18 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
         | MpsState::Stopping => style,
     };
     if daemon.reasons.is_empty() && !unexplained(daemon.state).is_empty() {
-        note(style, &format!("{word}: {}", unexplained(daemon.state)));
+        note(requested, style, &format!("{word}: {}", unexplained(daemon.state)));
     }
     for reason in &daemon.reasons {
         // If the daemon is ready, a reason is only a problem and does not explain the state, so leave out the word for
         // the state.
         let is_ready = daemon.state == MpsState::Ready;
-        note(style, &if is_ready { reason.clone() } else { format!("{word}: {}", unnamed(reason)) });
+        note(requested, style, &if is_ready { reason.clone() } else { format!("{word}: {}", unnamed(reason)) });
     }
     if let (MpsState::BackingOff, Some(next)) = (daemon.state, daemon.next_start_at) {
         let ahead = look.ahead(next);
         note(
+            first,
             style,
             &match daemon.failures {
                 // The daemon has not failed. The reasons say what gpushd waits for before it starts the daemon.
@@ -167,7 +176,7 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
         );
     }
     for finding in &daemon.findings {
-        note(NOTE, finding);
+        note(first, NOTE, finding);
     }
     out
 }
