@@ -69,3 +69,31 @@ pub(crate) fn finish(outcome: Outcome, out: &Output) -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Returns the numbers in the first column of the rows of a Markdown table.
+    fn statuses(page: &str, column: usize) -> BTreeSet<u8> {
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| "));
+        let cells = rows.filter_map(|row| row.split('|').nth(column));
+        cells.flat_map(|cell| cell.split(',')).filter_map(|number| number.trim().parse().ok()).collect()
+    }
+
+    #[test]
+    fn page_of_exit_codes_has_each_status() {
+        // A test of `gpush-api` compares this page with the code.
+        let mut known = statuses(include_str!("../../docs/error-codes.md"), 2);
+        known.extend([0, DIFFERS, NO_COMMAND, NOT_RUN, NOT_FOUND, INTERRUPTED]);
+        assert!(known.len() > 10, "{known:?}");
+        assert_eq!(statuses(include_str!("../../docs/exit-codes.md"), 0), known);
+        // The help has two statuses on each line.
+        let help = crate::args::EXIT_CODES;
+        for status in known {
+            assert!(help.contains(&format!(" {status} ")), "`gpushctl --help` lacks {status}");
+        }
+    }
+}

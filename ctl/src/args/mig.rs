@@ -152,8 +152,18 @@ Examples:
     },
     /// Disable MIG mode on GPUs; their instances are destroyed
     #[command(after_help = "\
+Fails while an instance or the GPU is in use, and then changes nothing. With
+--wait, gpushd disables MIG mode when the GPU is idle. Afterwards, programs use
+the whole GPU.
+
+If the rule of the GPU has mode `mig`, `mig off` makes an override: MIG mode
+stays disabled, also after a reboot, until the override expires or is cleared.
+`gpushctl config overrides clear 2 && gpushctl apply 2` applies the layout of
+the rule again. On a GPU without a rule, use `gpushctl mig on 2`.
+
 Examples:
-  gpushctl mig off 2")]
+  gpushctl mig off 2
+  gpushctl mig off 2 --expires 8h --reason 'whole GPU for a benchmark'")]
     Off {
         #[command(flatten)]
         which: SomeGpus,
