@@ -62,7 +62,7 @@ pub enum MpsStep {
     StopDaemon {
         /// UUID of the daemon's target: a MIG device or a whole GPU.
         uuid: String,
-        /// Target as text, such as `GPU 0` or `GPU 0, 2g.20gb@2`.
+        /// Target as text, such as `GPU 0` or `MIG device 0:2g.20gb@2`.
         label: String,
     },
     /// Start the MPS daemon of the whole GPU.

@@ -151,7 +151,10 @@ pub(crate) fn layout(text: &str) -> Option<ApiError> {
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b"-, ".contains(&b)) {
         let message = format!("`{text}` is not a layout: layouts name profiles, never numbers");
         let hint = match entries.as_slice() {
-            [_] => format!("name GPUs with -g {text}, and profiles as `1g.10gb`; `gpushctl mig profiles` lists them"),
+            [_] => format!(
+                "to name GPU {text}, write `-g {text}`; profiles have names such as `1g.10gb`: `gpushctl mig profiles` \
+                lists them"
+            ),
             _ => "write profile names, such as '1g.10gb*2'; `gpushctl mig profiles` lists them".to_owned(),
         };
         return bad(message, hint);

@@ -62,7 +62,7 @@ pub(crate) use self::{
 };
 
 /// The end of `gpushctl --help`: exit statuses and other facts about all commands.
-const EXIT_CODES: &str = "\
+pub(crate) const EXIT_CODES: &str = "\
 GPUs are named by index, range 0-3, (start of) UUID, PCI address, or model.
 Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
 
@@ -371,7 +371,7 @@ pub(crate) enum Topic {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) which: Gpus,
-    /// Show only drawings, without a line for each instance
+    /// Show one line for each GPU, and its notes
     #[arg(long, short, conflicts_with = "summary")]
     pub(crate) brief: bool,
     /// Show only totals for each model and profile

@@ -124,6 +124,39 @@ fn memory(gpu: &Gpu) -> String {
 /// Draws the heading of a GPU: its name on the left, its memory on the right. `others` are the GPUs that are drawn
 /// together with it. If their numbers do not fit into the heading, they are on a line above it.
 pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
+    heading_with(gpu, others, "", look)
+}
+
+/// Draws the line of a GPU for `--brief`: its heading, with how many instances are in use.
+fn brief_heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
+    heading_with(gpu, others, &usage(gpu), look)
+}
+
+/// Returns how a GPU is used, for `--brief`.
+pub(crate) fn usage(gpu: &Gpu) -> String {
+    if gpu.state == GpuState::Lost {
+        return String::new();
+    }
+    let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {
+        let usage = Use::of_target(&gpu.processes, Some(&gpu.uuid), &gpu.leases);
+        let is_granted = usage == Use::Granted || (usage == Use::Idle && !gpu.leases.is_empty());
+        return if is_granted { "granted" } else { usage.word() }.to_owned();
+    };
+    let uses: Vec<Use> = mig.instances.iter().map(|instance| Use::of(instance, &gpu.leases)).collect();
+    let number = |wanted: Use| uses.iter().filter(|one| **one == wanted).count();
+    let granted = match number(Use::Granted) {
+        0 => String::new(),
+        granted => format!(", {granted} granted"),
+    };
+    if uses.is_empty() {
+        "no instance".to_owned()
+    } else {
+        format!("{}/{} in use{granted}", number(Use::Busy), uses.len())
+    }
+}
+
+/// Draws a heading. `usage` is shown before the memory.
+fn heading_with(gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) -> String {
     let indexes: Vec<u32> = std::iter::once(gpu.index).chain(others.iter().map(|other| other.index)).collect();
     let mut number = gpu_numbers(&indexes);
     let (state_word, state_style) = state(gpu.state);
@@ -134,6 +167,7 @@ pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     } else {
         memory(gpu) + if others.is_empty() { "" } else { " each" }
     };
+    let right = [usage, right.as_str()].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("  ");
     let sharing = sharing(gpu, look);
     let mut name = look.clean(product(&gpu.name));
     let mut address = if others.is_empty() { look.clean(pci(&gpu.pci)) } else { String::new() };
@@ -402,9 +436,9 @@ fn unexplained(state: GpuState) -> &'static str {
 }
 
 /// Replaces the heading of a GPU by a heading for several GPUs that are drawn together.
-pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[&Gpu], look: &Appearance) {
+pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[&Gpu], brief: bool, look: &Appearance) {
     if let Some(first) = block.first_mut().filter(|_| !others.is_empty()) {
-        *first = heading(gpu, others, look);
+        *first = if brief { brief_heading(gpu, others, look) } else { heading(gpu, others, look) };
     }
 }
 
@@ -426,28 +460,24 @@ pub(crate) struct Users<'a> {
     pub(crate) leases: &'a [Lease],
 }
 
-/// Draws a GPU with its MPS daemons and leases. If `lines` is true, also lists the instances below the drawing.
-pub(crate) fn block(
-    gpu: &Gpu,
-    rows: &[Row],
-    users: &Users<'_>,
-    columns: Columns,
-    lines: bool,
-    look: &Appearance,
-) -> Vec<String> {
+/// Draws a GPU with its instances, MPS daemons and leases.
+pub(crate) fn block(gpu: &Gpu, rows: &[Row], users: &Users<'_>, columns: Columns, look: &Appearance) -> Vec<String> {
     let mut out = vec![heading(gpu, &[], look)];
-    let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
-    if let Some(mig) = mig {
+    if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) {
         out.extend(slices::of(gpu, mig, INDENT, look));
     }
-    if lines || (mig.is_none() && !gpu.processes.is_empty()) {
-        out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
-    }
-    out.extend(mps::below(&users.daemons, INDENT, lines || mig.is_none(), look));
+    out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
+    out.extend(mps::below(&users.daemons, INDENT, look));
     out.extend(timeslice::below(gpu, INDENT, look));
-    if lines {
-        out.extend(lease::below(gpu, users.leases, INDENT, look));
-    }
+    out.extend(lease::below(gpu, users.leases, INDENT, look));
+    out.extend(notes(gpu, look));
+    out
+}
+
+/// Draws a GPU in one line, with a further line for each note.
+pub(crate) fn brief_block(gpu: &Gpu, users: &Users<'_>, look: &Appearance) -> Vec<String> {
+    let mut out = vec![brief_heading(gpu, &[], look)];
+    out.extend(mps::notes_below(&users.daemons, INDENT, look));
     out.extend(notes(gpu, look));
     out
 }

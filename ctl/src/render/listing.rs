@@ -19,6 +19,28 @@ pub(crate) struct Listing {
     only_says_empty: bool,
 }
 
+/// A column that only `-o wide` shows: its heading, and its cell for an entry.
+pub(crate) type WideColumn<'f, T> = (&'static str, &'f dyn Fn(&T) -> String);
+
+/// Adds the columns that only `-o wide` shows, before the last column, which may be prose.
+pub(crate) fn widened<T>(
+    columns: &[(&'static str, Align)],
+    mut rows: Vec<Vec<String>>,
+    entries: &[T],
+    more: &[WideColumn<'_, T>],
+    look: &Appearance,
+) -> (Vec<(&'static str, Align)>, Vec<Vec<String>>) {
+    let mut columns = columns.to_vec();
+    if look.wide {
+        let last = columns.len().saturating_sub(1);
+        columns.splice(last..last, more.iter().map(|(name, _)| (*name, Align::Left)));
+        for (row, entry) in rows.iter_mut().zip(entries) {
+            row.splice(last..last, more.iter().map(|(_, cell)| cell(entry)));
+        }
+    }
+    (columns, rows)
+}
+
 impl Listing {
     /// Creates a list that is drawn as a table.
     pub(crate) fn new(
@@ -115,6 +137,28 @@ fn field(cell: &str) -> String {
 mod tests {
     use super::*;
     use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn wide_lists_have_further_columns() {
+        let narrow = crate::render::fixtures::look(200, crate::render::Charset::Utf8);
+        let narrow = Appearance { wraps: false, ..narrow };
+        let wide = Appearance { wide: true, ..narrow };
+        let headings = |look: &Appearance| {
+            let leases = crate::render::fixtures::lease::all();
+            let mut all = crate::render::lease::list(&leases, &[], look).text().to_owned();
+            all += crate::render::mps::list::list(&[crate::render::fixtures::mps::daemon(0)], &[], look).text();
+            crate::render::fixtures::plain(&all)
+                .lines()
+                .filter(|line| line.starts_with("LEASE ") || line.starts_with("TARGET "))
+                .collect::<Vec<_>>()
+                .join("; ")
+        };
+        assert!(!headings(&narrow).contains("UUID"), "{}", headings(&narrow));
+        let wide = headings(&wide);
+        for heading in ["REQUESTED AT", "GRANTED AT", "ENDS AT", "UUIDS", "SHORT NAME", "  UUID"] {
+            assert!(wide.contains(heading), "{heading}: {wide}");
+        }
+    }
 
     #[test]
     fn csv_quotes_what_needs_it_and_has_no_colours() {

@@ -8,7 +8,7 @@ use gpush_api::{
 use super::{
     Appearance,
     appearance::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
-    listing::Listing,
+    listing::{Listing, widened},
     policy,
     status::gpu_numbers,
     table::{Align, Narrow, table},
@@ -56,7 +56,19 @@ pub(crate) fn list(all: &Overrides, look: &Appearance) -> Listing {
             if one.reason.is_empty() { dash() } else { look.clean(&one.reason) },
         ]
     };
-    Listing::new(&columns, all.overrides.iter().map(row).collect(), Narrow::default().prose(), look)
+    let rows = all.overrides.iter().map(row).collect();
+    let (columns, rows) = widened(
+        &columns,
+        rows,
+        &all.overrides,
+        &[
+            ("MADE AT", &|one| look.clock(one.created_at)),
+            ("EXPIRES AT", &|one| one.expires_at.map_or_else(|| "-".to_owned(), |at| look.clock(at))),
+            ("UUID", &|one| look.clean(&one.uuid)),
+        ],
+        look,
+    );
+    Listing::new(&columns, rows, Narrow::default().prose(), look)
         .names(all.overrides.iter().map(|one| number(one, look)))
         .uuids(all.overrides.iter().map(|one| one.uuid.clone()))
         .or_empty("No override is active: the rules of the config decide every layout.")

@@ -5,7 +5,7 @@ use gpush_api::{ApiError, GpuProcess, GpuProcesses, USERS_UNKNOWN, UnknownProces
 use super::{
     Appearance,
     appearance::{BAD, NOTE, QUIET, count, gib, paint},
-    listing::Listing,
+    listing::{Listing, widened},
     process_names,
     status::gpu_numbers,
     table::{Align, Narrow},
@@ -14,7 +14,7 @@ use super::{
 
 /// Returns the width of the column with the command line. It is smaller if the table also explains unleased processes.
 fn command_columns(unleased: bool, look: &Appearance) -> usize {
-    (look.width / if unleased { 4 } else { 3 }).clamp(16, 60)
+    (look.width / if unleased { 4 } else { 3 }).clamp(15, 60)
 }
 
 /// Text for a missing or unknown value.
@@ -84,7 +84,7 @@ fn policy_words(policy: UnleasedPolicy, found: usize, exempt: usize) -> String {
 fn table(processes: &[GpuProcess], look: &Appearance) -> Listing {
     use Align::{Left, Right};
     let mut columns = vec![
-        ("GPU", Left),
+        ("TARGET", Left),
         ("PID", Right),
         ("USER", Left),
         ("KIND", Left),
@@ -103,7 +103,9 @@ fn table(processes: &[GpuProcess], look: &Appearance) -> Listing {
         }
         row
     });
-    Listing::new(&columns, rows.collect(), Narrow::spare(&["KIND", "GIB"]).prose(), look)
+    let (columns, rows) =
+        widened(&columns, rows.collect(), processes, &[("GPU UUID", &|one| look.clean(&one.gpu_uuid))], look);
+    Listing::new(&columns, rows, Narrow::spare(&["KIND", "GIB"]).prose(), look)
         .names(processes.iter().filter_map(|one| Some(one.process.pid?.to_string())))
         .uuids(processes.iter().map(|one| one.gpu_uuid.clone()))
 }
@@ -111,7 +113,7 @@ fn table(processes: &[GpuProcess], look: &Appearance) -> Listing {
 fn row(one: &GpuProcess, room: usize, look: &Appearance) -> Vec<String> {
     let process = &one.process;
     let gpu = match &one.device {
-        Some(device) => format!("{} {}", one.gpu, look.clean(device)),
+        Some(device) => format!("{}:{}", one.gpu, look.clean(device)),
         None => one.gpu.to_string(),
     };
     let user = match (&process.user, process.uid) {

@@ -83,7 +83,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String
     let daemons = mps::of(one, daemons);
     if !daemons.is_empty() {
         text += &format!("\n{}", section("MPS"));
-        text += &(mps::below(&daemons, gpu::INDENT, true, look).join("\n") + "\n");
+        text += &(mps::below(&daemons, gpu::INDENT, look).join("\n") + "\n");
         text += &mps::more(&daemons, look);
     }
     let processes = processes(one, look);

@@ -114,6 +114,16 @@ impl Use {
         }
     }
 
+    /// Returns the use as text.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Busy => "in use",
+            Self::Granted => "granted",
+            Self::Idle => "idle",
+            Self::Bare => "no compute instance",
+        }
+    }
+
     pub(crate) fn style(self) -> Style {
         match self {
             Self::Busy => USED,

@@ -27,8 +27,8 @@ pub(crate) struct Status {
     pub(crate) leases: Vec<Lease>,
 }
 
-/// Draws the status. GPUs that differ only in index, address and UUIDs are drawn once. With `brief`, leaves out the
-/// lines below each drawing, and the used memory may differ too.
+/// Draws the status. GPUs that differ only in index, address and UUIDs are drawn once. With `brief`, draws one line for
+/// each GPU and its notes, and the used memory of GPUs that are drawn once may differ too.
 pub(crate) fn status(status: &Status, brief: bool, look: &Appearance) -> String {
     draw(status, brief, false, look)
 }
@@ -56,7 +56,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
     let columns = gpu::Columns::of(rows.iter().flatten());
     let drawn = |gpu: &Gpu, rows: &[gpu::Row]| {
         let users = gpu::Users { daemons: mps::of(gpu, &status.mps), leases: &status.leases };
-        gpu::block(gpu, rows, &users, columns, !brief, look)
+        if brief { gpu::brief_block(gpu, &users, look) } else { gpu::block(gpu, rows, &users, columns, look) }
     };
     let mut groups: Vec<Group<'_>> = Vec::new();
     for (gpu, rows) in status.gpus.iter().zip(&rows) {
@@ -66,6 +66,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
             !with_sensors
                 && gpu::is_alike(group.first, gpu)
                 && (brief || gpu::has_same_memory(group.first, gpu))
+                && gpu::usage(group.first) == gpu::usage(gpu)
                 && group.block[1..] == block[1..]
         };
         match groups.iter_mut().find(is_same) {
@@ -73,14 +74,19 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
             None => groups.push(Group { first: gpu, rows, block, others: Vec::new() }),
         }
     }
+    if brief {
+        out.push(String::new());
+    }
     for Group { first: gpu, rows, block, others } in groups {
         let mut block = if others.is_empty() { drawn(gpu, rows) } else { block };
-        gpu::group(&mut block, gpu, &others, look);
+        gpu::group(&mut block, gpu, &others, brief, look);
         if with_sensors {
             let line = format!("{}{}", " ".repeat(gpu::INDENT), sensors::line(&gpu.sensors));
             block.insert(1, paint(QUIET, &line));
         }
-        out.push(String::new());
+        if !brief {
+            out.push(String::new());
+        }
         out.extend(block);
     }
     let next = next_steps(&status.gpus, look);
@@ -102,11 +108,8 @@ fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
         let serves =
             |daemon: &&MpsDaemon| daemon.servers.iter().any(|server| server.pid.is_some() && server.pid == process.pid);
         let Some(daemon) = daemons.iter().find(serves) else { continue };
-        let device = daemon.device.as_ref().map_or_else(String::new, |device| format!(", {device}"));
-        process.command = Some(match daemon.gpu {
-            Some(gpu) => format!("MPS server of GPU {gpu}{device}"),
-            None => format!("MPS server of {}", daemon.target),
-        });
+        let target = if daemon.gpu.is_some() { daemon.label() } else { daemon.target.clone() };
+        process.command = Some(format!("MPS server of {target}"));
     }
     gpu
 }

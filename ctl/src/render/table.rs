@@ -13,7 +13,7 @@ use super::{
     Appearance,
     appearance::{self, QUIET, gib, paint, product},
     gpu,
-    listing::Listing,
+    listing::{Listing, widened},
     operation, sensors,
 };
 
@@ -332,6 +332,17 @@ pub(crate) fn operations(operations: &[OperationSummary], look: &Appearance) -> 
             ]
         })
         .collect();
+    let (columns, rows) = widened(
+        &columns,
+        rows,
+        operations,
+        &[
+            ("ASKED AT", &|op| look.clock(op.created_at)),
+            ("ENDED AT", &|op| op.ended_at.map_or_else(|| "-".to_owned(), |at| look.clock(at))),
+            ("GPU UUIDS", &|op| look.clean(&op.gpu_uuids.join(","))),
+        ],
+        look,
+    );
     Listing::new(&columns, rows, Narrow::default(), look).names(operations.iter().map(|op| op.id.clone()))
 }
 

@@ -5,7 +5,7 @@ use gpush_api::{Gpu, LeaseUse, TimesliceState, TimesliceView};
 use super::{
     Appearance,
     appearance::{NOTE, QUIET, STRONG, count, pad, paint, product},
-    listing::Listing,
+    listing::{Listing, widened},
     process_names,
     table::{Align, Narrow},
 };
@@ -85,7 +85,15 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
             look.clean(&gpu.drift.join("; ")),
         ]
     };
-    Listing::new(&columns, gpus.iter().map(row).collect(), Narrow::spare(&["PRODUCT"]).prose(), look)
+    let rows = gpus.iter().map(row).collect();
+    let (columns, rows) = widened(
+        &columns,
+        rows,
+        gpus,
+        &[("PCI", &|gpu| look.clean(&gpu.pci)), ("UUID", &|gpu| look.clean(&gpu.uuid))],
+        look,
+    );
+    Listing::new(&columns, rows, Narrow::spare(&["PRODUCT"]).prose(), look)
         .names(gpus.iter().map(|gpu| gpu.index.to_string()))
         .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
         .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` time-slices its GPUs.")

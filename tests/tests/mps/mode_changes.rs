@@ -213,7 +213,7 @@ fn removed_mig_device_ends_only_its_own_daemon() {
     let mut client = Client::start(&host, &share.environment);
     agent.reload(rule("mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"1g.10gb@4\"]"));
     let operation = apply(&agent);
-    let label = "GPU 0, 3g.40gb@4".to_owned();
+    let label = "MIG device 0:3g.40gb@4".to_owned();
     let stop = Step::Mps(MpsStep::StopDaemon { uuid: second.uuid.clone(), label });
     assert_eq!(operation.plans[0].phase(Phase::Before).collect::<Vec<_>>(), [&stop]);
     assert_eq!((mps::daemon(&agent, "0:3g.40gb@0").pid, client.lives()), (first.pid, true));

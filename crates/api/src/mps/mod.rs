@@ -293,12 +293,12 @@ pub struct MpsDaemon {
 }
 
 impl MpsDaemon {
-    /// Returns the name of the target for messages: `GPU 0`, `GPU 0, 2g.20gb@2`, or its UUID.
+    /// Returns the name of the target for messages: `GPU 0`, `MIG device 0:2g.20gb@2`, or its UUID.
     #[must_use]
     pub fn label(&self) -> String {
         match (self.gpu, &self.device) {
             (Some(gpu), None) => format!("GPU {gpu}"),
-            (Some(gpu), Some(device)) => format!("GPU {gpu}, {device}"),
+            (Some(gpu), Some(device)) => format!("MIG device {gpu}:{device}"),
             (None, _) => self.uuid.clone(),
         }
     }

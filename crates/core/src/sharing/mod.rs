@@ -52,7 +52,7 @@ pub struct SharingTarget {
 }
 
 impl SharingTarget {
-    /// Returns the name for messages: `GPU 0`, or `GPU 0, 2g.20gb@2`.
+    /// Returns the name for messages: `GPU 0`, or `MIG device 0:2g.20gb@2`.
     #[must_use]
     pub fn label(&self) -> String {
         label(self.gpu, self.device.as_deref())
@@ -312,7 +312,7 @@ pub fn mps_unsupported_reason(gpu: &Gpu) -> Option<String> {
 
 fn label(gpu: u32, device: Option<&str>) -> String {
     match device {
-        Some(device) => format!("GPU {gpu}, {device}"),
+        Some(device) => format!("MIG device {gpu}:{device}"),
         None => format!("GPU {gpu}"),
     }
 }

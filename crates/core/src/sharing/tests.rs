@@ -129,10 +129,10 @@ fn entries_share_existing_devices() {
     put(&mut gpus[0], "3g.40gb", 4, &[("3g.40gb", 0)]);
     put(&mut gpus[0], "3g.40gb", 0, &[("1c.3g.40gb", 0), ("1c.3g.40gb", 1), ("1c.3g.40gb", 2)]);
     let found = targets(&config, &gpus, &BTreeSet::new());
-    assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/0", "GPU 0, 3g.40gb@4"]);
+    assert_eq!(words_of(&found), ["MIG device 0:1c.3g.40gb@0/0", "MIG device 0:3g.40gb@4"]);
     let shared_before = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
     let found = targets(&config, &gpus, &shared_before);
-    assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/2", "GPU 0, 3g.40gb@4"]);
+    assert_eq!(words_of(&found), ["MIG device 0:1c.3g.40gb@0/2", "MIG device 0:3g.40gb@4"]);
     // With MIG, no compute mode is set, and the number of clients is proportional to the size of
     // the device.
     let policies: Vec<_> = found.iter().map(|target| (target.policy.compute_mode, target.policy.max_clients)).collect();
@@ -176,7 +176,7 @@ fn override_replaces_the_rules_sharing() {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     put(&mut gpus[0], "2g.20gb", 0, &[("2g.20gb", 0)]);
     put(&mut gpus[0], "3g.40gb", 4, &[("3g.40gb", 0)]);
-    assert_eq!(words_of(&targets(&config, &gpus, &BTreeSet::new())), ["GPU 0, 2g.20gb@0"]);
+    assert_eq!(words_of(&targets(&config, &gpus, &BTreeSet::new())), ["MIG device 0:2g.20gb@0"]);
     let overridden = |layout: &str| Override {
         uuid: gpus[0].uuid.clone(),
         gpu: None,
@@ -191,7 +191,7 @@ fn override_replaces_the_rules_sharing() {
     let (shared, unknown) = (overridden("3g.40gb:mps"), overridden("3g.40gb:else"));
     gpus[0].overridden = Some(shared);
     let found = targets(&config, &gpus, &BTreeSet::new());
-    assert_eq!(words_of(&found), ["GPU 0, 3g.40gb@4"]);
+    assert_eq!(words_of(&found), ["MIG device 0:3g.40gb@4"]);
     assert_eq!(found[0].policy.settings.percentage.tenths(), 500);
     // The desired layout is unknown, so existing sharing does not change and no device is added.
     gpus[0].overridden = Some(unknown);
@@ -212,7 +212,7 @@ fn failed_reading_keeps_sharing() {
         let found = decide(&config, &gpus, &uuids(&before));
         assert_eq!(found.targets, before, "{state:?}");
         assert!(
-            found.findings.len() == 1 && found.findings[0].to_string().starts_with("GPU 0, 2g.20gb@2: "),
+            found.findings.len() == 1 && found.findings[0].to_string().starts_with("MIG device 0:2g.20gb@2: "),
             "{found:?}"
         );
     }
@@ -249,7 +249,7 @@ fn memory_limit_above_the_memory_is_reported() {
     let found = decide(&config, &gpus, &BTreeSet::new());
     assert_eq!((found.targets.len(), found.targets[0].memory_mib), (1, Some(20_096)));
     let shown: Vec<String> = found.findings.iter().map(Finding::to_string).collect();
-    assert_eq!(shown, ["GPU 0, 2g.20gb@0: memory limit 30G is more than the 19.6 GiB that the device has"]);
+    assert_eq!(shown, ["MIG device 0:2g.20gb@0: memory limit 30G is more than the 19.6 GiB that the device has"]);
     assert!(crate::desired::findings(&config, &gpus)[0].contains("that GPU 0, 2g.20gb has"));
 }
 

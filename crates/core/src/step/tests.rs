@@ -94,7 +94,7 @@ fn mode_that_is_only_pending_may_take_effect() {
 }
 
 fn stop() -> Step {
-    Step::Mps(MpsStep::StopDaemon { uuid: "MIG-1".to_owned(), label: "GPU 0, 1g.10gb@0".to_owned() })
+    Step::Mps(MpsStep::StopDaemon { uuid: "MIG-1".to_owned(), label: "MIG device 0:1g.10gb@0".to_owned() })
 }
 
 /// Returns a plan with a reset and steps of all phases.

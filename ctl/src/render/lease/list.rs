@@ -6,7 +6,7 @@ use super::{NONE, end, place, reason, share, state, targets, user};
 use crate::render::{
     Appearance,
     appearance::paint,
-    listing::Listing,
+    listing::{Listing, widened},
     table::{Align, Narrow},
 };
 
@@ -23,7 +23,25 @@ const COLUMNS: [(&str, Align); 7] = [
 /// Lists the leases of `gpushctl lease list`.
 pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing {
     let rows = leases.iter().map(|lease| row(lease, gpus, look)).collect();
-    Listing::new(&COLUMNS, rows, Narrow::spare(&["TARGET"]).prose(), look)
+    let time = |at: Option<jiff::Timestamp>| at.map_or_else(|| NONE.to_owned(), |at| look.clock(at));
+    let uuids = |lease: &Lease| match lease.members.iter().map(|one| one.target.as_str()).collect::<Vec<_>>().join(",")
+    {
+        none if none.is_empty() => NONE.to_owned(),
+        uuids => look.clean(&uuids),
+    };
+    let (columns, rows) = widened(
+        &COLUMNS,
+        rows,
+        leases,
+        &[
+            ("REQUESTED AT", &|lease| look.clock(lease.created_at)),
+            ("GRANTED AT", &|lease| time(lease.granted_at)),
+            ("ENDS AT", &|lease| time(lease.expires_at)),
+            ("UUIDS", &uuids),
+        ],
+        look,
+    );
+    Listing::new(&columns, rows, Narrow::spare(&["TARGET"]).prose(), look)
         .names(leases.iter().map(|lease| lease.id.to_string()))
         .uuids(leases.iter().flat_map(|lease| &lease.members).map(|member| member.target.clone()))
         .or_empty("No lease.")

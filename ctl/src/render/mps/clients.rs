@@ -2,7 +2,7 @@
 
 use gpush_api::{MpsClient, MpsDaemon};
 
-use super::{NONE, label, user};
+use super::{NONE, displayed_argument, label, user};
 use crate::render::{
     Appearance,
     appearance::{QUIET, count, paint},
@@ -36,8 +36,8 @@ pub(crate) fn all(daemons: &[MpsDaemon], look: &Appearance) -> Listing {
         String::new()
     };
     let rows = daemons.iter().flat_map(|daemon| {
-        let label = label(daemon, look);
-        daemon.clients.iter().map(move |client| row(client, &label, look).to_vec())
+        let target = displayed_argument(daemon, look);
+        daemon.clients.iter().map(move |client| row(client, &target, look).to_vec())
     });
     let pids = daemons.iter().flat_map(|daemon| &daemon.clients).filter_map(|client| Some(client.pid?.to_string()));
     let headings = COLUMNS.iter().map(|(name, _)| *name).collect();
@@ -50,13 +50,13 @@ pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, loo
     let from = usize::from(!with_target);
     let mut rows = Vec::new();
     for daemon in daemons {
-        let label = label(daemon, look);
-        rows.extend(daemon.clients.iter().map(|client| row(client, &label, look)[from..].to_vec()));
+        let target = displayed_argument(daemon, look);
+        rows.extend(daemon.clients.iter().map(|client| row(client, &target, look)[from..].to_vec()));
     }
     fitted(&COLUMNS[from..], rows, Narrow::spare(&["SERVER"]).prose(), indent, look)
 }
 
-fn row(client: &MpsClient, label: &str, look: &Appearance) -> [String; 6] {
+fn row(client: &MpsClient, target: &str, look: &Appearance) -> [String; 6] {
     let user = user(client.user.as_ref(), client.uid, look);
     // If the user may not see the client, show only that it belongs to another user.
     let command = match (&client.command, client.pid) {
@@ -71,7 +71,7 @@ fn row(client: &MpsClient, label: &str, look: &Appearance) -> [String; 6] {
         None => "none".to_owned(),
     };
     [
-        label.to_owned(),
+        target.to_owned(),
         client.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         user.unwrap_or_else(|| NONE.to_owned()),
         lease,

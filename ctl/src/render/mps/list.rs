@@ -10,7 +10,7 @@ use super::{
 use crate::render::{
     Appearance,
     appearance::{NOTE, QUIET, pad, paint, width},
-    listing::Listing,
+    listing::{Listing, widened},
     table::{Align, Narrow},
 };
 
@@ -37,7 +37,7 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -
         let in_force = daemon.in_force.as_ref();
         let (bar, figures) = granted_bar(daemon, bar_columns(look), look);
         vec![
-            label(daemon, look),
+            displayed_argument(daemon, look),
             paint_words(style, word),
             of_how_many(daemon),
             bar,
@@ -62,7 +62,14 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -
             out += &(paint(NOTE, &line) + "\n");
         }
     }
-    Listing::new(&columns, daemons.iter().map(row).collect(), narrow, look)
+    let (columns, rows) = widened(
+        &columns,
+        daemons.iter().map(row).collect(),
+        daemons,
+        &[("SHORT NAME", &|one| look.clean(&one.target)), ("UUID", &|one| look.clean(&one.uuid))],
+        look,
+    );
+    Listing::new(&columns, rows, narrow, look)
         .names(daemons.iter().map(|daemon| displayed_argument(daemon, look)))
         .uuids(daemons.iter().map(|daemon| daemon.uuid.clone()))
         .after(&out)
@@ -94,14 +101,23 @@ pub(crate) fn of<'a>(gpu: &Gpu, daemons: &'a [MpsDaemon]) -> Vec<&'a MpsDaemon> 
     its
 }
 
-/// Draws a line for each daemon, with its notes. If `lines` is false, draws only daemons that have
-/// notes.
-pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &Appearance) -> Vec<String> {
-    let margin = " ".repeat(indent);
-    let place = |daemon: &MpsDaemon| match &daemon.device {
+fn place(daemon: &MpsDaemon, look: &Appearance) -> String {
+    match &daemon.device {
         Some(device) => format!("MPS {}", look.clean(device)),
         None => "MPS".to_owned(),
-    };
+    }
+}
+
+/// Draws only the notes of each daemon.
+pub(crate) fn notes_below(daemons: &[&MpsDaemon], indent: usize, look: &Appearance) -> Vec<String> {
+    let margin = " ".repeat(indent);
+    daemons.iter().flat_map(|daemon| notes(daemon, &format!("{margin}! {}: ", place(daemon, look)), look)).collect()
+}
+
+/// Draws a line for each daemon, with its notes.
+pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, look: &Appearance) -> Vec<String> {
+    let margin = " ".repeat(indent);
+    let place = |daemon: &MpsDaemon| place(daemon, look);
     let at = daemons.iter().map(|daemon| width(&place(daemon))).max().unwrap_or(0);
     let words = daemons.iter().map(|daemon| width(state(daemon.state).0)).max().unwrap_or(0);
     // Leave out the word on a narrow terminal.
@@ -109,20 +125,18 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &A
     let mut out = Vec::new();
     for daemon in daemons {
         let notes = notes(daemon, &format!("{margin}! {}: ", place(daemon)), look);
-        if lines || !notes.is_empty() {
-            let (word, style) = state(daemon.state);
-            let clients = format!("{} clients", of_how_many(daemon));
-            let user = current_user(daemon, look).map_or_else(String::new, |user| format!("  {user}"));
-            let (bar, figures) = granted_bar(daemon, bar_columns(look), look);
-            let line = format!(
-                "{margin}{}  {}  {}  {bar} {figures:>8}{leased}{}",
-                paint(QUIET, &pad(&place(daemon), at)),
-                paint(style, &pad(word, words)),
-                pad(&clients, "48/48 clients".len()),
-                look.fit(&user, 18)
-            );
-            out.push(line.trim_end().to_owned());
-        }
+        let (word, style) = state(daemon.state);
+        let clients = format!("{} clients", of_how_many(daemon));
+        let user = current_user(daemon, look).map_or_else(String::new, |user| format!("  {user}"));
+        let (bar, figures) = granted_bar(daemon, bar_columns(look), look);
+        let line = format!(
+            "{margin}{}  {}  {}  {bar} {figures:>8}{leased}{}",
+            paint(QUIET, &pad(&place(daemon), at)),
+            paint(style, &pad(word, words)),
+            pad(&clients, "48/48 clients".len()),
+            look.fit(&user, 18)
+        );
+        out.push(line.trim_end().to_owned());
         out.extend(notes);
     }
     out

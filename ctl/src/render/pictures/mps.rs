@@ -20,7 +20,7 @@ fn targets_as_a_table() {
     assert!(text.is_ascii(), "{text}");
     let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let lines = fixtures::plain(list::list(&all, &[], &pipe).text());
-    assert!(all.iter().all(|one| lines.lines().any(|line| line.starts_with(&mps::label(one, &pipe)))), "{lines}");
+    assert!(all.iter().all(|one| lines.lines().any(|line| line.starts_with(&mps::argument(one)))), "{lines}");
     // The list of a target without problems has only a heading and one line.
     assert_eq!(list::list(&[fixtures::mps::daemon(0)], &[], &pipe).text().lines().count(), 2);
     let look = fixtures::look(80, UTF8);
@@ -164,7 +164,7 @@ fn processes_as_a_table() {
     assert_eq!(processes::list(&none, false, &look).text(), "No process uses a GPU.\n");
     let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let text = fixtures::plain(processes::list(&all, false, &pipe).text());
-    let rows = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit() || c == 'G'));
+    let rows = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit() || c == 'G' || c == 'T'));
     assert_eq!(rows.count(), 1 + all.processes.len() + 1, "a line a process, the heading, the foot:\n{text}");
     assert!(text.contains("/srv/imagenet"), "nothing is cut:\n{text}");
 }

@@ -10,7 +10,7 @@ fn status_of_a_mixed_host() {
     assert_snapshot!("status-ascii", drawn(&shown, false, &fixtures::look(80, Charset::Ascii)));
     assert_snapshot!("status-brief", drawn(&shown, true, &fixtures::look(80, UTF8)));
     // Even on a wide terminal, the numbers of the GPUs must be right above their drawing.
-    let wide = drawn(&shown, true, &fixtures::look(200, UTF8));
+    let wide = drawn(&shown, false, &fixtures::look(200, UTF8));
     let edge = |part: &str| wide.lines().filter(|line| line.contains(part)).map(appearance::width).max().unwrap();
     assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
 }
@@ -90,6 +90,17 @@ fn status_of_eight_gpus_cut_into_seven() {
     let shown = fixtures::status(fixtures::full(), true);
     assert_snapshot!("status-full-80", drawn(&shown, false, &fixtures::look(80, UTF8)));
     assert_snapshot!("status-full-brief-120", drawn(&shown, true, &fixtures::look(120, UTF8)));
+}
+
+#[test]
+fn brief_status_has_one_line_for_each_gpu() {
+    let mut gpus = fixtures::full();
+    // Different rules, so that no GPUs are drawn together.
+    gpus.iter_mut().enumerate().for_each(|(at, gpu)| gpu.rule = Some(format!("rule-{at}")));
+    let number = gpus.len();
+    let text = drawn(&fixtures::status(gpus, false), true, &fixtures::look(120, UTF8));
+    assert_eq!(text.lines().count(), number + 2, "{text}");
+    assert!(text.contains("3/7 in use  11.8/140.4 GiB"), "{text}");
 }
 
 #[test]

@@ -148,7 +148,7 @@ fn refusal_names_the_largest_free_size() {
     let refused = |host: Host, share: RequestedShare, count: usize| {
         let wanted = wanted(share, count);
         let error = place(&host, &wanted, PlacementPolicy::Pack).unwrap_err().error(&wanted);
-        (error.causes.join("; "), error.hint.unwrap())
+        (error.causes.join("; "), error.hint.unwrap_or_default())
     };
     let (why, hint) = refused(Host { gpus: vec![mps(0, 900, None), mps(1, 755, None)] }, some_mps("50"), 1);
     assert!(why.contains("GPU 1 has the most free capacity: 24.5 %"), "{why}");
@@ -303,7 +303,10 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
         error.causes,
         ["GPU 0 is not in mode `mig`, which its rule requires", "the config does not manage GPU 1"]
     );
-    assert_eq!(error.hint.as_deref(), Some("ask an administrator to run `gpushctl apply 0`"));
+    assert_eq!(
+        error.hint.as_deref(),
+        Some("to bring the GPUs to the mode of their rules: `gpushctl apply 0` (administrator)")
+    );
     assert_eq!(refused(&all[1..]).hint.as_deref(), Some("choose other GPUs: `gpushctl status` shows the modes"));
 }
 
