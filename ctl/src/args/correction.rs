@@ -180,6 +180,8 @@ fn without_dashes(line: &Line<'_>) -> Vec<Vec<String>> {
     // A word after an option may be the value of the option, so try the other words first.
     let after_option = |position: &&usize| line.words[**position - 1].starts_with('-');
     let (values, others): (Vec<&usize>, Vec<&usize>) = line.named.iter().skip(1).partition(after_option);
+    // A number after an option is its value, as in `--mps 25`.
+    let values = values.into_iter().filter(|at| !line.words[**at].starts_with(|c: char| c.is_ascii_digit()));
     others.into_iter().chain(values).map(|position| at(*position)).collect()
 }
 
@@ -322,7 +324,7 @@ mod tests {
 
     #[test]
     fn nothing_is_suggested_without_a_command_that_parses() {
-        for typed in ["bogus", "mps start", "mig apply 1g.10gb x y", "gpu drain", "lease renew L17"] {
+        for typed in ["bogus", "run --mps 25", "mps start", "mig apply 1g.10gb x y", "gpu drain", "lease renew L17"] {
             assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
         }
     }

@@ -15,7 +15,7 @@ use super::{
     appearance::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
     bar,
     lease::below as lease,
-    mps::list as mps,
+    mps::{list as mps, of_how_many},
     overrides, process_names,
     slices::{self, Use},
     status::gpu_numbers,
@@ -127,13 +127,11 @@ pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     heading_with(gpu, others, "", look)
 }
 
-/// Draws the line of a GPU for `--brief`: its heading, with how many instances are in use.
-fn brief_heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
-    heading_with(gpu, others, &usage(gpu), look)
-}
-
-/// Returns how a GPU is used, for `--brief`.
-pub(crate) fn usage(gpu: &Gpu) -> String {
+/// Returns how a GPU is used, for `--brief`. `daemons` are its MPS daemons.
+pub(crate) fn usage(gpu: &Gpu, daemons: &[&MpsDaemon]) -> String {
+    if let Some(daemon) = daemons.iter().find(|daemon| daemon.device.is_none()) {
+        return format!("{} clients", of_how_many(daemon));
+    }
     if gpu.state == GpuState::Lost {
         return String::new();
     }
@@ -436,9 +434,10 @@ fn unexplained(state: GpuState) -> &'static str {
 }
 
 /// Replaces the heading of a GPU by a heading for several GPUs that are drawn together.
-pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[&Gpu], brief: bool, look: &Appearance) {
+/// `usage` is shown before the memory.
+pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) {
     if let Some(first) = block.first_mut().filter(|_| !others.is_empty()) {
-        *first = if brief { brief_heading(gpu, others, look) } else { heading(gpu, others, look) };
+        *first = heading_with(gpu, others, usage, look);
     }
 }
 
@@ -476,7 +475,7 @@ pub(crate) fn block(gpu: &Gpu, rows: &[Row], users: &Users<'_>, columns: Columns
 
 /// Draws a GPU in one line, with a further line for each note.
 pub(crate) fn brief_block(gpu: &Gpu, users: &Users<'_>, look: &Appearance) -> Vec<String> {
-    let mut out = vec![brief_heading(gpu, &[], look)];
+    let mut out = vec![heading_with(gpu, &[], &usage(gpu, &users.daemons), look)];
     out.extend(mps::notes_below(&users.daemons, INDENT, look));
     out.extend(notes(gpu, look));
     out

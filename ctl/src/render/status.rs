@@ -58,6 +58,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
         let users = gpu::Users { daemons: mps::of(gpu, &status.mps), leases: &status.leases };
         if brief { gpu::brief_block(gpu, &users, look) } else { gpu::block(gpu, rows, &users, columns, look) }
     };
+    let usage = |gpu: &Gpu| if brief { gpu::usage(gpu, &mps::of(gpu, &status.mps)) } else { String::new() };
     let mut groups: Vec<Group<'_>> = Vec::new();
     for (gpu, rows) in status.gpus.iter().zip(&rows) {
         let common: Vec<gpu::Row> = rows.iter().map(gpu::Row::without_uuid).collect();
@@ -66,7 +67,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
             !with_sensors
                 && gpu::is_alike(group.first, gpu)
                 && (brief || gpu::has_same_memory(group.first, gpu))
-                && gpu::usage(group.first) == gpu::usage(gpu)
+                && usage(group.first) == usage(gpu)
                 && group.block[1..] == block[1..]
         };
         match groups.iter_mut().find(is_same) {
@@ -79,7 +80,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
     }
     for Group { first: gpu, rows, block, others } in groups {
         let mut block = if others.is_empty() { drawn(gpu, rows) } else { block };
-        gpu::group(&mut block, gpu, &others, brief, look);
+        gpu::group(&mut block, gpu, &others, &usage(gpu), look);
         if with_sensors {
             let line = format!("{}{}", " ".repeat(gpu::INDENT), sensors::line(&gpu.sensors));
             block.insert(1, paint(QUIET, &line));

@@ -96,7 +96,7 @@ fn status_requests_mps_only_if_a_gpu_uses_it() {
     let host = Host::new();
     let agent = whole(&host, Mode::Mps, shared);
     let text = host.run(&["status", "--brief", "--gpu", "0"]);
-    assert!(text.contains("MPS  ready  2/48 clients") && text.contains("25/100% leased  alice"), "{text}");
+    assert!(text.contains("mps (shared)") && text.contains("2/48 clients  0.0/80.0 GiB"), "{text}");
     assert_eq!(agent.asked(), ["GET /v1/version", "GET /v1/health", "GET /v1/gpus", "GET /v1/mps", "GET /v1/leases"]);
     let document: serde_json::Value =
         serde_json::from_slice(&host.command(&["status", "--json"]).output().unwrap().stdout).unwrap();
