@@ -156,14 +156,14 @@ Fails while an instance or the GPU is in use, and then changes nothing. With
 --wait, gpushd disables MIG mode when the GPU is idle. Afterwards, programs use
 the whole GPU.
 
-If the rule of the GPU has mode `mig`, `mig off` makes an override: MIG mode
-stays disabled, also after a reboot, until the override expires or is cleared.
-`gpushctl config overrides clear 2 && gpushctl apply 2` applies the layout of
-the rule again. On a GPU without a rule, use `gpushctl mig on 2`.
+`mig off` makes no override. If the rule of the GPU has mode `mig`, the change
+counts as drift: gpushd enables MIG mode again after a reboot, and within about
+a minute if `auto_reconcile` is set. `gpushctl apply 2` applies the rule at
+once. To keep MIG mode disabled, change the rule. On a GPU without a rule,
+`gpushctl mig on 2` enables MIG mode again.
 
 Examples:
-  gpushctl mig off 2
-  gpushctl mig off 2 --expires 8h --reason 'whole GPU for a benchmark'")]
+  gpushctl mig off 2")]
     Off {
         #[command(flatten)]
         which: SomeGpus,
