@@ -164,7 +164,7 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             (
                 Code::DriverError,
                 "is cordoned because the driver reported a fault",
-if is_off_bus {
+                if is_off_bus {
                     format!(
                         "{}; then uncordon it with `gpushctl gpu uncordon {index}` (administrator)",
                         gpush_api::LOST_GPU_HINT

@@ -85,7 +85,7 @@ fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &s
     let told = || format!("{what}: {operation:?}\n{}", agent.log());
     match operation.state {
         OperationState::Done => assert_eq!(now, after, "{}", told()),
-        OperationState::RolledBack => {
+        OperationState::RolledBack | OperationState::NotStarted => {
             assert_eq!(now, before, "{}", told());
             assert!(operation.error.is_some(), "{}", told());
         }

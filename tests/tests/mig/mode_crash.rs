@@ -90,7 +90,7 @@ impl Tally {
         let [before, wanted] = layouts;
         let stands = match operation.state {
             OperationState::Done => wanted,
-            OperationState::RolledBack => before,
+            OperationState::RolledBack | OperationState::NotStarted => before,
             OperationState::Queued
             | OperationState::Waiting
             | OperationState::Running

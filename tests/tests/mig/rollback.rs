@@ -39,6 +39,7 @@ fn check(host: &Host, agent: &Agent, operation: &Operation, before: &[String], a
         | OperationState::Running
         | OperationState::Cancelling
         | OperationState::Interrupted
+        | OperationState::NotStarted
         | OperationState::Failed => {
             panic!("{operation:?}\n{}", agent.log())
         }
