@@ -282,7 +282,7 @@ impl Record for UndoRow {
 #[cfg(test)]
 mod tests {
     use gpush_api::OperationState::{
-        self, Cancelling, Done, Failed, Interrupted, NotStarted, Queued, RolledBack, Running, Waiting,
+        self, Cancelling, Done, Failed, Interrupted, NotStarted, Queued, Running, Waiting,
     };
 
     use super::may_become;
