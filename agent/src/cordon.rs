@@ -4,7 +4,7 @@
 //! changes nothing in the driver, so gpushd needs no operation for it. [`crate::state`] handles the
 //! cordons that gpushd sets itself.
 
-use gpush_api::{ApiError, Change as Told};
+use gpush_api::{ApiError, Change as Reported};
 use gpush_store::{ConditionKind, NewCondition, Scope};
 
 use crate::{
@@ -32,8 +32,8 @@ pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, reque
         by: Some(request.by.clone()),
     };
     tracing::info!(gpu = uuid, uid = request.by.uid, "cordoned: {}", new.reason);
-    let told = change_event("gpu.cordon", &uuid, &request);
-    commits.change(Change::Set(new), told, request.recorded("gpu.cordon", uuid)).await
+    let reported = change_event("gpu.cordon", &uuid, &request);
+    commits.change(Change::Set(new), reported, request.recorded("gpu.cordon", uuid)).await
 }
 
 /// Clears all cordons of a GPU.
@@ -43,12 +43,12 @@ pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, reque
 pub(crate) async fn clear(commits: &Commits, uuid: String, request: Request) -> Result<(), ApiError> {
     let change = Change::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Cordon, None);
     tracing::info!(gpu = uuid, uid = request.by.uid, "uncordoned");
-    let told = change_event("gpu.uncordon", &uuid, &request);
-    commits.change(change, told, request.recorded("gpu.uncordon", uuid)).await
+    let reported = change_event("gpu.uncordon", &uuid, &request);
+    commits.change(change, reported, request.recorded("gpu.uncordon", uuid)).await
 }
 
-fn change_event(action: &str, uuid: &str, request: &Request) -> Told {
-    Told {
+fn change_event(action: &str, uuid: &str, request: &Request) -> Reported {
+    Reported {
         action: action.to_owned(),
         object: uuid.to_owned(),
         by: Some(request.by.clone()),

@@ -14,7 +14,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Change as Told, Code, Maintenance};
+use gpush_api::{ApiError, Change as Reported, Code, Maintenance};
 use gpush_core::lease::usage;
 use gpush_nvml::Hardware;
 use gpush_store::{ConditionKind, NewCondition, Scope};
@@ -209,8 +209,8 @@ fn leased(attempt: &str, leases: &LeaseTable, resets: &[String]) -> Option<ApiEr
     Some(ApiError { causes, ..ApiError::new(Code::Blocked, message).hint(hint).retryable() })
 }
 
-fn change_event(action: &str, request: &Request, resets: &[String]) -> Told {
-    Told {
+fn change_event(action: &str, request: &Request, resets: &[String]) -> Reported {
+    Reported {
         action: action.to_owned(),
         object: host(),
         by: Some(request.by.clone()),

@@ -206,7 +206,7 @@ mod tests {
         let mut seen = DriverSeen::default();
         let gone =
             Status { worker: None, failure: Some(DriverError::new(ErrorKind::LibraryNotFound, "x")), ..serving("1") };
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for status in [
             Status::default(),
             serving("1"),
@@ -219,12 +219,12 @@ mod tests {
             serving("1"),
             serving("2"),
         ] {
-            told.push(seen.difference(&status).map_or_else(String::new, |change| {
+            reported.push(seen.difference(&status).map_or_else(String::new, |change| {
                 format!("{:?} > {:?}", change.before, change.driver.map(|driver| driver.version))
             }));
         }
         assert_eq!(
-            told,
+            reported,
             [
                 "",
                 "None > Some(\"1\")",

@@ -151,7 +151,7 @@ exit $rc
 
     /// Returns the environment that a hook received.
     #[must_use]
-    pub fn told(&self, name: &str) -> String {
+    pub fn reported(&self, name: &str) -> String {
         fs::read_to_string(Path::new(&self.file(name))).unwrap_or_default()
     }
 }

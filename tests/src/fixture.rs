@@ -45,10 +45,10 @@ pub struct MigFixture {
 }
 
 impl Fixture {
-    /// Creates a fixture from a reading. `told` has the GPU instance profiles for which the driver
+    /// Creates a fixture from a reading. `reported` has the GPU instance profiles for which the driver
     /// reported compute instance profiles.
     #[must_use]
-    pub fn of(driver: &gpush_api::Driver, reading: &Reading, told: &[u32]) -> Self {
+    pub fn of(driver: &gpush_api::Driver, reading: &Reading, reported: &[u32]) -> Self {
         let mig = reading.mig.as_ref().map(|mig| MigFixture {
             memory_slices: mig.memory_slices,
             compute_slices: mig.compute_slices,
@@ -56,7 +56,7 @@ impl Fixture {
                 .profiles
                 .iter()
                 .map(|profile| {
-                    let compute = if told.contains(&profile.id) { profile.compute.clone() } else { Vec::new() };
+                    let compute = if reported.contains(&profile.id) { profile.compute.clone() } else { Vec::new() };
                     GpuProfile { remaining: None, compute, ..profile.clone() }
                 })
                 .collect(),

@@ -164,7 +164,7 @@ impl Host {
     pub fn process(&self, place: &str) -> u32 {
         let words: Vec<&str> = ["add", "--spawn"].into_iter().chain(place.split_whitespace()).collect();
         let output = self.sim("process", &words);
-        output.trim().parse().unwrap_or_else(|_| panic!("gpush-sim process add --spawn said {output:?}"))
+        output.trim().parse().unwrap_or_else(|_| panic!("gpush-sim process add --spawn printed {output:?}"))
     }
 
     /// Ends a process that [`Host::process`] started.

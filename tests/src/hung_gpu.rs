@@ -10,7 +10,7 @@ use gpush_api::{MpsState, OperationState};
 use serde_json::json;
 
 use crate::{
-    agent::{Agent, truth},
+    agent::{Agent, real_layout},
     host::{Host, program},
     mps::{act, reaches},
 };
@@ -69,7 +69,7 @@ fn commands<'a>(host: &'a Host, agent: &'a Agent) -> Vec<Command<'a>> {
             Box::new(move |round| {
                 let layout = if round % 2 == 0 { "1g.10gb" } else { "7g.80gb" };
                 assert_eq!(agent.apply(&["2"], &[layout]).state, OperationState::Done);
-                assert_eq!(truth(host, 2).len(), 1);
+                assert_eq!(real_layout(host, 2).len(), 1);
             }),
         ),
         (

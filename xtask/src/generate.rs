@@ -120,14 +120,14 @@ fn config_page(example: &str) -> String {
 }
 
 fn output(command: &mut Command) -> Result<String> {
-    let said = command.stdin(Stdio::null()).output();
+    let printed = command.stdin(Stdio::null()).output();
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     let line = format!("`{} {}`", command.get_program().to_string_lossy(), words.join(" "));
-    let said = said.with_context(|| format!("cannot run {line}"))?;
-    if !said.status.success() {
-        bail!("{line} failed ({}) {}", said.status, String::from_utf8_lossy(&said.stderr).trim());
+    let printed = printed.with_context(|| format!("cannot run {line}"))?;
+    if !printed.status.success() {
+        bail!("{line} failed ({}) {}", printed.status, String::from_utf8_lossy(&printed.stderr).trim());
     }
-    let text = String::from_utf8(said.stdout).with_context(|| format!("{line} printed no UTF-8"))?;
+    let text = String::from_utf8(printed.stdout).with_context(|| format!("{line} printed no UTF-8"))?;
     Ok(if text.is_empty() || text.ends_with('\n') { text } else { format!("{text}\n") })
 }
 

@@ -47,7 +47,7 @@ enum Task {
 }
 
 /// Prints the summary of a finished task.
-fn told(sentence: anyhow::Result<String>) -> anyhow::Result<bool> {
+fn reported(sentence: anyhow::Result<String>) -> anyhow::Result<bool> {
     println!("{}", sentence?);
     Ok(true)
 }
@@ -59,10 +59,10 @@ fn main() -> ExitCode {
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Soak(arguments) => soak::run(&arguments),
         Task::Package(arguments) => package::run(&arguments),
-        Task::Openapi(arguments) => told(generate::openapi(&arguments)),
-        Task::ReleaseBaseline => told(compatibility::write()),
-        Task::Man(arguments) => told(generate::man(&arguments)),
-        Task::Completions(arguments) => told(generate::completions(&arguments)),
+        Task::Openapi(arguments) => reported(generate::openapi(&arguments)),
+        Task::ReleaseBaseline => reported(compatibility::write()),
+        Task::Man(arguments) => reported(generate::man(&arguments)),
+        Task::Completions(arguments) => reported(generate::completions(&arguments)),
         Task::Arrows(arguments) => arrows::run(&arguments).and_then(|arrows| {
             println!("{arrows}\ntree is clean: {}\n{}\n{}", tree::check()?, links::check()?, names::check()?);
             Ok(true)

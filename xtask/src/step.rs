@@ -215,7 +215,7 @@ fn tells(line: &str) -> bool {
 /// Prints the output of a failed step, without the output of successful tests.
 fn print_failure(path: &std::path::Path) -> Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    println!("┄┄ what it said");
+    println!("┄┄ its output");
     let mut in_success = false;
     for line in text.lines() {
         match line {

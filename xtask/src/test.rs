@@ -48,10 +48,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     }
     let mut steps = vec![
         cargo("format", &["fmt", "--all", "--check"], verbose),
-        step::check("arrows", || said(arrows::check())),
-        step::check("tree", || said(tree::check())),
-        step::check("compatibility", || said(compatibility::check())),
-        step::check("links", || said(links::check())),
+        step::check("arrows", || printed(arrows::check())),
+        step::check("tree", || printed(tree::check())),
+        step::check("compatibility", || printed(compatibility::check())),
+        step::check("links", || printed(links::check())),
         cargo("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], verbose),
     ];
     if arguments.quick {
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
             let gpu = Command::new(workspace::root().join("tests/gpu/run"));
             steps.push(step::run("a real GPU", gpu, verbose));
             let programs = Build::Debug.folder();
-            steps.push(step::check("man pages, completions", || said(generate::make_all(&programs))));
+            steps.push(step::check("man pages, completions", || printed(generate::make_all(&programs))));
             // New users run the demo first, because the README names it.
             steps.push(demo(&programs, verbose));
         } else {
@@ -136,7 +136,7 @@ fn check_budgets(steps: &mut Vec<Step>, whole: Duration) {
 }
 
 /// Prints the summary of a check. If the check returned an error, the step fails.
-fn said(result: Result<String>) -> Result<Outcome> {
+fn printed(result: Result<String>) -> Result<Outcome> {
     println!("{}", result?);
     Ok(Outcome::Passed)
 }
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(count(&step(Outcome::Passed, some)), some);
         assert_eq!(count(&step(Outcome::Passed, none)).passed, 1);
         assert_eq!(count(&step(Outcome::Skipped("why".into()), none)).skipped, 1);
-        let said_so = Step { skipped: vec!["no GPU".into()], ..step(Outcome::Passed, none) };
-        assert_eq!(count(&said_so), TestCount { skipped: 1, ..none });
+        let skip_reported = Step { skipped: vec!["no GPU".into()], ..step(Outcome::Passed, none) };
+        assert_eq!(count(&skip_reported), TestCount { skipped: 1, ..none });
     }
 }

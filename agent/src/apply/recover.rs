@@ -188,8 +188,8 @@ impl Recovery {
             let id = ongoing.id();
             tracing::warn!(operation = id, "cannot record that operation {id} was interrupted: {error}");
         }
-        for told in self.executor.mig.host_services.helpers.adopt(&ongoing.id()).await {
-            ongoing.note(told);
+        for reported in self.executor.mig.host_services.helpers.adopt(&ongoing.id()).await {
+            ongoing.note(reported);
         }
         let Some(read) = self.read(&left.intent.gpus).await else { return };
         let whole: Option<Vec<Arc<Reading>>> = read.iter().map(|read| read.as_ref().ok().cloned()).collect();

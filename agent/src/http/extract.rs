@@ -154,10 +154,10 @@ mod tests {
         let read = |text: &str| serde_json::from_str::<Object<MpsActionRequest>>(text).map(|Object(read)| read);
         assert!(read("{\"force\": true}").unwrap().force && !read("{}").unwrap().force);
         for text in ["[true]", "[]", "true", "null", "\"force\""] {
-            let told = read(text).unwrap_err().to_string();
-            assert!(told.contains("expected an object"), "{text}: {told}");
+            let reported = read(text).unwrap_err().to_string();
+            assert!(reported.contains("expected an object"), "{text}: {reported}");
         }
-        let told = read("{\n \"farce\": true}").unwrap_err().to_string();
-        assert!(told.contains("farce") && told.contains("line 2"), "{told}");
+        let reported = read("{\n \"farce\": true}").unwrap_err().to_string();
+        assert!(reported.contains("farce") && reported.contains("line 2"), "{reported}");
     }
 }

@@ -267,13 +267,13 @@ fn admit(
 /// Sends a refusal without reading the request. Then reads and discards input until the peer closes the connection. If
 /// gpushd closed it first, the kernel could drop the answer.
 async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
-    let said = async {
+    let message = async {
         let _ = stream.write_all(&answer).await;
         let _ = stream.shutdown().await;
         let mut sink = [0; 4096];
         while stream.read(&mut sink).await.is_ok_and(|length| length > 0) {}
     };
-    let _ = tokio::time::timeout(REFUSAL, said).await;
+    let _ = tokio::time::timeout(REFUSAL, message).await;
 }
 
 async fn connection(

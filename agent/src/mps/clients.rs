@@ -151,7 +151,7 @@ pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Report) -> Vec<St
         Some(person) => format!("{} waits: {why}", person.describe(pid)),
         None => format!("a client waits: {why}"),
     };
-    let mut told: Vec<String> = pids.into_iter().map(sentence).collect();
-    told.dedup();
-    told
+    let mut reported: Vec<String> = pids.into_iter().map(sentence).collect();
+    reported.dedup();
+    reported
 }

@@ -443,10 +443,10 @@ impl Operations {
 
     /// Records the end of an operation that is in memory.
     async fn end(&self, id: OperationId, state: OperationState, error: Option<ApiError>) -> Result<(), StoreError> {
-        let told = self.active().get(&id).map_or(0, |live| live.watch.borrow().revision);
+        let reported = self.active().get(&id).map_or(0, |live| live.watch.borrow().revision);
         let written = self.store().write_ending(move |tx| {
             tx.end(id, state, error.clone())?;
-            tx.raise_revision(id, told + 1).map(|_| ())
+            tx.raise_revision(id, reported + 1).map(|_| ())
         });
         written.await
     }

@@ -9,13 +9,13 @@ use gpush_api::{ApiError, GpuPlan};
 struct GpuMention {
     index: u32,
     uuid: String,
-    told: bool,
+    reported: bool,
 }
 
 /// Returns the error with each GPU of `plans` named in full only once.
 pub(crate) fn once(mut error: ApiError, plans: &[GpuPlan]) -> ApiError {
-    let name = |plan: &GpuPlan| GpuMention { index: plan.gpu, uuid: plan.uuid.clone(), told: plan.uuid.is_empty() };
-    let mut names: Vec<GpuMention> = plans.iter().map(name).filter(|name| !name.told).collect();
+    let name = |plan: &GpuPlan| GpuMention { index: plan.gpu, uuid: plan.uuid.clone(), reported: plan.uuid.is_empty() };
+    let mut names: Vec<GpuMention> = plans.iter().map(name).filter(|name| !name.reported).collect();
     shorten_error(&mut error, &mut names);
     error
 }
@@ -38,11 +38,11 @@ fn shorten_sentence(sentence: &mut String, names: &mut [GpuMention]) {
 
 /// Shortens a GPU's name in a sentence, unless this is its first mention.
 fn shorten(sentence: &str, name: &mut GpuMention) -> String {
-    let GpuMention { index, uuid, told } = name;
+    let GpuMention { index, uuid, reported } = name;
     let (index, full) = (format!("GPU {index}"), format!("GPU {index} ({uuid})"));
     // If an earlier sentence has named the GPU, remove the UUID at the start of a driver's message.
     let sentence = match sentence.strip_prefix(&format!("{uuid}: ")) {
-        Some(rest) if *told => rest,
+        Some(rest) if *reported => rest,
         Some(_) | None => sentence,
     };
     let mut out = String::new();
@@ -57,9 +57,9 @@ fn shorten(sentence: &str, name: &mut GpuMention) -> String {
         }
         let short = |text: &str| text.replace(&full, &index).replace(uuid.as_str(), &index);
         let first = [full.as_str(), uuid.as_str()].into_iter().filter_map(|name| Some((part.find(name)?, name.len())));
-        match first.min().filter(|_| !*told) {
+        match first.min().filter(|_| !*reported) {
             Some((at, length)) => {
-                *told = true;
+                *reported = true;
                 out += &format!("{}{full}{}", &part[..at], short(&part[at + length..]));
             }
             None => out += &short(part),

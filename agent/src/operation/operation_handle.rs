@@ -72,9 +72,9 @@ impl OperationHandle {
     /// Changes the operation and notifies its watchers. If `change` returns `Some`, also publishes an event.
     fn update(&self, change: impl FnOnce(&mut Operation) -> Option<EventNote>) {
         self.watch.send_modify(|operation| {
-            let told = change(operation);
+            let reported = change(operation);
             operation.revision += 1;
-            if let Some(EventNote { note }) = told {
+            if let Some(EventNote { note }) = reported {
                 self.operations.0.events.publish(wire::event(operation, note));
             }
         });
@@ -89,8 +89,8 @@ impl OperationHandle {
             change(progress);
             // Publish no event when a step ends, because the next step begins at once and publishes one.
             let plan = operation.plans.get(position).map(std::slice::from_ref).unwrap_or_default();
-            let told = |error| wire::bounded(naming::once(error, plan), wire::FEW_CAUSES);
-            progress.error = progress.error.take().map(told);
+            let reported = |error| wire::bounded(naming::once(error, plan), wire::FEW_CAUSES);
+            progress.error = progress.error.take().map(reported);
             let begins = progress.doing.is_some() && before.doing != progress.doing;
             let turns = (before.rolling_back, &before.error) != (progress.rolling_back, &progress.error);
             if (before.done, before.rolling_back, before.restored, &before.error)
@@ -116,8 +116,8 @@ impl OperationHandle {
 
     /// Replaces the error that only administrators see: why the operation waits or did not start.
     pub(crate) fn set_error_in_full(&self, error: Option<ApiError>) {
-        let told = |error| wire::bounded(naming::once(error, &self.snapshot().plans), wire::MOST_CAUSES);
-        *self.blocked.lock().unwrap_or_else(PoisonError::into_inner) = error.map(told);
+        let reported = |error| wire::bounded(naming::once(error, &self.snapshot().plans), wire::MOST_CAUSES);
+        *self.blocked.lock().unwrap_or_else(PoisonError::into_inner) = error.map(reported);
     }
 
     /// Returns the error that only administrators see.

@@ -121,12 +121,12 @@ impl AllowedFile {
             return None;
         }
         let message = format!("processes.allow: gpushd cannot see {}", self.path.display());
-        let mut told = ApiError::new(Code::ConfigInvalid, message).cause(error.to_string());
+        let mut reported = ApiError::new(Code::ConfigInvalid, message).cause(error.to_string());
         if is_hidden {
-            told =
-                told.cause(format!("gpushd's systemd unit hides these directories from gpushd: {}", HIDDEN.join(", ")));
+            reported = reported
+                .cause(format!("gpushd's systemd unit hides these directories from gpushd: {}", HIDDEN.join(", ")));
         }
-        Some(told.hint("move the program to another directory, or allow its user. Until then, gpushd does not end processes with this path"))
+        Some(reported.hint("move the program to another directory, or allow its user. Until then, gpushd does not end processes with this path"))
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) struct GpuSnapshot {
     /// The position in the config of the rule for the GPU.
     pub(crate) rule: Option<usize>,
     /// The fields that events report about the GPU. `changed` is empty.
-    pub(super) told: GpuChange,
+    pub(super) reported: GpuChange,
 }
 
 impl GpuSnapshot {
@@ -75,7 +75,7 @@ impl GpuSnapshot {
 
     /// Returns whether two snapshots differ in a field that events report.
     pub(crate) fn differs_from(&self, other: &Self) -> bool {
-        !std::ptr::eq(self, other) && self.told != other.told
+        !std::ptr::eq(self, other) && self.reported != other.reported
     }
 
     /// Returns a GPU with only its identity.
@@ -152,8 +152,8 @@ impl GpuSnapshot {
         }
         reasons.extend(held);
         gpu.reasons = reasons.iter().map(ToString::to_string).collect();
-        let told = event_fields(&gpu);
-        Self { gpu, reasons, rule, told }
+        let reported = event_fields(&gpu);
+        Self { gpu, reasons, rule, reported }
     }
 }
 

@@ -140,7 +140,7 @@ impl State {
             lanes: BTreeMap::new(),
             shared: BTreeSet::new(),
             levels: BTreeMap::new(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
             leases: Arc::new(LeaseTable::new(leases, created)),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
@@ -213,10 +213,10 @@ impl State {
         let mut next = known.snapshot(gpus, String::new(), before.changes);
         // Without a driver, GPUs cannot be compared. A separate event reports the loss of the driver.
         if next.driver.is_none() {
-            let told = &mut known.told;
+            let reported = &mut known.reported;
             for gpu in &next.gpus {
-                let Some(change) = difference(told.get(&gpu.gpu.uuid), &gpu.told) else { continue };
-                told.insert(gpu.gpu.uuid.clone(), gpu.told.clone());
+                let Some(change) = difference(reported.get(&gpu.gpu.uuid), &gpu.reported) else { continue };
+                reported.insert(gpu.gpu.uuid.clone(), gpu.reported.clone());
                 self.0.events.publish(EventPayload::Gpu(Box::new(change)));
                 next.changes += 1;
             }

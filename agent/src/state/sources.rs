@@ -71,7 +71,7 @@ pub(super) struct SnapshotSources {
     /// Time-slice levels as last read.
     pub(super) levels: BTreeMap<String, TimesliceView>,
     /// For each GPU, by UUID, the fields that the last event reported.
-    pub(super) told: BTreeMap<String, GpuChange>,
+    pub(super) reported: BTreeMap<String, GpuChange>,
     /// Leases that have not ended.
     pub(super) leases: Arc<LeaseTable>,
 }

@@ -82,15 +82,15 @@ fn two_gpus() -> (State, events::Cursor) {
 
 /// Returns the GPU events since the last call: index, state, changed aspects.
 fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>)> {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while let Next::Events(events) = cursor.poll() {
         for event in events {
             if let EventPayload::Gpu(change) = &event.what {
-                told.push((change.gpu, change.state, change.changed.clone()));
+                reported.push((change.gpu, change.state, change.changed.clone()));
             }
         }
     }
-    told
+    reported
 }
 
 pub(crate) fn cordon(uuid: &str) -> Change {
@@ -144,9 +144,9 @@ fn gpu_appears_unknown_and_is_ready_once_read() {
     list(&state, &[0]);
     assert!(state.now().driver.is_none());
     state.set_reading("GPU-0", good(reading(0)));
-    let told = gpu_events(&mut cursor);
+    let reported = gpu_events(&mut cursor);
     assert_eq!(
-        told,
+        reported,
         [(0, GpuState::Unknown, vec![GpuAspect::Appeared]), (0, GpuState::Ready, vec![GpuAspect::State]),]
     );
     assert_eq!(state.now().changes, 2);
@@ -263,8 +263,8 @@ fn operation_on_a_gpu_is_a_typed_reason_and_ends_with_the_lane() {
     state.set_lane(&uuids, Some(&holder(true)));
     assert!(state.now().gpus[0].is_changing());
     state.set_lane(&uuids, None);
-    let told: Vec<GpuState> = gpu_events(&mut cursor).into_iter().map(|(_, state, _)| state).collect();
-    assert_eq!(told, [GpuState::Changing, GpuState::Ready]);
+    let reported: Vec<GpuState> = gpu_events(&mut cursor).into_iter().map(|(_, state, _)| state).collect();
+    assert_eq!(reported, [GpuState::Changing, GpuState::Ready]);
 }
 
 #[test]
@@ -294,7 +294,11 @@ fn gpu_events_pause_while_there_is_no_driver() {
     assert!(state.now().driver.is_some());
     assert_eq!(gpu_events(&mut cursor), []);
     list(&state, &[0, 1]);
-    assert_eq!(gpu_events(&mut cursor), [(0, GpuState::Cordoned, vec![GpuAspect::State])], "told when it is back");
+    assert_eq!(
+        gpu_events(&mut cursor),
+        [(0, GpuState::Cordoned, vec![GpuAspect::State])],
+        "reported when the GPU is back"
+    );
 }
 
 #[test]

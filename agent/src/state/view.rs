@@ -131,12 +131,14 @@ pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
 
 /// Returns the error for a response that needs GPUs while gpushd cannot show any.
 pub(crate) fn no_driver(error: &DriverError) -> ApiError {
-    let said = error.to_api();
+    let message = error.to_api();
     if error.is_driver_unavailable() {
-        return said;
+        return message;
     }
     // Replace the code: what matters is that the driver does not answer now.
-    ApiError { code: Code::DriverUnavailable, ..said }.hint("see the log of gpushd: `journalctl -u gpushd`").retryable()
+    ApiError { code: Code::DriverUnavailable, ..message }
+        .hint("see the log of gpushd: `journalctl -u gpushd`")
+        .retryable()
 }
 
 /// Converts an override for the API. `gpu` is the index of the override's GPU.

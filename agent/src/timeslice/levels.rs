@@ -41,13 +41,13 @@ pub(super) async fn reconcile(
     setter: Setter,
 ) -> Vec<String> {
     let mut busy = Vec::new();
-    let Some(told) = list(timeslice, pace, aims).await else { return busy };
+    let Some(reported) = list(timeslice, pace, aims).await else { return busy };
     let mut set = Vec::new();
     for aim in aims {
-        let told = reported_level(timeslice, &told, aim);
-        let told = told.as_ref();
-        let before = store_level(timeslice, aim, told);
-        match timeslice_plan::level_action(aim.level(), told) {
+        let reported = reported_level(timeslice, &reported, aim);
+        let reported = reported.as_ref();
+        let before = store_level(timeslice, aim, reported);
+        match timeslice_plan::level_action(aim.level(), reported) {
             LevelAction::Nothing => mark_ok(timeslice, pace, aim).await,
             LevelAction::Set(now) => {
                 let turn = match setter {
@@ -71,28 +71,28 @@ pub(super) async fn reconcile(
     if set.is_empty() {
         return busy;
     }
-    let Some(told) = list(timeslice, pace, aims).await else { return busy };
+    let Some(reported) = list(timeslice, pace, aims).await else { return busy };
     for (aim, before, _turn) in set {
-        let told = reported_level(timeslice, &told, aim);
-        let told = told.as_ref();
-        match timeslice_plan::level_action(aim.level(), told) {
+        let reported = reported_level(timeslice, &reported, aim);
+        let reported = reported.as_ref();
+        match timeslice_plan::level_action(aim.level(), reported) {
             LevelAction::Nothing => {
                 log_change(timeslice, aim, before);
-                store_level(timeslice, aim, told);
+                store_level(timeslice, aim, reported);
                 mark_ok(timeslice, pace, aim).await;
             }
             LevelAction::Set(now) => {
-                store_level(timeslice, aim, told);
+                store_level(timeslice, aim, reported);
                 let why =
                     format!("nvidia-smi reported that the level `{}` was set, but the level is `{now}`", aim.level());
                 fail(timeslice, pace, aim, &error(aim, &why));
             }
             LevelAction::Unsupported => {
-                let before = store_level(timeslice, aim, told);
+                let before = store_level(timeslice, aim, reported);
                 unsupported(timeslice, pace, aim, before).await;
             }
             LevelAction::Unknown(why) => {
-                store_level(timeslice, aim, told);
+                store_level(timeslice, aim, reported);
                 fail(timeslice, pace, aim, &error(aim, &why));
             }
         }
@@ -104,23 +104,23 @@ pub(super) async fn reconcile(
 /// Otherwise a temporary fault of the driver would make gpushd forget a level that it has set.
 fn reported_level(
     timeslice: &Timeslice,
-    told: &[(GpuIdentifier, LevelReport)],
+    reported: &[(GpuIdentifier, LevelReport)],
     aim: &TimeslicedGpu,
 ) -> Option<LevelReport> {
     let uuid = &aim.gpu.uuid;
-    let told = level_of(told, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
+    let reported = level_of(reported, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
     let is_cut = aim.gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
-    Some(match told {
+    Some(match reported {
         LevelReport::Level(_) => {
             timeslice.prove(uuid);
-            told
+            reported
         }
         LevelReport::Unsupported
             if !is_cut && (timeslice.is_proven(uuid) || timeslice.shared_gpus.level(uuid).is_some()) =>
         {
             LevelReport::Failed(DOUBTED.to_owned())
         }
-        LevelReport::Unsupported | LevelReport::Failed(_) => told,
+        LevelReport::Unsupported | LevelReport::Failed(_) => reported,
     })
 }
 
@@ -131,10 +131,10 @@ async fn list(
     aims: &[TimeslicedGpu],
 ) -> Option<Vec<(GpuIdentifier, LevelReport)>> {
     match smi::list(timeslice).await {
-        Ok(told) => {
+        Ok(reported) => {
             pace.mark_ok(&TroubleSubject::Program);
             timeslice.clear_error(&TroubleSubject::Program);
-            Some(told)
+            Some(reported)
         }
         // Maintenance has begun meanwhile. gpushd already reports it elsewhere, so store no error.
         Err(_) if timeslice.state.maintenance().is_some() => None,
@@ -151,9 +151,9 @@ async fn list(
 }
 
 /// Stores the level of a time-sliced GPU. Returns the level that was stored before.
-fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, told: Option<&LevelReport>) -> Option<Level> {
+fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, reported: Option<&LevelReport>) -> Option<Level> {
     aim.policy.as_ref()?;
-    let level = match timeslice_plan::level_action(aim.level(), told) {
+    let level = match timeslice_plan::level_action(aim.level(), reported) {
         LevelAction::Nothing => Level::Known(aim.level()),
         LevelAction::Set(now) => Level::Known(now),
         LevelAction::Unsupported => Level::Unsupported(UNSUPPORTED.to_owned()),

@@ -39,9 +39,9 @@ pub(super) async fn adopt(timeslice: &Timeslice) {
 /// If the program cannot run, does not exit in time, or reports no GPU.
 pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(GpuIdentifier, LevelReport)>, ApiError> {
     let ended = run(timeslice, "list", vec!["-l".to_owned()]).await?;
-    let told = compute_policy::levels(&ended.output);
-    match (&ended.end, told.is_empty()) {
-        (End::Exited(_), false) => Ok(told),
+    let reported = compute_policy::levels(&ended.output);
+    match (&ended.end, reported.is_empty()) {
+        (End::Exited(_), false) => Ok(reported),
         (End::Exited(0), true) => Err(failed("its output lists no known GPU", &ended)),
         (
             end @ (End::Exited(_)
@@ -72,8 +72,8 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
         | End::Lost
         | End::Void
         | End::Hangs) => {
-            let told = compute_policy::levels(&ended.output);
-            match compute_policy::level_of(&told, gpu.index, &gpu.uuid, &gpu.pci) {
+            let reported = compute_policy::levels(&ended.output);
+            match compute_policy::level_of(&reported, gpu.index, &gpu.uuid, &gpu.pci) {
                 Some(LevelReport::Unsupported) => Err(NotSet::Unsupported),
                 Some(LevelReport::Failed(_) | LevelReport::Level(_)) | None => {
                     Err(NotSet::Failed(failed(&format!("it {end}"), &ended)))

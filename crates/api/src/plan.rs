@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_form_of_a_layout_is_read_and_another_is_told_with_them() {
+    fn each_form_of_a_layout_is_read_and_another_error_lists_them() {
         let read = |layout: &str| {
             serde_json::from_str::<PlanRequest>(&format!("{{\"layout_source\": {layout}}}"))
                 .map(|request| request.layout)

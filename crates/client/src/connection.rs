@@ -144,8 +144,8 @@ impl EarlierOutcome {
                 Err(Error::map_cause(doubt, error.error.message))
             }
             (Ok(answer), Self::Lost(doubt)) if is_passing(&answer) => {
-                let said = serde_json::from_slice::<ApiError>(&answer.body).map(|error| error.message);
-                Err(Error::map_cause(doubt, said.unwrap_or_default()))
+                let printed = serde_json::from_slice::<ApiError>(&answer.body).map(|error| error.message);
+                Err(Error::map_cause(doubt, printed.unwrap_or_default()))
             }
             (Err(error), Self::Refused(answer)) if matches!(error.kind, Kind::Connect | Kind::Lost) => Ok(answer),
             (last, Self::Nothing | Self::Lost(_) | Self::Refused(_)) => last,
@@ -456,7 +456,7 @@ fn source_of(error: &hyper::Error) -> String {
 mod tests {
     use super::*;
 
-    /// Fault: an error said `in 19.999200465s`.
+    /// Fault: an error named the time `in 19.999200465s`.
     #[test]
     fn time_limit_is_written_as_users_write_durations() {
         for (millis, text) in [(50, "0.05s"), (500, "0.5s"), (999, "1s"), (19_999, "20s"), (90_000, "1m30s")] {

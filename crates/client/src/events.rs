@@ -92,8 +92,8 @@ impl EventStream {
     /// [`Kind::Lost`] if the connection broke or was silent too long.
     pub async fn next(&mut self) -> Result<Option<ReceivedEvent>, Error> {
         loop {
-            if let Some(told) = self.parser.next() {
-                return Ok(Some(told));
+            if let Some(reported) = self.parser.next() {
+                return Ok(Some(reported));
             }
             let frame = match timeout(SILENCE, self.body.frame()).await {
                 Ok(None) => return Ok(None),
@@ -170,20 +170,20 @@ mod tests {
         let text = format!(
             "id: e-2\n\n: a comment\n\nid: e-3\nevent: xid\ndata: {xid}\n\nid: e-4\nevent: weather\ndata: {young}\n\nid: e-9\n\nid: e-10\n"
         );
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         // Parse the stream byte by byte: the result must not depend on how the bytes are divided.
         for byte in text.bytes() {
             parser.unread.push(byte);
             while let Some(one) = parser.next() {
-                told.push((one, parser.place.clone().unwrap()));
+                reported.push((one, parser.place.clone().unwrap()));
             }
         }
-        assert_eq!(told.len(), 2);
+        assert_eq!(reported.len(), 2);
         assert!(
-            matches!(&told[0], (ReceivedEvent::Known(event), place) if event.id == "e-3" && place == "e-3"),
-            "{told:?}"
+            matches!(&reported[0], (ReceivedEvent::Known(event), place) if event.id == "e-3" && place == "e-3"),
+            "{reported:?}"
         );
-        assert!(matches!(&told[1], (ReceivedEvent::Unknown(value), _) if value["sun"] == true), "{told:?}");
+        assert!(matches!(&reported[1], (ReceivedEvent::Unknown(value), _) if value["sun"] == true), "{reported:?}");
         // An incomplete event at the end is ignored.
         assert_eq!(parser.place.as_deref(), Some("e-9"));
     }

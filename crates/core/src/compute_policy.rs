@@ -31,9 +31,9 @@ impl GpuIdentifier {
     #[must_use]
     pub fn matches(&self, index: u32, uuid: &str, pci: &str) -> bool {
         match self {
-            Self::Index(told) => *told == index,
-            Self::Uuid(told) => told.eq_ignore_ascii_case(uuid),
-            Self::Pci(told) => told.eq_ignore_ascii_case(pci),
+            Self::Index(reported) => *reported == index,
+            Self::Uuid(reported) => reported.eq_ignore_ascii_case(uuid),
+            Self::Pci(reported) => reported.eq_ignore_ascii_case(pci),
         }
     }
 }
@@ -53,10 +53,10 @@ pub enum LevelReport {
 #[must_use]
 pub fn levels(output: &str) -> Vec<(GpuIdentifier, LevelReport)> {
     let mut found: Vec<(GpuIdentifier, LevelReport)> = Vec::new();
-    for (named, told) in output.lines().filter_map(parse_line) {
+    for (named, reported) in output.lines().filter_map(parse_line) {
         // Only the first line about a GPU is used, whether that line contains a level or a reason.
         if found.iter().all(|(known, _)| *known != named) {
-            found.push((named, told));
+            found.push((named, reported));
         }
     }
     found
@@ -65,12 +65,12 @@ pub fn levels(output: &str) -> Vec<(GpuIdentifier, LevelReport)> {
 /// Returns what the output says about the GPU with this index, UUID or PCI address.
 #[must_use]
 pub fn level_of<'a>(
-    told: &'a [(GpuIdentifier, LevelReport)],
+    reported: &'a [(GpuIdentifier, LevelReport)],
     index: u32,
     uuid: &str,
     pci: &str,
 ) -> Option<&'a LevelReport> {
-    told.iter().find(|(named, _)| named.matches(index, uuid, pci)).map(|(_, told)| told)
+    reported.iter().find(|(named, _)| named.matches(index, uuid, pci)).map(|(_, reported)| reported)
 }
 
 fn parse_line(text: &str) -> Option<(GpuIdentifier, LevelReport)> {
@@ -165,9 +165,9 @@ Failed to retrieve compute policies for requested devices : GPU is lost
 
     #[test]
     fn compute_policy_table_is_parsed() {
-        let told = levels(TABLE);
+        let reported = levels(TABLE);
         assert_eq!(
-            told,
+            reported,
             [
                 (index(0), LevelReport::Level(TimesliceLevel::Default)),
                 (index(12), LevelReport::Level(TimesliceLevel::Short)),
@@ -175,8 +175,8 @@ Failed to retrieve compute policies for requested devices : GPU is lost
                 (index(3), LevelReport::Failed("GPU is lost".to_owned())),
             ]
         );
-        assert_eq!(level_of(&told, 12, "GPU-x", "0000:01:00.0"), Some(&LevelReport::Level(TimesliceLevel::Short)));
-        assert_eq!(level_of(&told, 4, "GPU-x", "0000:01:00.0"), None);
+        assert_eq!(level_of(&reported, 12, "GPU-x", "0000:01:00.0"), Some(&LevelReport::Level(TimesliceLevel::Short)));
+        assert_eq!(level_of(&reported, 4, "GPU-x", "0000:01:00.0"), None);
     }
 
     #[test]
@@ -184,7 +184,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
         let uuid = "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a";
         let low = GpuIdentifier::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
         let pci = GpuIdentifier::Pci("0000:07:00.0".to_owned());
-        for (text, named, told) in [
+        for (text, named, reported) in [
             ("GPU  0: Timeslice: Default", index(0), LevelReport::Level(TimesliceLevel::Default)),
             ("| 1 | Timeslice | LONG |\r", index(1), LevelReport::Level(TimesliceLevel::Long)),
             ("|1|timeslice|medium|", index(1), LevelReport::Level(TimesliceLevel::Medium)),
@@ -196,7 +196,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
             ("|   0      Timeslice       Tiny   |", index(0), LevelReport::Failed("Tiny".to_owned())),
             ("Failed to get compute policies for GPU 00000000:07:00.0 : Not Supported", pci, LevelReport::Unsupported),
         ] {
-            assert_eq!(levels(text), [(named, told)], "{text}");
+            assert_eq!(levels(text), [(named, reported)], "{text}");
         }
     }
 

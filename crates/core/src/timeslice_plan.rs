@@ -68,10 +68,10 @@ pub enum LevelAction {
     Unknown(String),
 }
 
-/// Returns the next action for a GPU. `told` is what nvidia-smi's output says about the GPU.
+/// Returns the next action for a GPU. `reported` is what nvidia-smi's output says about the GPU.
 #[must_use]
-pub fn level_action(wanted: TimesliceLevel, told: Option<&LevelReport>) -> LevelAction {
-    match told {
+pub fn level_action(wanted: TimesliceLevel, reported: Option<&LevelReport>) -> LevelAction {
+    match reported {
         Some(LevelReport::Level(level)) if *level == wanted => LevelAction::Nothing,
         Some(LevelReport::Level(level)) => LevelAction::Set(*level),
         Some(LevelReport::Unsupported) => LevelAction::Unsupported,
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn only_differing_levels_are_set() {
         let wanted = TimesliceLevel::Short;
-        let next = |told: Option<LevelReport>| level_action(wanted, told.as_ref());
+        let next = |reported: Option<LevelReport>| level_action(wanted, reported.as_ref());
         assert_eq!(next(Some(LevelReport::Level(wanted))), LevelAction::Nothing);
         assert_eq!(next(Some(LevelReport::Level(TimesliceLevel::Long))), LevelAction::Set(TimesliceLevel::Long));
         assert_eq!(next(Some(LevelReport::Unsupported)), LevelAction::Unsupported);

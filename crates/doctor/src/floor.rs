@@ -39,8 +39,8 @@ fn systemd(host: &Host) -> Finding {
         let hint = "run gpushd as a systemd service; docs/known-gaps.md lists the limits without systemd";
         return Finding::warning(Area::Floor, message, hint);
     }
-    let said = host.run("usr/bin/systemctl", &["--version"]).unwrap_or_default();
-    let version = said.split_whitespace().nth(1).and_then(|word| {
+    let printed = host.run("usr/bin/systemctl", &["--version"]).unwrap_or_default();
+    let version = printed.split_whitespace().nth(1).and_then(|word| {
         let digits: String = word.chars().take_while(char::is_ascii_digit).collect();
         digits.parse::<u32>().ok()
     });

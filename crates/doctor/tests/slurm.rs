@@ -221,7 +221,7 @@ fn file_that_slurmd_cannot_run_is_found() {
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }
 
-/// Fault: the doctor said that Slurm drains the node. If TaskProlog cannot run, only the task fails.
+/// Fault: the doctor reported that Slurm drains the node. If TaskProlog cannot run, only the task fails.
 #[test]
 fn task_prolog_that_is_not_executable_fails_tasks() {
     let host = Planted::healthy();

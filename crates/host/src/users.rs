@@ -220,12 +220,12 @@ mod tests {
 
     #[tokio::test]
     async fn old_entry_is_used_while_a_newer_one_is_looked_up() {
-        let (told, answers) = std::sync::mpsc::channel::<Option<u32>>();
+        let (reported, answers) = std::sync::mpsc::channel::<Option<u32>>();
         let answers = Mutex::new(answers);
         let names =
             NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap()), |_| Some(None))
                 .unwrap();
-        told.send(Some(7)).unwrap();
+        reported.send(Some(7)).unwrap();
         assert_eq!(names.group("admins").await, Some(7));
         let Some(past) = Instant::now().checked_sub(GROUP_FRESH) else {
             return println!("SKIPPED: the host has just started");
@@ -233,7 +233,7 @@ mod tests {
         locked(&names.groups.entries).insert("admins".to_owned(), (past, Some(7)));
         // The name service answers only in the next line, so `group` returns the old value here.
         assert_eq!(names.group("admins").await, Some(7));
-        told.send(Some(8)).unwrap();
+        reported.send(Some(8)).unwrap();
         while names.group("admins").await != Some(8) {
             tokio::task::yield_now().await;
         }

@@ -120,8 +120,8 @@ impl View<'_> {
         let wanted = "(SELECT value FROM json_each(?2))";
         let concerned = |gpus: &str| {
             format!(
-                "SELECT told.object FROM audit AS told, \
-                 json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
+                "SELECT record.object FROM audit AS record, \
+                 json_each(iif(json_valid(record.detail), record.detail, '{{}}'), '$.gpus') AS gpu \
                  WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu_uuid', NULL) IN {gpus}"
             )
         };

@@ -39,21 +39,24 @@ fn kill_at_random_moment_keeps_whole_reported_transactions() {
         std::thread::sleep(Duration::from_micros(500 + round * 1733 % 60_000));
         process.kill().unwrap();
         process.wait().unwrap();
-        let told = reader.join().unwrap();
+        let reported = reader.join().unwrap();
         let opened = Store::open(&directory, roomy()).unwrap();
         assert_eq!(lost(&opened.notes), None, "round {round}");
         let now = reached(&opened.store);
         for thread in 0..THREADS {
             let (there, before) = (now[&thread], before.get(&thread).copied().unwrap_or(0));
-            let told = told.get(&thread).copied().unwrap_or(before);
+            let reported = reported.get(&thread).copied().unwrap_or(before);
             // When the process was killed, each thread had at most one transaction that was not reported.
-            assert!(there >= told && there <= told + 1, "round {round}: thread {thread} {told} told, {there} there");
-            recorded += told - before;
-            beyond += there - told;
+            assert!(
+                there >= reported && there <= reported + 1,
+                "round {round}: thread {thread} {reported} reported, {there} there"
+            );
+            recorded += reported - before;
+            beyond += there - reported;
         }
         before = now;
     }
-    println!("{ROUNDS} kills: {recorded} transactions told as recorded, all there; {beyond} more, each whole");
+    println!("{ROUNDS} kills: {recorded} transactions reported as recorded, all there; {beyond} more, each whole");
     assert!(recorded > ROUNDS);
 }
 
@@ -79,14 +82,14 @@ fn kill_at_each_write_and_sync_keeps_reported_changes() {
                 let strace = ["-o", "/dev/null", "-e", &trace, "-e", &inject];
                 let output = child(&strace, "few 3", &directory).output().unwrap();
                 let text = String::from_utf8(output.stdout).unwrap();
-                let told = read_reported(text.lines().map(str::to_owned)).get(&0).copied().unwrap_or(before);
+                let reported = read_reported(text.lines().map(str::to_owned)).get(&0).copied().unwrap_or(before);
                 let opened = Store::open(&directory, roomy()).unwrap();
                 let what = format!("{call} {number}, first start {first}");
                 assert_eq!(lost(&opened.notes), None, "{what}");
                 let there = reached(&opened.store)[&0];
-                assert!(there >= told && there <= told + 1, "{what}: {told} told, {there} there");
+                assert!(there >= reported && there <= reported + 1, "{what}: {reported} reported, {there} there");
                 if text.contains("ending Ok") {
-                    assert_eq!(told, before + 3, "{what}");
+                    assert_eq!(reported, before + 3, "{what}");
                     break;
                 }
                 *points.entry(call).or_insert(0) += 1;
@@ -142,13 +145,13 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
                     assert!(first.contains("Uncertain") || first.contains("Broken"), "{what}");
                     assert!(!after_first.contains("recorded") && !ended, "{what}");
                 }
-                "told"
+                "reported"
             } else if ended {
                 if text.lines().filter(|line| line.starts_with("recorded")).count() == 3 { "survived" } else { "?" }
             } else {
                 // The disk failed during the last transaction, which records an ending.
                 assert!(text.contains("ending Err"), "{what}");
-                "told"
+                "reported"
             };
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
@@ -161,6 +164,6 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
         }
     }
     println!("{counts:?}");
-    assert!(counts["pwrite64 EIO: told"] > 5 && counts["fdatasync EIO: told"] > 2, "{counts:?}");
-    assert!(counts["pwrite64 ENOSPC: told"] > 5, "{counts:?}");
+    assert!(counts["pwrite64 EIO: reported"] > 5 && counts["fdatasync EIO: reported"] > 2, "{counts:?}");
+    assert!(counts["pwrite64 ENOSPC: reported"] > 5, "{counts:?}");
 }

@@ -75,7 +75,7 @@ fn files(directory: &Path) -> Files {
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Harmless,
-    Said,
+    Printed,
     Refused,
 }
 
@@ -100,16 +100,16 @@ fn judge(directory: &Path, files: &Files, recorded: &str, what: &str) -> Outcome
         assert_eq!(Some(&log).filter(|log| !log.is_empty()), files.get(Path::new("gpush.db-wal")), "{what}");
         let next = opened.store.write(|tx| tx.begin(operation("x", 1))).wait().unwrap().id;
         assert!(next.0 > 41 || !files.contains_key(Path::new("watermark")), "{what}: {next}");
-        return Outcome::Said;
+        return Outcome::Printed;
     }
-    assert!(text == recorded, "{what}: neither said nor harmless");
+    assert!(text == recorded, "{what}: neither reported nor harmless");
     Outcome::Harmless
 }
 
 #[derive(Debug, Default)]
 struct Counts {
     harmless: u32,
-    said: u32,
+    printed: u32,
     refused: u32,
 }
 
@@ -117,7 +117,7 @@ impl Counts {
     fn add(&mut self, outcome: &Outcome) {
         match outcome {
             Outcome::Harmless => self.harmless += 1,
-            Outcome::Said => self.said += 1,
+            Outcome::Printed => self.printed += 1,
             Outcome::Refused => self.refused += 1,
         }
     }
@@ -180,7 +180,7 @@ fn damaged_database_is_reported_or_unchanged() {
     }
     println!("cut at each of {} kB: {cut:?}", size / 1024);
     assert_eq!(cut.harmless, 0);
-    assert!(header.said > 200 && bits.said > 400 && bytes.said > 400 && sectors.said > 50);
+    assert!(header.printed > 200 && bits.printed > 400 && bytes.printed > 400 && sectors.printed > 50);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn damaged_log_is_reported_or_unchanged() {
     println!("cut anywhere, 200 times: {cut:?}");
     let mut gone = whole.clone();
     gone.remove(log);
-    assert_eq!(judge(&target, &gone, &recorded, "log deleted"), Outcome::Said);
+    assert_eq!(judge(&target, &gone, &recorded, "log deleted"), Outcome::Printed);
     // Without the watermark, nothing outside the database shows that the database is complete.
     let mut marks = Counts::default();
     for bit in (0..48 * 8).step_by(2) {
@@ -224,7 +224,7 @@ fn damaged_log_is_reported_or_unchanged() {
         marks.add(&judge(&target, &bad, &recorded, &format!("watermark bit {bit}")));
     }
     println!("watermark, every other of 384 bits: {marks:?}");
-    assert_eq!((marks.said, cut.harmless), (192, 0));
+    assert_eq!((marks.printed, cut.harmless), (192, 0));
     drop(store);
 }
 

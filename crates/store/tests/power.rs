@@ -27,7 +27,7 @@ enum Event {
     Write { file: String, offset: usize, bytes: Vec<u8> },
     Cut { file: String, length: usize },
     Synced { file: String },
-    Told(u64),
+    Reported(u64),
 }
 
 fn unhex(text: &str) -> Vec<u8> {
@@ -70,7 +70,7 @@ fn events(trace: &str) -> Vec<Event> {
             "write" => {
                 let text = String::from_utf8(data()).unwrap();
                 if let Some(number) = text.trim().strip_prefix("recorded 0 ") {
-                    events.push(Event::Told(number.parse().unwrap()));
+                    events.push(Event::Reported(number.parse().unwrap()));
                 }
             }
             other => panic!("{other}"),
@@ -146,7 +146,7 @@ fn power_cut_keeps_reported_changes() {
     let events = events(&fs::read_to_string(&trace).unwrap());
 
     let ours = ["gpush.db", "gpush.db-wal", "watermark"];
-    let (mut told, mut syncs, mut syncs_then) = (1, 0, 0);
+    let (mut reported, mut syncs, mut syncs_then) = (1, 0, 0);
     let (mut cuts, mut checkpointed) = (0, false);
     for (position, event) in events.iter().enumerate() {
         match event {
@@ -161,11 +161,11 @@ fn power_cut_keeps_reported_changes() {
                 disk.sync(file);
                 syncs += u64::from(file == "gpush.db-wal");
             }
-            Event::Told(number) => {
+            Event::Reported(number) => {
                 // There must be a sync of the log between two replies, and no unsynced log data at a reply.
                 assert!(syncs > syncs_then, "no sync before reply {number}");
                 assert!(disk.pending.iter().all(|change| change.0 != "gpush.db-wal"), "reply {number}");
-                (told, syncs_then) = (*number, syncs);
+                (reported, syncs_then) = (*number, syncs);
             }
             Event::Write { .. } | Event::Cut { .. } => {}
         }
@@ -173,7 +173,7 @@ fn power_cut_keeps_reported_changes() {
         // events.
         let near = |event: &Event| match event {
             Event::Write { file, .. } | Event::Cut { file, .. } | Event::Synced { file } => file == "gpush.db",
-            Event::Told(_) => false,
+            Event::Reported(_) => false,
         };
         let window = &events[position.saturating_sub(3)..(position + 12).min(events.len())];
         if !(position < 60 || position % 61 == 0 || window.iter().any(near)) {
@@ -196,11 +196,11 @@ fn power_cut_keeps_reported_changes() {
             let what = format!("event {position} of {}, way {way}", events.len());
             assert_eq!(lost(&opened.notes), None, "{what}");
             let there = reached(&opened.store)[&0];
-            assert!(there >= told && there <= told + 1, "{what}: {told} told, {there} there");
+            assert!(there >= reported && there <= reported + 1, "{what}: {reported} reported, {there} there");
             cuts += 1;
         }
     }
-    assert_eq!(told, COMMITS + 1);
+    assert_eq!(reported, COMMITS + 1);
     assert!(checkpointed, "a checkpoint was among it");
-    println!("{told} replies, each after a sync of its own; {cuts} power cuts over {} events", events.len());
+    println!("{reported} replies, each after a sync of its own; {cuts} power cuts over {} events", events.len());
 }

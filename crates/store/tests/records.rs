@@ -93,8 +93,8 @@ fn operation_follows_its_states_and_survives_reopening() {
         error: None,
     };
     let step = vec![step];
-    let told = store.write(move |tx| tx.progress(id, step.clone())).wait().unwrap();
-    assert_eq!(told.progress[0].doing.as_deref(), Some("x"));
+    let reported = store.write(move |tx| tx.progress(id, step.clone())).wait().unwrap();
+    assert_eq!(reported.progress[0].doing.as_deref(), Some("x"));
     let stop = serde_json::json!({ "start": "nvidia-dcgm.service" });
     let position = store.write(move |tx| tx.add_undo(id, stop.clone())).wait().unwrap();
     let more = store.write(move |tx| tx.add_undo(id, serde_json::json!(2))).wait().unwrap();
@@ -120,8 +120,8 @@ fn operation_follows_its_states_and_survives_reopening() {
     assert_eq!((ended.error, ended.progress[0].doing.clone()), (Some(error), None));
     assert!(ended.ended_at.is_some());
     // Clients may have seen a higher revision than the store recorded.
-    let told = ended.revision + 5;
-    for (revision, now) in [(told, told), (told - 3, told)] {
+    let reported = ended.revision + 5;
+    for (revision, now) in [(reported, reported), (reported - 3, reported)] {
         let raised = store.write_ending(move |tx| tx.raise_revision(id, revision)).wait().unwrap();
         assert_eq!((raised.revision, raised.stage), (now, OperationState::RolledBack));
     }
@@ -414,8 +414,8 @@ fn last_notice_of_each_gpu_survives_restart() {
     }
     drop(store);
     let noticed = open(scratch.path()).store.read(|view| view.observations()).wait().unwrap();
-    let told: Vec<_> = noticed.iter().map(|(uuid, what)| (uuid.as_str(), what.as_str().unwrap())).collect();
-    assert_eq!(told, [("GPU-0", "second"), ("GPU-1", "other")]);
+    let reported: Vec<_> = noticed.iter().map(|(uuid, what)| (uuid.as_str(), what.as_str().unwrap())).collect();
+    assert_eq!(reported, [("GPU-0", "second"), ("GPU-1", "other")]);
 }
 
 #[test]

@@ -376,7 +376,7 @@ fn full_disk_loses_nothing_and_records_endings() {
     disk.free();
     fs::remove_dir_all(&directory).unwrap();
 
-    let directory = disk.0.join("told");
+    let directory = disk.0.join("reported");
     let store = small(&directory).unwrap().store;
     assert_eq!(store.refusal(), None);
     disk.fill(0);

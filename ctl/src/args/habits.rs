@@ -284,8 +284,8 @@ mod tests {
 
     #[test]
     fn mps_env_names_lease_env() {
-        let said = hint("gpushctl mps env 9").unwrap();
-        assert!(said.starts_with("use 'gpushctl lease env --mps --target 9'"), "{said}");
+        let printed = hint("gpushctl mps env 9").unwrap();
+        assert!(printed.starts_with("use 'gpushctl lease env --mps --target 9'"), "{printed}");
         assert_eq!(hint("gpushctl lease env --mps"), None);
     }
 

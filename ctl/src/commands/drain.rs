@@ -128,7 +128,7 @@ async fn until_idle(
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(limit, interrupt);
-    let mut said: Vec<(u32, String)> = Vec::new();
+    let mut printed: Vec<(u32, String)> = Vec::new();
     loop {
         let daemons = client.mps().await?;
         let leases = client.leases(0).await?;
@@ -139,12 +139,12 @@ async fn until_idle(
         if left.is_empty() {
             return Ok((Waited::Idle, Vec::new()));
         }
-        if said != left && !quiet {
+        if printed != left && !quiet {
             // Do not print that gpushctl waits for a reading of a GPU: the reading arrives before a user could read
             // the message.
-            let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
-            out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
-            said.clone_from(&left);
+            let reported = left.iter().filter(|one| !printed.contains(one) && one.1 != UNREAD);
+            out.remark(&reported.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
+            printed.clone_from(&left);
         }
         let indexes = left.iter().map(|(index, _)| *index).collect();
         tokio::select! {

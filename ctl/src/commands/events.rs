@@ -24,8 +24,8 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
         let stream = client.events(&query).await?;
         let has_past = args.since.is_some() || args.number.is_some();
         let past = if has_past { selected(client.kept_events(&query).await?, args, out.json) } else { Vec::new() };
-        for told in &past {
-            print(told, &gpus, out)?;
+        for reported in &past {
+            print(reported, &gpus, out)?;
         }
         return follow(client, query, stream, &past, args.steps, &gpus, out).await;
     }
@@ -39,9 +39,9 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
 
 /// Returns those of the stored events that the options select.
 fn selected(mut kept: Vec<ReceivedEvent>, args: &args::EventsArgs, json: bool) -> Vec<ReceivedEvent> {
-    kept.retain(|told| shown(told, args.steps || json));
+    kept.retain(|reported| shown(reported, args.steps || json));
     if let Some(since) = args.since {
-        kept.retain(|told| events::time(told).is_none_or(|at| at >= since));
+        kept.retain(|reported| events::time(reported).is_none_or(|at| at >= since));
     }
     if let Some(number) = args.number {
         drop(kept.drain(..kept.len().saturating_sub(number)));
@@ -51,8 +51,8 @@ fn selected(mut kept: Vec<ReceivedEvent>, args: &args::EventsArgs, json: bool) -
 
 /// Returns whether to show an event. By default, the steps of an operation are not shown: there are many of them, and
 /// the events for its begin and end are enough.
-fn shown(told: &ReceivedEvent, steps: bool) -> bool {
-    steps || !events::is_step(told)
+fn shown(reported: &ReceivedEvent, steps: bool) -> bool {
+    steps || !events::is_step(reported)
 }
 
 /// Prints new events until Ctrl-C; `past` contains those already printed. If the connection is lost, waits for gpushd.
@@ -82,16 +82,16 @@ async fn tell(
     gpus: &[Gpu],
     out: &Output,
 ) -> Result<(), Failure> {
-    while let Ok(Some(told)) = stream.next().await {
-        if shown(&told, steps) && !past.contains(&told) {
-            print(&told, gpus, out)?;
+    while let Ok(Some(reported)) = stream.next().await {
+        if shown(&reported, steps) && !past.contains(&reported) {
+            print(&reported, gpus, out)?;
         }
     }
     Ok(())
 }
 
-fn print(told: &ReceivedEvent, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
-    if out.json { out.json_line(told) } else { out.text(&events::line(told, gpus, &out.look)) }
+fn print(reported: &ReceivedEvent, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
+    if out.json { out.json_line(reported) } else { out.text(&events::line(reported, gpus, &out.look)) }
 }
 
 /// Waits for gpushd, and then continues the stream after the last event that gpushctl has received.

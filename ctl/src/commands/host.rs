@@ -77,7 +77,7 @@ pub(super) async fn poll(
     let until = tokio::time::sleep(limit);
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(until, interrupt);
-    let mut said: Vec<String> = Vec::new();
+    let mut printed: Vec<String> = Vec::new();
     loop {
         let error = match client.enter_maintenance(request).await {
             Ok(state) => return Ok(Entered::Yes(state)),
@@ -85,18 +85,18 @@ pub(super) async fn poll(
             Err(error) => return Err(error.into()),
         };
         let left: Vec<String> = error.error.sentences().into_iter().map(str::to_owned).collect();
-        if left != said {
+        if left != printed {
             for sentence in &left {
                 out.remark(&(out.look.wrap("waiting: ", &out.look.clean(sentence)).join("\n") + "\n"));
             }
-            said = left;
+            printed = left;
         }
         tokio::select! {
             () = &mut until => {
                 let within = duration::format(limit);
                 let message = format!("{failure} within {within}");
                 let mut timed_out = ApiError::new(Code::TimedOut, message);
-                timed_out.causes = said;
+                timed_out.causes = printed;
                 return Err(timed_out.hint("wait longer with `--wait`, or end the lease or operation that prevents it").into());
             }
             _ = &mut interrupt => {

@@ -267,7 +267,7 @@ async fn follow(
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("cannot handle Ctrl-C: {error}")))?;
     tokio::pin!(limit);
-    let (mut away, mut told_away): (Option<Instant>, bool) = (None, false);
+    let (mut away, mut away_reported): (Option<Instant>, bool) = (None, false);
     let mut reasons = Vec::new();
     loop {
         progress.update(one, &out.look);
@@ -308,7 +308,7 @@ async fn follow(
                 return Err(unknown_result_error(one, cause).into());
             }
             Ok(newer) => {
-                (away, told_away) = (None, false);
+                (away, away_reported) = (None, false);
                 *one = newer;
             }
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
@@ -317,8 +317,8 @@ async fn follow(
                 if since.elapsed() > AWAY {
                     return Err(unknown_result_error(one, error.error.message).into());
                 }
-                if since.elapsed() > super::SILENCE && !told_away {
-                    told_away = true;
+                if since.elapsed() > super::SILENCE && !away_reported {
+                    away_reported = true;
                     progress.say(&format!("gpushd does not answer; trying again for up to {}s", AWAY.as_secs()));
                 }
                 tokio::time::sleep(RETRY).await;

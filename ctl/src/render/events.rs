@@ -24,16 +24,16 @@ use super::{
 const COLUMNS: (usize, usize) = (8, 11);
 
 /// Returns the time of an event. `None` if gpushctl does not know this kind of event.
-pub(crate) fn time(told: &ReceivedEvent) -> Option<Timestamp> {
-    match told {
+pub(crate) fn time(reported: &ReceivedEvent) -> Option<Timestamp> {
+    match reported {
         ReceivedEvent::Known(event) => Some(event.at),
         ReceivedEvent::Unknown(_) => None,
     }
 }
 
 /// Returns whether an event is about a step of an operation, not about its begin, its end or a note.
-pub(crate) fn is_step(told: &ReceivedEvent) -> bool {
-    let ReceivedEvent::Known(event) = told else { return false };
+pub(crate) fn is_step(reported: &ReceivedEvent) -> bool {
+    let ReceivedEvent::Known(event) = reported else { return false };
     match &event.what {
         EventPayload::Operation(change) => {
             let is_going = matches!(change.operation.state, OperationState::Running | OperationState::Cancelling);
@@ -57,7 +57,7 @@ pub(crate) fn is_step(told: &ReceivedEvent) -> bool {
 
 /// Lists the events of `gpushctl events`.
 pub(crate) fn list(all: &[ReceivedEvent], gpus: &[Gpu], look: &Appearance) -> Listing {
-    let rows = all.iter().map(|told| match told {
+    let rows = all.iter().map(|reported| match reported {
         ReceivedEvent::Known(event) => {
             let (about, (word, _), text) = columns(event, gpus, look);
             vec![
@@ -72,13 +72,13 @@ pub(crate) fn list(all: &[ReceivedEvent], gpus: &[Gpu], look: &Appearance) -> Li
             vec![String::new(), String::new(), String::new(), String::new(), value.to_string()]
         }
     });
-    let ids = all.iter().map(|told| match told {
+    let ids = all.iter().map(|reported| match reported {
         ReceivedEvent::Known(event) => event.id.clone(),
         ReceivedEvent::Unknown(_) => String::new(),
     });
     Listing::of(vec!["TIME", "KIND", "OBJECT", "STATE", "TEXT"], rows.collect())
         .names(ids)
-        .drawn(all.iter().map(|told| line(told, gpus, look)).collect())
+        .drawn(all.iter().map(|reported| line(reported, gpus, look)).collect())
 }
 
 /// Formats a time for programs: UTC, in whole seconds.
@@ -87,8 +87,8 @@ fn utc(at: Timestamp) -> String {
 }
 
 /// Draws one event, with a line break at the end.
-pub(crate) fn line(told: &ReceivedEvent, gpus: &[Gpu], look: &Appearance) -> String {
-    match told {
+pub(crate) fn line(reported: &ReceivedEvent, gpus: &[Gpu], look: &Appearance) -> String {
+    match reported {
         ReceivedEvent::Known(event) => known(event, gpus, look),
         // gpushctl does not know this kind of event, so print what gpushd sent.
         ReceivedEvent::Unknown(value) => format!("{}\n", look.clean(&value.to_string())),
@@ -398,8 +398,8 @@ mod tests {
         ];
         let at = look.now;
         let lines = all.into_iter().map(|what| {
-            let told = ReceivedEvent::Known(Box::new(Event { id: "e-1".into(), at, what }));
-            fixtures::plain(&line(&told, &[], &look)).replace(&look.clock(at), "TIME")
+            let reported = ReceivedEvent::Known(Box::new(Event { id: "e-1".into(), at, what }));
+            fixtures::plain(&line(&reported, &[], &look)).replace(&look.clock(at), "TIME")
         });
         insta::assert_snapshot!(lines.collect::<String>());
         let young = ReceivedEvent::Unknown(serde_json::json!({"kind": "weather"}));

@@ -352,8 +352,8 @@ pub(crate) fn notes(gpu: &Gpu, look: &Appearance) -> Vec<String> {
         note(style, mark, &format!("{word}: {}", unexplained(gpu.state)));
     }
     for reason in &gpu.reasons {
-        let said = reason.starts_with(word);
-        note(style, mark, &if said { reason.clone() } else { format!("{word}: {reason}") });
+        let printed = reason.starts_with(word);
+        note(style, mark, &if printed { reason.clone() } else { format!("{word}: {reason}") });
     }
     // In other states than `cordoned`, the reasons do not contain the cordons, so show them here.
     for cordon in gpu.cordons.iter().filter(|_| gpu.state != GpuState::Cordoned) {
@@ -486,7 +486,7 @@ mod tests {
     use super::*;
     use crate::render::fixtures;
 
-    /// Fault: `mps list -g 5` and `timeslice list -g 5` said that no GPU was shared.
+    /// Fault: `mps list -g 5` and `timeslice list -g 5` answered that no GPU was shared.
     #[test]
     fn gpus_of_other_modes_are_named_with_their_mode() {
         let gpu = |index, mode| Gpu { mode, ..fixtures::gpu(index, "A100", 40_960, None) };

@@ -92,7 +92,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     }
     // Show each error only once: the operation may have the same error as a GPU, and several GPUs
     // may have the same error.
-    let mut said: Vec<&ApiError> = Vec::new();
+    let mut printed: Vec<&ApiError> = Vec::new();
     for plan in &changed {
         let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
         let (was, gpu) = (of(before), of(now));
@@ -113,10 +113,11 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
             }
             OperationState::Failed => out.extend(progress_lines(operation, plan, look)),
         }
-        if let Some(error) = error_of(operation, plan).filter(|error| !said.contains(error) && !is_cancelled(operation))
+        if let Some(error) =
+            error_of(operation, plan).filter(|error| !printed.contains(error) && !is_cancelled(operation))
         {
             out.extend(trouble::lines("error", error, 2, look));
-            said.push(error);
+            printed.push(error);
         }
     }
     if !same.is_empty() {
@@ -140,7 +141,9 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         // Show no error, because the user has requested the cancellation.
         OperationState::NotStarted | OperationState::RolledBack if is_cancelled(operation) => {}
         OperationState::NotStarted | OperationState::RolledBack | OperationState::Failed => {
-            for error in operation.error.iter().filter(|whole| !said.iter().any(|said| said.message == whole.message)) {
+            for error in
+                operation.error.iter().filter(|whole| !printed.iter().any(|printed| printed.message == whole.message))
+            {
                 out.extend(trouble::lines("error", error, 0, look));
             }
         }
@@ -254,7 +257,7 @@ struct CreatedInstance {
 /// Returns the instances that the steps of a plan have created, in the order of the slices.
 fn created_instances(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<CreatedInstance> {
     let live = gpu.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
-    let mut told: Vec<(u32, u32)> = Vec::new();
+    let mut reported: Vec<(u32, u32)> = Vec::new();
     let mut all = Vec::new();
     for step in plan.instance_steps() {
         match step {
@@ -282,11 +285,12 @@ fn created_instances(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) ->
                 let at = format!("{whole}@{}", gi_placement.start);
                 let found = live.iter().filter(|i| i.placement == *gi_placement && i.profile == whole).find_map(|i| {
                     let fresh = |ci| parent.is_some() || !was_kept(plan, before, i.id, ci);
-                    let is_it =
-                        |c: &&ComputeInstance| c.profile == *profile && fresh(c.id) && !told.contains(&(i.id, c.id));
+                    let is_it = |c: &&ComputeInstance| {
+                        c.profile == *profile && fresh(c.id) && !reported.contains(&(i.id, c.id))
+                    };
                     i.compute.iter().find(is_it).map(|c| (i.id, c))
                 });
-                told.extend(found.map(|(gi, c)| (gi, c.id)));
+                reported.extend(found.map(|(gi, c)| (gi, c.id)));
                 let what = if part.is_some() { format!("{profile} in {at}") } else { at };
                 all.push((
                     *gi_placement,

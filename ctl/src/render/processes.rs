@@ -48,11 +48,11 @@ fn unknown(all: &[UnknownProcesses]) -> Vec<ApiError> {
             None => groups.push((vec![one.gpu], &one.error)),
         }
     }
-    let told = |(indexes, first): (Vec<u32>, &ApiError)| match indexes.as_slice() {
+    let reported = |(indexes, first): (Vec<u32>, &ApiError)| match indexes.as_slice() {
         [] | [_] => first.clone(),
         several => ApiError { message: format!("{}: {USERS_UNKNOWN}", gpu_numbers(several)), ..first.clone() },
     };
-    groups.into_iter().map(told).collect()
+    groups.into_iter().map(reported).collect()
 }
 
 fn found_in_words(n: usize) -> String {

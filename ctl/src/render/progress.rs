@@ -28,7 +28,7 @@ pub(crate) struct Progress {
     /// Whether the line at the beginning was printed.
     begun: bool,
     /// For each GPU: whether its rollback was printed, and the last slow step that was printed.
-    told: Vec<(bool, Option<String>)>,
+    reported: Vec<(bool, Option<String>)>,
     /// Notes that were already printed.
     noted: Vec<String>,
     /// Reasons for waiting that were already printed.
@@ -54,8 +54,8 @@ impl Progress {
     }
 
     fn of(shown: Shown, operation: &Operation) -> Self {
-        let told = vec![(false, None); operation.plans.len()];
-        Self { shown, begun: false, told, noted: Vec::new(), waited: Vec::new(), steps: steps(operation) }
+        let reported = vec![(false, None); operation.plans.len()];
+        Self { shown, begun: false, reported, noted: Vec::new(), waited: Vec::new(), steps: steps(operation) }
     }
 
     #[cfg(test)]
@@ -71,7 +71,7 @@ impl Progress {
                 let _ = all.clear();
                 self.shown = bars(operation, look);
             }
-            self.told = vec![(false, None); operation.plans.len()];
+            self.reported = vec![(false, None); operation.plans.len()];
             self.steps = steps;
         }
         // Compare the texts of notes, because gpushd may drop old notes.
@@ -87,8 +87,8 @@ impl Progress {
             // Ignore an error: stderr may be closed, but the operation continues.
             let _ = writeln!(out, "{line}");
         }
-        let gpus = operation.plans.iter().zip(&mut self.told).enumerate();
-        for (at, (plan, told)) in gpus {
+        let gpus = operation.plans.iter().zip(&mut self.reported).enumerate();
+        for (at, (plan, reported)) in gpus {
             let Some(now) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { continue };
             match &mut self.shown {
                 Shown::Bars(_, bars) => {
@@ -98,8 +98,8 @@ impl Progress {
                     }
                 }
                 Shown::Lines(out) => {
-                    if now.rolling_back && !told.0 {
-                        told.0 = true;
+                    if now.rolling_back && !reported.0 {
+                        reported.0 = true;
                         let _ = writeln!(out, "{}", look.clean(&taking_back(now)));
                     }
                 }
@@ -126,12 +126,12 @@ impl Progress {
     /// Prints the steps that take long. Prints nothing if there are progress bars, because they show the steps.
     pub(crate) fn waiting(&mut self, operation: &Operation, look: &Appearance) {
         let Shown::Lines(out) = &mut self.shown else { return };
-        for (now, told) in operation.progress.iter().zip(&mut self.told) {
+        for (now, reported) in operation.progress.iter().zip(&mut self.reported) {
             let (Some(doing), false) = (&now.doing, now.error.is_some()) else { continue };
-            if told.1.as_ref() == Some(doing) {
+            if reported.1.as_ref() == Some(doing) {
                 continue;
             }
-            told.1 = Some(doing.clone());
+            reported.1 = Some(doing.clone());
             let doing = look.clean(doing);
             let _ = writeln!(out, "GPU {}  {} of {} done, still {doing}", now.gpu, now.done, now.total);
         }
@@ -306,10 +306,10 @@ mod tests {
         operation.progress[0].total += 1;
         let mut progress = Progress::to(Box::new(sink.clone()), &operation);
         progress.update(&operation, &look);
-        let told = String::from_utf8(sink.0.borrow().clone()).unwrap();
+        let reported = String::from_utf8(sink.0.borrow().clone()).unwrap();
         let planned: Vec<String> = plan::steps(&operation.plans[0]).map(|(_, step)| step).collect();
         assert_eq!((planned.len(), planned[0].as_str()), (7, "+ MIG mode"));
-        assert_eq!(told, format!("op-17: {} steps on GPU 0\n", planned.len()));
+        assert_eq!(reported, format!("op-17: {} steps on GPU 0\n", planned.len()));
         let plans = gpush_api::Plans { plans: operation.plans };
         let drawn = fixtures::plain(&plan::plans(&plans, &[], &look));
         assert!(drawn.contains("  1  + MIG mode\n") && drawn.contains("  7 steps: "), "{drawn}");

@@ -45,13 +45,13 @@ fn read(turns: &TimesliceView, look: &Appearance) -> String {
 
 /// Returns why a GPU does not have its desired level, if this is worth a note.
 fn trouble(turns: &TimesliceView) -> Option<&str> {
-    let told = match turns.state {
+    let reported = match turns.state {
         TimesliceState::Known => turns.level != Some(turns.wanted),
         TimesliceState::Unsupported => false,
         // If the level was never read, show no note, because gpushd reads it soon.
         TimesliceState::Unknown => turns.since.is_some(),
     };
-    turns.reason.as_deref().filter(|_| told)
+    turns.reason.as_deref().filter(|_| reported)
 }
 
 /// Lists the GPUs of `gpushctl timeslice list`.

@@ -236,11 +236,11 @@ fn colours_only_on_a_terminal_or_on_request() {
 fn agent_without_a_driver_shows_the_reason() {
     let host = Host::new();
     let cause = ApiError::new(Code::DriverUnavailable, "the NVIDIA driver is not loaded").hint("`modprobe nvidia`");
-    let told = cause.clone();
+    let reported = cause.clone();
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&Version { driver: None, ..version() }),
-        "/v1/health" => Answer::ok(&Health { simulated: false, gpu_count: 0, ..health(vec![told.clone()]) }),
-        _ => Answer::error(&told),
+        "/v1/health" => Answer::ok(&Health { simulated: false, gpu_count: 0, ..health(vec![reported.clone()]) }),
+        _ => Answer::error(&reported),
     });
     assert_snapshot!(host.run(&["status"]) + &host.run(&["gpu", "list"]));
 }
@@ -405,7 +405,7 @@ fn reused_operation_id_is_not_mistaken_for_the_old_operation() {
         ("started later", Operation { created_at: done.created_at.checked_add(hour).unwrap(), ..done.clone() }),
         ("of another kind", Operation { kind: "mig.start".into(), ..done }),
     ];
-    let mut said = Vec::new();
+    let mut printed = Vec::new();
     for (what, other) in others {
         let host = Host::new();
         agent(&host, 3, move |request, polls| match (request.path.as_str(), polls) {
@@ -417,9 +417,9 @@ fn reused_operation_id_is_not_mistaken_for_the_old_operation() {
         let text = host.run(&["mig", "apply"]);
         assert!(text.contains("the result of op-1") && !text.contains("op-1 done"), "{what}: {text}");
         assert!(text.ends_with("[exit 6]\n"), "{what}: {text}");
-        said.push(text);
+        printed.push(text);
     }
-    assert_snapshot!(said.join("\n"));
+    assert_snapshot!(printed.join("\n"));
 }
 
 #[test]

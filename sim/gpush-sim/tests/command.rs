@@ -56,7 +56,7 @@ impl TestHost {
     fn refused(&self, arguments: &[&str], expected: &str) {
         let (code, out, err) = self.call(arguments);
         assert_eq!(code, 1, "{arguments:?}: {out}{err}");
-        assert!(err.contains(expected), "{arguments:?} said: {err}, expected: {expected}");
+        assert!(err.contains(expected), "{arguments:?} printed: {err}, expected: {expected}");
         assert_eq!((out.as_str(), err.lines().count()), ("", 1), "{arguments:?}: {err}");
     }
 
@@ -176,9 +176,12 @@ fn remaining_processes_keep_the_host() {
     host.connect().unwrap();
     drop(child.stdin.take());
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
+    let printed = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "read's");
-    assert!(said.contains(&format!("pid {}", std::process::id())) && said.contains("gpush-sim down"), "{said}");
+    assert!(
+        printed.contains(&format!("pid {}", std::process::id())) && printed.contains("gpush-sim down"),
+        "{printed}"
+    );
     place.refused(&["down", &dir], "end them first, or say --force");
     host.disconnect().unwrap();
     place.ok(&["down", &dir]);

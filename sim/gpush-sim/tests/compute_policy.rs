@@ -112,10 +112,10 @@ Failed to retrieve compute policies for requested devices : Not Supported
 #[test]
 fn refusals_have_the_manuals_exit_codes() {
     let place = TestHost::new(HOST);
-    let (code, told) = place.smi("compute-policy -i 2 --set-timeslice=2");
+    let (code, reported) = place.smi("compute-policy -i 2 --set-timeslice=2");
     assert_eq!(code, 3);
     assert_eq!(
-        told,
+        reported,
         "Failed to set timeslice policy with value Medium for GPU 2 : Not Supported\n\
          Failed to set timeslice for requested devices : Not Supported\n"
     );
@@ -124,8 +124,8 @@ fn refusals_have_the_manuals_exit_codes() {
         assert_eq!(place.smi(&format!("compute-policy {wrong}")).0, 2, "{wrong}");
     }
     for help in ["compute-policy", "compute-policy -h"] {
-        let (code, told) = place.smi(help);
-        assert!(code == 0 && told.contains("--set-timeslice"), "{told}");
+        let (code, reported) = place.smi(help);
+        assert!(code == 0 && reported.contains("--set-timeslice"), "{reported}");
     }
     assert!(place.levels().iter().all(|level| *level == Timeslice::Default));
 }
@@ -134,15 +134,15 @@ fn refusals_have_the_manuals_exit_codes() {
 fn fault_rules_make_compute_policy_fail() {
     let place = TestHost::new(HOST);
     place.on_host("fault", "add compute-policy-set --gpu 0 --rc UNKNOWN --times 1");
-    let (code, told) = place.smi("compute-policy -i 0,1 --set-timeslice=1");
+    let (code, reported) = place.smi("compute-policy -i 0,1 --set-timeslice=1");
     assert_eq!(code, 255);
-    assert!(told.contains("value Short for GPU 0 : Unknown Error"), "{told}");
+    assert!(reported.contains("value Short for GPU 0 : Unknown Error"), "{reported}");
     assert_eq!(place.levels()[..2], [Timeslice::Default, Timeslice::Short]);
     assert_eq!(place.smi("compute-policy -i 0 --set-timeslice=1").0, 0);
     place.on_host("fault", "add compute-policy-list --gpu 0 --rc GPU_IS_LOST");
-    let (code, told) = place.smi("compute-policy -l -i 0");
+    let (code, reported) = place.smi("compute-policy -l -i 0");
     assert_eq!(code, 15);
-    assert!(told.contains("Failed to get compute policies for GPU 0 : GPU is lost"), "{told}");
+    assert!(reported.contains("Failed to get compute policies for GPU 0 : GPU is lost"), "{reported}");
     // With this fault, the command reports success but changes nothing.
     place.on_host("fault", "add compute-policy-set --gpu 1 --rc SUCCESS");
     assert_eq!(place.smi("compute-policy -i 1 --set-timeslice=3").0, 0);
@@ -158,9 +158,9 @@ fn only_root_sets_levels_and_all_users_read_them() {
         println!("SKIPPED: run as root");
         return;
     }
-    let (code, told) = place.smi("compute-policy -i 0 --set-timeslice=1");
+    let (code, reported) = place.smi("compute-policy -i 0 --set-timeslice=1");
     assert_eq!(code, 4);
-    assert!(told.contains(": Insufficient Permissions"), "{told}");
+    assert!(reported.contains(": Insufficient Permissions"), "{reported}");
     assert_eq!(place.smi("compute-policy -i 0 -l").0, 0);
     assert_eq!(place.smi("-i 0 -pm 0").0, 4);
 }

@@ -113,9 +113,9 @@ fn until<T>(ask: impl Fn() -> Option<T>) -> T {
 fn client_and_server_are_on_the_device_and_end_with_host() {
     let host = Host::up();
     let mut daemon = host.daemon();
-    let (mut client, said) = host.client();
+    let (mut client, printed) = host.client();
     let server: u64 = host.says("get_server_list\n").trim().parse().unwrap();
-    assert!(said.starts_with(&format!("active server={server} percentage=25.0 device=GPU-")), "{said}");
+    assert!(printed.starts_with(&format!("active server={server} percentage=25.0 device=GPU-")), "{printed}");
     let mut on = host.on(1);
     on.sort();
     let mut wanted = [(server, "compute".to_owned()), (u64::from(client.id()), "mps".to_owned())];
@@ -183,12 +183,12 @@ fn faults_reach_programs_with_an_empty_environment() {
     assert_eq!(host.fault(&["list"]), "1: busy-ui on=/pipe times=1 [happened 1]\n");
     assert_eq!(host.fault(&["clear"]), "1 removed\n");
     host.fault(&["add", "server-dies"]);
-    let (mut client, said) = host.client();
-    assert_eq!(said, "error 805");
+    let (mut client, printed) = host.client();
+    assert_eq!(printed, "error 805");
     client.wait().unwrap();
     let refused = host.sim(&["mps", host.dir().to_str().unwrap(), "fault", "add", "buzy"]);
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success() && said.contains("silent-hello"), "{said}");
+    let printed = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && printed.contains("silent-hello"), "{printed}");
     host.sim(&["down", host.dir().to_str().unwrap()]);
     daemon.wait().unwrap();
 }

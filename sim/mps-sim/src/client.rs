@@ -58,8 +58,8 @@ pub fn main() -> ExitCode {
             let device = first.split(' ').find_map(|word| word.strip_prefix("device="));
             occupy(&place, device.unwrap_or_default(), ProcessKind::Mps);
             say(&format!("active {first}"));
-            while let Ok(said) = server.receive() {
-                say(&String::from_utf8_lossy(&said.bytes));
+            while let Ok(message) = server.receive() {
+                say(&String::from_utf8_lossy(&message.bytes));
             }
             say("lost");
             ExitCode::FAILURE

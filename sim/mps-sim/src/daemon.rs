@@ -69,14 +69,14 @@ pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit());
     let mut child = command.spawn().context("cannot start the daemon")?;
-    let mut said = String::new();
+    let mut message = String::new();
     if let Some(out) = child.stdout.take() {
-        io::BufRead::read_line(&mut io::BufReader::new(out), &mut said)?;
+        io::BufRead::read_line(&mut io::BufReader::new(out), &mut message)?;
     }
-    if said.trim() == LISTENS {
+    if message.trim() == LISTENS {
         return Ok(ExitCode::SUCCESS);
     }
-    print!("{said}");
+    print!("{message}");
     Ok(if child.wait()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -227,7 +227,8 @@ impl Daemon {
         let foreign = self.place.faults.fires(Fault::ForeignHello).is_some();
         let hello = if foreign { wire::FOREIGN_HELLO } else { wire::HELLO };
         let introduced = socket.send(hello).and_then(|()| socket.receive());
-        let peer = introduced.ok().filter(|said| said.bytes == wire::CREDENTIALS).and_then(|said| said.from);
+        let peer =
+            introduced.ok().filter(|message| message.bytes == wire::CREDENTIALS).and_then(|message| message.from);
         let Some(peer) = peer else {
             self.log.say("User did not send valid credentials");
             return;

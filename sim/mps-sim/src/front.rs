@@ -46,8 +46,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 
 /// Prints answers until the status arrives or the connection closes.
 fn answers(socket: &Socket) {
-    while let Ok(said) = socket.receive() {
-        let Some((kind, text)) = said.bytes.split_first_chunk::<4>() else { break };
+    while let Ok(message) = socket.receive() {
+        let Some((kind, text)) = message.bytes.split_first_chunk::<4>() else { break };
         if u32::from_le_bytes(*kind) != 0 {
             break;
         }

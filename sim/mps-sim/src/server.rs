@@ -162,9 +162,9 @@ impl Server {
             let socket = Arc::new(socket.ask_names()?);
             let hello = socket.receive()?;
             let peer = hello.from.ok_or(io::ErrorKind::InvalidData)?;
-            let said = String::from_utf8_lossy(&hello.bytes).into_owned();
-            let own = said.split(' ').find_map(|word| word.strip_prefix("percentage=")).and_then(value::percentage);
-            let own_memory = said.split(' ').find_map(|word| word.strip_prefix("memory=0=")).map(value::memory);
+            let message = String::from_utf8_lossy(&hello.bytes).into_owned();
+            let own = message.split(' ').find_map(|word| word.strip_prefix("percentage=")).and_then(value::percentage);
+            let own_memory = message.split(' ').find_map(|word| word.strip_prefix("memory=0=")).map(value::memory);
             let (percentage, memory) = {
                 let mut state = self.state();
                 let number = state.numbers;
@@ -174,7 +174,7 @@ impl Server {
                 let memory = limits.filter(|bytes| *bytes > 0).min();
                 (own.map_or(state.percentage, |own| own.min(state.percentage)), memory)
             };
-            self.log.say(&format!("Client {} from user {}: {said}", peer.pid, peer.uid));
+            self.log.say(&format!("Client {} from user {}: {message}", peer.pid, peer.uid));
             let answer = format!(
                 "server={} percentage={} device={}{}",
                 std::process::id(),
@@ -236,8 +236,8 @@ impl Server {
                 let _gone = client.socket.send(b"fault");
             }
         }
-        let told = Socket::introduced(&self.place.pipe.join("control"), Kind::FatalException);
-        let _no_daemon = told.and_then(|told| told.receive_u32());
+        let reported = Socket::introduced(&self.place.pipe.join("control"), Kind::FatalException);
+        let _no_daemon = reported.and_then(|reported| reported.receive_u32());
     }
 }
 

@@ -196,8 +196,8 @@ impl Servers {
     pub(crate) fn client(&mut self, socket: Socket, peer: Peer, log: &Log) {
         let peer = Peer { uid: self.users.uid(peer.uid), ..peer };
         let there = self.now.as_ref().is_some_and(|now| now.uid == peer.uid && now.socket.is_some());
-        let said = if there { "Server already exists" } else { "Server is not ready, push client to pending list" };
-        log.say(&format!("NEW CLIENT {} from user {}: {said}", peer.pid, peer.uid));
+        let message = if there { "Server already exists" } else { "Server is not ready, push client to pending list" };
+        log.say(&format!("NEW CLIENT {} from user {}: {message}", peer.pid, peer.uid));
         self.waiting.push(Waiting::Client { socket, peer });
         self.settle(log);
     }

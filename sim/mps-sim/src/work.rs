@@ -110,7 +110,7 @@ fn run(work: Work) -> Result<(), String> {
         Ok((server, words)) => {
             let lost = Arc::clone(&lost);
             std::thread::spawn(move || {
-                let last = server.receive().map_or_else(|_| "lost".into(), |said| said.bytes);
+                let last = server.receive().map_or_else(|_| "lost".into(), |message| message.bytes);
                 *lost.lock().unwrap_or_else(PoisonError::into_inner) =
                     Some(String::from_utf8_lossy(&last).into_owned());
             });
@@ -155,12 +155,12 @@ fn run(work: Work) -> Result<(), String> {
 
 /// Returns a channel. It receives a message when standard input has a line, or has ended.
 fn first_line() -> mpsc::Receiver<()> {
-    let (tell, told) = mpsc::channel();
+    let (tell, reported) = mpsc::channel();
     std::thread::spawn(move || {
         let _whatever_it_is = io::stdin().read_line(&mut String::new());
         let _nobody_waits = tell.send(());
     });
-    told
+    reported
 }
 
 /// Returns the number of iterations in a duration.

@@ -151,8 +151,8 @@ async fn busy_ui_makes_the_daemon_report_busy() {
     daemon.fault(Kind::BusyUi, None);
     let busy = daemon.control.default_percentage(SHORT).await.unwrap_err();
     // Both errors are right, because the deadline may expire during any attempt.
-    let told = matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. }));
-    assert!(told, "{busy:?}");
+    let reported = matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. }));
+    assert!(reported, "{busy:?}");
     daemon.is_well().await;
 }
 
@@ -161,7 +161,7 @@ async fn empty_reply_is_reported_as_strange() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::EmptyReply, None);
     let empty = daemon.control.default_percentage(LONG).await.unwrap_err();
-    assert!(matches!(&empty, ControlError::Strange { said, .. } if said.is_empty()), "{empty:?}");
+    assert!(matches!(&empty, ControlError::Strange { message, .. } if message.is_empty()), "{empty:?}");
     daemon.is_well().await;
 }
 
@@ -186,9 +186,9 @@ async fn stale_pid_file_does_not_hide_the_lock_holder() {
     faults.add(Kind::StalePidFile, None, None, None).unwrap();
     let daemon = Daemon::spawn((dir, faults));
     until(async || daemon.control.daemon(LONG).await.ok()).await;
-    let told: u32 =
+    let reported: u32 =
         std::fs::read_to_string(daemon.pipe().join("nvidia-cuda-mps-control.pid")).unwrap().parse().unwrap();
-    assert_ne!(told, daemon.child.id());
+    assert_ne!(reported, daemon.child.id());
     assert_eq!(lock::holder(&daemon.pipe()).unwrap(), Some(daemon.child.id().cast_signed()), "the lock does not lie");
 }
 
@@ -257,11 +257,11 @@ async fn slow_quit_and_slow_start_delay_the_daemon() {
     until(async || daemon.control.daemon(LONG).await.ok()).await;
     assert!(started.elapsed() >= Duration::from_millis(400));
     daemon.fault(Kind::SlowQuit, None);
-    let told = Instant::now();
+    let reported = Instant::now();
     let silent = daemon.control.quit(None, Duration::from_millis(100)).await.unwrap_err();
     assert!(matches!(silent, ControlError::Session(SessionError::Silent { .. })), "{silent:?}");
     daemon.child.wait().unwrap();
-    assert!(told.elapsed() >= Duration::from_millis(300));
+    assert!(reported.elapsed() >= Duration::from_millis(300));
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ fn perform(machine: &mut Machine, act: &Act) -> Result<bool, TestCaseError> {
             let remaining = machine.remaining_gpu_instances(0, profile.data.id).unwrap();
             match machine.create_gpu_instance(0, profile.data.id, placement) {
                 Ok(made) => {
-                    prop_assert!(remaining > 0, "made one although none was said to remain");
+                    prop_assert!(remaining > 0, "created one although the simulator reported that none remained");
                     let found = machine.resolve_gpu_instance(made).unwrap();
                     prop_assert!(places.contains(&(found.placement, made.id)), "the id is not that of the placement");
                     let mut undone = machine.clone();

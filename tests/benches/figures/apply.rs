@@ -105,9 +105,9 @@ pub(crate) fn run() -> Report {
             describe(case),
             counted_names(case.to),
             exact.map_or_else(|| "impossible".into(), |(creates, destroys)| format!("{creates} + {destroys}")),
-            said(&ours),
+            printed(&ours),
             ours.failed.to_string(),
-            said(&theirs),
+            printed(&theirs),
             theirs.failed.to_string(),
             ratio,
         ]);
@@ -139,7 +139,7 @@ fn describe(case: &Case) -> String {
     }
 }
 
-fn said(cost: &Cost) -> String {
+fn printed(cost: &Cost) -> String {
     let counts = format!("{} + {}", cost.creates, cost.destroys);
     match (cost.reached, cost.creates + cost.destroys) {
         (true, _) => counts,

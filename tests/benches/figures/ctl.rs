@@ -22,7 +22,7 @@ pub(crate) fn ctl(host: &Host, agent: &Agent, arguments: &[&str]) -> Command {
 /// Runs a command that must succeed.
 pub(crate) fn must(host: &Host, agent: &Agent, arguments: &[&str]) -> Output {
     let output = ctl(host, agent, arguments).output().expect("gpushctl can be started");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "gpushctl {}: {said}", arguments.join(" "));
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "gpushctl {}: {printed}", arguments.join(" "));
     output
 }

@@ -92,7 +92,7 @@ impl Listener {
         let until = Instant::now() + PATIENCE;
         loop {
             let piece = self.piece().unwrap_or_else(|| panic!("the stream ended after {events:?}"));
-            assert!(Instant::now() < until, "not told within {PATIENCE:?}, but {events:?}");
+            assert!(Instant::now() < until, "no such event within {PATIENCE:?}, but {events:?}");
             let Some(event) = piece else { continue };
             let last = is(&event);
             events.push(event);

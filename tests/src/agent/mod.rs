@@ -7,8 +7,8 @@
 mod answer;
 mod listener;
 mod operations;
+mod real_layout;
 mod setup;
-mod truth;
 mod waiting;
 
 use std::{
@@ -33,8 +33,8 @@ use serde_json::Value;
 pub use self::{
     answer::{Answer, parse},
     listener::{Listener, number, state},
+    real_layout::{gi_at, real_layout},
     setup::Setup,
-    truth::{gi_at, truth},
 };
 use crate::host::Host;
 
@@ -135,7 +135,7 @@ impl Agent {
     /// If gpushd ends before that, or does not send the line in time.
     pub fn wait_for(&mut self, line: &str) {
         if let Err(status) = self.says(line) {
-            panic!("gpushd ended ({status}) before it said {line}:\n{}", self.log());
+            panic!("gpushd ended ({status}) before it logged {line}:\n{}", self.log());
         }
     }
 
@@ -146,7 +146,7 @@ impl Agent {
         let mut buffer = [0; 4096];
         loop {
             if let Ok(length) = self.notify.recv(&mut buffer)
-                && String::from_utf8_lossy(&buffer[..length]).lines().any(|said| said.starts_with(line))
+                && String::from_utf8_lossy(&buffer[..length]).lines().any(|printed| printed.starts_with(line))
             {
                 return Ok(());
             }

@@ -219,7 +219,7 @@ impl<'h> Setup<'h> {
         let mut buffer = [0; 4096];
         // A previous gpushd with the same name may still have sent its status to this socket.
         while let Ok(length) = notify.recv(&mut buffer) {
-            assert!(!buffer[..length].starts_with(b"READY=1"), "it said that it was ready");
+            assert!(!buffer[..length].starts_with(b"READY=1"), "gpushd reported that it was ready");
         }
         (status, std::fs::read_to_string(log).expect("a log"))
     }

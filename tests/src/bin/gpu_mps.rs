@@ -89,10 +89,10 @@ async fn main() -> ExitCode {
 
 /// Runs the checks. Returns `None` if a signal has interrupted them.
 async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Result<Option<Report>, Stop> {
-    let said = |error: std::io::Error| Stop::Failed(error.to_string());
+    let printed = |error: std::io::Error| Stop::Failed(error.to_string());
     let ground = Ground::look(*other_client)?;
-    std::fs::create_dir_all(out).map_err(said)?;
-    let programs = std::env::current_exe().map_err(said)?;
+    std::fs::create_dir_all(out).map_err(printed)?;
+    let programs = std::env::current_exe().map_err(printed)?;
     let programs = programs.parent().unwrap_or(Path::new("/"));
     for name in ["gpushd", "gpushctl"] {
         if !programs.join(name).is_file() {
@@ -107,8 +107,8 @@ async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Re
         ground.name, ground.memory_mib, ground.driver, ground.cuda
     );
     // Install the handlers before any process is started.
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(said)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(said)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(printed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(printed)?;
     let mut service = Service::new(&ground, programs, client, MpsUsers::One)?;
     let mut of_many = Service::new(&ground, programs, client, MpsUsers::Many)?;
     let mut report = Report::of(ground, client.clone(), *seconds);

@@ -100,15 +100,15 @@ async fn memory_limit(service: &mut Service) -> Result<Found, String> {
         .await
         .map_err(|why| format!("{ABOVE_MIB} MiB, no limit: {why}"))?;
     let mut above = service.run(&limited, allocating(ABOVE_MIB))?;
-    let said = match above.ended().await {
+    let printed = match above.ended().await {
         Ok(_) => "went through".to_owned(),
         Err(why) => why,
     };
     above.gone().await?;
     Ok(Found {
-        ok: said == "out of memory",
-        words: format!("limit {LIMIT_MIB} MiB: {BELOW_MIB} MiB went through, {ABOVE_MIB} MiB: {said}"),
-        figures: json!({ "limit_mib": LIMIT_MIB, "below_mib": BELOW_MIB, "above_mib": ABOVE_MIB, "above": said }),
+        ok: printed == "out of memory",
+        words: format!("limit {LIMIT_MIB} MiB: {BELOW_MIB} MiB went through, {ABOVE_MIB} MiB: {printed}"),
+        figures: json!({ "limit_mib": LIMIT_MIB, "below_mib": BELOW_MIB, "above_mib": ABOVE_MIB, "above": printed }),
     })
 }
 

@@ -55,7 +55,7 @@ impl Work {
 /// A line that a client prints.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-enum Said {
+enum Printed {
     Ready(Ready),
     Computing { iterations: u64 },
     Ended(Ended),
@@ -126,9 +126,9 @@ impl Client {
     }
 
     /// Returns the next line that the client prints.
-    async fn says(&mut self) -> Result<Said, String> {
+    async fn says(&mut self) -> Result<Printed, String> {
         let Ok(line) = timeout(PATIENCE, self.lines.recv()).await else {
-            return Err(format!("a client said nothing for {} s", PATIENCE.as_secs()));
+            return Err(format!("a client printed nothing for {} s", PATIENCE.as_secs()));
         };
         let Some(line) = line else {
             let status = self.child.wait().await.map_err(|error| error.to_string())?;
@@ -139,9 +139,9 @@ impl Client {
             return Err(format!("a client ended with {how} before it was done{}", self.last_words()));
         };
         match serde_json::from_str(&line) {
-            Ok(Said::Failed { error }) => Err(error),
-            Ok(said) => Ok(said),
-            Err(error) => Err(format!("a client said {line:?}, which is none of its lines: {error}")),
+            Ok(Printed::Failed { error }) => Err(error),
+            Ok(printed) => Ok(printed),
+            Err(error) => Err(format!("a client printed {line:?}, which is none of its lines: {error}")),
         }
     }
 
@@ -157,7 +157,7 @@ impl Client {
     /// The client's error message, if it fails instead.
     pub async fn ready(&mut self) -> Result<Ready, String> {
         match self.says().await? {
-            Said::Ready(ready) => Ok(ready),
+            Printed::Ready(ready) => Ok(ready),
             other => Err(format!("a client began with {other:?}")),
         }
     }
@@ -182,9 +182,9 @@ impl Client {
         let mut before = None;
         loop {
             match self.says().await? {
-                Said::Computing { iterations } if before.is_some_and(|before| iterations > before) => return Ok(()),
-                Said::Computing { iterations } => before = Some(before.unwrap_or(iterations)),
-                other => return Err(format!("a client that was to compute said {other:?}")),
+                Printed::Computing { iterations } if before.is_some_and(|before| iterations > before) => return Ok(()),
+                Printed::Computing { iterations } => before = Some(before.unwrap_or(iterations)),
+                other => return Err(format!("a client that should compute printed {other:?}")),
             }
         }
     }
@@ -196,9 +196,9 @@ impl Client {
     pub async fn ended(&mut self) -> Result<Ended, String> {
         let ended = loop {
             match self.says().await? {
-                Said::Ready(_) | Said::Computing { .. } => {}
-                Said::Ended(ended) => break ended,
-                Said::Failed { error } => return Err(error),
+                Printed::Ready(_) | Printed::Computing { .. } => {}
+                Printed::Ended(ended) => break ended,
+                Printed::Failed { error } => return Err(error),
             }
         };
         let status = timeout(PATIENCE, self.child.wait()).await.map_err(|_| "a client that is done does not end")?;

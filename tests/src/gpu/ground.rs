@@ -136,12 +136,12 @@ fn read() -> Result<(Driver, gpush_api::Driver, Reading), Stop> {
         Err(error) if error.is_driver_unavailable() => return Err(Stop::Skipped(format!("no driver: {error}"))),
         Err(error) => return Err(Stop::Failed(error.to_string())),
     };
-    let said = |error: gpush_nvml::DriverError| Stop::Failed(error.to_string());
-    let info = driver.info().map_err(said)?;
-    if driver.count().map_err(said)? == 0 {
+    let printed = |error: gpush_nvml::DriverError| Stop::Failed(error.to_string());
+    let info = driver.info().map_err(printed)?;
+    if driver.count().map_err(printed)? == 0 {
         return Err(Stop::Skipped("the driver shows no GPU".to_owned()));
     }
-    let reading = driver.gpu_by_index(0).and_then(|gpu| gpu.read(&mut ProfileCache::default())).map_err(said)?;
+    let reading = driver.gpu_by_index(0).and_then(|gpu| gpu.read(&mut ProfileCache::default())).map_err(printed)?;
     Ok((driver, info, reading))
 }
 

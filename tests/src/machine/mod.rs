@@ -218,11 +218,11 @@ impl Machine {
         let mut buffer = [0; 4096];
         loop {
             if let Ok(length) = notify.recv(&mut buffer) {
-                let said = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                if let Some(pid) = said.lines().find_map(|line| line.strip_prefix("X_NSPAWN_LEADER_PID=")) {
+                let printed = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                if let Some(pid) = printed.lines().find_map(|line| line.strip_prefix("X_NSPAWN_LEADER_PID=")) {
                     self.init = Pid::from_raw(pid.parse().expect("a pid"));
                 }
-                if said.lines().any(|line| line == "READY=1") {
+                if printed.lines().any(|line| line == "READY=1") {
                     break;
                 }
             }

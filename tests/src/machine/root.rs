@@ -90,8 +90,8 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
         .output()
         .map_err(|error| format!("mmdebstrap can't be started: {error}"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("mmdebstrap failed: {}", said.lines().last().unwrap_or("it said nothing")));
+        let printed = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("mmdebstrap failed: {}", printed.lines().last().unwrap_or("it printed nothing")));
     }
     fs::write(&note, wanted).map_err(why)?;
     println!("a Debian {release} was made for machines in {:.1} s", begun.elapsed().as_secs_f64());

@@ -74,7 +74,7 @@ impl Client {
 
     /// Returns the lines that the program has printed since the last call.
     #[must_use]
-    pub fn said(&self) -> Vec<String> {
+    pub fn printed(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use gpush_api::{Code, OperationState};
 use gpush_tests::{
-    agent::{Agent, Answer, gi_at, parse, truth},
+    agent::{Agent, Answer, gi_at, parse, real_layout},
     host::Host,
 };
 use nix::unistd::{Group, geteuid};
@@ -69,7 +69,7 @@ fn unprivileged_user_can_read_and_plan_but_not_change() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb"]).state, OperationState::Done);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.start_trace();
     let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     let denied = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/apply", Some(&wanted));
@@ -81,7 +81,7 @@ fn unprivileged_user_can_read_and_plan_but_not_change() {
     assert!(hint.contains("admin_groups") && hint.contains("reload"), "{hint}");
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus", None).status, 200);
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted)).status, 200);
-    assert_eq!((truth(&host, 0), host.trace()), (before, Vec::new()));
+    assert_eq!((real_layout(&host, 0), host.trace()), (before, Vec::new()));
     // The API shows which user requested an operation, but hides the pid of the process that
     // requested it.
     let operations = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/operations", None).json();
@@ -97,7 +97,7 @@ fn root_in_another_pid_or_user_namespace_is_denied() {
     }
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     for namespaces in [&["--fork", "--pid"][..], &["--user", "--map-root-user"]] {
         let through = || {
@@ -118,7 +118,7 @@ fn root_in_another_pid_or_user_namespace_is_denied() {
         let plan = ask_with(through(), &agent, "POST", "/v1/mig/plan", Some(&wanted)).expect("an answer");
         assert_eq!(plan.status, 200, "{namespaces:?}");
     }
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use gpush_api::{Code, Operation, OperationState, OperationSummary};
 use gpush_tests::{
-    agent::{Agent, Setup, gi_at, truth},
+    agent::{Agent, Setup, gi_at, real_layout},
     host::Host,
     strace,
 };
@@ -69,12 +69,12 @@ fn deleted_database_is_noticed_before_any_change() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     let state = Setup::on(&host).state_dir();
     std::fs::remove_file(state.join("gpush.db")).expect("the database is there");
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     let error = agent.begin(&["0"], &["7g.80gb"]).expect_err("nothing can be recorded");
     assert_eq!(error.code, Code::Unavailable, "{error:?}");
     assert!(error.message.contains("gpush.db was deleted or replaced"), "{error:?}");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("restart gpushd")), "{error:?}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     // gpushd still answers reads, and reports that it is degraded.
     assert_eq!(agent.gpus().len(), 8);
     let health = agent.get("/v1/health").json();
@@ -98,7 +98,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
     agent.stop();
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     // After `number` writes, every write to the disk fails.
     let (mut refused, mut carried_out) = (0, 0);
     for number in [1, 2, 3, 5, 8, 12, 16, 20, 30, 40] {
@@ -114,7 +114,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
                 match agent.begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] } })) {
                     Err(error) => {
                         assert_eq!(error.code, Code::Unavailable, "{what}: {error:?}");
-                        assert_eq!(truth(&host, 0), before, "{what}");
+                        assert_eq!(real_layout(&host, 0), before, "{what}");
                         refused += 1;
                     }
                     Ok(operation) => {

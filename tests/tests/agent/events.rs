@@ -45,14 +45,14 @@ fn each_change_is_one_event_in_order() {
         "selectors": ["0", "1"], "layout_source": {"entries": ["3g.40gb", "1g.10gb"]}, "reason": "a secret? no"
     }));
     let id = begun.unwrap().id;
-    let told = listener.until_end_of(&id);
-    assert_consecutive(&told);
-    let states: Vec<OperationState> = told.iter().filter_map(|event| Some(state(event)?.1)).collect();
+    let reported = listener.until_end_of(&id);
+    assert_consecutive(&reported);
+    let states: Vec<OperationState> = reported.iter().filter_map(|event| Some(state(event)?.1)).collect();
     assert_eq!((states[0], states[states.len() - 1]), (OperationState::Running, OperationState::Done));
     // When a step begins, gpushd sends an event with the number of finished steps: on each of the
     // two GPUs, from 0 of 4 to 4 of 4.
     for gpu in 0..2 {
-        let mut done: Vec<u32> = told
+        let mut done: Vec<u32> = reported
             .iter()
             .filter_map(|event| match &event.what {
                 EventPayload::Operation(change) => Some(change.progress[gpu].done),
@@ -62,15 +62,15 @@ fn each_change_is_one_event_in_order() {
         done.dedup();
         assert_eq!(done, [0, 1, 2, 3, 4], "GPU {gpu}");
     }
-    assert!(!serde_json::to_string(&told).unwrap().contains("\"plans\""));
+    assert!(!serde_json::to_string(&reported).unwrap().contains("\"plans\""));
 
     // Before the end of the operation, an event shows that the GPU is free and has its new
     // instances. gpushd sends it even if no client reads the GPU.
-    let gpu = told.iter().rev().find_map(|event| match &event.what {
+    let gpu = reported.iter().rev().find_map(|event| match &event.what {
         EventPayload::Gpu(change) if change.gpu == 1 => Some(change),
         _ => None,
     });
-    let gpu = gpu.unwrap_or_else(|| panic!("{told:?}"));
+    let gpu = gpu.unwrap_or_else(|| panic!("{reported:?}"));
     assert_eq!((gpu.state, gpu.instances.len(), gpu.mig), (GpuState::Ready, 2, Some(true)));
 
     agent.write_config("[log]\nlevel = \"nonsense\"\n");
@@ -114,14 +114,14 @@ fn driver_appearance_is_an_event() {
     while agent.get("/v1/gpus").status != 200 {
         assert!(Instant::now() < until, "{}", agent.log());
     }
-    let told: (bool, bool, bool) = loop {
+    let reported: (bool, bool, bool) = loop {
         match next() {
             // Before this event, an event may have reported that the driver is missing.
             (false, false, true) => {}
             other => break other,
         }
     };
-    assert_eq!(told, (true, false, false));
+    assert_eq!(reported, (true, false, false));
 }
 
 #[test]
@@ -190,9 +190,9 @@ fn event_filters_apply_and_invalid_ones_are_refused() {
     let first = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     let _ = agent.follow(first);
     let second = agent.begin(&["0", "1"], &["1g.10gb"]).unwrap();
-    let told = one.until_end_of(&second.id);
-    assert!(told.iter().all(|event| state(event).is_none_or(|(id, _)| id == second.id)), "{told:?}");
-    assert!(kinds(&told).iter().all(|kind| ["gpu", "operation"].contains(kind)), "{:?}", kinds(&told));
+    let reported = one.until_end_of(&second.id);
+    assert!(reported.iter().all(|event| state(event).is_none_or(|(id, _)| id == second.id)), "{reported:?}");
+    assert!(kinds(&reported).iter().all(|kind| ["gpu", "operation"].contains(kind)), "{:?}", kinds(&reported));
 
     let kept = agent.get("/v1/events?follow=false&kinds=operation");
     let kept: Vec<Event> = serde_json::from_value(kept.json()).unwrap();
@@ -290,17 +290,17 @@ fn unread_event_stream_delays_nothing_and_bounds_memory() {
     }
     let mut apply = |layout: &str| {
         let operation = agent.begin(&all, &[layout]).unwrap();
-        let told = well.until_end_of(&operation.id);
+        let reported = well.until_end_of(&operation.id);
         assert_eq!(agent.operation(&operation.id).state, OperationState::Done);
-        told.len()
+        reported.len()
     };
-    let mut told = apply("1g.10gb*7") + apply("none");
+    let mut reported = apply("1g.10gb*7") + apply("none");
     let before = resident(agent.pid());
-    while told < 3000 {
-        told += apply("1g.10gb*7") + apply("none");
+    while reported < 3000 {
+        reported += apply("1g.10gb*7") + apply("none");
     }
     let after = resident(agent.pid());
-    println!("{told} events; resident {before} KiB, then {after} KiB");
+    println!("{reported} events; resident {before} KiB, then {after} KiB");
     // gpushd stores the last thousand events only once, however many listeners have not read them.
     // On this host, an event has at most 1.5 kB.
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
@@ -331,9 +331,9 @@ fn two_hundred_listeners_get_the_same_events() {
     agent.settle_reads();
     let mut listeners: Vec<Listener> = (0..200).map(|_| agent.listen("?kinds=operation", None)).collect();
     let operation = agent.begin(&["0", "1"], &["1g.10gb*7"]).unwrap();
-    let told: Vec<Vec<Event>> = listeners.iter_mut().map(|one| one.until_end_of(&operation.id)).collect();
-    assert!(told.iter().all(|heard| *heard == told[0]));
-    println!("{} listeners heard {} events each", told.len(), told[0].len());
+    let reported: Vec<Vec<Event>> = listeners.iter_mut().map(|one| one.until_end_of(&operation.id)).collect();
+    assert!(reported.iter().all(|heard| *heard == reported[0]));
+    println!("{} listeners heard {} events each", reported.len(), reported[0].len());
     let begun = Instant::now();
     agent.signal(Signal::SIGTERM);
     assert!(listeners.iter_mut().all(|listener| listener.event().is_none()));

@@ -5,7 +5,7 @@ use std::{io::Write, time::Duration};
 
 use gpush_api::{AuditRecord, OperationState};
 use gpush_tests::{
-    agent::{Agent, truth},
+    agent::{Agent, real_layout},
     host::Host,
 };
 use serde_json::json;
@@ -56,7 +56,7 @@ fn cancelled_queued_operation_leaves_no_claim() {
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     host.process("--gpu 0 --gi 0 --ci 0 --memory 100");
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     for round in 0..ROUNDS {
         let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "wait_s": 3600 });
         let waiting = agent.begin_with(&body).expect("it waits");
@@ -69,7 +69,7 @@ fn cancelled_queued_operation_leaves_no_claim() {
         let ended = agent.follow(waiting);
         assert_eq!(ended.state, OperationState::NotStarted, "round {round}: {ended:?}");
     }
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
 }
 
 #[test]

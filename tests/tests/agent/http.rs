@@ -216,11 +216,11 @@ fn ten_megabyte_body_is_refused_before_it_is_read() {
     let agent = Agent::start(&host, "");
     let most = 10 << 20;
     let head = "POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
-    let told = format!("{head}content-length: {most}\r\n\r\n");
+    let reported = format!("{head}content-length: {most}\r\n\r\n");
     // Send one request with a content length, and one without.
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{most:x}\r\n");
     let mut tried = 0;
-    for start in [told, chunked] {
+    for start in [reported, chunked] {
         let mut stream = agent.connect();
         stream.write_all(start.as_bytes()).unwrap();
         let piece = vec![b' '; 64 << 10];

@@ -93,17 +93,17 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     let journal = UnixDatagram::bind(&socket).expect("a socket");
     let agent = start(&host, &directory);
     work(&agent, 1);
-    let told = read_until(&journal, "GPUSH_OPERATION");
+    let reported = read_until(&journal, "GPUSH_OPERATION");
     // These fields name the code that logged the event, not the code of the thread that writes the
     // log.
-    let entry = told.last().expect("the entry of an operation");
+    let entry = reported.last().expect("the entry of an operation");
     // In journald's protocol, the length of the value is between the name and the value.
     assert!(entry.contains("CODE_FILE") && entry.contains("agent/src/apply/"), "{entry}");
     assert!(entry.contains("TARGET") && entry.contains("gpushd::apply::"), "{entry}");
     assert!(entry.contains("\nGPUSH_OPERATION"), "{entry}");
     // gpushd checks whether a journal exists by sending an empty message, which is the first
     // message.
-    assert!(told.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{told:?}");
+    assert!(reported.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{reported:?}");
     // The test does not read now. The kernel buffers a few messages, and gpushd's queue has room
     // for a thousand more. gpushd drops all further messages.
     let begun = Instant::now();
@@ -114,8 +114,8 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
         assert!(begun.elapsed() < PATIENCE, "{rounds} rounds");
     }
     assert!(agent.get("/v1/health").status == 200);
-    let told = read_until(&journal, "log lines were dropped");
-    println!("{rounds} rounds with a journal that is stopped; it then heard {} messages", told.len());
+    let reported = read_until(&journal, "log lines were dropped");
+    println!("{rounds} rounds with a journal that is stopped; it then heard {} messages", reported.len());
     // From here on, there is no journald.
     drop(journal);
     fs::remove_file(&socket).expect("the socket is there");
@@ -142,8 +142,8 @@ fn entries_name_their_objects_in_fields_for_journalctl() {
     let value = |entry: &String, name: &str| field(entry, name).map(str::to_owned);
 
     assert_eq!(agent.post("/v1/gpus/0/cordon", &json!({ "reason": "a new fan" })).status, 200);
-    let told = read_until(&journal, "a new fan");
-    let entry = told.last().expect("the entry of the cordon");
+    let reported = read_until(&journal, "a new fan");
+    let entry = reported.last().expect("the entry of the cordon");
     assert_eq!(
         (value(entry, "GPUSH_GPU"), value(entry, "GPUSH_UID")),
         (Some(uuid.clone()), Some(uid.clone())),
@@ -152,27 +152,27 @@ fn entries_name_their_objects_in_fields_for_journalctl() {
     assert_eq!(agent.post("/v1/gpus/0/uncordon", &json!({})).status, 200);
 
     let operation = agent.apply_once(&["0"], &["7g.80gb"]);
-    let told = read_until(&journal, "begins: ");
-    let entry = told.last().expect("the entry of the operation");
+    let reported = read_until(&journal, "begins: ");
+    let entry = reported.last().expect("the entry of the operation");
     let fields = (value(entry, "GPUSH_OPERATION"), value(entry, "GPUSH_UID"));
     assert_eq!(fields, (Some(operation.id), Some(uid.clone())), "{entry:?}");
 
     let granted = agent.post("/v1/leases", &json!({ "share": { "kind": "whole" }, "selectors": ["1"] }));
     let lease = granted.json()["lease"]["id"].as_str().map(str::to_owned);
-    let told = read_until(&journal, " granted: ");
-    let entry = told.last().expect("the entry of the lease");
+    let reported = read_until(&journal, " granted: ");
+    let entry = reported.last().expect("the entry of the lease");
     assert!(lease.is_some(), "{}", granted.json());
     assert_eq!((value(entry, "GPUSH_LEASE"), value(entry, "GPUSH_UID")), (lease, Some(uid)), "{entry:?}");
     let granted = agent.post("/v1/leases", &json!({ "share": { "kind": "mig_profile", "profile": "7g.80gb" } })).json();
     let lease = granted["lease"]["id"].as_str().unwrap_or_else(|| panic!("{granted}"));
     let device = granted["lease"]["members"][0]["target"].as_str().map(str::to_owned);
-    let told = read_until(&journal, " granted: ");
-    let entry = told.last().expect("the entry of the lease");
+    let reported = read_until(&journal, " granted: ");
+    let entry = reported.last().expect("the entry of the lease");
     let fields = (value(entry, "GPUSH_GPU"), value(entry, "GPUSH_MIG"));
     assert_eq!(fields, (Some(uuid.clone()), device.clone()), "{entry:?}");
     assert_eq!(agent.post(&format!("/v1/leases/{lease}/release"), &json!({})).status, 200);
-    let told = read_until(&journal, &format!("lease {lease} ended: "));
-    let entry = told.last().expect("the entry of the end");
+    let reported = read_until(&journal, &format!("lease {lease} ended: "));
+    let entry = reported.last().expect("the entry of the end");
     assert_eq!((value(entry, "GPUSH_GPU"), value(entry, "GPUSH_MIG")), (Some(uuid), device), "{entry:?}");
 
     let page = gpush_tests::page::document("install.md");

@@ -11,7 +11,7 @@ use std::{
 
 use gpush_api::{Code, EndReason, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, Setup, real_layout},
     host::Host,
     mps::{lease_becomes, lease_now, release},
     strace,
@@ -151,7 +151,7 @@ fn concurrent_lease_and_operation_get_different_devices() {
         for round in 0..ROUNDS {
             // The operation replaces the current layout with the other layout. The lease request
             // names a profile of the current layout.
-            let profile = if truth(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
+            let profile = if real_layout(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
             let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };
             let lease = json!({ "share": { "kind": "mig_profile", "profile": profile }, "selectors": [name] });
             let first = rng.usize(..3);
@@ -270,20 +270,20 @@ fn lease_continues_after_its_rule_changes() {
     let (host, agent) = two_gpus(MIG);
     let granted =
         request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("a lease");
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
     let body = json!({ "selectors": ["0"], "layout_source": "wanted" });
     let blocked = agent.begin_with(&body).unwrap_err();
     assert_eq!(blocked.code, Code::Blocked, "{blocked:?}");
     assert!(blocked.causes.iter().any(|cause| cause.contains("lease L1")), "{blocked:?}");
-    assert_eq!((truth(&host, 0), lease_now(&agent, granted.lease.id).state), (before, LeaseState::Active));
+    assert_eq!((real_layout(&host, 0), lease_now(&agent, granted.lease.id).state), (before, LeaseState::Active));
     release(&agent, granted.lease.id);
     lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
     assert_eq!(
         agent.follow(agent.begin_with(&body).expect("nothing is leased")).state,
         gpush_api::OperationState::Done
     );
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
 #[test]

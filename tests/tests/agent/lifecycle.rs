@@ -13,7 +13,7 @@ use std::{
 
 use gpush_api::{GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, Setup, real_layout},
     host::Host,
 };
 use nix::sys::signal::Signal;
@@ -137,8 +137,8 @@ fn stop_during_apply_finishes_operation_first() {
     let refused = agent.begin(&["1"], &["7g.80gb"]).unwrap_err();
     assert_eq!(refused.code, gpush_api::Code::Stopping, "{refused:?}");
     assert!(agent.wait().success(), "{}", agent.log());
-    assert_eq!(truth(&host, 0).len(), 4, "{:?}", truth(&host, 0));
-    assert!(truth(&host, 1).is_empty());
+    assert_eq!(real_layout(&host, 0).len(), 4, "{:?}", real_layout(&host, 0));
+    assert!(real_layout(&host, 1).is_empty());
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn second_sigterm_ends_gpushd_at_once() {
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert!(operation.notes[0].contains("gpushd ended while the operation was running"), "{:?}", operation.notes);
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
 }
 
@@ -303,8 +303,8 @@ fn unread_log_delays_nothing() {
 fn watchdog_is_notified_while_gpu_hangs() {
     let host = Host::up("dgx-a100");
     // The service manager enables the watchdog for one process only, whose pid is in WATCHDOG_PID.
-    let said = ["sh", "-c", "WATCHDOG_USEC=200000 WATCHDOG_PID=$$ exec \"$0\" \"$@\""];
-    let mut agent = Setup::on(&host).config("").through(&said).start();
+    let printed = ["sh", "-c", "WATCHDOG_USEC=200000 WATCHDOG_PID=$$ exec \"$0\" \"$@\""];
+    let mut agent = Setup::on(&host).config("").through(&printed).start();
     agent.wait_for("WATCHDOG=1");
     host.fault("nvmlDeviceGetMigMode --gpu 0 --hang");
     let _operation = agent.begin(&["1"], &["7g.80gb"]);

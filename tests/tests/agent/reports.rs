@@ -101,9 +101,9 @@ fn process_in_gpu_instance_is_named_once_as_blocker() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
     let pid = host.process(&format!("--gpu 0 --gi {} --memory 100", gpush_tests::agent::gi_at(&host, 0, 4)));
     let error = agent.until("it is in the way", || agent.begin(&["0"], &["7g.80gb"]).err());
-    let told = error.sentences().join(" ");
-    assert_eq!(told.matches(&pid.to_string()).count(), told.matches("held by").count(), "{told}");
-    assert!(told.contains("root") || told.contains("gpush-sim"), "{told}");
+    let reported = error.sentences().join(" ");
+    assert_eq!(reported.matches(&pid.to_string()).count(), reported.matches("held by").count(), "{reported}");
+    assert!(reported.contains("root") || reported.contains("gpush-sim"), "{reported}");
 }
 
 #[test]
@@ -122,11 +122,11 @@ fn sigterm_during_start_stops_gpushd() {
         // This sleep waits for no event. Its length is the moment of the signal.
         std::thread::sleep(Duration::from_micros(250 * quarters));
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
-        let told = Instant::now();
+        let reported = Instant::now();
         while child.try_wait().expect("it can be waited for").is_none() {
-            if told.elapsed() > PATIENCE {
+            if reported.elapsed() > PATIENCE {
                 child.kill().unwrap();
-                panic!("told to end after {} µs, it did not", 250 * quarters);
+                panic!("did not end {} µs after SIGTERM", 250 * quarters);
             }
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -10,7 +10,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Health, OperationState};
 use gpush_tests::{
-    agent::{Agent, Setup, gi_at, truth},
+    agent::{Agent, Setup, gi_at, real_layout},
     host::Host,
 };
 use serde_json::{Value, json};
@@ -95,7 +95,7 @@ fn cordon_survives_restart_and_yields_to_named_requests() {
     agent.until("reconciled GPU 1", || agent.gpu(1).drift.is_empty().then_some(()));
     let kept = agent.gpu(0);
     assert_eq!(kept.cordons[0].by, gpu.cordons[0].by);
-    assert_eq!((kept.state, truth(&host, 0)), (GpuState::Cordoned, vec!["7g.80gb@0[7g.80gb@0]".to_owned()]));
+    assert_eq!((kept.state, real_layout(&host, 0)), (GpuState::Cordoned, vec!["7g.80gb@0[7g.80gb@0]".to_owned()]));
     let gpu = gpu_of(done(&agent, "/v1/gpus/0/uncordon", "fan replaced"));
     assert!(gpu.cordons.is_empty(), "{gpu:?}");
     agent.until("reconciled GPU 0", || agent.gpu(0).drift.is_empty().then_some(()));
@@ -137,9 +137,9 @@ fn xid_cordons_gpu_and_uncordon_lasts_until_next_xid() {
     assert_eq!((gpu.cordons[0].cause.as_str(), &gpu.cordons[0].by), ("xid-79", &None));
     assert!(gpu.reasons[0].contains("Xid 79 (the GPU has fallen off the bus)"), "{:?}", gpu.reasons);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    let told = health(&agent);
-    let told = cause(&told, "GPU 1").expect("a fault is ill health");
-    assert!(told.hint.as_ref().unwrap().contains("gpushctl gpu uncordon 1"), "{told:?}");
+    let reported = health(&agent);
+    let reported = cause(&reported, "GPU 1").expect("a fault is ill health");
+    assert!(reported.hint.as_ref().unwrap().contains("gpushctl gpu uncordon 1"), "{reported:?}");
     done(&agent, "/v1/gpus/1/uncordon", "reset");
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
     agent.stop();
@@ -256,7 +256,7 @@ fn maintenance_closes_all_handles_and_survives_restart() {
     let ended =
         agent.follow(serde_json::from_value(agent.get(&format!("/v1/operations/{}", waiting.id)).json()).unwrap());
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
     assert_eq!(done(&agent, "/v1/maintenance/leave", "again"), json!({ "in_maintenance": false }));
 }
@@ -301,8 +301,8 @@ fn health_reports_missing_and_mismatched_driver() {
         host.fault(&format!("nvmlInit --rc {rc}"));
         let worker = i32::try_from(clients(&host)[0].as_i64().unwrap()).unwrap();
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
-        let (_, said) = agent.until(rc, || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
-        assert!(said.to_lowercase().contains(words), "{rc}: {said}");
+        let (_, printed) = agent.until(rc, || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
+        assert!(printed.to_lowercase().contains(words), "{rc}: {printed}");
         host.clear_faults();
         agent.until("the driver again", || code(&agent).is_none().then_some(()));
         assert_eq!(agent.gpus().into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>(), before);
@@ -329,13 +329,13 @@ fn lost_database_holds_managed_gpus_until_recover() {
     assert!(refused.hint.unwrap().contains("gpushctl recover"));
     // If no rule manages a GPU, gpushd does not hold it.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
-    let told = health(&agent);
-    let told = cause(&told, "the database was lost").expect("health says it");
+    let reported = health(&agent);
+    let reported = cause(&reported, "the database was lost").expect("health says it");
     let kept =
-        told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged database file is kept as ")).unwrap();
+        reported.causes.iter().find_map(|cause| cause.strip_prefix("the damaged database file is kept as ")).unwrap();
     assert_eq!(fs::read_to_string(kept).unwrap(), "no database");
-    assert!(told.causes.iter().any(|cause| cause.contains("GPUs 0, 1 are held")), "{told:?}");
-    assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));
+    assert!(reported.causes.iter().any(|cause| cause.contains("GPUs 0, 1 are held")), "{reported:?}");
+    assert!(reported.hint.as_ref().unwrap().contains("`gpushctl recover`"));
     agent.stop();
 
     // The GPUs stay `held` after a restart of gpushd, but not after a reboot.
@@ -371,7 +371,7 @@ fn reboot_releases_held_gpus() {
     let agent = Agent::start(&host, CONFIG);
     laid_out(&agent);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    assert_eq!(truth(&host, 0).len(), 2);
+    assert_eq!(real_layout(&host, 0).len(), 2);
 }
 
 #[test]
@@ -432,8 +432,8 @@ fn gpus_of_nvidia_mig_manager_are_not_changed() {
     symlink("/usr/lib/systemd/system/nvidia-mig-manager.service", &link).unwrap();
     host.start_trace();
     let agent = Setup::on(&host).config(CONFIG).env("GPUSH_HOST_ROOT", root.to_str().unwrap()).start();
-    let told = agent.until("word of it", || cause(&health(&agent), "nvidia-mig-manager").cloned());
-    assert!(told.hint.unwrap().contains("`systemctl disable --now nvidia-mig-manager.service`"));
+    let reported = agent.until("word of it", || cause(&health(&agent), "nvidia-mig-manager").cloned());
+    assert!(reported.hint.unwrap().contains("`systemctl disable --now nvidia-mig-manager.service`"));
     let refused = agent.begin(&["2"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("GPU 2 (") && refused.causes[0].contains(link.to_str().unwrap()), "{refused:?}");

@@ -101,15 +101,15 @@ fn run(page: &str, agent: &Agent) -> (usize, usize) {
         let ended = output.status.code() == Some(TIME_IS_OVER) && script.contains("--max-time");
         assert!(output.status.success() || ended, "{script}\n{}", String::from_utf8_lossy(&output.stderr));
         run += 1;
-        let said = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&output.stdout);
         match blocks.get(at + 1) {
             Some((language, shown)) if language == "json" => {
                 let shown: Value = serde_json::from_str(shown).unwrap_or_else(|error| panic!("{error}: {shown}"));
-                let real: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+                let real: Value = serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"));
                 assert!(is_like(&shown, &real), "{script}\nthe page shows {shown}\nit says {real:#}");
                 compared += 1;
             }
-            _ => assert!(said.starts_with("id: "), "{script}\n{said}"),
+            _ => assert!(printed.starts_with("id: "), "{script}\n{printed}"),
         }
     }
     (run, compared)

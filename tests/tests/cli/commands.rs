@@ -11,7 +11,7 @@ use std::{
 
 use gpush_api::{Gpu, GpuState, Operation, OperationState, Plans};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, gi_at, truth},
+    agent::{Agent, PATIENCE, Setup, gi_at, real_layout},
     host::{Host, program},
 };
 use insta::assert_snapshot;
@@ -121,7 +121,7 @@ fn layout_is_planned_applied_and_asserted() {
     }
     assert_snapshot!(steady(&text));
     let expected = ["2g.20gb@0[2g.20gb@0]", "1g.10gb@2[1g.10gb@0]", "1g.10gb@3[1g.10gb@0]", "3g.40gb@4[3g.40gb@0]"];
-    assert_eq!(truth(&host, 0), expected);
+    assert_eq!(real_layout(&host, 0), expected);
 }
 
 #[test]
@@ -129,12 +129,12 @@ fn instance_in_use_is_kept_and_named() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
     let pid = busy(&host, &agent, 9000);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
 
     let refused = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "7g.80gb"]);
     assert!(refused.contains(&format!("pid {pid}")) && refused.contains("3g.40gb@4"), "{refused}");
     assert!(refused.contains("hint:") && refused.ends_with("[exit 4]\n"), "{refused}");
-    assert_eq!(truth(&host, 0), before, "a refusal touches nothing");
+    assert_eq!(real_layout(&host, 0), before, "a refusal touches nothing");
 
     let status = run(&agent, &["status"]);
     let line = status.lines().find(|line| line.contains("3g.40gb@4")).expect("a line of the instance");
@@ -143,7 +143,7 @@ fn instance_in_use_is_kept_and_named() {
     // Every instance except the busy one can be replaced.
     let more = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*4"]);
     assert!(more.ends_with("[exit 0]\n"), "{more}");
-    assert!(truth(&host, 0).contains(&"3g.40gb@4[3g.40gb@0]".to_owned()));
+    assert!(real_layout(&host, 0).contains(&"3g.40gb@4[3g.40gb@0]".to_owned()));
     let (_, gpus) = json::<Vec<Gpu>>(&agent, &["gpu", "show", "0"]);
     let kept = gpus[0].mig.as_ref().expect("MIG").instances.iter().find(|i| i.placement.start == 4).expect("kept");
     assert_eq!(kept.compute[0].processes[0].pid.map(|pid| pid.to_string()), Some(pid));
@@ -153,14 +153,14 @@ fn instance_in_use_is_kept_and_named() {
 fn failed_apply_is_rolled_back_and_reported() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     // The second creation fails only once. So the rollback succeeds.
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --times 1 --rc INSUFFICIENT_RESOURCES");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*7"]);
     assert!(text.contains("rolled back") && text.contains("as it was before"), "{text}");
     assert!(text.contains("error: ") && text.contains("hint: "), "{text}");
     assert!(text.ends_with("[exit 1]\n"), "{text}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     let (code, operation) = json::<Operation>(&agent, &["operation", "show"]);
     assert_eq!((code, operation.state), (0, OperationState::RolledBack));
     let (code, _) = json::<Plans>(&agent, &["mig", "assert"]);
@@ -194,14 +194,14 @@ fn offline_plan_equals_plan_of_agent() {
             let off: Vec<&str> = online.iter().chain(&offline).copied().collect();
             let (online, offline) = (json::<serde_json::Value>(&agent, &online), json(&agent, &off));
             // With `--offline`, the commands in hints also have `--offline`.
-            let (status, said): (i32, serde_json::Value) = offline;
-            let said = said.to_string().replace(&format!(" --offline {}", saved.display()), "");
+            let (status, printed): (i32, serde_json::Value) = offline;
+            let printed = printed.to_string().replace(&format!(" --offline {}", saved.display()), "");
             // With gpushd, the hint suggests a command that does not work offline.
-            let said = said.replace(
+            let printed = printed.replace(
                 "choose GPUs that `gpushctl mig profiles` lists",
                 "run `gpushctl gpu list` to see the index, UUID, PCI address and product name of each GPU",
             );
-            let offline = (status, serde_json::from_str::<serde_json::Value>(&said).expect("JSON"));
+            let offline = (status, serde_json::from_str::<serde_json::Value>(&printed).expect("JSON"));
             assert_eq!(online, offline, "{verb} {request:?}");
             tried += 1;
         }
@@ -238,10 +238,10 @@ fn other_user_can_read_and_not_change() {
     let shown = as_nobody(&["gpu", "show", "0", "--json"]);
     assert!(!shown.contains("sleeper") && !shown.contains(&pid), "{shown}");
 
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     let denied = as_nobody(&["mig", "apply", "--gpu", "0", "--layout", "none"]);
     assert!(denied.contains("uid 65534") && denied.contains("hint:") && denied.ends_with("[exit 5]\n"), "{denied}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     let planned = as_nobody(&["mig", "plan", "--gpu", "0", "--layout", "3g.40gb"]);
     assert!(planned.ends_with("[exit 0]\n"), "to look is free: {planned}");
 
@@ -344,7 +344,7 @@ fn operation_continues_after_ctrl_c() {
     host.clear_faults();
     let ended = run(&agent, &["operation", "wait", "op-1", "--quiet"]);
     assert!(ended.contains("op-1 done") && ended.ends_with("[exit 0]\n"), "{ended}");
-    assert_eq!(truth(&host, 0).len(), 2);
+    assert_eq!(real_layout(&host, 0).len(), 2);
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn apply_survives_a_killed_agent() {
     assert_eq!(child.wait().expect("it ends").code(), Some(0), "{text}");
     let shown = run(&again, &["operation", "show", "op-1"]);
     assert!(shown.contains("op-1 done") && shown.contains("gpushd ended while the operation was running"), "{shown}");
-    assert_eq!(truth(&host, 0).len(), 2);
+    assert_eq!(real_layout(&host, 0).len(), 2);
     assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
 }
 
@@ -421,8 +421,8 @@ fn lost_gpu_is_an_error_and_others_work() {
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb"]);
     assert!(text.ends_with("[exit 1]\n") && text.contains("lost"), "{text}");
     // Check only the text before the hint, because the command in the hint contains the UUID.
-    let said = text.split("hint:").next().expect("text");
-    assert_eq!(said.matches("GPU-").count(), 1, "its UUID is said once: {text}");
+    let printed = text.split("hint:").next().expect("text");
+    assert_eq!(printed.matches("GPU-").count(), 1, "its UUID is printed once: {text}");
     let status = run(&agent, &["status"]);
     let heading = status.lines().find(|line| line.starts_with("GPU 0")).expect("the lost GPU is shown");
     assert!(heading.contains("lost"), "{status}");

@@ -100,10 +100,9 @@ fn typed(page: &str) {
     let mut typed = String::new();
     let mut wrong = String::new();
     for (at, (command, shown)) in steps.iter().enumerate() {
-        let said = |ending: &str| {
-            std::fs::read_to_string(scratch.path().join(format!("{at}.{ending}"))).expect("what was said")
-        };
-        let (out, err) = (said("out"), said("err"));
+        let printed =
+            |ending: &str| std::fs::read_to_string(scratch.path().join(format!("{at}.{ending}"))).expect("the output");
+        let (out, err) = (printed("out"), printed("err"));
         // gpushctl prints its progress on stderr. Progress looks different on a terminal, so the
         // page shows only errors.
         let real = if err.starts_with("error:") { out + &err } else { out };
@@ -140,8 +139,8 @@ fn mig_parted_label_is_imported_as_the_page_says() {
         .replace("import config.yaml", &format!("import {}", parted.display()))
         .replace("systemctl reload gpushd", "gpushctl config reload");
     let output = shell(&format!("set -e\n{commands}"), &[("GPUSH_SOCKET", agent.socket().display().to_string())]);
-    let said = [&output.stdout[..], &output.stderr].concat();
-    assert!(output.status.success(), "{commands}\n{}", String::from_utf8_lossy(&said));
+    let printed = [&output.stdout[..], &output.stderr].concat();
+    assert!(output.status.success(), "{commands}\n{}", String::from_utf8_lossy(&printed));
     let wanted: Vec<Option<Vec<String>>> = agent.gpus().into_iter().take(4).map(|gpu| gpu.layout).collect();
     let mixed = Some(["1g.10gb*2", "2g.20gb", "3g.40gb"].map(str::to_owned).to_vec());
     assert_eq!(wanted, [mixed.clone(), mixed, Some(vec!["7g.80gb".to_owned()]), None]);
@@ -226,7 +225,7 @@ fn socket_group_is_the_same_in_all_files() {
 #[test]
 fn missing_named_config_is_an_error_with_a_hint() {
     let output = shell("gpushd --config /nonexistent/config.toml", &[]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("there is no config file") && said.contains("config.example.toml"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains("there is no config file") && printed.contains("config.example.toml"), "{printed}");
     assert!(!output.status.success());
 }

@@ -12,7 +12,7 @@ use std::{
 
 use gpush_api::{AuditRecord, Code, Event, EventKind, EventPayload, OperationState, OperationSummary};
 use gpush_tests::{
-    agent::{Agent, Setup, gi_at, truth},
+    agent::{Agent, Setup, gi_at, real_layout},
     host::{Host, program},
 };
 use nix::{
@@ -99,7 +99,7 @@ fn apply_while_agent_dies_is_one_operation() {
         assert_eq!(all.len(), operations, "{all:?}");
         assert!(all.iter().all(|one| one.state == OperationState::Done), "{all:?}");
     }
-    assert_eq!(truth(&host, 0).len(), 2);
+    assert_eq!(real_layout(&host, 0).len(), 2);
 }
 
 #[test]
@@ -115,13 +115,13 @@ fn waiting_operation_is_followed_and_cancelled() {
         let mut child =
             gpushctl(&agent, &[&wanted[..], &["--wait", "--reason", "for the\nworkshop"]].concat()).spawn().unwrap();
         let mut reader = BufReader::new(child.stderr.take().unwrap());
-        let told = lines_until(&mut reader, |line| line.starts_with("waits: "));
-        (child, reader, told)
+        let reported = lines_until(&mut reader, |line| line.starts_with("waits: "));
+        (child, reader, reported)
     };
-    let (child, _reader, told) = waiting();
+    let (child, _reader, reported) = waiting();
     // gpushctl tells root only once which process blocks the operation.
-    assert_eq!(told.iter().filter(|line| line.contains(&format!("pid {pid}"))).count(), 1, "{told:?}");
-    assert!(told.iter().all(|line| !line.contains("is in use")), "{told:?}");
+    assert_eq!(reported.iter().filter(|line| line.contains(&format!("pid {pid}"))).count(), 1, "{reported:?}");
+    assert!(reported.iter().all(|line| !line.contains("is in use")), "{reported:?}");
     let all: Vec<OperationSummary> = json(&run(&agent, &["operation", "list", "--json"]));
     let id = all.last().unwrap().id.clone();
     let list = stdout(&run(&agent, &["operation", "list"]));
@@ -148,8 +148,8 @@ fn waiting_operation_is_followed_and_cancelled() {
             json::<Vec<OperationSummary>>(&run(&agent, &["operation", "list", "--json"])).last().unwrap().id.clone();
         let mut child = gpushctl(&agent, &["operation", "wait", &id]).spawn().unwrap();
         let mut reader = BufReader::new(child.stderr.take().unwrap());
-        let told = lines_until(&mut reader, |line| line.starts_with("waits: "));
-        (child, reader, told)
+        let reported = lines_until(&mut reader, |line| line.starts_with("waits: "));
+        (child, reader, reported)
     };
     host.end_process(pid);
     // gpushctl shows the new plan.
@@ -184,14 +184,14 @@ fn events_continue_after_an_agent_restart() {
         serde_json::from_str::<Event>(lines.last().unwrap()).unwrap().what.kind()
     };
     // When the listener has got an event, it is connected. Repeat the apply until then.
-    let told = std::thread::scope(|scope| {
+    let reported = std::thread::scope(|scope| {
         let listening = scope.spawn(|| next_end(&mut reader));
         while !listening.is_finished() {
             let _ = agent.apply(&["0"], &["7g.80gb"]);
         }
         listening.join().unwrap()
     });
-    assert_eq!(told, EventKind::Operation);
+    assert_eq!(reported, EventKind::Operation);
     agent.kill();
     agent = Agent::start(&host, "");
     let mut kind = next_end(&mut reader);
@@ -231,9 +231,9 @@ fn audit_needs_administrator_and_events_hide_pids() {
     let missing = agent.cancel("op-9");
     assert_eq!(missing.status, 404);
     let trail: Vec<AuditRecord> = json(&run(&agent, &["audit", "--json"]));
-    let told: Vec<_> =
+    let reported: Vec<_> =
         trail.iter().map(|one| (one.action.as_str(), one.object.as_str(), one.result.as_str())).collect();
-    assert_eq!(told, [("mig.apply", "op-1", "accepted"), ("mig.apply", "op-1", "done")]);
+    assert_eq!(reported, [("mig.apply", "op-1", "accepted"), ("mig.apply", "op-1", "done")]);
     assert!(trail[0].by.as_ref().is_some_and(|by| by.pid.is_some()) && trail[1].by.is_none());
     let table = stdout(&run(&agent, &["audit", "--since", "1h", "--object", "op-1"]));
     assert_eq!(table.lines().count(), 3, "{table}");
@@ -320,7 +320,7 @@ fn stopping_agent_answers_followers_and_refuses_requests() {
     let (status, text) = ended(following);
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("op-1 done"), "{text}");
-    assert_eq!(truth(&host, 1), [] as [String; 0]);
+    assert_eq!(real_layout(&host, 1), [] as [String; 0]);
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn request_refused_by_stopping_agent_goes_to_the_next() {
     assert_eq!(status, Some(0), "{text}\n{}", agent.log());
     assert_eq!(agent.operation(&operation.id).state, OperationState::Done);
     assert_eq!(
-        (truth(&host, 0), truth(&host, 1)),
+        (real_layout(&host, 0), real_layout(&host, 1)),
         (vec!["7g.80gb@0[7g.80gb@0]".into()], vec!["7g.80gb@0[7g.80gb@0]".into()])
     );
 }

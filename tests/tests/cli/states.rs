@@ -73,9 +73,9 @@ fn cordon_drain_and_uncordon() {
     // The drain ends when the process ends.
     let mut drain = gpushctl(&agent, &["gpu", "drain", "0"]);
     let mut drain = drain.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
-    let mut said = BufReader::new(drain.stderr.take().unwrap());
+    let mut printed = BufReader::new(drain.stderr.take().unwrap());
     let mut line = String::new();
-    said.read_line(&mut line).unwrap();
+    printed.read_line(&mut line).unwrap();
     assert!(line.contains(&format!("pid {pid}")), "{line}");
     host.end_process(pid);
     assert!(drain.wait().unwrap().success());

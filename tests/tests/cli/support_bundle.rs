@@ -79,18 +79,18 @@ fn support_bundle_has_all_facts_and_no_secrets() {
     let file = host.scratch("bundle.tar.gz");
     let args = ["support-bundle", "--file", file.to_str().unwrap()];
     let output = transcript::gpushctl(&agent, &args, 100).output().unwrap();
-    let said = transcript::transcript(&args, &output);
-    assert!(output.status.success() && output.stderr.is_empty(), "{said}");
+    let printed = transcript::transcript(&args, &output);
+    assert!(output.status.success() && output.stderr.is_empty(), "{printed}");
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let files = unpacked(&file, &host.scratch("unpacked"));
     for (name, text) in &files {
         for planted in PLANTED {
             assert!(!text.contains(planted), "{name} has {planted}:\n{text}");
         }
-        assert!(name == "bundle.json" || said.contains(name.as_str()), "{name} is not listed:\n{said}");
+        assert!(name == "bundle.json" || printed.contains(name.as_str()), "{name} is not listed:\n{printed}");
     }
     for planted in PLANTED {
-        assert!(!said.contains(planted), "{said}");
+        assert!(!printed.contains(planted), "{printed}");
     }
     let status: Value = serde_json::from_str(of(&files, "status.json")).unwrap();
     let process = &status["gpus"][0]["mig"]["instances"][0]["compute_instances"][0]["processes"][0];
@@ -121,8 +121,8 @@ fn support_bundle_without_gpushd_names_what_is_missing() {
     let mut command = Command::new(program("gpushctl"));
     command.args(["support-bundle", "--yes", "--file"]).arg(&file).env_clear().env("LANG", "C.UTF-8");
     let output = command.env("GPUSH_SOCKET", host.scratch("nothing.sock")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("status.json") && said.contains("missing"), "{output:?}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("status.json") && printed.contains("missing"), "{output:?}");
     let files = unpacked(&file, &host.scratch("unpacked"));
     let contents: Value = serde_json::from_str(of(&files, "bundle.json")).unwrap();
     let missing: Vec<&str> =
@@ -154,19 +154,19 @@ fn support_bundle_refuses_existing_files_and_other_directories() {
     };
     let existing = host.scratch("existing");
     fs::write(&existing, "mine").unwrap();
-    let (code, said) = run(&existing, None);
-    assert!(code == 2 && said.contains("existing exists already") && said.contains("hint:"), "{code} {said}");
+    let (code, printed) = run(&existing, None);
+    assert!(code == 2 && printed.contains("existing exists already") && printed.contains("hint:"), "{code} {printed}");
     assert_eq!(fs::read_to_string(&existing).unwrap(), "mine");
-    let (code, said) = run(&host.scratch("no/such/directory.tar.gz"), None);
-    assert!(code == 2 && said.contains("directory.tar.gz") && said.contains("hint:"), "{code} {said}");
+    let (code, printed) = run(&host.scratch("no/such/directory.tar.gz"), None);
+    assert!(code == 2 && printed.contains("directory.tar.gz") && printed.contains("hint:"), "{code} {printed}");
     if !nix::unistd::geteuid().is_root() {
         println!("SKIPPED a directory of another user: only root can run programs as others");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let (code, said) = run(&dir.path().join("bundle.tar.gz"), Some(NOBODY));
-    assert!(code == 5 && said.contains("bundle.tar.gz") && said.contains("cause:"), "{code} {said}");
+    let (code, printed) = run(&dir.path().join("bundle.tar.gz"), Some(NOBODY));
+    assert!(code == 5 && printed.contains("bundle.tar.gz") && printed.contains("cause:"), "{code} {printed}");
     assert!(!dir.path().join("bundle.tar.gz").exists());
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use gpush_api::{Code, DeviceUse, MigDevice, MpsState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, truth},
+    agent::{Agent, real_layout},
     host::{Host, program},
     mps::reaches,
 };
@@ -59,11 +59,11 @@ fn apply_keeps_an_override_until_it_is_cleared() {
     done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--reason", "big run"]);
     for args in [&["apply"][..], &["apply", "0"], &["mig", "apply", "-g", "0"]] {
         done(&agent, args);
-        assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"], "{args:?}");
+        assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"], "{args:?}");
     }
     done(&agent, &["config", "overrides", "clear", "0"]);
     done(&agent, &["apply"]);
-    assert_eq!(truth(&host, 0).len(), 3);
+    assert_eq!(real_layout(&host, 0).len(), 3);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn instances_are_added_and_removed_next_to_others() {
     let host = Host::up(TWO);
     let agent = started(&host, MIXED);
     done(&agent, &["mig", "add", "1g.10gb", "-g", "0", "--once"]);
-    assert_eq!(truth(&host, 0).len(), 4);
+    assert_eq!(real_layout(&host, 0).len(), 4);
     let starts = devices(&agent, &["0", "--profile", "1g.10gb"]);
     done(&agent, &["mig", "remove", "1g.10gb*2", "-g", "0", "--once"]);
     let left = devices(&agent, &["0", "--profile", "1g.10gb"]);
@@ -307,14 +307,14 @@ fn apply_that_destroys_asks_on_a_terminal() {
     assert!(code == 0 && !text.contains("Continue?"), "{text}");
     let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "n\n");
     assert!(code == 1 && text.contains("This destroys 1 instance. Continue? [y/N]"), "{text}");
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "y\n");
-    assert!(code == 0 && truth(&host, 0).len() == 1 && truth(&host, 0)[0].starts_with("3g.40gb"), "{text}");
+    assert!(code == 0 && real_layout(&host, 0).len() == 1 && real_layout(&host, 0)[0].starts_with("3g.40gb"), "{text}");
     // A reset also destroys instances, so gpushctl asks.
     let (code, text) = on_a_terminal(&agent, "gpu reset 0", "n\n");
     assert!(code == 1 && text.contains("GPU 0: - 3g.40gb@") && text.contains("This destroys 1 instance."), "{text}");
-    assert_eq!(truth(&host, 0).len(), 1);
+    assert_eq!(real_layout(&host, 0).len(), 1);
     let (code, text) = on_a_terminal(&agent, "mig apply none -g 0 --yes", "");
     assert!(code == 0 && !text.contains("Continue?"), "{text}");
-    assert!(truth(&host, 0).is_empty());
+    assert!(real_layout(&host, 0).is_empty());
 }

@@ -118,11 +118,11 @@ fn nvidia_ml_py_creates_reads_and_destroys_instances() {
         let host = Host::up(what);
         host.start_trace();
         let seen = script(&host, &python, "mig_lifecycle.py");
-        let truth = host.show();
-        assert_eq!(seen["driver"], truth["driver"]);
-        assert_eq!(seen["gpu"], truth["gpus"][0]["uuid"]);
+        let real_layout = host.show();
+        assert_eq!(seen["driver"], real_layout["driver"]);
+        assert_eq!(seen["gpu"], real_layout["gpus"][0]["uuid"]);
         assert_eq!(seen["devices"].as_array().expect("a list").len(), 4);
-        assert_eq!(truth["gpus"][0]["state"]["instances"], serde_json::json!([]), "all was removed");
+        assert_eq!(real_layout["gpus"][0]["state"]["instances"], serde_json::json!([]), "all was removed");
         let calls = host.trace();
         let done = |name: &str| calls.iter().filter(|c| c.rc == 0 && c.function.starts_with(name)).count();
         assert_eq!((done("nvmlDeviceCreateGpuInstance"), done("nvmlGpuInstanceDestroy")), (3, 3));
@@ -148,9 +148,9 @@ fn concurrent_clients_see_the_same_instances() {
     assert_eq!(of(2), second.devices);
     assert!(of(1).is_empty() && of(4).is_empty());
 
-    let truth = host.show();
+    let real_layout = host.show();
     let mut count = 0;
-    for (gpu, seen) in survey.as_array().expect("a list").iter().zip(truth["gpus"].as_array().expect("a list")) {
+    for (gpu, seen) in survey.as_array().expect("a list").iter().zip(real_layout["gpus"].as_array().expect("a list")) {
         for key in ["uuid", "name", "minor"] {
             assert_eq!(gpu[key], seen[key]);
         }
@@ -205,9 +205,9 @@ fn gpustat_lists_gpus_and_processes() {
     let pid = host.process("--gpu 5 --memory 700");
     let json: Value = serde_json::from_slice(&run(host.command(gpustat).arg("--json")).stdout).expect("JSON");
     let listed = json["gpus"].as_array().expect("a list");
-    let truth = host.show();
+    let real_layout = host.show();
     assert_eq!(listed.len(), 6);
-    for (gpu, seen) in listed.iter().zip(truth["gpus"].as_array().expect("a list")) {
+    for (gpu, seen) in listed.iter().zip(real_layout["gpus"].as_array().expect("a list")) {
         assert_eq!((&gpu["uuid"], &gpu["name"]), (&seen["uuid"], &seen["name"]));
         assert!(gpu["temperature.gpu"].is_u64() && gpu["power.draw"].is_u64(), "{gpu}");
     }

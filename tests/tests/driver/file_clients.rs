@@ -83,11 +83,11 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
     let mut command = Command::new(program("gpush-sim"));
     command.arg("exec").arg(host.dir()).arg("--").arg(slurmd).arg("-G").arg("-f").arg(dir.join("slurm.conf"));
     let output = run(&mut command);
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
+    let printed = [output.stdout, output.stderr].concat();
+    let printed = String::from_utf8_lossy(&printed).into_owned();
     let listed = |kind: &str, files: &str| {
         let line = |line: &&str| line.contains("Gres Name=gpu") && line.contains(kind) && line.contains(files);
-        assert_eq!(said.lines().filter(line).count(), 1, "{kind} {files}: {said}");
+        assert_eq!(printed.lines().filter(line).count(), 1, "{kind} {files}: {printed}");
     };
     let devices = devices(&host, 0);
     assert_eq!(devices.len(), 3);
@@ -99,7 +99,7 @@ fn slurmd_lists_mig_devices_with_their_capability_files() {
         listed("Type=nvidia_h100_80gb_hbm3_", &format!("File=/dev/nvidia0,{caps}{access},{caps}{compute} "));
     }
     listed("Type=nvidia_a100-sxm4-80gb", "File=/dev/nvidia1 ");
-    assert_eq!(said.matches("Type=nvidia_h100_80gb_hbm3_1g.20gb ").count(), 2, "{said}");
+    assert_eq!(printed.matches("Type=nvidia_h100_80gb_hbm3_1g.20gb ").count(), 2, "{printed}");
 }
 
 /// If another client creates or destroys instances, the files of these instances appear or
@@ -129,8 +129,8 @@ fn capability_files_follow_instances() {
     let compute = format!("{instance}/ci{ci}/access");
     assert_eq!(files(), [format!("{instance}/access"), compute.clone(), "mig/config".into(), "mig/monitor".into()]);
     let minor = 3 + 9 * gi + 1 + ci;
-    let said = std::fs::read_to_string(root.join(&compute)).expect("it can be read");
-    assert_eq!(said, format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"));
+    let printed = std::fs::read_to_string(root.join(&compute)).expect("it can be read");
+    assert_eq!(printed, format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"));
     smi_ok(&host, "mig -dci");
     assert_eq!(files(), [format!("{instance}/access"), "mig/config".into(), "mig/monitor".into()]);
     smi_ok(&host, "mig -dgi");

@@ -80,7 +80,7 @@ fn run(host: &Host, client: Option<&str>, mps_programs: Option<&Path>) -> Output
     command.output().expect("sh can be started")
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -112,7 +112,7 @@ fn checks_run_with_nvidia_control_daemon() {
 
 fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
     let output = run(host, Some(&stand_in()), mps_programs);
-    let text = said(&output);
+    let text = printed(&output);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("SKIPPED readings: the driver found is gpush's simulator"), "{text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("ok ")).collect();
@@ -159,7 +159,7 @@ fn client_that_bypasses_mps_fails_every_check() {
     fs::write(&client, script).expect("a script");
     fs::set_permissions(&client, fs::Permissions::from_mode(0o755)).expect("a program");
     let output = run(&host, client.to_str(), None);
-    let text = said(&output);
+    let text = printed(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with("FAILED ")).count(), 7, "{text}");
     assert_eq!(text.matches("computes without MPS").count(), 6, "{text}");
@@ -189,7 +189,7 @@ async fn missing_or_conflicting_program_is_named_and_nothing_changes() {
     let skipped = |host: &Host, client: Option<&str>, why: &str| {
         host.start_trace();
         let output = run(host, client, None);
-        let text = said(&output);
+        let text = printed(&output);
         let says_so = text.lines().any(|line| line.starts_with("SKIPPED MPS: ") && line.contains(why));
         assert!(output.status.success() && says_so, "{why}\n{text}");
         assert_eq!(host.trace(), [], "{why}");
@@ -223,13 +223,13 @@ fn checks_without_gpu_are_skipped() {
     let mut command = Command::new(tests_gpu().join("run"));
     let output = command.arg(scratch.path()).env("PATH", "/usr/bin:/bin").output().expect("sh can be started");
     assert!(output.status.success());
-    assert_eq!(said(&output), "SKIPPED: no NVIDIA GPU on this host (no /dev/nvidiactl, no nvidia-smi)\n");
+    assert_eq!(printed(&output), "SKIPPED: no NVIDIA GPU on this host (no /dev/nvidiactl, no nvidia-smi)\n");
     // Run gpu_mps directly. `tests/gpu/run` runs gpu_mps only if this host has a GPU, or a program
     // with the name nvidia-smi.
     let mut command = Command::new(program("gpu_mps"));
     command.arg(scratch.path()).arg(tests_gpu().join("client.py")).env_remove("LD_LIBRARY_PATH");
     let output = command.env_remove("GPU_CLIENT").output().expect("gpu_mps can be started");
     assert!(output.status.success(), "{output:?}");
-    assert!(said(&output).starts_with("SKIPPED MPS: no driver: "), "{output:?}");
+    assert!(printed(&output).starts_with("SKIPPED MPS: no driver: "), "{output:?}");
     assert_eq!(fs::read_dir(scratch.path()).expect("a directory").count(), 0);
 }

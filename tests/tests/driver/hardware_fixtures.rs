@@ -22,12 +22,12 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     }
     let out = host.scratch("out");
     let output = host.command(program("gpu_check")).arg(&out).arg("--simulated").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
     // The readings must agree with two other sources: the readings through a worker, and the output
     // of the simulated nvidia-smi.
-    let counts = said.lines().find(|line| line.contains(" could not be compared")).expect("a line with the counts");
-    assert!(counts.contains(" the same, 0 differ, ") && !counts.starts_with("0 "), "{said}");
+    let counts = printed.lines().find(|line| line.contains(" could not be compared")).expect("a line with the counts");
+    assert!(counts.contains(" the same, 0 differ, ") && !counts.starts_with("0 "), "{printed}");
     let files: Vec<_> = fs::read_dir(out.join("fixtures")).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 1);
     let fixture: Fixture = serde_json::from_slice(&fs::read(&files[0]).unwrap()).unwrap();
@@ -46,8 +46,8 @@ async fn simulated(key: &str) -> Fixture {
             continue;
         };
         let pairs = whole.mig.as_mut().unwrap().profiles.iter_mut().zip(one.mig.unwrap().profiles);
-        for (known, told) in pairs.filter(|(_, told)| !told.compute.is_empty()) {
-            known.compute = told.compute;
+        for (known, reported) in pairs.filter(|(_, reported)| !reported.compute.is_empty()) {
+            known.compute = reported.compute;
         }
     }
     match whole {
@@ -87,10 +87,10 @@ async fn simulated_gpus_match_recorded_gpus() {
 async fn recording_matches_itself_and_differences_are_found() {
     let recorded = record("h200-141", &[("3g.71gb", 0), ("1g.18gb", 4)]).await;
     assert_eq!(recorded.model(), Some("h200-141"));
-    let told = |f: &Fixture| f.mig.as_ref().unwrap().profiles.iter().filter(|p| !p.compute.is_empty()).count();
-    assert_eq!(told(&recorded), 2, "only what the driver told is recorded");
+    let reported = |f: &Fixture| f.mig.as_ref().unwrap().profiles.iter().filter(|p| !p.compute.is_empty()).count();
+    assert_eq!(reported(&recorded), 2, "only what the driver reported is recorded");
     let whole = simulated("h200-141").await;
-    assert_eq!(told(&whole), 7);
+    assert_eq!(reported(&whole), 7);
     assert_eq!(recorded.differences(&whole), Vec::<String>::new());
     let mut changed = recorded.clone();
     changed.mig.as_mut().unwrap().profiles[0].memory_mib += 1;
@@ -166,12 +166,12 @@ async fn difference_to_nvidia_smi_is_a_failure() {
     };
     // The program lists one of seven profiles. All missing profiles together count as one
     // difference.
-    let (success, said) = check("143771");
-    assert!(!success && said.contains("number of profiles: gpush 7, nvidia-smi 1"), "{said}");
-    assert!(said.contains("13 the same, 1 differ, 0 could not be compared"), "{said}");
-    let (success, said) = check("143000");
-    assert!(!success && said.contains("12 the same, 2 differ, 0 could not be compared"), "{said}");
-    assert!(said.contains("DIFFERS  GPU 0 memory: gpush 143771, nvidia-smi 143000"), "{said}");
+    let (success, printed) = check("143771");
+    assert!(!success && printed.contains("number of profiles: gpush 7, nvidia-smi 1"), "{printed}");
+    assert!(printed.contains("13 the same, 1 differ, 0 could not be compared"), "{printed}");
+    let (success, printed) = check("143000");
+    assert!(!success && printed.contains("12 the same, 2 differ, 0 could not be compared"), "{printed}");
+    assert!(printed.contains("DIFFERS  GPU 0 memory: gpush 143771, nvidia-smi 143000"), "{printed}");
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ fn assert_same(profile: &GpuProfile, known: &gpush_geometry::GpuProfile, about: 
 /// Tests one GPU of each model. If no preset has a model, starts a host for this model.
 #[tokio::test]
 async fn reading_of_every_model_matches_its_geometry_data() {
-    let (mut gpus, mut profiles, mut told) = (0, 0, 0);
+    let (mut gpus, mut profiles, mut reported) = (0, 0, 0);
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).unwrap();
         let host = Host::up(&format!("[[gpu]]\nmodel = \"{key}\"\n"));
@@ -84,8 +84,8 @@ async fn reading_of_every_model_matches_its_geometry_data() {
             let made = create(&hardware, &uuid, &known.name, known.placements[0].0).await;
             let reading = hardware.read(&uuid).await.unwrap();
             let profile = mig(&reading).profiles.iter().find(|p| p.id == known.id).unwrap();
-            assert_same(profile, known, &format!("{key}, told:"));
-            told += 1;
+            assert_same(profile, known, &format!("{key}, reported:"));
+            reported += 1;
             assert_eq!(
                 mig(&reading).instances,
                 std::slice::from_ref(&made),
@@ -94,9 +94,9 @@ async fn reading_of_every_model_matches_its_geometry_data() {
             hardware.destroy_gpu_instance(&uuid, made.id).await.unwrap();
         }
     }
-    println!("{gpus} models, {profiles} profiles by rule, {told} told by the driver");
+    println!("{gpus} models, {profiles} profiles by rule, {reported} reported by the driver");
     assert_eq!(gpus, gpush_geometry::KEYS.len());
-    assert!(told > 100);
+    assert!(reported > 100);
 }
 
 #[tokio::test]
@@ -111,10 +111,10 @@ async fn every_preset_is_listed_and_read_completely() {
         let keys = preset.gpus.iter().flat_map(|(key, count)| (0..*count).map(move |_| *key));
         let listed = uuids(&hardware).await;
         assert_eq!(listed.len(), keys.clone().count(), "{}", preset.name);
-        let truth = host.show();
+        let real_layout = host.show();
         for (index, (uuid, key)) in listed.iter().zip(keys).enumerate() {
             let reading = hardware.read(uuid).await.unwrap();
-            let shown = &truth["gpus"][index];
+            let shown = &real_layout["gpus"][index];
             assert_eq!(reading.identity.uuid, shown["uuid"].as_str().unwrap());
             assert_eq!(reading.identity.pci, shown["pci"].as_str().unwrap());
             assert_eq!(reading.identity.name, shown["name"].as_str().unwrap());

@@ -17,9 +17,9 @@ fn state_stays_valid_after_ten_thousand_sigkills() {
         .args(["--kills", &kills.to_string(), "--seed", &std::process::id().to_string()])
         .output()
         .expect("nvml-churn can be started");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    print!("{said}");
-    assert!(said.starts_with(&format!("{kills} SIGKILLs")), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+    print!("{printed}");
+    assert!(printed.starts_with(&format!("{kills} SIGKILLs")), "{printed}");
     assert_eq!(host.show()["clients"], serde_json::json!([]));
 }

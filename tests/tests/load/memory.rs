@@ -73,8 +73,8 @@ fn fill_log(agent: &Agent) {
     let directory = daemon(agent, "0").log_directory.expect("a log directory");
     let mut text = String::new();
     while text.len() < 5 << 20 {
-        for said in ["Accepting connection...", "NEW UI", "Cmd:get_server_list", "4711", "UI closed"] {
-            let _ = writeln!(text, "[2026-11-22 08:57:50.000 Control 7] {said}");
+        for printed in ["Accepting connection...", "NEW UI", "Cmd:get_server_list", "4711", "UI closed"] {
+            let _ = writeln!(text, "[2026-11-22 08:57:50.000 Control 7] {printed}");
         }
     }
     let mut log = fs::OpenOptions::new().append(true).open(Path::new(&directory).join("control.log")).expect("a log");

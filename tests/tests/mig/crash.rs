@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use gpush_api::{GpuState, Operation, OperationState, OperationSummary};
 use gpush_tests::{
-    agent::{Agent, Setup, gi_at, parse, truth},
+    agent::{Agent, Setup, gi_at, parse, real_layout},
     host::{Host, Traced},
     strace,
 };
@@ -57,7 +57,7 @@ fn prepare(agent: &Agent, change: &Change) {
 /// operation. The agent may have died before it answered, but not before it recorded the operation.
 fn begin(agent: &mut Agent, change: &Change) -> String {
     let last = operations(agent).into_iter().filter_map(|id| id.strip_prefix("op-")?.parse::<u64>().ok()).max();
-    let _told = agent.try_raw(request(change).as_bytes());
+    let _reported = agent.try_raw(request(change).as_bytes());
     agent.wait();
     format!("op-{}", last.unwrap_or(0) + 1)
 }
@@ -81,22 +81,22 @@ fn occupy(host: &Host, change: &Change) -> Option<(u64, u32)> {
 fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &str) -> OperationState {
     let operation = agent.follow(agent.operation(id));
     let [before, after] = layouts;
-    let now = truth(host, 0);
-    let told = || format!("{what}: {operation:?}\n{}", agent.log());
+    let now = real_layout(host, 0);
+    let reported = || format!("{what}: {operation:?}\n{}", agent.log());
     match operation.state {
-        OperationState::Done => assert_eq!(now, after, "{}", told()),
+        OperationState::Done => assert_eq!(now, after, "{}", reported()),
         OperationState::RolledBack | OperationState::NotStarted => {
-            assert_eq!(now, before, "{}", told());
-            assert!(operation.error.is_some(), "{}", told());
+            assert_eq!(now, before, "{}", reported());
+            assert!(operation.error.is_some(), "{}", reported());
         }
         OperationState::Queued
         | OperationState::Waiting
         | OperationState::Running
         | OperationState::Cancelling
         | OperationState::Interrupted
-        | OperationState::Failed => panic!("{}", told()),
+        | OperationState::Failed => panic!("{}", reported()),
     }
-    assert!(operation.notes.iter().any(|note| note.contains("gpushd ended while the operation was")), "{}", told());
+    assert!(operation.notes.iter().any(|note| note.contains("gpushd ended while the operation was")), "{}", reported());
     let gpu = agent.gpu(0);
     assert_eq!(gpu.state, GpuState::Ready, "{what}: {:?}", gpu.reasons);
     operation.state
@@ -118,11 +118,11 @@ fn kill_around_every_driver_call_is_recovered() {
     let mut ends: BTreeMap<String, u32> = BTreeMap::new();
     for change in &CHANGES {
         let calls = calls(&host, &agent, change);
-        let after = truth(&host, 0);
+        let after = real_layout(&host, 0);
         for k in 0..calls.len() {
             for when in ["before", "after"] {
                 prepare(&agent, change);
-                let before = truth(&host, 0);
+                let before = real_layout(&host, 0);
                 let occupied = occupy(&host, change);
                 let what = format!("{}, {when} call {k} ({})", change.name, calls[k].function);
                 host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
@@ -145,7 +145,7 @@ fn kill_around_every_rollback_call_is_recovered() {
     let mut agent = Agent::start(&host, CONFIG);
     let change = &CHANGES[2];
     let forward = calls(&host, &agent, change);
-    let after = truth(&host, 0);
+    let after = real_layout(&host, 0);
     // Let the last creation fail. gpushd must then undo every step.
     let last = forward.iter().rposition(|call| call.function.contains("CreateComputeInstance")).expect("a creation");
     let fails = fault_at(&forward, last, "--rc INSUFFICIENT_RESOURCES");
@@ -161,7 +161,7 @@ fn kill_around_every_rollback_call_is_recovered() {
     for k in last + 1..all.len() {
         for when in ["before", "after"] {
             prepare(&agent, change);
-            let before = truth(&host, 0);
+            let before = real_layout(&host, 0);
             host.fault(&fails);
             host.fault(&fault_at(&all, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
@@ -183,12 +183,12 @@ fn kill_during_recovery_is_recovered() {
     let mut agent = Agent::start(&host, CONFIG);
     let change = &CHANGES[2];
     let calls = calls(&host, &agent, change);
-    let after = truth(&host, 0);
+    let after = real_layout(&host, 0);
     let (mut points, mut deepest) = (0, 0);
     for k in 0..calls.len() {
         for when in ["before", "after"] {
             prepare(&agent, change);
-            let before = truth(&host, 0);
+            let before = real_layout(&host, 0);
             host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
             // Kill each gpushd that recovers the operation at its first change, until no change is
@@ -237,7 +237,7 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
     let change = &CHANGES[0];
     let agent = Agent::start(&host, CONFIG);
     calls(&host, &agent, change);
-    let after = truth(&host, 0);
+    let after = real_layout(&host, 0);
     agent.stop();
     let mut points: BTreeMap<&str, u32> = BTreeMap::new();
     let (mut unheard, mut before_ready) = (0, 0);
@@ -245,24 +245,24 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
         for number in 1..400 {
             let agent = Agent::start(&host, CONFIG);
             prepare(&agent, change);
-            let before = truth(&host, 0);
+            let before = real_layout(&host, 0);
             let known = operations(&agent);
             agent.stop();
             let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
             let strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &inject];
             let what = format!("{call} {number}");
-            let (told, survived) = match Setup::on(&host).config(CONFIG).through(&strace).try_start() {
+            let (reported, survived) = match Setup::on(&host).config(CONFIG).through(&strace).try_start() {
                 Err(_) => {
                     before_ready += 1;
                     (None, false)
                 }
                 Ok(mut agent) => {
                     let answer = agent.try_raw(request(change).as_bytes()).and_then(|answer| parse(&answer));
-                    let told: Option<Operation> = answer.map(|answer| {
+                    let reported: Option<Operation> = answer.map(|answer| {
                         assert_eq!(answer.status, 202, "{what}");
                         serde_json::from_value(answer.json()).expect("an operation")
                     });
-                    let outlived = told.as_ref().is_some_and(|one| agent.outlives(&one.id).is_some());
+                    let outlived = reported.as_ref().is_some_and(|one| agent.outlives(&one.id).is_some());
                     if outlived {
                         // The test has started strace, which has started gpushd. So ask gpushd for
                         // its pid.
@@ -272,25 +272,25 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
                     }
                     // The fault rule may also kill gpushd while it stops.
                     let survived = agent.wait().success() && outlived;
-                    (told, survived)
+                    (reported, survived)
                 }
             };
             let agent = Agent::start(&host, CONFIG);
             let new: Vec<_> = operations(&agent).into_iter().filter(|id| !known.contains(id)).collect();
             assert!(new.len() <= 1, "{what}: {new:?}");
-            match (&told, new.first()) {
+            match (&reported, new.first()) {
                 // If gpushd has answered a client with an operation, it must have recorded this
                 // operation before.
-                (Some(told), Some(there)) => assert_eq!(told.id, *there, "{what}"),
-                (Some(told), None) => panic!("{what}: {} was reported, and is not on record", told.id),
+                (Some(reported), Some(there)) => assert_eq!(reported.id, *there, "{what}"),
+                (Some(reported), None) => panic!("{what}: {} was reported, and is not on record", reported.id),
                 (None, Some(_)) => unheard += 1,
-                (None, None) => assert_eq!(truth(&host, 0), before, "{what}: changed without a record"),
+                (None, None) => assert_eq!(real_layout(&host, 0), before, "{what}: changed without a record"),
             }
             if let Some(id) = new.first() {
                 let operation = agent.follow(agent.operation(id));
                 let expected = if operation.state == OperationState::Done { &after } else { &before };
                 assert!(matches!(operation.state, OperationState::Done | OperationState::RolledBack), "{operation:?}");
-                assert_eq!(truth(&host, 0), *expected, "{what}: {operation:?}");
+                assert_eq!(real_layout(&host, 0), *expected, "{what}: {operation:?}");
             }
             assert_eq!(agent.gpu(0).state, GpuState::Ready, "{what}");
             agent.stop();
@@ -300,7 +300,7 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
             *points.entry(call).or_default() += 1;
         }
     }
-    println!("killed at {points:?}: {before_ready} before it was ready, {unheard} begun and not told of");
+    println!("killed at {points:?}: {before_ready} before it was ready, {unheard} begun without an answer");
     assert!(points["pwrite64"] > 10 && points["fdatasync"] > 3, "{points:?}");
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use gpush_geometry::{Architecture, Model};
 use gpush_tests::{
-    agent::{Agent, gi_at, truth},
+    agent::{Agent, gi_at, real_layout},
     host::{Host, program},
     tools::{client_script, python_program},
 };
@@ -127,7 +127,7 @@ fn foreign_double_memory_instances_are_kept_and_exported() {
         let host = Host::up(&format!("[[gpu]]\nmodel = \"{key}\"\n"));
         mig_parted(&host, &python, 0, &[format!("{whole}=4")]);
         let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 900", gi_at(&host, 0, 2)));
-        let before = truth(&host, 0);
+        let before = real_layout(&host, 0);
         assert_eq!(before[1], format!("{whole}@2[{part}@0]"));
 
         let agent = Agent::start(&host, "");
@@ -146,21 +146,24 @@ fn foreign_double_memory_instances_are_kept_and_exported() {
         assert_eq!(host.trace(), [], "{key}");
         let refused = apply(&format!("{whole}*4"));
         assert_eq!(status(&refused), 4, "{key}");
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(said.contains(&format!("of profile {part}")) && said.contains(&format!("pid {pid}")), "{said}");
+        let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            printed.contains(&format!("of profile {part}")) && printed.contains(&format!("pid {pid}")),
+            "{printed}"
+        );
 
         let exported = gpushctl(&agent, &["mig", "export"], "");
         let text = String::from_utf8(exported.stdout).expect("text");
         assert!(text.contains(&format!("\"{part}\": 4")) && exported.stderr.is_empty(), "{text}");
         assert_eq!(status(&gpushctl(&agent, &["mig", "assert", "--file", "-"], &text)), 0, "{key}");
-        assert_eq!(truth(&host, 0), before);
+        assert_eq!(real_layout(&host, 0), before);
 
         // gpushd replaces idle compute instances inside their GPU instances, and keeps the compute
         // instance that is in use.
         let mixed = apply(&format!("{part}@2,{whole}*3"));
         assert_eq!(status(&mixed), 0, "{key}: {}", String::from_utf8_lossy(&mixed.stderr));
         let other = |at: u8| format!("{whole}@{at}[{whole}@0]");
-        assert_eq!(truth(&host, 0), [other(0), format!("{whole}@2[{part}@0]"), other(4), other(6)]);
+        assert_eq!(real_layout(&host, 0), [other(0), format!("{whole}@2[{part}@0]"), other(4), other(6)]);
         host.end_process(pid);
         parts += 1;
     }

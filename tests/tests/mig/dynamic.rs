@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, thread};
 
 use gpush_api::{ApiError, Code, EndReason, LeaseGrant, LeaseId, LeaseState, OperationState, OperationSummary};
 use gpush_tests::{
-    agent::{Agent, gi_at, truth},
+    agent::{Agent, gi_at, real_layout},
     host::{Host, Traced},
     mps::{lease_becomes, lease_now, release},
 };
@@ -73,17 +73,17 @@ fn device_is_created_and_reused_after_release() {
     assert!(target(&large).starts_with("MIG-"), "{large:?}");
     assert_eq!(visible(&large), target(&large));
     assert_eq!(large.lease.members[0].memory_mib / 1024, 39);
-    let place = truth(&host, 0);
+    let place = real_layout(&host, 0);
     assert_eq!(place.len(), 1);
     let slice = if place[0].contains("@4") { 4 } else { 0 };
     let used = gi_at(&host, 0, slice);
     let process = host.process(&format!("--gpu 0 --gi {used} --ci 0"));
     let small = ask(&agent, "1g.10gb", &json!({})).expect("a lease next to the running one");
-    assert_eq!((truth(&host, 0).len(), gi_at(&host, 0, slice)), (2, used));
+    assert_eq!((real_layout(&host, 0).len(), gi_at(&host, 0, slice)), (2, used));
     assert_eq!(grants(&agent).len(), 2);
-    let devices = truth(&host, 0);
+    let devices = real_layout(&host, 0);
     ended(&agent, small.lease.id);
-    assert_eq!(truth(&host, 0), devices, "a free device is kept");
+    assert_eq!(real_layout(&host, 0), devices, "a free device is kept");
     let again = ask(&agent, "1g.10gb", &json!({})).expect("a lease");
     assert_eq!((target(&again), grants(&agent).len()), (target(&small), 2), "and granted again without an operation");
     host.end_process(process);
@@ -99,7 +99,7 @@ fn only_own_free_devices_are_destroyed_for_a_lease() {
     assert!(full.causes.iter().any(|cause| cause.contains(&sevenths[0].lease.id.to_string())), "{full:?}");
     sevenths.iter().for_each(|one| ended(&agent, one.lease.id));
     let whole = ask(&agent, "7g.80gb", &json!({})).expect("the free devices are destroyed");
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     ended(&agent, whole.lease.id);
 
     let half = ask(&agent, "4g.40gb", &json!({})).expect("a lease");
@@ -109,10 +109,10 @@ fn only_own_free_devices_are_destroyed_for_a_lease() {
     let refused = ask(&agent, "7g.80gb", &json!({})).unwrap_err();
     assert!(refused.code == Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("does not destroy 1g.10gb@6")), "{refused:?}");
-    assert_eq!(truth(&host, 0).len(), 2, "nothing was destroyed");
+    assert_eq!(real_layout(&host, 0).len(), 2, "nothing was destroyed");
     // If another program has created a free device that meets the request, gpushd uses it.
     let used = ask(&agent, "1g.10gb", &json!({})).expect("a lease");
-    assert_eq!(truth(&host, 0).len(), 2);
+    assert_eq!(real_layout(&host, 0).len(), 2);
     // gpushd created a device at this place before, and now an administrator creates one there. The
     // new device does not belong to gpushd.
     ended(&agent, used.lease.id);
@@ -130,11 +130,11 @@ fn gang_gets_all_devices_or_none() {
     let small = ask(&agent, "1g.10gb", &json!({ "selectors": ["1"] })).expect("a lease");
     let refused = ask(&agent, "7g.80gb", &both).unwrap_err();
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
-    assert_eq!(truth(&host, 0), Vec::<String>::new(), "no half of a gang is made");
+    assert_eq!(real_layout(&host, 0), Vec::<String>::new(), "no half of a gang is made");
     ended(&agent, small.lease.id);
     let gang = ask(&agent, "7g.80gb", &both).expect("both");
     assert_eq!(gang.lease.members.len(), 2);
-    assert_eq!([truth(&host, 0), truth(&host, 1)].concat(), ["7g.80gb@0[7g.80gb@0]"; 2]);
+    assert_eq!([real_layout(&host, 0), real_layout(&host, 1)].concat(), ["7g.80gb@0[7g.80gb@0]"; 2]);
     assert_eq!(visible(&gang).split(',').count(), 2);
 }
 
@@ -149,7 +149,7 @@ fn concurrent_requests_get_different_devices() {
     let mut targets: Vec<&str> = granted.iter().map(target).collect();
     targets.sort_unstable();
     targets.dedup();
-    assert_eq!((targets.len(), truth(&host, 0).len() + truth(&host, 1).len()), (14, 14));
+    assert_eq!((targets.len(), real_layout(&host, 0).len() + real_layout(&host, 1).len()), (14, 14));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn failed_device_creation_leaves_no_lease_and_no_instance() {
     host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --rc INSUFFICIENT_RESOURCES");
     let failed = ask(&agent, "2g.20gb", &json!({})).unwrap_err();
     assert!(failed.message.contains("was not granted"), "{failed:?}");
-    assert_eq!(truth(&host, 0), Vec::<String>::new());
+    assert_eq!(real_layout(&host, 0), Vec::<String>::new());
     let lease = lease_now(&agent, LeaseId(1));
     assert_eq!((lease.state, lease.reason), (LeaseState::Ended, Some(EndReason::Failed)));
     assert_eq!(grants(&agent)[0].state, OperationState::RolledBack);
@@ -173,7 +173,7 @@ fn ask_and_die(agent: &mut Agent, profile: &str) {
          content-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let _told = agent.try_raw(request.as_bytes());
+    let _reported = agent.try_raw(request.as_bytes());
     agent.wait();
 }
 
@@ -191,7 +191,7 @@ fn prepare(agent: &Agent) {
 fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
     let (host, mut agent) = started();
     prepare(&agent);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.start_trace();
     fault.iter().for_each(|fault| host.fault(fault));
     let first = ask(&agent, "7g.80gb", &json!({}));
@@ -206,7 +206,7 @@ fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
     for k in from..calls.len() {
         for when in ["before", "after"] {
             prepare(&agent);
-            assert_eq!(truth(&host, 0), before);
+            assert_eq!(real_layout(&host, 0), before);
             let last = newest(&agent);
             fault.iter().for_each(|fault| host.fault(fault));
             host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
@@ -220,12 +220,16 @@ fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
             let lease = lease_now(&agent, id);
             match lease.state {
                 LeaseState::Active => {
-                    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"], "{what}");
+                    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"], "{what}");
                     assert!(lease.members[0].target.starts_with("MIG-"), "{what}: {lease:?}");
                     ended(&agent, id);
                 }
                 LeaseState::Ended => {
-                    assert_eq!((truth(&host, 0), lease.reason), (before.clone(), Some(EndReason::Failed)), "{what}");
+                    assert_eq!(
+                        (real_layout(&host, 0), lease.reason),
+                        (before.clone(), Some(EndReason::Failed)),
+                        "{what}"
+                    );
                     // The devices still belong to gpushd. So gpushd may destroy them for a lease.
                     let one = ask(&agent, "7g.80gb", &json!({})).unwrap_or_else(|error| panic!("{what}: {error:?}"));
                     ended(&agent, one.lease.id);

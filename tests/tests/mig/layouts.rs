@@ -3,7 +3,7 @@
 
 use gpush_api::{GpuPlan, InstanceStep, OperationState};
 use gpush_tests::{
-    agent::{Agent, truth},
+    agent::{Agent, real_layout},
     host::Host,
 };
 use serde_json::json;
@@ -14,7 +14,7 @@ fn walk(host: &Host, agent: &Agent, gpu: usize, layouts: &[(&[&str], &[&str])]) 
     for (entries, expected) in layouts {
         let operation = agent.apply(&[&gpu.to_string()], entries);
         assert_eq!(operation.state, OperationState::Done, "{operation:?}");
-        assert_eq!(truth(host, gpu), *expected, "{entries:?}");
+        assert_eq!(real_layout(host, gpu), *expected, "{entries:?}");
         let shown = agent.gpu(u32::try_from(gpu).expect("an index"));
         let shown: Vec<String> = shown
             .mig
@@ -53,7 +53,7 @@ fn a100_gets_mixed_layouts_with_placements_and_cis() {
         ],
     );
     for gpu in 1..8 {
-        assert!(truth(&host, gpu).is_empty(), "GPU {gpu} was not asked for");
+        assert!(real_layout(&host, gpu).is_empty(), "GPU {gpu} was not asked for");
     }
 }
 
@@ -80,15 +80,15 @@ fn unchanged_layout_is_an_operation_without_steps() {
 fn hopper_layout_enables_mig() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\nmig = false\n");
     let agent = Agent::start(&host, "");
-    assert_eq!(truth(&host, 0), ["MIG off"]);
+    assert_eq!(real_layout(&host, 0), ["MIG off"]);
     let operation = agent.apply(&["0"], &["4g.40gb", "1g.20gb", "1g.10gb"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert!(operation.plans[0].mig_mode() == Some(true) && operation.plans[0].reset().is_none());
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
     assert_eq!(operation.progress[0].total as usize, operation.plans[0].steps.len());
     assert_eq!(operation.plans[0].instance_steps().count() + 1, operation.plans[0].steps.len(), "the mode is a step");
-    assert_eq!(truth(&host, 0).len(), 3, "{:?}", truth(&host, 0));
-    assert_eq!(truth(&host, 1), ["MIG off"], "the other GPU's mode is its own");
+    assert_eq!(real_layout(&host, 0).len(), 3, "{:?}", real_layout(&host, 0));
+    assert_eq!(real_layout(&host, 1), ["MIG off"], "the other GPU's mode is its own");
 }
 
 #[test]
@@ -98,7 +98,8 @@ fn blackwell_with_twelve_memory_slices_gets_its_layouts() {
     let operation = agent.apply(&["all"], &["2g.48gb", "1g.24gb*2"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     for gpu in 0..2 {
-        let starts: Vec<String> = truth(&host, gpu).iter().map(|i| i.split('[').next().unwrap().to_owned()).collect();
+        let starts: Vec<String> =
+            real_layout(&host, gpu).iter().map(|i| i.split('[').next().unwrap().to_owned()).collect();
         assert_eq!(starts.len(), 3, "{starts:?}");
         assert!(starts.iter().any(|i| i.starts_with("2g.48gb@")), "{starts:?}");
     }
@@ -141,13 +142,13 @@ layout = ["3g.40gb", "4g.40gb"]
         assert!(tries < 100_000, "{}", agent.log());
     }
     // A reload alone changes no layout.
-    assert!(truth(&host, 0).is_empty());
+    assert!(real_layout(&host, 0).is_empty());
     let operation = agent.follow(agent.begin_with(&json!({})).unwrap());
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(operation.plans.iter().map(|p| p.gpu).collect::<Vec<_>>(), [0, 1, 2]);
-    assert_eq!(truth(&host, 0).len(), 7);
-    assert_eq!(truth(&host, 1), ["2g.12gb@0[2g.12gb@0]", "2g.12gb@2[2g.12gb@0]"]);
-    assert_eq!(truth(&host, 2), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0).len(), 7);
+    assert_eq!(real_layout(&host, 1), ["2g.12gb@0[2g.12gb@0]", "2g.12gb@2[2g.12gb@0]"]);
+    assert_eq!(real_layout(&host, 2), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     let gpus = agent.gpus();
     assert!(gpus[..3].iter().all(|gpu| gpu.drift.is_empty() && gpu.rule.is_some()), "{gpus:?}");
     assert!(gpus[4].mig.is_none() && gpus[5].mig.is_none(), "L4 and T4 have no MIG");
@@ -160,7 +161,7 @@ fn one_operation_changes_all_eight_gpus() {
     let operation = agent.apply(&["all"], &["3g.71gb", "2g.35gb", "1g.18gb*2"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     for gpu in 0..8 {
-        assert_eq!(truth(&host, gpu).len(), 4, "GPU {gpu}");
+        assert_eq!(real_layout(&host, gpu).len(), 4, "GPU {gpu}");
     }
     let creates = |step: &&InstanceStep| matches!(step, InstanceStep::CreateGpuInstance { .. });
     assert_eq!(operation.plans.iter().flat_map(GpuPlan::instance_steps).filter(creates).count(), 32);

@@ -8,7 +8,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, GpuState, Operation, OperationState, Refusal};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, truth},
+    agent::{Agent, PATIENCE, Setup, real_layout},
     around::Around,
     host::Host,
 };
@@ -32,7 +32,7 @@ fn ampere_mode_change_resets_only_that_gpu() {
     let host = Host::up(AMPERE);
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
-    let neighbour = truth(&host, 0);
+    let neighbour = real_layout(&host, 0);
     assert_eq!(neighbour.len(), 3, "{neighbour:?}");
     let plan =
         agent.post("/v1/mig/plan", &json!({ "selectors": ["1"], "layout_source": { "entries": LAYOUT } })).json();
@@ -42,18 +42,18 @@ fn ampere_mode_change_resets_only_that_gpu() {
     let operation = agent.apply(&["1"], LAYOUT);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
-    assert_eq!(truth(&host, 1).len(), 3);
+    assert_eq!(real_layout(&host, 1).len(), 3);
     assert_eq!(resets(&host), [Some(1)], "only the GPU concerned");
-    assert_eq!(truth(&host, 0), neighbour, "the neighbour's instances stay");
-    assert_eq!(truth(&host, 2), ["MIG off"]);
+    assert_eq!(real_layout(&host, 0), neighbour, "the neighbour's instances stay");
+    assert_eq!(real_layout(&host, 2), ["MIG off"]);
     // Disable MIG mode again. gpushd must destroy the instances before that.
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert!(operation.plans[0].mig_mode() == Some(false) && operation.plans[0].reset().is_some());
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
-    assert_eq!(truth(&host, 1), ["MIG off"]);
-    assert_eq!((resets(&host), truth(&host, 0)), (vec![Some(1)], neighbour));
+    assert_eq!(real_layout(&host, 1), ["MIG off"]);
+    assert_eq!((resets(&host), real_layout(&host, 0)), (vec![Some(1)], neighbour));
     // If the same request is sent again, gpushd changes nothing and makes no driver call.
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
@@ -73,7 +73,7 @@ fn one_operation_resets_several_gpus_at_once() {
     assert_eq!(resets.len(), 1, "{calls:?}");
     assert_eq!(resets[0].matches("GPU-").count(), 3);
     for gpu in 0..3 {
-        assert_eq!(truth(&host, gpu).len(), 3);
+        assert_eq!(real_layout(&host, gpu).len(), 3);
     }
 }
 
@@ -113,7 +113,7 @@ fn open_handle_blocks_mode_change_and_is_named() {
     // While a process has a GPU open, the simulated driver refuses to reset it.
     let operation = agent.follow(waiting);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    assert_eq!(truth(&host, 0).len(), 3);
+    assert_eq!(real_layout(&host, 0).len(), 3);
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn services_stop_and_start_around_mode_change_and_hooks() {
     );
     assert!(around.runs("nvidia-dcgm") && !around.runs("nvsm"), "what did not run is not started");
     let facts = format!("GPUSH_MIG_OFF=\nGPUSH_MIG_ON={uuid}\nGPUSH_OPERATION={}\n", operation.id);
-    assert_eq!(around.told("before.env"), format!("{facts}GPUSH_PHASE=before\n"));
-    assert_eq!(around.told("after.env"), format!("{facts}GPUSH_PHASE=after\nGPUSH_RESULT=done\n"));
+    assert_eq!(around.reported("before.env"), format!("{facts}GPUSH_PHASE=before\n"));
+    assert_eq!(around.reported("after.env"), format!("{facts}GPUSH_PHASE=after\nGPUSH_RESULT=done\n"));
     // If the layout changes but not the mode, gpushd needs no reset and stops no service.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(around.take_calls(), Vec::<String>::new());
@@ -153,11 +153,11 @@ fn services_stop_and_start_around_mode_change_and_hooks() {
 /// Asserts that gpushd has restored layout, mode and services after a change that failed.
 fn taken_back(host: &Host, around: &Around, agent: &Agent, operation: &Operation) {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
-    assert_eq!(truth(host, 0), ["MIG off"]);
+    assert_eq!(real_layout(host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.expect("MIG");
     assert_eq!((mig.enabled, mig.pending_mode()), (false, false), "nothing waits for a reset");
     assert!(around.runs("nvidia-dcgm"), "{}", agent.log());
-    assert!(around.told("after.env").contains("GPUSH_RESULT=rolled_back"));
+    assert!(around.reported("after.env").contains("GPUSH_RESULT=rolled_back"));
 }
 
 #[test]
@@ -201,11 +201,11 @@ fn failed_hook_or_reset_restores_everything() {
 
     // gpushd restores the layout if the reset that disables MIG mode fails.
     assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.fault("gpu-reset --rc UNKNOWN --times 1");
     let operation = agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation"));
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     assert!(around.runs("nvidia-dcgm"));
 }
 
@@ -258,7 +258,7 @@ fn next_gpushd_waits_for_reset_in_progress() {
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(calls().matches("nvidia-smi").count(), 1, "it was not asked for twice");
-    assert_eq!(truth(&host, 0).len(), 3);
+    assert_eq!(real_layout(&host, 0).len(), 3);
 }
 
 #[test]
@@ -272,13 +272,13 @@ fn hopper_needs_no_reset_and_names_holders_on_refusal() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     let error = operation.error.as_ref().expect("an error");
     assert!(error.causes.iter().any(|cause| cause.starts_with("held by a process")), "{error:?}");
-    assert_eq!(truth(&host, 0), ["MIG off"]);
+    assert_eq!(real_layout(&host, 0), ["MIG off"]);
     host.end_process(monitor);
     let operation = agent.apply(&["0"], LAYOUT);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     let operation = agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    assert_eq!(truth(&host, 0), ["MIG off"]);
+    assert_eq!(real_layout(&host, 0), ["MIG off"]);
     assert_eq!(around.take_calls(), Vec::<String>::new(), "no program was run");
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, truth},
+    agent::{Agent, PATIENCE, Setup, real_layout},
     around::Around,
     host::Host,
     strace,
@@ -98,7 +98,7 @@ impl Tally {
             | OperationState::Interrupted
             | OperationState::Failed => panic!("{point}"),
         };
-        assert_eq!(truth(host, 0), stands, "{point}");
+        assert_eq!(real_layout(host, 0), stands, "{point}");
         assert!(around.runs("nvidia-dcgm") && !around.runs("nvsm"), "{point}");
         let gpu = agent.gpu(0);
         assert_eq!(gpu.state, GpuState::Ready, "{point}");
@@ -135,7 +135,7 @@ impl Scene {
         let config = around.config(&["nvidia-dcgm", "nvsm"], "");
         let agent = Agent::start(&host, &config);
         assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
-        let cut = truth(&host, 0);
+        let cut = real_layout(&host, 0);
         assert_eq!(agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation")).state, OperationState::Done);
         let on = json!({ "selectors": ["0"], "layout_source": { "entries": LAYOUT } });
         let _ = around.take_calls();
@@ -145,7 +145,7 @@ impl Scene {
     /// Returns the next request and its expected result. If MIG is enabled, the request disables
     /// it, otherwise it enables MIG.
     fn turn(&self, agent: &Agent) -> (Value, Vec<String>) {
-        if truth(&self.host, 0) == WHOLE {
+        if real_layout(&self.host, 0) == WHOLE {
             (self.on.clone(), self.cut.clone())
         } else {
             (off(agent, 0), WHOLE.map(str::to_owned).to_vec())
@@ -167,7 +167,7 @@ fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
     let mut tally = Tally::default();
     for n in 1..=steps.len() {
         for when in ["before", "after"] {
-            let before = truth(host, 0);
+            let before = real_layout(host, 0);
             let (body, wanted) = scene.turn(&agent);
             let mut moments = vec![(n, when)];
             if again {
@@ -218,7 +218,7 @@ fn kill_around_each_mode_change_call_is_recovered() {
             }
             for when in ["before", "after"] {
                 bring(&scene, &agent, direction);
-                let before = truth(host, 0);
+                let before = real_layout(host, 0);
                 let (body, wanted) = scene.turn(&agent);
                 let passed = calls[..k].iter().filter(|other| *other == call).count();
                 host.fault(&format!("{call} --gpu 0 --after {passed} --times 1 --kill {when} --parent"));
@@ -240,7 +240,7 @@ fn kill_around_each_mode_change_call_is_recovered() {
 /// If necessary, changes the mode of GPU 0, so that the next change goes in this direction (`on` or
 /// `off`).
 fn bring(scene: &Scene, agent: &Agent, direction: &str) {
-    if (truth(&scene.host, 0) == WHOLE) != (direction == "on") {
+    if (real_layout(&scene.host, 0) == WHOLE) != (direction == "on") {
         let (body, _) = scene.turn(agent);
         assert_eq!(agent.follow(agent.begin_with(&body).expect("an operation")).state, OperationState::Done);
     }
@@ -272,7 +272,7 @@ fn kill_at_each_store_write_in_mode_change_is_recovered() {
             let files = ["gpush.db", "gpush.db-wal", "watermark"].map(|name| state.join(name).display().to_string());
             let mut strace = vec!["strace", "-f", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &inject];
             files.iter().for_each(|file| strace.extend(["-P", file]));
-            let before = truth(host, 0);
+            let before = real_layout(host, 0);
             let (body, wanted) = scene.turn(&agent);
             let known = last(&agent).map(|one| one.id);
             agent.stop();
@@ -291,7 +291,7 @@ fn kill_at_each_store_write_in_mode_change_is_recovered() {
             };
             agent = outlive(host, config, &mut tally.starts);
             if last(&agent).map(|one| one.id) == known {
-                assert_eq!(truth(host, 0), before, "{call} {number}: changed without a record");
+                assert_eq!(real_layout(host, 0), before, "{call} {number}: changed without a record");
                 unbegun += 1;
             } else {
                 tally.take(host, &agent, around, [&before, &wanted], &format!("{call} {number}"));

@@ -3,7 +3,7 @@
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, truth},
+    agent::{Agent, real_layout},
     host::Host,
 };
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn begin(agent: &mut Agent, modes: &[(u32, bool)]) {
 
 fn die_of(agent: &mut Agent, body: &Value) {
     let body = body.to_string();
-    let _told = agent.try_raw(
+    let _reported = agent.try_raw(
         format!(
             "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
              content-length: {}\r\n\r\n{body}",
@@ -37,7 +37,7 @@ fn next(host: &Host, config: &str) -> (Agent, Operation) {
 }
 
 fn modes(host: &Host, gpus: usize) -> Vec<bool> {
-    (0..gpus).map(|gpu| truth(host, gpu) != ["MIG off"]).collect()
+    (0..gpus).map(|gpu| real_layout(host, gpu) != ["MIG off"]).collect()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 
 use gpush_api::{Gpu, GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, gi_at, truth},
+    agent::{Agent, gi_at, real_layout},
     host::{Host, program},
 };
 
@@ -85,8 +85,8 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
     let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code().expect("it ends by itself"), String::from_utf8_lossy(&said).into_owned())
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.code().expect("it ends by itself"), String::from_utf8_lossy(&printed).into_owned())
 }
 
 /// Waits until the agent reports the process: a reading may be a second old.
@@ -111,13 +111,13 @@ fn file_for_several_parts_applies_at_once_and_round_trips() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"a30-24\"\n[[gpu]]\nmodel = \"l4\"\n");
     let agent = Agent::start(&host, "");
     assert_eq!(run(&agent, "assert", "by-part", &[]).0, 3);
-    let (status, said) = run(&agent, "apply", "by-part", &["--json"]);
-    assert_eq!(status, 0, "{said}");
-    let operation: Operation = serde_json::from_str(&said).expect("an operation");
+    let (status, printed) = run(&agent, "apply", "by-part", &["--json"]);
+    assert_eq!(status, 0, "{printed}");
+    let operation: Operation = serde_json::from_str(&printed).expect("an operation");
     assert_eq!((operation.state, operation.plans.len()), (OperationState::Done, 3));
     let a100 = ["2g.20gb@0[2g.20gb@0]", "1g.10gb@2[1g.10gb@0]", "1g.10gb@3[1g.10gb@0]", "3g.40gb@4[3g.40gb@0]"];
-    assert_eq!(truth(&host, 0), a100);
-    assert_eq!(truth(&host, 1), ["2g.12gb@0[1c.2g.12gb@0 1c.2g.12gb@1]", "1g.6gb+me@2[1g.6gb+me@0]"]);
+    assert_eq!(real_layout(&host, 0), a100);
+    assert_eq!(real_layout(&host, 1), ["2g.12gb@0[1c.2g.12gb@0 1c.2g.12gb@1]", "1g.6gb+me@2[1g.6gb+me@0]"]);
     assert_eq!(run(&agent, "assert", "by-part", &[]), (0, String::new()));
     assert_eq!(run(&agent, "assert", "by-part", &["--gpu", "1"]), (0, String::new()));
 
@@ -145,14 +145,14 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 900", gi_at(&host, 0, 4)));
     seen(&agent, 0, pid);
-    let before = [truth(&host, 0), truth(&host, 2)];
+    let before = [real_layout(&host, 0), real_layout(&host, 2)];
     host.start_trace();
     // The file changes GPU 1. GPU 0 already has its layout, so gpushd must not change GPU 0.
     let other = FILE.replace("\"7g.80gb\": 1", "\"1g.10gb\": 7");
     let output = gpushctl(&agent, &["mig", "apply", "--file", "-", "-c", "second"], &other);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert_eq!(truth(&host, 1).len(), 7);
-    assert_eq!([truth(&host, 0), truth(&host, 2)], before);
+    assert_eq!(real_layout(&host, 1).len(), 7);
+    assert_eq!([real_layout(&host, 0), real_layout(&host, 2)], before);
     let calls = host.trace();
     assert!(!calls.is_empty() && calls.iter().all(|call| call.gpu == Some(1) && call.rc == 0), "{calls:?}");
     assert_eq!(resets(&host), 0, "{calls:?}");
@@ -160,9 +160,9 @@ fn change_of_one_gpu_keeps_others_and_their_processes() {
     // If the change would destroy instances in use, gpushd changes no GPU, and the error names
     // these instances.
     let from = host.trace().len();
-    let (status, said) = run(&agent, "apply", "all-1g.10gb", &[]);
-    assert_eq!(status, 4, "{said}");
-    assert!(said.contains(&format!("pid {pid}")) && said.contains("no GPU was changed"), "{said}");
+    let (status, printed) = run(&agent, "apply", "all-1g.10gb", &[]);
+    assert_eq!(status, 4, "{printed}");
+    assert!(printed.contains(&format!("pid {pid}")) && printed.contains("no GPU was changed"), "{printed}");
     assert_eq!(host.trace().len(), from, "{:?}", host.trace());
 }
 
@@ -173,7 +173,7 @@ fn entries_that_match_no_gpu_are_refused() {
     let host = Host::up(A100S);
     let agent = Agent::start(&host, "");
     assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
-    let before: Vec<_> = (0..3).map(|gpu| truth(&host, gpu)).collect();
+    let before: Vec<_> = (0..3).map(|gpu| real_layout(&host, gpu)).collect();
     host.start_trace();
     let cases = [
         ("past-the-end", 2, "stdin:37: there is no GPU 9 on this host"),
@@ -183,19 +183,19 @@ fn entries_that_match_no_gpu_are_refused() {
     ];
     for (label, expected, says) in cases {
         for command in ["plan", "apply", "assert"] {
-            let (status, said) = run(&agent, command, label, &[]);
-            assert_eq!(status, expected, "{command} {label}: {said}");
-            assert!(said.replace("\n           ", " ").contains(says), "{command} {label}: {said}");
+            let (status, printed) = run(&agent, command, label, &[]);
+            assert_eq!(status, expected, "{command} {label}: {printed}");
+            assert!(printed.replace("\n           ", " ").contains(says), "{command} {label}: {printed}");
         }
     }
     assert_eq!(host.trace(), [], "no call that changes anything");
-    assert_eq!((0..3).map(|gpu| truth(&host, gpu)).collect::<Vec<_>>(), before);
+    assert_eq!((0..3).map(|gpu| real_layout(&host, gpu)).collect::<Vec<_>>(), before);
 
     let wrong =
         gpushctl(&agent, &["mig", "apply", "--file", "-"], "version: v1\nmig-configs:\n  x:\n    - devices: all\n");
     assert_eq!(wrong.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&wrong.stderr);
-    assert!(said.contains("stdin:4:7: this group has no `mig-enabled`"), "{said}");
+    let printed = String::from_utf8_lossy(&wrong.stderr);
+    assert!(printed.contains("stdin:4:7: this group has no `mig-enabled`"), "{printed}");
 }
 
 /// Fault of mig-parted: if the mode of one GPU changes, mig-parted clears the other GPUs, and
@@ -205,20 +205,20 @@ fn mig_is_disabled_only_on_gpus_of_the_label() {
     let host = Host::up(A100S);
     let agent = Agent::start(&host, "");
     assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
-    let (status, said) = run(&agent, "assert", "all-disabled", &[]);
-    assert_eq!(status, 3, "{said}");
-    let before = truth(&host, 1);
+    let (status, printed) = run(&agent, "assert", "all-disabled", &[]);
+    assert_eq!(status, 3, "{printed}");
+    let before = real_layout(&host, 1);
     assert_ne!(before, ["MIG off"]);
     host.start_trace();
-    let (status, said) = run(&agent, "apply", "all-disabled", &["--gpu", "0"]);
-    assert_eq!(status, 0, "{said}");
-    assert_eq!((truth(&host, 0), truth(&host, 1)), (vec!["MIG off".to_owned()], before));
+    let (status, printed) = run(&agent, "apply", "all-disabled", &["--gpu", "0"]);
+    assert_eq!(status, 0, "{printed}");
+    assert_eq!((real_layout(&host, 0), real_layout(&host, 1)), (vec!["MIG off".to_owned()], before));
     let resets: Vec<_> = host.trace().into_iter().filter(|call| call.function == "gpu-reset").collect();
     assert_eq!(resets.iter().map(|call| call.gpu).collect::<Vec<_>>(), [Some(0)]);
     assert_eq!(run(&agent, "apply", "all-disabled", &[]).0, 0);
     assert_eq!(run(&agent, "assert", "all-disabled", &[]).0, 0);
-    let (status, said) = run(&agent, "apply", "second", &[]);
-    assert_eq!(status, 0, "and on again: {said}");
+    let (status, printed) = run(&agent, "apply", "second", &[]);
+    assert_eq!(status, 0, "and on again: {printed}");
 }
 
 /// Fault of mig-parted: if a GPU is missing, it panics on restore.
@@ -229,7 +229,7 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
     let exported = gpushctl(&agent, &["mig", "export"], "");
     let saved = String::from_utf8(exported.stdout).expect("text");
-    let before = [truth(&host, 1), truth(&host, 2)];
+    let before = [real_layout(&host, 1), real_layout(&host, 2)];
     host.fault("nvmlDeviceGetMigMode --gpu 0 --times 1 --mutate lose");
     let until = std::time::Instant::now() + gpush_tests::agent::PATIENCE;
     while agent.gpus().iter().all(|gpu| gpu.state != GpuState::Lost) {
@@ -240,32 +240,32 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     // The saved file names the missing GPU, so the restore fails. It also fails with a list of
     // indexes, and with `all`, which includes the missing GPU.
     let restored = gpushctl(&agent, &["mig", "apply", "--file", "-"], &saved);
-    let said = String::from_utf8_lossy(&restored.stderr).into_owned();
-    assert!(restored.status.code().is_some_and(|status| status != 0), "{said}");
-    assert!(said.contains("lost") && !said.contains("panicked"), "{said}");
-    let (status, said) = run(&agent, "apply", "all-1g.10gb", &[]);
-    assert!(status != 0 && said.contains("GPU 0") && said.contains("fallen off the bus"), "{said}");
-    let (status, said) = run(&agent, "plan", "last", &[]);
-    assert!(status != 0 && said.contains("index 2 is ambiguous while GPU 0 is lost"), "{said}");
+    let printed = String::from_utf8_lossy(&restored.stderr).into_owned();
+    assert!(restored.status.code().is_some_and(|status| status != 0), "{printed}");
+    assert!(printed.contains("lost") && !printed.contains("panicked"), "{printed}");
+    let (status, printed) = run(&agent, "apply", "all-1g.10gb", &[]);
+    assert!(status != 0 && printed.contains("GPU 0") && printed.contains("fallen off the bus"), "{printed}");
+    let (status, printed) = run(&agent, "plan", "last", &[]);
+    assert!(status != 0 && printed.contains("index 2 is ambiguous while GPU 0 is lost"), "{printed}");
     assert_eq!(host.trace(), []);
-    assert_eq!([truth(&host, 1), truth(&host, 2)], before);
+    assert_eq!([real_layout(&host, 1), real_layout(&host, 2)], before);
     // The export has the other GPUs, and names the missing GPU.
     let exported = gpushctl(&agent, &["mig", "export"], "");
     assert!(String::from_utf8_lossy(&exported.stderr).contains("GPU 0 is left out"), "{exported:?}");
     // A request that names only the other GPUs changes them.
     let rest: Vec<String> =
         agent.gpus().into_iter().filter(|gpu| gpu.state == GpuState::Ready).map(|gpu| gpu.uuid).collect();
-    let (status, said) = run(&agent, "apply", "all-1g.10gb", &["--gpu", &rest.join(",")]);
-    assert_eq!(status, 0, "{said}");
-    assert_eq!((truth(&host, 1).len(), truth(&host, 2).len()), (7, 7));
+    let (status, printed) = run(&agent, "apply", "all-1g.10gb", &["--gpu", &rest.join(",")]);
+    assert_eq!(status, 0, "{printed}");
+    assert_eq!((real_layout(&host, 1).len(), real_layout(&host, 2).len()), (7, 7));
 
     // A new agent has never seen the missing GPU, so it lists two GPUs. Neither of them is the
     // first GPU of the file.
     agent.stop();
     let agent = Agent::start(&host, "");
     assert_eq!(agent.gpus().len(), 2);
-    let (status, said) = run(&agent, "apply", "second", &[]);
-    assert!(status == 2 && said.contains("there is no GPU 0 on this host"), "{said}");
+    let (status, printed) = run(&agent, "apply", "second", &[]);
+    assert!(status == 2 && printed.contains("there is no GPU 0 on this host"), "{printed}");
 }
 
 #[test]
@@ -304,5 +304,5 @@ fn agent_checks_requests_with_a_layout_per_gpu() {
     let operation = agent.follow(begun);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(operation.plans.iter().map(|plan| plan.gpu).collect::<Vec<_>>(), [0, 2]);
-    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len(), truth(&host, 2).len()), (1, 0, 7));
+    assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len(), real_layout(&host, 2).len()), (1, 0, 7));
 }

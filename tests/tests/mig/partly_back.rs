@@ -3,7 +3,7 @@
 
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, gi_at, truth},
+    agent::{Agent, gi_at, real_layout},
     host::Host,
 };
 
@@ -38,7 +38,7 @@ fn entered_instance_stays_and_rest_is_restored() {
         pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
     });
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
-    assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     let gpu = agent.gpu(0);
     assert_eq!(gpu.state, GpuState::Degraded);
     let error = operation.error.as_ref().unwrap();
@@ -77,7 +77,7 @@ fn unknown_users_block_destruction_in_rollback() {
         host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --rc UNKNOWN");
     });
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
-    assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     let destroyed: Vec<_> = host.trace().into_iter().filter(|call| call.function.contains("Destroy")).collect();
     assert_eq!(destroyed, []);
     let causes = operation.error.unwrap().causes;
@@ -95,7 +95,7 @@ fn rollback_completes_when_users_become_known_in_time() {
         host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --times 1 --rc UNKNOWN");
     });
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
-    assert_eq!(truth(&host, 0).len(), 4, "{:?}", truth(&host, 0));
+    assert_eq!(real_layout(&host, 0).len(), 4, "{:?}", real_layout(&host, 0));
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
 }
 
@@ -108,7 +108,7 @@ fn undestroyable_instance_stays_and_rest_is_restored() {
         host.fault(&format!("nvmlComputeInstanceDestroy --gpu 0 --gi {gi} --rc IN_USE"));
     });
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
-    assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     let causes = operation.error.unwrap().causes;
     assert!(causes.iter().any(|cause| cause.contains("2g.20gb@0 was not restored")), "{causes:?}");
 }
@@ -127,7 +127,7 @@ fn mig_stays_on_if_process_entered_new_instance() {
     host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
-    assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["3g.40gb@0[3g.40gb@0]"]);
     let causes = operation.error.unwrap().causes;
     assert!(causes.iter().any(|cause| cause.starts_with("MIG mode stays on")), "{causes:?}");
 }

@@ -2,7 +2,7 @@
 
 use gpush_api::{Code, OperationState};
 use gpush_tests::{
-    agent::{Agent, gi_at, truth},
+    agent::{Agent, gi_at, real_layout},
     host::Host,
 };
 
@@ -15,14 +15,14 @@ fn impossible_layout_destroys_no_idle_instance() {
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb", "1g.10gb"]).state, OperationState::Done);
     let gi = gi_at(&host, 0, 4);
     let pid = host.process(&format!("--gpu 0 --gi {gi} --ci 0"));
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.start_trace();
     let refused = agent.begin(&["0"], &["7g.80gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains(&format!("pid {pid}"))), "{refused:?}");
     assert!(refused.message.contains("3g.40gb@4 is in use"), "{refused:?}");
     assert!(refused.causes[0].starts_with(&format!("3g.40gb@4 (GPU instance {gi}")), "{refused:?}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     assert_eq!(host.trace(), [], "no driver call was tried");
 
     // If a layout fits around the instance in use, gpushd applies the layout and keeps this
@@ -59,12 +59,12 @@ fn change_on_one_gpu_does_not_affect_others() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 4\nmig = false\n");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.start_trace();
     // Check faults 2 and 3 also for a change of MIG mode.
     assert_eq!(agent.apply(&["1"], &["1g.10gb*7"]).state, OperationState::Done);
-    assert_eq!(truth(&host, 0), before);
-    assert_eq!(truth(&host, 2), ["MIG off"]);
+    assert_eq!(real_layout(&host, 0), before);
+    assert_eq!(real_layout(&host, 2), ["MIG off"]);
     let trace = host.trace();
     assert!(!trace.is_empty() && trace.iter().all(|call| call.gpu == Some(1)), "{trace:?}");
 }
@@ -75,12 +75,12 @@ fn unknown_profile_changes_nothing_and_similar_are_named() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.start_trace();
     let refused = agent.begin(&["0"], &["3g.41gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
     assert!(refused.message.contains("3g.41gb") && refused.hint.as_ref().unwrap().contains("3g.40gb"), "{refused:?}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     assert_eq!(host.trace(), []);
 }
 
@@ -96,7 +96,7 @@ fn gpu_instance_without_ci_is_completed_or_removed() {
         host.fault("nvmlGpuInstanceDestroy --gpu 0 --rc UNKNOWN");
         assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Failed);
         host.clear_faults();
-        assert_eq!(truth(&host, 0), ["3g.40gb@4[]"]);
+        assert_eq!(real_layout(&host, 0), ["3g.40gb@4[]"]);
         let shown = agent.gpu(0).mig.unwrap().instances;
         assert!(shown.len() == 1 && shown[0].compute.is_empty(), "{shown:?}");
     };
@@ -104,13 +104,13 @@ fn gpu_instance_without_ci_is_completed_or_removed() {
     leave_one();
     host.start_trace();
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
-    assert_eq!(truth(&host, 0), ["3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(host.trace().len(), 1, "{:?}", host.trace());
     // The layout does not have this GPU instance. So gpushd destroys it.
     assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
     leave_one();
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
 /// Fault 6: mig-parted ignored `devices: [9]` and invalid filters, and reported success.
@@ -156,5 +156,5 @@ fn profile_index_unknown_to_gpush_is_skipped() {
     println!("{} of {} profiles known", fewer.len(), all.len());
     assert!(fewer.len() < all.len(), "the rule hit nothing: {fewer:?}");
     assert_eq!(agent.apply(&["0"], &["3g.40gb*2"]).state, OperationState::Done);
-    assert_eq!(truth(&host, 0).len(), 2);
+    assert_eq!(real_layout(&host, 0).len(), 2);
 }

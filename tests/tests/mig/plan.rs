@@ -106,8 +106,8 @@ fn offline_preset_matches_simulated_host() {
                 .arg(&saved)
                 .output()
                 .unwrap();
-            let said = String::from_utf8_lossy(&check.stdout).into_owned() + &String::from_utf8_lossy(&check.stderr);
-            assert!(!said.contains("no GPU of this host"), "{} {} {}: {said}", preset.name, gpu.pci, gpu.name);
+            let printed = String::from_utf8_lossy(&check.stdout).into_owned() + &String::from_utf8_lossy(&check.stderr);
+            assert!(!printed.contains("no GPU of this host"), "{} {} {}: {printed}", preset.name, gpu.pci, gpu.name);
             compared += 1;
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpush_api::{ApiError, Code, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, gi_at, truth},
+    agent::{Agent, gi_at, real_layout},
     host::Host,
 };
 use nix::sys::signal::Signal;
@@ -47,7 +47,7 @@ fn second_operation_on_gpu_is_refused_or_queued_in_order() {
     assert!(ended.iter().all(|one| one.state == OperationState::Done), "{ended:?}");
     let ends: Vec<_> = ended.iter().map(|one| one.ended_at.unwrap()).collect();
     assert!(ends.is_sorted(), "{ends:?}");
-    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (1, 7), "the last one asked for stands");
+    assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len()), (1, 7), "the last one asked for stands");
 }
 
 #[test]
@@ -66,10 +66,13 @@ fn waiting_operation_begins_when_instance_is_idle() {
     host.end_process(pid);
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     // The reason for waiting is gone, both in the agent's memory and in the journal.
-    for told in [&operation, &agent.operation(&operation.id)] {
-        assert!(told.begun && told.waits_for.is_empty() && told.notes[0].starts_with("it waited: "), "{told:?}");
+    for reported in [&operation, &agent.operation(&operation.id)] {
+        assert!(
+            reported.begun && reported.waits_for.is_empty() && reported.notes[0].starts_with("it waited: "),
+            "{reported:?}"
+        );
     }
     // When the operation started, gpushd made a new plan. The progress shows this plan.
     assert!(operation.progress[0].done > 0 && operation.progress[0].done == operation.progress[0].total);
@@ -80,7 +83,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     let outcome = |operation: Operation| -> (OperationState, ApiError) { (operation.state, operation.error.unwrap()) };
 
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
@@ -115,7 +118,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let refused =
         agent.begin_with(&json!({"selectors": ["0"], "layout_source": {"entries": ["9g.80gb"]}, "wait_s": 60}));
     assert_eq!(refused.unwrap_err().code, Code::UnknownProfile);
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     host.end_process(pid);
 }
 
@@ -146,7 +149,7 @@ fn waiting_operation_survives_restart() {
     host.end_process(pid);
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     println!("{lives} lives of the agent");
 }
 
@@ -155,7 +158,7 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     // Cancel an operation that has not started. gpushd records its end before it answers.
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     assert_eq!(agent.cancel(&waiting.id).status, 202);
@@ -174,7 +177,7 @@ fn reported_cancellation_is_true_after_agent_dies() {
     agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&running.id));
     assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
 }
 
 #[test]
@@ -183,7 +186,7 @@ fn cancel_at_each_step_ends_in_previous_or_target_layout() {
     let agent = Agent::start(&host, "");
     let (before, wanted) = (["3g.40gb@4", "2g.20gb@0"], ["1g.10gb*4", "2g.20gb@4"]);
     assert_eq!(agent.apply(&["0"], &before).state, OperationState::Done);
-    let standing = truth(&host, 0);
+    let standing = real_layout(&host, 0);
     let calls = [
         "nvmlComputeInstanceDestroy",
         "nvmlGpuInstanceDestroy",
@@ -207,13 +210,13 @@ fn cancel_at_each_step_ends_in_previous_or_target_layout() {
         match (ended.state, answer.status) {
             (OperationState::RolledBack, 202) => {
                 assert_eq!(ended.error.as_ref().unwrap().code, Code::Cancelled, "{ended:?}");
-                assert_eq!(truth(&host, 0), standing, "after {step} of {total} steps: {ended:?}");
+                assert_eq!(real_layout(&host, 0), standing, "after {step} of {total} steps: {ended:?}");
                 cancelled += 1;
             }
             (OperationState::Done, 202 | 409) => {
-                assert_eq!(truth(&host, 0).len(), 5, "{ended:?}");
+                assert_eq!(real_layout(&host, 0).len(), 5, "{ended:?}");
                 assert_eq!(agent.apply(&["0"], &before).state, OperationState::Done);
-                assert_eq!(truth(&host, 0), standing);
+                assert_eq!(real_layout(&host, 0), standing);
             }
             other => panic!("{other:?}: {ended:?}"),
         }

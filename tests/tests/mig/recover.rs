@@ -3,7 +3,7 @@
 
 use gpush_api::{GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, gi_at, truth},
+    agent::{Agent, gi_at, real_layout},
     driver,
     host::Host,
 };
@@ -17,7 +17,7 @@ const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
 fn begin(agent: &mut Agent, entries: &[&str]) -> String {
     let listed = agent.get("/v1/operations?limit=200").json();
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": entries } }).to_string();
-    let _told = agent.try_raw(
+    let _reported = agent.try_raw(
         format!(
             "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
              content-length: {}\r\n\r\n{body}",
@@ -41,7 +41,7 @@ fn killed_half_way(host: &Host, config: &str) -> String {
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["3g.40gb@4", "4g.40gb@0"]);
     host.clear_faults();
-    assert_eq!(truth(host, 0), ["3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(host, 0), ["3g.40gb@4[3g.40gb@0]"]);
     id
 }
 
@@ -55,7 +55,7 @@ fn operation_fails_after_reboot_and_boot_layout_is_applied() {
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}");
     let error = ended.error.expect("a reason");
     assert!(error.message.contains("the host was restarted during the operation"), "{error:?}");
-    agent.until("layout of the boot", || (truth(&host, 0).len() == 2).then_some(()));
+    agent.until("layout of the boot", || (real_layout(&host, 0).len() == 2).then_some(()));
     agent.until("ready GPU", || (agent.gpu(0).state == GpuState::Ready).then_some(()));
     let gpu = agent.gpu(0);
     assert!(gpu.drift.is_empty(), "{:?}", gpu.drift);
@@ -70,7 +70,7 @@ fn operation_resumes_on_same_boot_and_layout_stays() {
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert!(ended.notes[0].contains("gpushd ended while the operation was running"), "{:?}", ended.notes);
     assert!(agent.settle().is_empty());
-    assert_eq!(truth(&host, 0).len(), 2);
+    assert_eq!(real_layout(&host, 0).len(), 2);
 }
 
 /// If two operations on a GPU start one after the other, the one that starts later also ends later,
@@ -89,11 +89,11 @@ fn queued_operation_resumes_though_later_one_ended() {
     host.end_process(pid);
     agent.wait();
     host.clear_faults();
-    assert_eq!(truth(&host, 0), Vec::<String>::new(), "it died half way");
+    assert_eq!(real_layout(&host, 0), Vec::<String>::new(), "it died half way");
     let agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&waiting.id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
 #[test]
@@ -101,18 +101,18 @@ fn reason_of_rollback_survives_restart() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     // The apply creates no compute instance before the rollback. So the fault rule kills gpushd
     // when the rollback creates its first compute instance.
     host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
-    assert_ne!(truth(&host, 0), before);
+    assert_ne!(real_layout(&host, 0), before);
     let agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     let error = ended.error.expect("a reason");
     assert!(error.message.contains("creating GPU instance 7g.80gb@0 failed"), "{error:?}");
     assert!(error.causes.iter().any(|cause| cause.contains("gpushd ended")), "{error:?}");
@@ -142,7 +142,7 @@ fn foreign_instances_are_kept_by_recovery() {
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
-    assert_eq!(truth(&host, 0), Vec::<String>::new());
+    assert_eq!(real_layout(&host, 0), Vec::<String>::new());
     make_by_hand(&host, "2g.20gb", 0);
     let theirs = gi_at(&host, 0, 0);
     host.start_trace();
@@ -151,7 +151,7 @@ fn foreign_instances_are_kept_by_recovery() {
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
     // Another program has created an instance. gpushd restores the part of the previous layout that
     // does not overlap with it.
-    assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
     let error = ended.error.expect("a reason");
@@ -176,7 +176,7 @@ fn recovery_keeps_plan_after_config_change() {
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
-    assert_eq!(truth(&host, 0), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     // After the recovery, the GPU is managed according to the new config.
     assert!(agent.begin(&["0"], &["none"]).is_err());
 }
@@ -224,7 +224,7 @@ fn recovery_keeps_instance_entered_by_process() {
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --kill after --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
-    let left = truth(&host, 0);
+    let left = real_layout(&host, 0);
     assert_eq!(left.len(), 1, "{left:?}");
     let start: u64 = if left[0].starts_with("3g") { 4 } else { 0 };
     let gi = gi_at(&host, 0, start);
@@ -237,7 +237,7 @@ fn recovery_keeps_instance_entered_by_process() {
     let agent = Agent::start(&host, "");
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
-    assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, start), gi, "the instance in use is another");
     let public = format!("{:?} {:?}", ended.error, ended.notes);
     assert!(!public.contains(&format!("pid {pid}")), "{public}");

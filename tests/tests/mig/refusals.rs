@@ -3,7 +3,7 @@
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, Setup, real_layout},
     host::Host,
 };
 use serde_json::json;
@@ -13,7 +13,7 @@ fn impossible_layouts_are_refused_with_a_precise_reason() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.start_trace();
     let mut tried = 0;
     for (entries, code, says) in [
@@ -42,7 +42,7 @@ fn impossible_layouts_are_refused_with_a_precise_reason() {
         agent.begin_with(&json!({"selectors": ["0"], "layout_source": {"named": "nope"}})).unwrap_err().code,
         Code::NotFound
     );
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     assert_eq!(host.trace(), []);
     println!("{tried} layouts refused");
 }
@@ -182,7 +182,7 @@ fn second_operation_on_gpu_names_the_running_one() {
     assert!(refused.message.contains("operation op-1"), "{refused:?}");
     // gpushd can still change other GPUs.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
-    assert!(truth(&host, 0).is_empty());
+    assert!(real_layout(&host, 0).is_empty());
     host.clear_faults();
     assert_eq!(agent.follow(first).state, OperationState::Done);
     assert_eq!(agent.apply(&["1"], &["none"]).state, OperationState::Done);

@@ -3,7 +3,7 @@
 
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, Setup, real_layout},
     host::{Host, Traced},
 };
 
@@ -24,7 +24,7 @@ fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
 
 /// Compares what an operation reports with the hardware.
 fn check(host: &Host, agent: &Agent, operation: &Operation, before: &[String], after: &[String]) {
-    let now = truth(host, 0);
+    let now = real_layout(host, 0);
     let gpu = agent.gpu(0);
     match operation.state {
         OperationState::Done => assert_eq!(now, after, "{operation:?}"),
@@ -53,13 +53,13 @@ fn failure_of_any_call_restores_previous_layout() {
     let agent = Agent::start(&host, CONFIG);
     let calls = calls(&host, &agent);
     assert!(calls.len() > 8, "{calls:?}");
-    let after = truth(&host, 0);
+    let after = real_layout(&host, 0);
     let mut tried = 0;
     for (k, code) in
         (0..calls.len()).zip(["UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "NO_PERMISSION"].iter().cycle())
     {
         assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-        let before = truth(&host, 0);
+        let before = real_layout(&host, 0);
         // If a call returns IN_USE, gpushd repeats it once in a new session.
         let times = if *code == "IN_USE" { 2 } else { 1 };
         let rule = fault_at(&calls, k, &format!("--rc {code}"));
@@ -79,12 +79,12 @@ fn worker_killed_at_any_call_leaves_target_or_previous_layout() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     let calls = calls(&host, &agent);
-    let after = truth(&host, 0);
+    let after = real_layout(&host, 0);
     let (mut done, mut back) = (0, 0);
     for k in 0..calls.len() {
         for when in ["before", "after"] {
             assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-            let before = truth(&host, 0);
+            let before = real_layout(&host, 0);
             host.fault(&fault_at(&calls, k, &format!("--kill {when}")));
             let operation = agent.apply(&["0"], AFTER);
             check(&host, &agent, &operation, &before, &after);
@@ -119,7 +119,7 @@ fn hung_call_is_abandoned_and_judged_by_its_effect() {
     let agent = Agent::start(&host, CONFIG);
     let calls = calls(&host, &agent);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    let (before, after) = (truth(&host, 0), Vec::new());
+    let (before, after) = (real_layout(&host, 0), Vec::new());
     host.fault(&fault_at(&calls, 3, "--hang"));
     let mut operation = agent.begin(&["0"], AFTER).unwrap();
     // Wait until the step hangs, and then until its deadline has passed.
@@ -165,13 +165,13 @@ fn late_call_counts_as_completed_step() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     let calls = calls(&host, &agent);
-    let after = truth(&host, 0);
+    let after = real_layout(&host, 0);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     // The deadline of the call is 1 s. The call returns later, but within the grace period.
     host.fault(&fault_at(&calls, 2, "--delay-ms 1500"));
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    assert_eq!(truth(&host, 0), after);
+    assert_eq!(real_layout(&host, 0), after);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn lost_gpu_is_named_and_others_roll_back() {
         let agent = Agent::start(&host, CONFIG);
         let calls = calls(&host, &agent);
         assert_eq!(agent.apply(&["0", "1"], BEFORE).state, OperationState::Done);
-        let before = truth(&host, 1);
+        let before = real_layout(&host, 1);
         host.fault(&fault_at(&calls, k, "--mutate lose"));
         let operation = agent.apply(&["0", "1"], AFTER);
         assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
@@ -189,7 +189,7 @@ fn lost_gpu_is_named_and_others_roll_back() {
         assert_eq!(error.code, Code::GpuLost, "{error:?}");
         assert!(error.message.starts_with("GPU 0 (GPU-"), "{error:?}");
         assert!(error.causes.iter().any(|cause| cause.contains("is lost")), "{error:?}");
-        assert_eq!(truth(&host, 1), before, "GPU 1 is as before");
+        assert_eq!(real_layout(&host, 1), before, "GPU 1 is as before");
         let gpus = agent.gpus();
         let lost: Vec<_> = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).map(|gpu| &gpu.uuid).collect();
         assert_eq!(lost, [&operation.plans[0].uuid], "{gpus:?}");
@@ -205,7 +205,7 @@ fn unlisted_handle_is_refused_with_hint_to_its_holder() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --rc IN_USE");
     let operation = agent.apply(&["0"], &["7g.80gb"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
@@ -213,7 +213,7 @@ fn unlisted_handle_is_refused_with_hint_to_its_holder() {
     assert_eq!(error.code, Code::Blocked);
     let hint = error.hint.unwrap();
     assert!(hint.contains("`fuser -v /dev/nvidia*`") && hint.contains("`gpushctl gpu show GPU-"), "{hint}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
 }
 
 #[test]
@@ -227,12 +227,12 @@ fn own_session_handle_blocks_nothing() {
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     host.clear_faults();
     // The leaked handle blocks a rollback.
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
     let operation = agent.apply(&["0"], &["1g.10gb*7"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
     agent.wait_for_log("trying again in a new driver session");
 }
@@ -242,12 +242,12 @@ fn failing_gpu_rolls_back_whole_operation() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(agent.apply(&["all"], BEFORE).state, OperationState::Done);
-    let before: Vec<_> = (0..8).map(|gpu| truth(&host, gpu)).collect();
+    let before: Vec<_> = (0..8).map(|gpu| real_layout(&host, gpu)).collect();
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 5 --times 1 --rc UNKNOWN");
     let operation = agent.apply(&["all"], AFTER);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
     assert!(operation.error.unwrap().message.starts_with("GPU 5 (GPU-"));
-    assert_eq!((0..8).map(|gpu| truth(&host, gpu)).collect::<Vec<_>>(), before);
+    assert_eq!((0..8).map(|gpu| real_layout(&host, gpu)).collect::<Vec<_>>(), before);
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn mode_without_effect_is_rolled_back() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     let error = operation.error.unwrap();
     assert!(error.message.contains("switching MIG mode on"), "{error:?}");
-    assert_eq!(truth(&host, 0), ["MIG off"]);
+    assert_eq!(real_layout(&host, 0), ["MIG off"]);
     let mig = agent.gpu(0).mig.unwrap();
     assert_eq!((mig.enabled, mig.pending_mode()), (false, false));
     // On Hopper, the driver reports only at the first creation that a GPU is busy. gpushd must then
@@ -292,7 +292,7 @@ fn mode_without_effect_is_rolled_back() {
     host.fault("nvmlDeviceCreateGpuInstance* --times 2 --rc IN_USE");
     let operation = agent.apply(&["0"], &["3g.40gb"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
-    assert_eq!(truth(&host, 0), ["MIG off"]);
+    assert_eq!(real_layout(&host, 0), ["MIG off"]);
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
 }
 
@@ -407,9 +407,9 @@ fn unchanged_gpu_altered_by_others_is_named_and_kept() {
             continue;
         }
         assert_eq!(other.apply(&["0"], &["2g.12gb"]).state, OperationState::Done);
-        let theirs = truth(&host, 0);
+        let theirs = real_layout(&host, 0);
         let operation = agent.follow(operation);
-        assert_eq!(truth(&host, 0), theirs, "nothing of theirs is taken back");
+        assert_eq!(real_layout(&host, 0), theirs, "nothing of theirs is taken back");
         if operation.state == OperationState::Done {
             continue;
         }

@@ -3,7 +3,7 @@
 
 use gpush_api::OperationState;
 use gpush_tests::{
-    agent::{Agent, Setup, gi_at, truth},
+    agent::{Agent, Setup, gi_at, real_layout},
     host::Host,
 };
 use nix::sys::signal::Signal;
@@ -29,9 +29,9 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     let agent = Agent::start(&host, CONFIG);
     applied(&agent, 2);
     for gpu in [0, 1] {
-        assert_eq!(truth(&host, gpu).len(), 4, "GPU {gpu}");
+        assert_eq!(real_layout(&host, gpu).len(), 4, "GPU {gpu}");
     }
-    assert!(truth(&host, 2).is_empty(), "no rule claims GPU 2");
+    assert!(real_layout(&host, 2).is_empty(), "no rule claims GPU 2");
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
 
     // A user applies another layout. If gpushd restarts in the same boot, it keeps this layout and
@@ -46,14 +46,14 @@ fn new_boot_gets_layouts_and_same_boot_is_unchanged() {
     assert!(gpus[1].drift.is_empty());
     agent.stop();
     assert_eq!(host.trace(), [], "a restart on the same boot made no change");
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 
     // After a reboot, no instance exists, so gpushd creates the layout again.
     host.sim::<&str>("reboot", &[]);
-    assert!(truth(&host, 0).is_empty());
+    assert!(real_layout(&host, 0).is_empty());
     let agent = Agent::start_again(&host, CONFIG);
     applied(&agent, 2);
-    assert_eq!(truth(&host, 0).len(), 4);
+    assert_eq!(real_layout(&host, 0).len(), 4);
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
 }
 
@@ -71,7 +71,7 @@ fn killed_agent_restarts_without_changing_layouts() {
     let agent = Agent::start_again(&host, config);
     let _ = agent.gpus();
     assert!(agent.settle().is_empty(), "{:?}", agent.settle());
-    assert_eq!(truth(&host, 0), ["4g.24gb@0[4g.24gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["4g.24gb@0[4g.24gb@0]"]);
 }
 
 #[test]
@@ -83,16 +83,16 @@ fn auto_reconcile_repairs_drift_at_start() {
     agent.stop();
     let agent = Agent::start_again(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     applied(&agent, 1);
-    assert_eq!(truth(&host, 0).len(), 4);
+    assert_eq!(real_layout(&host, 0).len(), 4);
     // With auto_reconcile, gpushd also repairs drift after a reload.
     assert_eq!(agent.apply_once(&["1"], &["7g.80gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     applied(&agent, 3);
-    assert_eq!(truth(&host, 1).len(), 4);
+    assert_eq!(real_layout(&host, 1).len(), 4);
 }
 
 /// Waits until health reports a cause about a GPU whose message contains `says`.
-fn told(agent: &Agent, gpu: u32, says: &str) -> Value {
+fn reported(agent: &Agent, gpu: u32, says: &str) -> Value {
     agent.until(says, || {
         let health = agent.get("/v1/health").json();
         let about = |cause: &&Value| cause["message"].as_str().is_some_and(|m| m.contains(&format!("GPU {gpu} (GPU-")));
@@ -116,15 +116,15 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     let host = Host::up("dgx-a100");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc INSUFFICIENT_RESOURCES");
     let agent = Agent::start(&host, CONFIG);
-    let trouble = told(&agent, 0, "tried 1 of 6 times");
+    let trouble = reported(&agent, 0, "tried 1 of 6 times");
     assert!(trouble["causes"].to_string().contains("tries again"), "{trouble}");
     assert_eq!(record(&agent)["complete"], json!(false), "it is still being tried");
-    let trouble = told(&agent, 0, "tried 6 times");
+    let trouble = reported(&agent, 0, "tried 6 times");
     assert!(trouble["causes"].to_string().contains("`gpushctl apply 0` (administrator)"), "{trouble}");
     agent.wait_for_layouts_at_start();
     assert_eq!(on(&agent, 0), [OperationState::RolledBack; 6]);
     assert_eq!(on(&agent, 1), [OperationState::Done]);
-    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (0, 4));
+    assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len()), (0, 4));
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
     // When an administrator has repaired the GPU, health is `ok`.
     host.clear_faults();
@@ -137,7 +137,7 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     let agent = Agent::start_again(&host, CONFIG);
     let _ = agent.gpus();
     agent.stop();
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
 #[test]
@@ -152,9 +152,9 @@ fn transient_driver_error_delays_but_keeps_layouts() {
         let host = Host::up("dgx-a100");
         host.fault(fault);
         let agent = Agent::start(&host, CONFIG);
-        told(&agent, 0, says);
+        reported(&agent, 0, says);
         agent.wait_for_layouts_at_start();
-        assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4), "{fault}");
+        assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
         // If the worker dies, the call for the other GPU also fails.
         assert_eq!(on(&agent, 1).last(), Some(&OperationState::Done), "{fault}");
@@ -177,7 +177,7 @@ fn unidentified_gpus_get_layouts_after_restart() {
             .contains("the driver reports no UUID for GPU 1, so gpushd does not apply a layout there yet"),
         "{health}"
     );
-    assert_eq!(truth(&host, 0).len(), 4);
+    assert_eq!(real_layout(&host, 0).len(), 4);
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     // At its next start in this boot, gpushd can identify the GPU. It applies only the layout of
@@ -185,8 +185,8 @@ fn unidentified_gpus_get_layouts_after_restart() {
     host.clear_faults();
     let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
-    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
-    assert_eq!(truth(&host, 1).len(), 4);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(real_layout(&host, 1).len(), 4);
     assert!(agent.settle().iter().all(|op| op.plans[0].gpu == 1), "{:?}", agent.settle());
     assert_eq!(agent.get("/v1/health").json()["errors"], json!([]));
 }
@@ -204,12 +204,12 @@ fn stop_during_start_layouts_leaves_rest_to_next_start() {
     });
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());
-    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 0));
+    assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len()), (4, 0));
     host.clear_faults();
     host.start_trace();
     let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
-    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
+    assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len()), (4, 4));
     assert!(host.trace().iter().all(|call| call.gpu == Some(1)), "{:?}", host.trace());
 }
 
@@ -223,7 +223,7 @@ fn stop_without_driver_leaves_layouts_to_next_start() {
     host.clear_faults();
     let agent = Agent::start_again(&host, CONFIG);
     agent.wait_for_layouts_at_start();
-    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
+    assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len()), (4, 4));
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn driver_loaded_after_start_gets_layouts() {
     assert!(matches!(warnings[..], [one] if one.contains("the driver does not answer yet")), "{warnings:#?}");
     host.clear_faults();
     applied(&agent, 2);
-    assert_eq!(truth(&host, 0).len(), 4);
+    assert_eq!(real_layout(&host, 0).len(), 4);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
 }
 

@@ -3,7 +3,7 @@
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, truth},
+    agent::{Agent, real_layout},
     around::Around,
     host::Host,
 };
@@ -30,7 +30,7 @@ fn reset_group_must_be_free_and_is_named() {
         error.causes.iter().any(|cause| cause.contains("GPU 0") && cause.contains("has GPU instances")),
         "{error:?}"
     );
-    assert_eq!(truth(&host, 0).len(), 3);
+    assert_eq!(real_layout(&host, 0).len(), 3);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn nvswitch_gpu_resets_alone_only_with_fabric_manager() {
         let error = agent.begin(&["1"], LAYOUT).expect_err("it is refused");
         assert!(error.causes.iter().any(|cause| cause.contains("GPU 0")), "{error:?}");
         assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("nvidia-fabricmanager")), "{error:?}");
-        assert_eq!(truth(&host, 0).len(), 3);
+        assert_eq!(real_layout(&host, 0).len(), 3);
     }
 }
 
@@ -74,7 +74,7 @@ fn reset_group_rolls_back_together() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     for gpu in 0..3 {
         assert_eq!(
-            (truth(&host, gpu as usize), agent.gpu(gpu).state),
+            (real_layout(&host, gpu as usize), agent.gpu(gpu).state),
             (vec!["MIG off".to_owned()], GpuState::Ready),
             "{gpu}"
         );
@@ -92,7 +92,7 @@ fn reset_failing_once_in_rollback_is_retried() {
         let operation = agent.apply(&["all"], LAYOUT);
         assert_eq!(operation.state, OperationState::RolledBack, "{fault}: {operation:?}\n{}", agent.log());
         for gpu in 0..3 {
-            assert_eq!(truth(&host, gpu), ["MIG off"], "{fault}");
+            assert_eq!(real_layout(&host, gpu), ["MIG off"], "{fault}");
             assert!(agent.gpu(gpu as u32).mig.is_some_and(|mig| !mig.pending_mode()), "{fault}");
         }
         host.clear_faults();
@@ -147,7 +147,7 @@ fn gpus_reset_together_are_claimed_meanwhile() {
     assert!(other.message.contains("GPU 1") && other.message.contains(&first.id), "{other:?}");
     std::fs::write(around.file("go"), "").unwrap();
     assert_eq!(agent.follow(first).state, OperationState::Done, "{}", agent.log());
-    assert_eq!(truth(&host, 0).len(), 3);
+    assert_eq!(real_layout(&host, 0).len(), 3);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn other_operations_are_refused_or_queued_during_reset() {
     for operation in [first, waiting] {
         assert_eq!(agent.follow(operation).state, OperationState::Done, "{}", agent.log());
     }
-    assert_eq!((truth(&host, 0).len(), truth(&host, 2).len()), (3, 3));
+    assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 2).len()), (3, 3));
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn operation_cancelled_during_another_reset_resets_nothing() {
     assert_eq!((ended.state, ended.error.map(|error| error.code)), (OperationState::RolledBack, Some(Code::Cancelled)));
     assert_eq!(agent.follow(first).state, OperationState::Done);
     assert_eq!(resets(&host), [Some(0)]);
-    assert_eq!((truth(&host, 1), agent.gpu(1).state), (vec!["MIG off".to_owned()], GpuState::Ready));
+    assert_eq!((real_layout(&host, 1), agent.gpu(1).state), (vec!["MIG off".to_owned()], GpuState::Ready));
 }
 
 #[test]
@@ -200,8 +200,8 @@ fn hook_output_is_in_log_and_in_no_operation() {
     let agent = Agent::start(&host, &around.config(&[], ""));
     let operation = agent.apply(&["0"], LAYOUT);
     assert_eq!(operation.state, OperationState::RolledBack);
-    let told = agent.get(&format!("/v1/operations/{}", operation.id)).json().to_string();
-    assert!(!told.contains("hunter2") && told.contains("journalctl -u gpushd"), "{told}");
+    let reported = agent.get(&format!("/v1/operations/{}", operation.id)).json().to_string();
+    assert!(!reported.contains("hunter2") && reported.contains("journalctl -u gpushd"), "{reported}");
     agent.wait_for_log("hunter2");
 }
 

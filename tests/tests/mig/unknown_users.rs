@@ -6,7 +6,7 @@
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, Setup, gi_at, truth},
+    agent::{Agent, Setup, gi_at, real_layout},
     host::{Host, program},
 };
 use serde_json::json;
@@ -27,7 +27,7 @@ fn unknown_users_block_destruction() {
     let agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "1g.10gb@4"]).state, OperationState::Done);
     host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     let mut tried = 0;
     for code in CODES {
         host.start_trace();
@@ -52,7 +52,7 @@ fn unknown_users_block_destruction() {
             assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("nvidia-smi")), "{refused:?}");
             tried += 1;
         }
-        assert_eq!(truth(&host, 0), before, "{code}");
+        assert_eq!(real_layout(&host, 0), before, "{code}");
         assert_eq!(host.trace(), [], "{code}");
         // Other GPUs of the host are not affected.
         assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done, "{code}");
@@ -74,7 +74,7 @@ fn new_instances_are_created_without_process_list() {
     host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --rc UNKNOWN");
     let grown = agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]);
     assert_eq!(grown.state, OperationState::Done, "{grown:?}");
-    assert_eq!(truth(&host, 0).len(), 2);
+    assert_eq!(real_layout(&host, 0).len(), 2);
     // The layout already exists, so the request changes nothing. gpushd does not refuse it.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]).state, OperationState::Done);
 }
@@ -115,7 +115,7 @@ fn apply_succeeds_although_session_lists_deleted_instances() {
             let gpu = agent.gpu(0);
             assert_eq!((gpu.state, gpu.reasons), (GpuState::Ready, Vec::new()), "{function} {layout:?}");
             let seen = gpu.mig.expect("MIG").instances.len();
-            assert_eq!(seen, truth(&host, 0).len(), "{function} {layout:?}");
+            assert_eq!(seen, real_layout(&host, 0).len(), "{function} {layout:?}");
         }
     }
 }

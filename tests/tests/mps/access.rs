@@ -51,7 +51,7 @@ fn client_since_the_last_probe_is_found_before_a_stop() {
     for verb in ["stop", "restart"] {
         assert_eq!(refused(verb).state, MpsState::Ready, "{verb}: a client without a lease counts, too");
     }
-    assert!(client.lives() && client.said().is_empty());
+    assert!(client.lives() && client.printed().is_empty());
     client.end();
 }
 
@@ -129,7 +129,7 @@ fn daemon_with_unknown_clients_is_not_ended() {
     assert!(signal(pid, Signal::SIGCONT));
     let well = reaches(&agent, "0", MpsState::Ready);
     assert_eq!((well.pid.map(u32::cast_signed), well.clients.len()), (Some(pid), 1));
-    assert!(client.lives() && client.said().is_empty());
+    assert!(client.lives() && client.printed().is_empty());
     client.end();
 }
 
@@ -150,7 +150,7 @@ fn slow_daemon_is_not_treated_as_idle() {
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     clear_faults(&host);
     becomes(&agent, "0", "reported with its client", |daemon| daemon.clients_known && daemon.clients.len() == 1);
-    assert!(client.lives() && client.said().is_empty());
+    assert!(client.lives() && client.printed().is_empty());
     client.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
@@ -175,9 +175,9 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     agent.kill();
     let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
     becomes(&agent, &zero.target, "reported with its changed rule", |daemon| {
-        daemon.clients_known && daemon.findings.iter().any(|told| told.contains("no lease is granted"))
+        daemon.clients_known && daemon.findings.iter().any(|reported| reported.contains("no lease is granted"))
     });
-    assert!(is_open(pipe(&zero)) && client.lives() && client.said().is_empty());
+    assert!(is_open(pipe(&zero)) && client.lives() && client.printed().is_empty());
     client.end();
 }
 
@@ -282,7 +282,7 @@ fn restart_of_a_stopped_daemon_ends_no_new_client() {
         client
     });
     becomes(&agent, "0", "with its client", |daemon| daemon.state == MpsState::Ready && daemon.clients.len() == 1);
-    assert!(client.first.starts_with("active") && client.said().is_empty(), "{}", client.first);
+    assert!(client.first.starts_with("active") && client.printed().is_empty(), "{}", client.first);
     client.end();
 }
 
@@ -299,7 +299,7 @@ fn drain_without_a_deadline_removes_the_earlier_deadline() {
     assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 3 })).status, 200);
     let [mut patient, ends] = clients;
     assert!(["terminated", "lost"].contains(&ends.says().as_str()), "the deadline has passed");
-    assert!(patient.lives() && patient.said().is_empty(), "the client outlives the removed deadline");
+    assert!(patient.lives() && patient.printed().is_empty(), "the client outlives the removed deadline");
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     release_all(&agent, "0");
     patient.end();

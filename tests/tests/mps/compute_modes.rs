@@ -31,7 +31,7 @@ fn shared(host: &Host) -> Agent {
     agent
 }
 
-fn is_told(agent: &Agent) -> bool {
+fn is_reported(agent: &Agent) -> bool {
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
     health.errors.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
 }
@@ -46,16 +46,16 @@ fn failed_restore_of_a_compute_mode_is_reported_and_retried() {
         host.fault(fault);
         agent.reload("");
         agent.await_that("the target is forgotten", || agent.get("/v1/mps").json() == json!([]));
-        agent.await_that("the failure is reported", || is_told(&agent));
+        agent.await_that("the failure is reported", || is_reported(&agent));
         assert_eq!(mode(&host), 3, "{fault}");
         // After a restart, gpushd retries the restore.
         agent.stop();
         let agent = Agent::start(&host, "");
-        agent.await_that("the failure is reported again", || is_told(&agent));
+        agent.await_that("the failure is reported again", || is_reported(&agent));
         assert_eq!(mode(&host), 3, "{fault}");
         host.clear_faults();
         agent.await_that("the compute mode is restored", || mode(&host) == 0);
-        agent.await_that("no failure is reported", || !is_told(&agent));
+        agent.await_that("no failure is reported", || !is_reported(&agent));
         assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::Default));
     }
 }
@@ -78,7 +78,7 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     let agent = shared(&host);
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
     agent.reload("");
-    agent.await_that("the failure is reported", || is_told(&agent));
+    agent.await_that("the failure is reported", || is_reported(&agent));
     agent.stop();
     host.clear_faults();
     // An administrator sets another mode, without gpushd.
@@ -98,7 +98,7 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     agent.await_that("the administrator's mode is restored", || {
         agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited)
     });
-    assert!(!is_told(&agent));
+    assert!(!is_reported(&agent));
 }
 
 /// gpushd must set compute mode exclusive process. Otherwise programs could bypass MPS.
@@ -131,12 +131,13 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
         host.clear_faults();
     }
     agent.reload(SHARED);
-    let told = || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can bypass MPS on GPU 0"));
-    agent.await_that("the failure is reported", told);
+    let reported =
+        || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can bypass MPS on GPU 0"));
+    agent.await_that("the failure is reported", reported);
     assert!(agent.get("/v1/health").json()["errors"].to_string().contains("programs can bypass MPS"));
     host.clear_faults();
     agent.reload(SHARED);
-    agent.await_that("the mode is repaired", || mode(&host) == 3 && !told());
+    agent.await_that("the mode is repaired", || mode(&host) == 3 && !reported());
 }
 
 #[test]
@@ -173,7 +174,7 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
 }
 
 /// Returns the lines of `control.log` that the API shows.
-fn told(agent: &Agent, query: &str) -> Vec<String> {
+fn reported(agent: &Agent, query: &str) -> Vec<String> {
     let logs: MpsLogs = serde_json::from_value(agent.get(&format!("/v1/mps/0/logs{query}")).json()).expect("logs");
     logs.files[0].lines.clone()
 }
@@ -191,32 +192,36 @@ fn show_events(host: &Host, programs: Option<&Path>) {
     let polls = |lines: &[String]| lines.iter().filter(|line| line.contains("Cmd:get_")).count();
     agent.await_that("a log with many polls", || {
         let _asked = mps::daemon(&agent, "0");
-        polls(&told(&agent, "?all=true&lines=2000")) > 60
+        polls(&reported(&agent, "?all=true&lines=2000")) > 60
     });
     let pid = client.pid().to_string();
     client.end();
     let set = agent.post("/v1/mps/0/settings", &json!({ "percentage": 30 }));
     assert_eq!(set.status, 200);
-    let all = told(&agent, "?all=true&lines=2000");
+    let all = reported(&agent, "?all=true&lines=2000");
     // The second response may contain lines that the daemon wrote after the first response.
-    let shown = told(&agent, "?lines=2000");
+    let shown = reported(&agent, "?lines=2000");
     assert!(shown.len() * 4 < all.len(), "{} of {}: {shown:#?}", shown.len(), all.len());
     let has = |what: &str| shown.iter().any(|line| line.contains(what));
     assert!(has(&format!("NEW CLIENT {pid}")) && has("Cmd:set_default_active_thread_percentage 30"), "{shown:#?}");
     assert!(has("NEW SERVER") && has("Starting"), "{shown:#?}");
     // gpushd leaves out only these kinds of lines, which contain no information.
     let plain = |line: &String| {
-        let said = line.split_once("] ").map_or(line.as_str(), |(_, said)| said).trim();
-        ["Accepting connection...", "NEW UI", "UI closed"].contains(&said)
-            || said.starts_with("Cmd:get_")
-            || said.trim_end_matches('G').parse::<f64>().is_ok()
-            || ["ACTIVE", "INITIALIZING", "No default pinned memory limit set for the device!"].contains(&said)
-            || said == "Unknown command \"get_server_status\""
+        let printed = line.split_once("] ").map_or(line.as_str(), |(_, printed)| printed).trim();
+        ["Accepting connection...", "NEW UI", "UI closed"].contains(&printed)
+            || printed.starts_with("Cmd:get_")
+            || printed.trim_end_matches('G').parse::<f64>().is_ok()
+            || ["ACTIVE", "INITIALIZING", "No default pinned memory limit set for the device!"].contains(&printed)
+            || printed == "Unknown command \"get_server_status\""
     };
     let left_out: Vec<&String> = all.iter().filter(|line| !shown.contains(line) && !plain(line)).collect();
     assert!(left_out.is_empty(), "{left_out:#?}");
     // The last forty lines show the last client.
-    assert!(told(&agent, "?lines=40").iter().any(|line| line.contains(&pid)), "{:#?}", told(&agent, "?lines=40"));
+    assert!(
+        reported(&agent, "?lines=40").iter().any(|line| line.contains(&pid)),
+        "{:#?}",
+        reported(&agent, "?lines=40")
+    );
 }
 
 #[test]

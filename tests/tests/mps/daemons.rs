@@ -81,7 +81,7 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
         let again = reaches(&agent, "0", MpsState::Ready);
         assert_eq!((again.pid, &again.leases, &again.pipe_directory), (ready.pid, &seen.leases, &seen.pipe_directory));
         assert_eq!((again.clients, controls(&base(host))), (seen.clients, vec![pid]));
-        assert!(client.lives() && client.said().is_empty(), "a client does not notice");
+        assert!(client.lives() && client.printed().is_empty(), "a client does not notice");
         client.end();
         becomes(&agent, "0", "without clients", |daemon| daemon.clients.is_empty());
         // gpushd also adopts a daemon without clients.
@@ -236,8 +236,8 @@ fn target_without_a_rule_is_drained_ended_and_forgotten() {
     agent.signal(Signal::SIGHUP);
     let short = daemon(&agent, "0").target;
     // The lease stays active. When it is released, gpushd waits only for its client.
-    let told = |daemon: &MpsDaemon| daemon.findings.iter().any(|finding| finding.contains("no lease is granted"));
-    let kept = becomes(&agent, &short, "without new leases", told);
+    let reported = |daemon: &MpsDaemon| daemon.findings.iter().any(|finding| finding.contains("no lease is granted"));
+    let kept = becomes(&agent, &short, "without new leases", reported);
     assert_eq!((kept.leases.len(), compute_mode(&host, 0)), (1, json!(3)));
     release(&agent, taken.lease.id);
     client.end();

@@ -95,7 +95,7 @@ fn leftover_server_is_drained_without_a_new_daemon() {
     let (agent, mut client) = served(&host);
     orphaned(&host, &agent, &json!({}));
     assert_eq!(daemon(&agent, "0").clients_end_at, None);
-    assert!(client.lives() && client.said().is_empty());
+    assert!(client.lives() && client.printed().is_empty());
     client.end();
     // The server has no client any more, so it ends.
     reaches(&agent, "0", MpsState::Stopped);
@@ -110,8 +110,8 @@ fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     let (agent, client) = served(&host);
     orphaned(&host, &agent, &json!({ "end_after_s": 3600 }));
     let until = daemon(&agent, "0").clients_end_at.expect("a time");
-    let told = daemon(&agent, "0").reasons.concat();
-    assert!(told.contains("may run until") && told.contains("is then ended"), "{told}");
+    let reported = daemon(&agent, "0").reasons.concat();
+    assert!(reported.contains("may run until") && reported.contains("is then ended"), "{reported}");
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     let left = becomes(&agent, "0", "drained until then", |daemon| daemon.clients_end_at.is_some());
@@ -185,10 +185,11 @@ fn ended_server_is_reported_to_event_listeners() {
     let server = daemon(&agent, "0").servers[0].pid.expect("a pid");
     assert!(signal(server.cast_signed(), Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
-    let told = "an MPS server ended";
+    let reported = "an MPS server ended";
     // A request makes gpushd probe the daemon.
-    becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
-    let is = |what: &EventPayload| matches!(what, EventPayload::Mps(change) if change.reasons.concat().contains(told));
+    becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(reported)));
+    let is =
+        |what: &EventPayload| matches!(what, EventPayload::Mps(change) if change.reasons.concat().contains(reported));
     listener.until(|event| is(&event.what));
 }
 
@@ -203,8 +204,8 @@ fn server_with_an_older_memory_limit_is_reported() {
     becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
     assert!(daemon(&agent, "0").findings.is_empty());
     limit(1024);
-    let told = "an MPS server was started with memory limit 8192M; the limit cannot change";
-    becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(told)));
+    let reported = "an MPS server was started with memory limit 8192M; the limit cannot change";
+    becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(reported)));
     client.end();
 }
 
@@ -232,7 +233,7 @@ fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
             let now = daemon(agent, "0");
             assert_eq!((now.state, now.pid, now.failures), (MpsState::Ready, next.pid, 0), "{now:#?}\n{}", agent.log());
         }
-        assert!(new.said().is_empty());
+        assert!(new.printed().is_empty());
         new.end();
     }
 }

@@ -35,22 +35,22 @@ fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
     drain.env("COLUMNS", "400");
     let mut drain = drain.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl");
     let mut waits = BufReader::new(drain.stderr.take().expect("piped"));
-    let mut said = String::new();
-    waits.read_line(&mut said).expect("gpushctl prints what it waits for");
+    let mut printed = String::new();
+    waits.read_line(&mut printed).expect("gpushctl prints what it waits for");
     let who = format!("used by pid {}", client.pid());
-    assert!(said.contains(&who) && said.contains(&format!("lease {} of", taken.lease.id)), "{said}");
-    assert!(!said.contains(&server.to_string()), "a server counts only through its clients: {said}");
+    assert!(printed.contains(&who) && printed.contains(&format!("lease {} of", taken.lease.id)), "{printed}");
+    assert!(!printed.contains(&server.to_string()), "a server counts only through its clients: {printed}");
     let refused = lease(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new lease is granted");
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause == "GPU 0 is cordoned"), "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("fan replacement")), "{refused:?}");
-    let told = daemon(&agent, "0");
+    let reported = daemon(&agent, "0");
     assert_eq!(
-        (told.state, told.pid, told.clients.len()),
+        (reported.state, reported.pid, reported.clients.len()),
         (MpsState::Ready, ready.pid, 1),
         "daemon and client continue"
     );
-    assert!(told.findings.iter().any(|finding| finding.contains("GPU 0 is cordoned")), "{:?}", told.findings);
+    assert!(reported.findings.iter().any(|finding| finding.contains("GPU 0 is cordoned")), "{:?}", reported.findings);
 
     client.end();
     release(&agent, taken.lease.id);

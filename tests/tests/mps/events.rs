@@ -52,11 +52,11 @@ fn too_many_clients_are_reported() {
     // Two programs use the environment of one lease. Both have access, and the daemon does not
     // limit the number of clients.
     let second = served.client();
-    let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
-    assert_eq!(told.findings, ["2 clients are connected, but only 1 is allowed"]);
-    let pids: Vec<_> = told.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
-    assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{told:#?}");
-    assert!(told.clients.iter().all(|client| client.uid.is_some() && client.command.is_some()), "{told:#?}");
+    let reported = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
+    assert_eq!(reported.findings, ["2 clients are connected, but only 1 is allowed"]);
+    let pids: Vec<_> = reported.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
+    assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{reported:#?}");
+    assert!(reported.clients.iter().all(|client| client.uid.is_some() && client.command.is_some()), "{reported:#?}");
 }
 
 #[test]
@@ -66,9 +66,12 @@ fn killed_server_is_reported_with_its_number_of_clients() {
     let server: i32 = client.word("server").parse().expect("a pid");
     assert!(signal(server, Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
-    let told = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
-    let finding = &told.findings[0];
-    assert!(finding.starts_with("an MPS server ended ") && finding.ends_with("1 client ended with it"), "{told:#?}");
+    let reported = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
+    let finding = &reported.findings[0];
+    assert!(
+        finding.starts_with("an MPS server ended ") && finding.ends_with("1 client ended with it"),
+        "{reported:#?}"
+    );
     assert!(!finding.contains(&server.to_string()), "every user may read it: {finding}");
     served.agent.wait_for_log("an MPS server ended ");
     // The daemon still serves.

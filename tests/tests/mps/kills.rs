@@ -153,8 +153,12 @@ impl World {
         // server or blocks the next server, so end the client.
         let spared = ["kill the agent", "end the agent", "silent-hello --times 2"];
         if let Some(client) = self.client.as_mut().filter(|_| spared.contains(&deed)) {
-            let said = client.said();
-            assert!(client.lives() && said.is_empty(), "{deed}: a client was lost: {said:?}\n{}", self.agent().log());
+            let printed = client.printed();
+            assert!(
+                client.lives() && printed.is_empty(),
+                "{deed}: a client was lost: {printed:?}\n{}",
+                self.agent().log()
+            );
         } else {
             self.client = None;
         }

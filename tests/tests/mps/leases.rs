@@ -261,9 +261,9 @@ fn next_user_gets_a_new_directory_and_daemon() {
     assert_eq!((seen.uid, seen.clients[0].uid, seen.servers[0].uid), (Some(NOBODY), Some(NOBODY), Some(NOBODY)));
     // Root always has access. If root starts a client, it waits until the other clients have ended.
     let waits = Client::begin(&host, &theirs.environment, None);
-    let told = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
+    let reported = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
     let named = format!("(pid {}, root) waits: the daemon serves one user at a time", waits.pid());
-    assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
+    assert!(reported.findings.iter().any(|finding| finding.contains(&named)), "{:?}", reported.findings);
     agent.wait_for_log("a client waits because its MPS daemon serves another user");
     waits.end();
     becomes(&agent, "0", "without a waiting client", |daemon| daemon.findings.is_empty());
@@ -336,7 +336,7 @@ fn concurrent_restarts_end_no_client() {
             served += inside.len();
             if !inside.is_empty() {
                 let answers = [(); 3].map(|()| act(&agent, "0", "restart", &json!({})).status);
-                let stay = inside.iter_mut().all(|client| client.lives() && client.said().is_empty());
+                let stay = inside.iter_mut().all(|client| client.lives() && client.printed().is_empty());
                 lost.extend((answers != [409; 3] || !stay).then_some(answers));
             }
             inside.into_iter().for_each(Client::end);
@@ -406,14 +406,17 @@ fn unready_daemon_gets_no_client_and_no_lease() {
 #[test]
 fn process_of_another_pid_namespace_is_refused_as_a_binding() {
     let (_host, agent) = ready(CONFIG);
-    let said = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); \
+    let printed = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); \
                 body = b'{\"share\": {\"kind\": \"mps\"}, \"process\": 2}'; \
                 s.sendall(b'POST /v1/leases HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\n\
                 content-length: %d\\r\\nconnection: close\\r\\n\\r\\n' % len(body) + body); print(s.recv(65536).decode())";
     let asked =
-        Command::new("unshare").args(["--pid", "--fork", "python3", "-c", said]).arg(agent.socket()).output().ok();
-    match asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).filter(|told| !told.is_empty()) {
-        Some(told) => assert!(told.contains("in another pid namespace"), "{told}"),
+        Command::new("unshare").args(["--pid", "--fork", "python3", "-c", printed]).arg(agent.socket()).output().ok();
+    match asked
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        .filter(|reported| !reported.is_empty())
+    {
+        Some(reported) => assert!(reported.contains("in another pid namespace"), "{reported}"),
         None => println!("SKIPPED a pid of another namespace: there is no unshare or no python3"),
     }
     assert!(daemon(&agent, "0").leases.is_empty());

@@ -5,7 +5,7 @@ use std::fs;
 
 use gpush_api::{ApiError, Code, ComputeMode, LeaseState, MpsState, MpsStep, Operation, OperationState, Phase, Step};
 use gpush_tests::{
-    agent::{Agent, Setup, parse, truth},
+    agent::{Agent, Setup, parse, real_layout},
     host::Host,
     mps::{self, Client},
 };
@@ -118,7 +118,7 @@ fn mode_change_is_one_operation_and_reaches_the_new_mode() {
         assert_eq!(gpu.drift, [] as [String; 0], "{how}\n{}", agent.log());
         assert_eq!(mps::controls(&mps::base(&host)).len(), daemons, "{how}");
         let exclusive = gpu.compute_mode == Some(ComputeMode::ExclusiveProcess);
-        assert_eq!((exclusive, truth(&host, 0) != ["MIG off"]), (daemons == 1, mig), "{how}: {gpu:?}");
+        assert_eq!((exclusive, real_layout(&host, 0) != ["MIG off"]), (daemons == 1, mig), "{how}: {gpu:?}");
     }
 }
 
@@ -148,7 +148,7 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     mps::release(&agent, share.lease.id);
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
-    assert_eq!((truth(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
+    assert_eq!((real_layout(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
     agent.await_that("no GPU is shared", || agent.get("/v1/mps").json() == json!([]));
 }
 
@@ -158,7 +158,7 @@ fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
 fn conflicting_mode_changes_run_one_after_the_other() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
-    agent.until("the layout is applied", || (truth(&host, 0).len() == 2).then_some(()));
+    agent.until("the layout is applied", || (real_layout(&host, 0).len() == 2).then_some(()));
     let _begun = agent.settle();
     mps::fault(&host, "slow-start --ms 600000 --times 1");
     agent.reload(rule("mode = \"mps\""));
@@ -177,7 +177,7 @@ fn conflicting_mode_changes_run_one_after_the_other() {
     assert!(agent.follow(first).state.is_final());
     let second = agent.follow(second);
     assert_eq!(second.state, OperationState::Done, "{second:#?}\n{}", agent.log());
-    assert_eq!((truth(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
+    assert_eq!((real_layout(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
     let gpu = agent.gpu(0);
     assert_eq!((gpu.drift, gpu.compute_mode.unwrap_or_default()), (Vec::new(), ComputeMode::Default));
 }
@@ -186,9 +186,9 @@ fn conflicting_mode_changes_run_one_after_the_other() {
 fn failed_daemon_start_rolls_the_operation_back() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
-    agent.until("the layout is applied", || (truth(&host, 0).len() == 2).then_some(()));
+    agent.until("the layout is applied", || (real_layout(&host, 0).len() == 2).then_some(()));
     let _begun = agent.settle();
-    let before = truth(&host, 0);
+    let before = real_layout(&host, 0);
     agent.reload(rule("mode = \"mps\""));
     // Without the control program, the daemon cannot start.
     let control = host.dir().join("bin/nvidia-cuda-mps-control");
@@ -197,7 +197,7 @@ fn failed_daemon_start_rolls_the_operation_back() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}\n{}", agent.log());
     let error = operation.error.expect("the operation has an error");
     assert!(error.message.contains("does not start"), "{error:?}");
-    assert_eq!(truth(&host, 0), before);
+    assert_eq!(real_layout(&host, 0), before);
     assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
 }
 
@@ -260,13 +260,13 @@ fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
                 let agent = Setup::on(&host).config(rule(to)).start();
                 all_ended(&agent);
                 let daemons = mps::controls(&mps::base(&host)).len();
-                let mig = truth(&host, 0) != ["MIG off"];
+                let mig = real_layout(&host, 0) != ["MIG off"];
                 assert!(daemons <= 1, "{from} to {to}, killed {moment} {call}: {daemons} daemons");
                 assert!(!(mig && daemons == 1), "MIG and MPS at once: killed {moment} {call}\n{}", agent.log());
                 // A new request must reach the desired state from every state in between.
                 apply(&agent);
                 let daemons = mps::controls(&mps::base(&host)).len();
-                let mig = truth(&host, 0) != ["MIG off"];
+                let mig = real_layout(&host, 0) != ["MIG off"];
                 assert_eq!((daemons, mig), if to == MIG { (0, true) } else { (1, false) }, "{}", agent.log());
                 let exclusive = agent.gpu(0).compute_mode == Some(ComputeMode::ExclusiveProcess);
                 assert_eq!(exclusive, daemons == 1, "killed {moment} {call}\n{}", agent.log());
@@ -297,13 +297,13 @@ fn gpu_without_a_rule_is_drained_and_restarted_by_operation() {
     let share = mps::lease(&agent, "0", &json!({ "percentage": 25 })).unwrap();
     let mut client = Client::start(&host, &share.environment);
     agent.reload("");
-    let told = "no lease is granted";
+    let reported = "no lease is granted";
     mps::becomes(&agent, "0", "without new leases", |daemon| {
-        daemon.findings.iter().any(|finding| finding.contains(told))
+        daemon.findings.iter().any(|finding| finding.contains(reported))
     });
     mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new lease is granted");
     mps::release(&agent, share.lease.id);
-    assert!(client.lives() && client.said().is_empty(), "the client may finish");
+    assert!(client.lives() && client.printed().is_empty(), "the client may finish");
     client.end();
     mps::lease_becomes(&agent, share.lease.id, LeaseState::Ended);
     agent.await_that("the target is forgotten", || agent.get("/v1/mps").json() == json!([]));
@@ -328,8 +328,8 @@ fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     let refused = mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new lease is granted");
     assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
     assert!(refused.message.contains("timeslice"), "{refused:?}");
-    let told = mps::daemon(&agent, "0");
-    assert!(told.findings.iter().any(|finding| finding.contains("no lease is granted")), "{told:#?}");
+    let reported = mps::daemon(&agent, "0");
+    assert!(reported.findings.iter().any(|finding| finding.contains("no lease is granted")), "{reported:#?}");
     // After a restart of gpushd, the lease is still active.
     agent.kill();
     let agent = Agent::start(&host, &rule("mode = \"timeslice\""));

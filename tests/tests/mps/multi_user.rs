@@ -91,9 +91,9 @@ fn change_of_users_waits_until_the_daemon_is_idle() {
     let taken = lease(&agent, "0", &json!({})).expect("a lease");
     agent.reload(rule("many"));
     let waits = "the new value takes effect when the MPS daemon has no lease and no client";
-    let told =
+    let reported =
         becomes(&agent, "0", "with a finding", |daemon| daemon.findings.iter().any(|finding| finding.contains(waits)));
-    assert_eq!(told.pid, first.pid);
+    assert_eq!(reported.pid, first.pid);
     release(&agent, taken.lease.id);
     let next = becomes(&agent, "0", "restarted for several users", |daemon| {
         daemon.state == MpsState::Ready && daemon.findings.iter().any(|finding| finding.contains(SHARED_FAULTS))

@@ -3,7 +3,7 @@
 
 use gpush_api::{Code, MpsDaemon, MpsState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, truth},
+    agent::{Agent, real_layout},
     host::Host,
     mps::{Client, daemons, lease, reaches, release},
 };
@@ -66,7 +66,7 @@ fn waiting_operation_blocks_new_leases_on_its_device() {
     release(&agent, held);
     let done = agent.follow(agent.operation(&waiting.id));
     assert_eq!(done.state, OperationState::Done, "{done:#?}");
-    assert!(truth(&host, 0).iter().all(|instance| !instance.starts_with("3g")), "{:?}", truth(&host, 0));
+    assert!(real_layout(&host, 0).iter().all(|instance| !instance.starts_with("3g")), "{:?}", real_layout(&host, 0));
     release(&agent, other);
 }
 

@@ -122,12 +122,12 @@ fn other_users_process_and_server_are_hidden_on_each_route() {
         ("POST", "revoke", "{\"reason\": \"mine\", \"end\": true}"),
         ("GET", "environment", ""),
     ] {
-        let told = ask(&agent, OTHER, method, &format!("/v1/leases/{id}/{path}"), body);
-        assert!(told.contains("\"denied\""), "{path}: {told}");
+        let reported = ask(&agent, OTHER, method, &format!("/v1/leases/{id}/{path}"), body);
+        assert!(reported.contains("\"denied\""), "{path}: {reported}");
     }
     let for_another = object!({ "percentage": 1, "holder_uid": OWNER });
-    let told = ask(&agent, OTHER, "POST", "/v1/leases", &request("0", &for_another).to_string());
-    assert!(told.contains("\"denied\""), "{told}");
+    let reported = ask(&agent, OTHER, "POST", "/v1/leases", &request("0", &for_another).to_string());
+    assert!(reported.contains("\"denied\""), "{reported}");
     assert_eq!(json(&agent, OWNER, &format!("/v1/leases/{id}"))["state"], "active");
     client.end();
     holder.kill().and_then(|()| holder.wait()).expect("the process ends");
@@ -139,10 +139,11 @@ fn binding_to_foreign_process_is_refused_like_missing_one() {
     let mut holder = Command::new("sleep").arg("600").uid(OWNER).gid(OWNER).spawn().expect("a process");
     let refused = |pid: u32| {
         let body = request("0", &object!({ "process": pid })).to_string();
-        let told = ask(&agent, OTHER, "POST", "/v1/leases", &body);
-        let error: gpush_api::ApiError = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
-        assert_eq!(error.code, Code::BadRequest, "{told}");
-        told.replace(&pid.to_string(), "PID")
+        let reported = ask(&agent, OTHER, "POST", "/v1/leases", &body);
+        let error: gpush_api::ApiError =
+            serde_json::from_str(&reported).unwrap_or_else(|error| panic!("{error}: {reported}"));
+        assert_eq!(error.code, Code::BadRequest, "{reported}");
+        reported.replace(&pid.to_string(), "PID")
     };
     // The second pid cannot exist, because it is above the kernel's maximum.
     assert_eq!(refused(holder.id()), refused(4_200_000));
@@ -158,8 +159,8 @@ fn refused_administration_is_in_the_audit_trail() {
         for (method, path, body) in
             [("POST", "/v1/mps/0/stop", "{}"), ("GET", "/v1/audit", ""), ("POST", "/v1/gpus/0/cordon", "{}")]
         {
-            let told = ask(&agent, OTHER, method, path, body);
-            assert!(told.contains("\"denied\""), "{path}: {told}");
+            let reported = ask(&agent, OTHER, method, path, body);
+            assert!(reported.contains("\"denied\""), "{path}: {reported}");
         }
     }
     let trail = || agent.get("/v1/audit?limit=1000").json();

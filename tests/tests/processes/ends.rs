@@ -67,7 +67,7 @@ fn unleased_process_is_ended_only_when_its_user_has_no_lease() {
     assert_eq!(done(&agent, renewed.pid()), "not ended: its user holds a lease");
     witness(&host, &agent, "--gpu 0 --kind compute");
     agent.wait_for_log("asked to end");
-    assert!(guest.lives() && guest.said().is_empty() && theirs.lives() && renewed.lives());
+    assert!(guest.lives() && guest.printed().is_empty() && theirs.lives() && renewed.lives());
     assert!(std::path::Path::new(&format!("/proc/{root}")).exists());
 }
 

@@ -18,7 +18,7 @@ fn new_mps_server_is_shown_as_server_and_not_as_unleased() {
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
     assert!(client.says().starts_with("active"));
     witness(&host, &agent, "--gpu 0 --kind compute");
-    assert!(client.lives() && client.said().is_empty(), "{}", agent.log());
+    assert!(client.lives() && client.printed().is_empty(), "{}", agent.log());
     let server = parts(&base(&host)).into_iter().find(|part| part.role == Role::Server).expect("a server");
     let server = listed(&agent, server.pid.cast_unsigned()).expect("the server is listed");
     assert_eq!((server.serves.as_deref(), server.unleased), (Some("MPS server of GPU 0"), None));
@@ -36,7 +36,7 @@ fn server_of_a_silent_daemon_is_not_unleased_after_a_restart() {
     let agent = Setup::on(&host).config(config).start();
     reaches(&agent, "0", MpsState::Hung);
     witness(&host, &agent, "--gpu 0 --kind compute");
-    assert!(client.lives() && client.said().is_empty(), "{}", agent.log());
+    assert!(client.lives() && client.printed().is_empty(), "{}", agent.log());
     let servers: Vec<_> = all(&agent).processes.into_iter().filter(|one| one.serves.is_some()).collect();
     assert_eq!(servers.iter().map(|one| one.serves.as_deref()).collect::<Vec<_>>(), [Some("MPS server of GPU 0")]);
     clear_faults(&host);

@@ -70,7 +70,7 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     });
     let seen = listed(&agent, client.pid().cast_unsigned()).expect("the client is listed");
     assert_eq!((seen.unleased, seen.unleased_action), (None, None));
-    assert!(client.lives() && client.said().is_empty());
+    assert!(client.lives() && client.printed().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
     // The lease is lost with the database, but the client may have started with it. gpushd must
     // consider this, also after a restart.
@@ -90,7 +90,7 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     let other =
         Job::start(std::process::Command::new("/bin/sleep").arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, other.pid(), UnleasedStep::Asked);
-    assert!(client.lives() && client.said().is_empty());
+    assert!(client.lives() && client.printed().is_empty());
     // gpushd keeps the daemon that runs.
     assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, before.pid);
     assert!(agent.gpu(0).drift.is_empty());

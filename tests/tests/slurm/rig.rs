@@ -8,16 +8,16 @@ fn recording() -> Option<Setup> {
     let seen = setup.dir().join("seen").display().to_string();
     let record = |hook: &str| format!("echo \"{hook} $SLURM_JOB_ID $SLURM_JOB_UID $SLURM_JOB_GPUS\" >> '{seen}'\n");
     let (prolog, epilog) = (record("prolog"), record("epilog"));
-    Some(setup.hook("Prolog", &prolog).hook("Epilog", &epilog).hook("TaskProlog", "echo 'export TOLD=yes'\n"))
+    Some(setup.hook("Prolog", &prolog).hook("Epilog", &epilog).hook("TaskProlog", "echo 'export TASK_PROLOG=yes'\n"))
 }
 
 #[test]
 fn job_runs_as_its_user_between_prolog_and_epilog() {
     let Some(setup) = recording() else { return };
     let cluster = setup.start();
-    let first = cluster.sbatch(ALICE, &["--gres=gpu:2"], "id -u; echo TOLD=$TOLD");
+    let first = cluster.sbatch(ALICE, &["--gres=gpu:2"], "id -u; echo TASK_PROLOG=$TASK_PROLOG");
     let ended = cluster.ended(first);
-    assert_eq!((ended.state.as_str(), ended.output.as_str()), ("COMPLETED", "65534\nTOLD=yes\n"));
+    assert_eq!((ended.state.as_str(), ended.output.as_str()), ("COMPLETED", "65534\nTASK_PROLOG=yes\n"));
     let second = cluster.sbatch(BOB, &["--gres=gpu:1"], "exit 3");
     assert_eq!(cluster.ended(second).state, "FAILED");
     let seen = std::fs::read_to_string(cluster.dir().join("seen")).expect("the hooks ran");

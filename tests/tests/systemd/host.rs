@@ -150,8 +150,8 @@ fn journalctl_finds_entries_by_their_objects() {
 #[test]
 fn systemd_logs_no_warning_about_units() {
     let Some(machine) = machine("systemd-analyze of the installed units") else { return };
-    let said = machine.sh("systemd-analyze verify --man=no /usr/lib/systemd/system/gpush* 2>&1");
-    assert_eq!(said, "");
+    let printed = machine.sh("systemd-analyze verify --man=no /usr/lib/systemd/system/gpush* 2>&1");
+    assert_eq!(printed, "");
     for (unit, most) in [("gpushd.service", GPUSHD_EXPOSURE), ("gpushd-mps@g5d1b03a2.service", MPS_EXPOSURE)] {
         let security = machine.sh(&format!("systemd-analyze security --no-pager {unit}"));
         let overall = security.lines().find(|line| line.contains("Overall exposure"));
@@ -181,7 +181,7 @@ fn emptied_state_directory_under_systemd_is_reported() {
     // As a system service, gpushd refuses a config file that another user can write.
     machine.sh("systemctl stop gpushd.service && chmod 666 /etc/gpush/config.toml");
     let refused = machine.run("timeout 20 /usr/sbin/gpushd");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("/etc/gpush/config.toml is not trusted"), "{said}");
-    assert!(said.contains("`chmod go-w /etc/gpush/config.toml`"), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && printed.contains("/etc/gpush/config.toml is not trusted"), "{printed}");
+    assert!(printed.contains("`chmod go-w /etc/gpush/config.toml`"), "{printed}");
 }

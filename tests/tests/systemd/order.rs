@@ -49,6 +49,6 @@ fn gpushd_stops_before_daemons_at_shutdown() {
     let journal = machine.sh("journalctl --no-pager --output=cat _PID=1");
     let at = |says: &str| journal.find(says).unwrap_or_else(|| panic!("no line {says}:\n{journal}"));
     assert!(at("Stopped gpushd.service") < at(&format!("Stopping {unit}")), "{journal}");
-    let said = machine.sh("journalctl --no-pager --output=cat -u gpushd.service");
-    assert!(!said.contains("as by `systemctl stop`"), "{said}");
+    let printed = machine.sh("journalctl --no-pager --output=cat -u gpushd.service");
+    assert!(!printed.contains("as by `systemctl stop`"), "{printed}");
 }

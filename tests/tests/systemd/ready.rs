@@ -49,8 +49,8 @@ fn failed_layout_fails_the_ready_unit_but_delays_nothing() {
         machine.run("systemctl daemon-reload && systemctl start gpushd.service gpush-ready.service slurmd.service");
     assert!(!started.status.success());
     assert_eq!(machine.run("systemctl is-active slurmd.service").stdout, b"active\n", "the order is the only effect");
-    let said = machine.journal_until("-u gpush-ready.service", "gpushctl apply 0");
-    assert!(said.contains("run `gpushctl apply 0`"), "{said}");
+    let printed = machine.journal_until("-u gpush-ready.service", "gpushctl apply 0");
+    assert!(printed.contains("run `gpushctl apply 0`"), "{printed}");
 }
 
 #[test]

@@ -39,9 +39,9 @@ fn systemd_verify_accepts_units() {
         checked += 1;
     }
     let output = verify.env("SYSTEMD_UNIT_PATH", format!("{}:", scratch.path().display())).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    let ours: Vec<&str> = said.lines().filter(|line| line.contains("gpush")).collect();
-    assert!(output.status.success() && ours.is_empty(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    let ours: Vec<&str> = printed.lines().filter(|line| line.contains("gpush")).collect();
+    assert!(output.status.success() && ours.is_empty(), "{printed}");
     println!("{checked} units verified");
 }
 

@@ -23,9 +23,9 @@ fn levels_are_read_back_as_set() {
     }
     let (code, text) = run(&host, "--list");
     assert_eq!(code, 3, "the last one is in MIG mode");
-    let told = levels(&text);
-    assert_eq!(told.len(), 13, "{text}");
-    let of = |gpu: u32| level_of(&told, gpu, "", "").unwrap();
+    let reported = levels(&text);
+    assert_eq!(reported.len(), 13, "{text}");
+    let of = |gpu: u32| level_of(&reported, gpu, "", "").unwrap();
     for gpu in 0..8 {
         assert_eq!(of(gpu), &LevelReport::Level(TimesliceLevel::Default));
     }

@@ -27,7 +27,7 @@ const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
 const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
 
 /// Returns the level and the compute mode of each GPU, read without gpushd.
-fn truth(host: &Host) -> Vec<(String, u64)> {
+fn real_layout(host: &Host) -> Vec<(String, u64)> {
     let show = host.show();
     let gpus = show["gpus"].as_array().unwrap().iter();
     gpus.map(|gpu| {
@@ -37,7 +37,7 @@ fn truth(host: &Host) -> Vec<(String, u64)> {
 }
 
 fn are(host: &Host, expected: [(&str, u64); 3]) -> bool {
-    truth(host).iter().zip(expected).all(|((level, mode), wanted)| (level.as_str(), *mode) == wanted)
+    real_layout(host).iter().zip(expected).all(|((level, mode), wanted)| (level.as_str(), *mode) == wanted)
 }
 
 const SET: [(&str, u64); 3] = [("long", 3), ("default", 0), ("long", 3)];
@@ -90,7 +90,7 @@ fn level_is_set_at_start_and_not_again_after_a_restart() {
     host.start_trace();
     let agent = Agent::start(&host, LONG);
     await_kept(&agent);
-    assert!(are(&host, SET), "{:?}", truth(&host));
+    assert!(are(&host, SET), "{:?}", real_layout(&host));
     let of = |gpu, value: &str| (Some(gpu), format!("value={value}"));
     assert_eq!(sets(&host), [of(0, "Long"), of(2, "Long")]);
     let view = turns(&agent, 0);
@@ -118,14 +118,14 @@ fn forgotten_level_is_set_again() {
     assert!(are(&host, NOT_SET));
     let agent = Agent::start(&host, LONG);
     await_kept(&agent);
-    assert!(are(&host, SET), "after a reboot: {:?}", truth(&host));
+    assert!(are(&host, SET), "after a reboot: {:?}", real_layout(&host));
     // Without persistence mode, the driver loses the settings when the last process closes the GPU.
     smi(&host, "-pm 0");
     let ask = |verb: &str| agent.post(&format!("/v1/maintenance/{verb}"), &serde_json::json!({})).status;
     assert_eq!(ask("enter") / 100, 2, "{}", agent.log());
     // The next process that opens the GPU finds the default settings.
     smi(&host, "-pm 0");
-    assert!(are(&host, NOT_SET), "{:?}", truth(&host));
+    assert!(are(&host, NOT_SET), "{:?}", real_layout(&host));
     assert_eq!(ask("leave") / 100, 2);
     agent.await_that("the levels, after the driver lost them", || are(&host, SET));
     await_kept(&agent);
@@ -146,12 +146,12 @@ async fn foreign_level_is_drift_and_is_repaired() {
     reload(&mut agent, LONG);
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
-    for said in [
+    for printed in [
         "its time-slice level was `default`, because another program changed it",
         "its compute mode was DEFAULT, because another program changed it",
     ] {
-        let log = agent.wait_for_log(said);
-        assert_eq!(log.matches(said).count(), 1, "{said}:\n{log}");
+        let log = agent.wait_for_log(printed);
+        assert_eq!(log.matches(printed).count(), 1, "{printed}:\n{log}");
     }
     let aspect = |wanted: GpuAspect| move |event: &gpush_api::Event| matches!(&event.what, EventPayload::Gpu(change) if change.changed.contains(&wanted));
     let events = listener.until(aspect(GpuAspect::Timeslice));
@@ -220,14 +220,14 @@ fn failed_change_still_restores_earlier_settings() {
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
     reload(&mut agent, &LONG.replace("long", "short").replace("exclusive_process", "prohibited"));
     agent.await_that("both changes have failed", || {
-        let told = troubles(&agent);
-        told.contains("time-slice level `short`") && told.contains("compute mode")
+        let reported = troubles(&agent);
+        reported.contains("time-slice level `short`") && reported.contains("compute mode")
     });
     // gpushd records which level it is going to set. So it restores the settings even after a kill.
     agent.kill();
     let mut agent = Agent::start(&host, NOBODY);
     agent.await_that("neither GPU is restored", || !troubles(&agent).is_empty());
-    assert!(are(&host, SET), "{:?}", truth(&host));
+    assert!(are(&host, SET), "{:?}", real_layout(&host));
     host.clear_faults();
     // At the next reload, gpushd retries immediately.
     reload(&mut agent, NOBODY);
@@ -268,7 +268,7 @@ fn gpu_without_levels_is_reported_and_polled_once() {
     assert!(gpu.timeslice.unwrap().reason.unwrap().contains("Turing"));
     assert_eq!(around.take_calls().len(), 1);
     assert!(health(&agent).errors.is_empty(), "it is no fault");
-    agent.await_that("the compute mode is set", || truth(&host)[0].1 == 3);
+    agent.await_that("the compute mode is set", || real_layout(&host)[0].1 == 3);
     // For this GPU, the driver reports only at a change that the GPU has no levels.
     host.clear_faults();
     host.fault("compute-policy-set --gpu 0 --rc NOT_SUPPORTED");
@@ -319,7 +319,7 @@ fn hung_nvidia_smi_is_ended_and_delays_nothing() {
     let host = Host::up(THREE);
     host.fault("compute-policy-list --hang");
     let mut agent = Agent::start(&host, LONG);
-    agent.await_that("the compute mode is set despite the failure", || truth(&host)[0].1 == 3);
+    agent.await_that("the compute mode is set despite the failure", || real_layout(&host)[0].1 == 3);
     let begun = Instant::now();
     assert_eq!(agent.gpus().len(), 3);
     assert!(begun.elapsed() < Duration::from_secs(5));
@@ -356,7 +356,7 @@ fn gpu_with_recorded_level_is_not_unsupported() {
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);
     agent.await_that("the failed restore is reported", || troubles(&agent).contains("time-slice level `default`"));
-    assert_eq!(truth(&host)[0].0, "long");
+    assert_eq!(real_layout(&host)[0].0, "long");
     host.clear_faults();
     reload(&mut agent, NOBODY);
     agent.await_that("both GPUs are restored", || are(&host, NOT_SET));

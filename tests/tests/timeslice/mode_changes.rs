@@ -4,7 +4,7 @@
 
 use gpush_api::{Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, truth},
+    agent::{Agent, real_layout},
     host::Host,
     mps,
 };
@@ -48,7 +48,7 @@ fn reached(how: &str) -> (&'static str, u64, bool, usize) {
 fn stands(host: &Host, how: &str) -> bool {
     let (level, mode, mig, daemons) = reached(how);
     turns(host) == is(level, mode)
-        && (truth(host, 0) != ["MIG off"]) == mig
+        && (real_layout(host, 0) != ["MIG off"]) == mig
         && mps::controls(&mps::base(host)).len() == daemons
 }
 
@@ -68,7 +68,7 @@ fn operation_ends_when_level_and_compute_mode_are_set() {
         agent.reload(rule(how));
         let operation = done(&agent);
         // Check immediately: after the end of the operation, nothing may change.
-        assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), truth(&host, 0), agent.log());
+        assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), real_layout(&host, 0), agent.log());
         assert_eq!(operation.plans[0].sets_timeslice(), how == TURNS, "{how}");
         assert_eq!(operation.notes, [] as [String; 0], "{how}");
         assert_eq!(agent.gpu(0).drift, [] as [String; 0], "{how}");
@@ -79,13 +79,13 @@ fn operation_ends_when_level_and_compute_mode_are_set() {
 fn failed_level_is_reported_and_rolls_nothing_back() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
-    agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
+    agent.until("the layout stands", || (real_layout(&host, 0).len() == 2).then_some(()));
     let _begun = agent.settle();
     host.fault("compute-policy-set --rc UNKNOWN");
     agent.reload(rule(TURNS));
     let operation = done(&agent);
     assert!(operation.notes.iter().any(|note| note.contains("level")), "{operation:#?}\n{}", agent.log());
-    assert_eq!((truth(&host, 0), turns(&host)), (vec!["MIG off".to_owned()], is("default", 3)));
+    assert_eq!((real_layout(&host, 0), turns(&host)), (vec!["MIG off".to_owned()], is("default", 3)));
 }
 
 #[test]

@@ -202,9 +202,9 @@ mod tests {
             ("silicon", "gpush-core", "silicon reaches gpush-core"),
             ("gpush-geometry", "gpush-api", "gpush-geometry depends on gpush-api"),
         ];
-        for (from, to, said) in cases {
+        for (from, to, printed) in cases {
             let wrong = broken(from, to, &[]);
-            assert!(wrong.iter().any(|line| line.starts_with(said)), "{from} → {to}: {wrong:?}");
+            assert!(wrong.iter().any(|line| line.starts_with(printed)), "{from} → {to}: {wrong:?}");
         }
     }
 

@@ -24,7 +24,7 @@ pub(super) struct Session {
     folder: tempfile::TempDir,
     agent: Child,
     /// Receives the notifications of the agent to its service manager, such as readiness.
-    told: UnixDatagram,
+    reported: UnixDatagram,
 }
 
 impl Session {
@@ -33,8 +33,8 @@ impl Session {
         let folder = tempfile::Builder::new().prefix("gpush-demo-").tempdir().context("no temporary folder")?;
         fs::write(folder.path().join("config.toml"), config).context("the config cannot be written")?;
         let manager = folder.path().join("notify");
-        let told = UnixDatagram::bind(&manager).context("no socket to hear gpushd's readiness on")?;
-        told.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let reported = UnixDatagram::bind(&manager).context("no socket to hear gpushd's readiness on")?;
+        reported.set_read_timeout(Some(Duration::from_millis(50)))?;
         let log = fs::File::create(folder.path().join("gpushd.log"))?;
         let agent = Command::new(programs.join("gpushd"))
             .args(["--config", "config.toml", "--socket", "gpushd.sock", "--state-dir", "state"])
@@ -45,7 +45,7 @@ impl Session {
             .stderr(log)
             .spawn()
             .context("gpushd cannot be started")?;
-        let mut session = Self { programs: programs.to_owned(), folder, agent, told };
+        let mut session = Self { programs: programs.to_owned(), folder, agent, reported };
         session.wait_for("READY=1")?;
         Ok(session)
     }
@@ -100,7 +100,7 @@ impl Session {
             }
             // This call is only a pause: it ends after a moment, or earlier if the agent sends a
             // notification.
-            let _ = self.told.recv(&mut buffer);
+            let _ = self.reported.recv(&mut buffer);
         }
     }
 
@@ -118,8 +118,8 @@ impl Session {
         let started = Instant::now();
         let mut buffer = [0; 4096];
         loop {
-            match self.told.recv(&mut buffer) {
-                Ok(length) if String::from_utf8_lossy(&buffer[..length]).lines().any(|said| said == line) => {
+            match self.reported.recv(&mut buffer) {
+                Ok(length) if String::from_utf8_lossy(&buffer[..length]).lines().any(|printed| printed == line) => {
                     return Ok(());
                 }
                 Ok(_) => {}

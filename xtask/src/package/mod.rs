@@ -168,16 +168,17 @@ fn last_commit() -> Result<u64> {
         return set.parse().with_context(|| format!("SOURCE_DATE_EPOCH is not a number: {set}"));
     }
     let mut git = Command::new("git");
-    let said = output(git.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root()))
+    let printed = output(git.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root()))
         .context("cannot read the time of the last commit; outside a git checkout, set SOURCE_DATE_EPOCH")?;
-    said.trim().parse().context("git printed no time")
+    printed.trim().parse().context("git printed no time")
 }
 
 /// Returns the newest database schema of the built gpushd.
 fn schema(programs: &Path) -> Result<u32> {
-    let said = output(Command::new(programs.join("gpushd")).arg("--version"))?;
-    let number = said.split("database schema ").nth(1).and_then(|rest| rest.trim().trim_end_matches(')').parse().ok());
-    number.with_context(|| format!("`gpushd --version` names no database schema: {said}"))
+    let printed = output(Command::new(programs.join("gpushd")).arg("--version"))?;
+    let number =
+        printed.split("database schema ").nth(1).and_then(|rest| rest.trim().trim_end_matches(')').parse().ok());
+    number.with_context(|| format!("`gpushd --version` names no database schema: {printed}"))
 }
 
 /// Runs a command that must succeed. Returns its standard output.

@@ -272,8 +272,8 @@ fn compress(path: &Path) -> Result<()> {
 pub(super) fn md5sums(tree: &Path) -> Result<String> {
     let mut lines = BTreeMap::new();
     for path in walk(tree)?.into_iter().filter(|path| !path.is_symlink() && path.is_file()) {
-        let said = output(Command::new("md5sum").arg(&path))?;
-        let sum = said.split_whitespace().next().unwrap_or_default().to_owned();
+        let printed = output(Command::new("md5sum").arg(&path))?;
+        let sum = printed.split_whitespace().next().unwrap_or_default().to_owned();
         lines.insert(path.strip_prefix(tree)?.display().to_string(), sum);
     }
     Ok(lines.into_iter().map(|(path, sum)| format!("{sum}  {path}\n")).collect())

@@ -56,7 +56,7 @@ pub(crate) struct Cursor {
     news: watch::Receiver<RingStatus>,
     /// Number of the last event that the listener received.
     at: u64,
-    /// Why the listener has missed events. `None` if it has missed none, or was already told.
+    /// Why the listener has missed events. `None` if it has missed none, or was already informed.
     resync: Option<ResyncReason>,
 }
 

@@ -42,15 +42,15 @@ fn member(target: &str) -> LeaseMember {
 
 /// Returns the lease events since the last call.
 fn events(cursor: &mut Cursor) -> Vec<(LeaseId, LeaseState, Option<EndReason>)> {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while let Next::Events(events) = cursor.poll() {
         for event in events {
             if let EventPayload::Lease(change) = &event.what {
-                told.push((change.lease_id, change.state, change.reason));
+                reported.push((change.lease_id, change.state, change.reason));
             }
         }
     }
-    told
+    reported
 }
 
 /// Applies an event to lease L1.
@@ -110,9 +110,9 @@ fn releasing_lease_keeps_its_capacity_without_admission() {
     assert!(!state.leases().is_occupied("GPU-0") && state.leases().open.is_empty());
     let released = Some(EndReason::Released);
     let expected = [LeaseState::Active, LeaseState::Releasing, LeaseState::Ended];
-    let told: Vec<_> = events(&mut cursor);
-    assert_eq!(told.iter().map(|(_, state, _)| *state).collect::<Vec<_>>(), expected);
-    assert_eq!(told.last().unwrap().2, released);
+    let reported: Vec<_> = events(&mut cursor);
+    assert_eq!(reported.iter().map(|(_, state, _)| *state).collect::<Vec<_>>(), expected);
+    assert_eq!(reported.last().unwrap().2, released);
 }
 
 #[test]

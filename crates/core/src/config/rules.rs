@@ -280,19 +280,19 @@ fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &
 
 /// Reports selectors that cannot match on any host.
 fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
-    let mut told = None;
+    let mut reported = None;
     for (at, claim) in claims.iter().enumerate() {
         let Some(earlier) = covering(&claims[..at], &claim.selector) else { continue };
         let everything = claims_everything(&earlier.selector);
         // If an earlier selector claims every GPU, report that problem once for each rule, not once
         // for each selector.
-        if everything && told == Some(claim.rule) {
+        if everything && reported == Some(claim.rule) {
             continue;
         }
         let which =
             if earlier.rule == claim.rule { "this rule".to_owned() } else { format!("rule {}", earlier.rule + 1) };
         let problem = if everything && earlier.rule != claim.rule {
-            told = Some(claim.rule);
+            reported = Some(claim.rule);
             let message = format!("rule {} can never match: {which} claims every GPU", claim.rule + 1);
             Problem::new(claim.span.clone(), message, "the first match wins: put the rule for all GPUs last")
         } else if earlier.selector == claim.selector {

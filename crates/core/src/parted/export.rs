@@ -164,7 +164,7 @@ fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
         return vec![(Vec::new(), "all".to_owned())];
     }
     let ids: BTreeSet<Option<&str>> = gpus.iter().map(|gpu| gpu.pci_id.as_deref()).collect();
-    let told_apart = ids.len() > 1 && !ids.contains(&None);
+    let distinguished = ids.len() > 1 && !ids.contains(&None);
     let all_of = |id: &str| {
         let mut of = (0..gpus.len()).filter(|at| gpus[*at].pci_id.as_deref() == Some(id));
         of.all(|at| members.contains(&at))
@@ -172,7 +172,7 @@ fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     let mut whole: Vec<String> = Vec::new();
     let mut single: Vec<usize> = Vec::new();
     for at in members {
-        match gpus[*at].pci_id.as_deref().filter(|_| told_apart) {
+        match gpus[*at].pci_id.as_deref().filter(|_| distinguished) {
             Some(id) if all_of(id) => {
                 if !whole.iter().any(|known| known == id) {
                     whole.push(id.to_owned());
@@ -188,7 +188,7 @@ fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     if !single.is_empty() {
         let indexes: Vec<String> = single.iter().map(|at| gpus[*at].index.to_string()).collect();
         let mut filter: Vec<String> = Vec::new();
-        for id in single.iter().filter_map(|at| gpus[*at].pci_id.clone()).filter(|_| told_apart) {
+        for id in single.iter().filter_map(|at| gpus[*at].pci_id.clone()).filter(|_| distinguished) {
             if !filter.contains(&id) {
                 filter.push(id);
             }

@@ -91,7 +91,7 @@ pub(super) fn adapt(
     let answer = SearchProblem { groups: &groups, destroy_all, further: &[] }.solve()?;
 
     // A driver that does not report placements does not accept placements in requests either.
-    let told = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));
+    let reported = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));
     let mut stays = vec![false; standing.len()];
     let mut create = Vec::new();
     for (thing, &position) in members.iter().flatten().enumerate() {
@@ -101,7 +101,7 @@ pub(super) fn adapt(
         match standing.iter().position(|s| s.matches(want, spot)) {
             Some(kept) => stays[kept] = true,
             None => {
-                let placed = told && is_placed_by_gpush(profile, want);
+                let placed = reported && is_placed_by_gpush(profile, want);
                 create.push((position, placed.then_some(spot.placement)));
             }
         }

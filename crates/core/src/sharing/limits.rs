@@ -70,7 +70,7 @@ pub fn unfit_settings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
                     .as_ref()
                     .map(|policy| policy.level)
                     .filter(|level| *level != TimesliceLevel::Default);
-                let told = level.filter(|_| !may_support_levels(gpu.architecture));
+                let reported = level.filter(|_| !may_support_levels(gpu.architecture));
                 let what = |level| {
                     format!(
                         "{}: {} is older than Turing and does not support time-slice levels such as {level}",
@@ -78,7 +78,7 @@ pub fn unfit_settings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
                         gpu.name
                     )
                 };
-                findings.extend(told.map(what));
+                findings.extend(reported.map(what));
             }
             Mode::NoRule | Mode::Unmanaged | Mode::Exclusive => {}
         }
@@ -104,8 +104,8 @@ fn may_support_levels(architecture: Architecture) -> bool {
 /// Returns the memory of a GPU instance. Its compute instances share this memory.
 pub(super) fn memory_of(mig: &Mig, instance: &GpuInstance) -> Option<u64> {
     let profile = mig.profiles.iter().find(|profile| profile.id == instance.profile_id);
-    let told = instance.memory.map(|memory| memory.total_mib);
-    told.or(profile.map(|profile| profile.memory_mib)).filter(|mib| *mib > 0)
+    let reported = instance.memory.map(|memory| memory.total_mib);
+    reported.or(profile.map(|profile| profile.memory_mib)).filter(|mib| *mib > 0)
 }
 
 /// Returns the memory limit if it is higher than the memory. Returns `None` if the memory is

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn ownership_is_what_gpushd_said_last_or_the_config() {
+    fn ownership_is_the_last_report_of_gpushd_or_the_config() {
         let owned = [SlurmGpu { uuid: "GPU-1".to_owned(), minor: 2, mig_devices: vec![MIG.to_owned()] }];
         let minor = |minor| vec![SlurmDevice::Minor(minor)];
         assert!(is_owned(&minor(2), Some(&owned), false) && !is_owned(&minor(3), Some(&owned), true));

@@ -190,9 +190,9 @@ fn hook_learns_which_modes_change() {
     on.add(Step::MigMode(MigModeStep::Enable { reset: None }));
     off.add(Step::MigMode(MigModeStep::Disable { reset: None }));
     let env = hook_environment(&[on, off, other], "op-7", "before");
-    let told = |name: &str| env[name].as_str();
-    assert_eq!((told("GPUSH_OPERATION"), told("GPUSH_PHASE")), ("op-7", "before"));
-    assert_eq!((told("GPUSH_MIG_ON"), told("GPUSH_MIG_OFF")), ("GPU-1", "GPU-2"));
+    let reported = |name: &str| env[name].as_str();
+    assert_eq!((reported("GPUSH_OPERATION"), reported("GPUSH_PHASE")), ("op-7", "before"));
+    assert_eq!((reported("GPUSH_MIG_ON"), reported("GPUSH_MIG_OFF")), ("GPU-1", "GPU-2"));
 }
 
 #[test]

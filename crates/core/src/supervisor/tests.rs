@@ -28,8 +28,8 @@ fn ended_daemon_restarts_with_backoff_then_is_given_up() {
         }
         now = until;
         assert_eq!(one.step(&SupervisorEvent::Tick, now), [SupervisorEffect::Start]);
-        let told = one.step(&SupervisorEvent::Ended, now);
-        assert_eq!(told == [SupervisorEffect::ReportGivenUp], *one.state() == SupervisorState::GivenUp);
+        let reported = one.step(&SupervisorEvent::Ended, now);
+        assert_eq!(reported == [SupervisorEffect::ReportGivenUp], *one.state() == SupervisorState::GivenUp);
     }
     assert_eq!((pauses, one.state()), (vec![0, 1, 2, 4], &SupervisorState::GivenUp));
     assert_eq!((one.step(&SupervisorEvent::Tick, now + at(9999)), one.due()), (vec![], None));

@@ -77,8 +77,8 @@ impl Ended {
     /// Returns the output as the end of a sentence, `: …`; empty if there is none.
     pub fn output_suffix(&self) -> String {
         let lines: Vec<&str> = self.output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        let said: String = text::plain(&lines.join(" | ")).chars().take(SHOWN).collect();
-        if said.is_empty() { said } else { format!(": {said}") }
+        let printed: String = text::plain(&lines.join(" | ")).chars().take(SHOWN).collect();
+        if printed.is_empty() { printed } else { format!(": {printed}") }
     }
 }
 

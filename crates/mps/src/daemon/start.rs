@@ -65,7 +65,7 @@ impl SupervisorTask {
         if let Some(why) = (self.sources.start_blocked)() {
             return Err(self.record_start_error(StartError::Later(why)));
         }
-        let foreign = self.problems.iter().any(|told| told == FOREIGN);
+        let foreign = self.problems.iter().any(|reported| reported == FOREIGN);
         // The check identifies the previous daemon's clients by `last_reply`, so reset that field
         // only after the check.
         if self.check_leftovers().await {
@@ -133,7 +133,7 @@ impl SupervisorTask {
 
     /// Reports once that another process holds the daemon's lock.
     fn report_foreign(&mut self, pid: Option<i32>) {
-        if self.problems.iter().any(|told| told == FOREIGN) {
+        if self.problems.iter().any(|reported| reported == FOREIGN) {
             return;
         }
         self.problems.push(FOREIGN.to_owned());

@@ -39,12 +39,12 @@ pub enum ControlError {
     #[error("another process holds the control connection of the MPS daemon")]
     Busy,
     /// The daemon refused the command.
-    #[error("the control daemon refused `{command}`: {said}")]
+    #[error("the control daemon refused `{command}`: {message}")]
     Refused {
         /// The command.
         command: String,
         /// The daemon's reply, or a description of the reply's status if the status was not 0.
-        said: String,
+        message: String,
     },
     /// This daemon does not know the command.
     #[error("this control daemon does not know the command `{0}`")]
@@ -56,20 +56,20 @@ pub enum ControlError {
     #[error("the MPS server is starting or ending, so the control daemon did not pass the command to it")]
     ServerBusy,
     /// The daemon reported success, but the value read back differs.
-    #[error("the control daemon accepted `{told}` but then reported `{has}`")]
+    #[error("the control daemon accepted `{reported}` but then reported `{has}`")]
     NotSet {
         /// The command.
-        told: String,
+        reported: String,
         /// The value read back; empty if there is none.
         has: String,
     },
     /// A reply that cannot be parsed.
-    #[error("the control daemon answered `{command}` with `{said}`, which gpushd does not understand")]
+    #[error("the control daemon answered `{command}` with `{message}`, which gpushd does not understand")]
     Strange {
         /// The command.
         command: String,
         /// The reply.
-        said: String,
+        message: String,
     },
 }
 
@@ -320,10 +320,10 @@ impl Control {
 }
 
 /// Parses the memory limit of a reply; `None` if the reply is empty.
-pub(crate) fn limit(command: Command, said: &str) -> Result<Option<MemoryLimit>, ControlError> {
-    match said.trim() {
+pub(crate) fn limit(command: Command, message: &str) -> Result<Option<MemoryLimit>, ControlError> {
+    match message.trim() {
         "" => Ok(None),
-        text => text.parse().map(Some).map_err(|_| strange(command, said)),
+        text => text.parse().map(Some).map_err(|_| strange(command, message)),
     }
 }
 
@@ -336,25 +336,25 @@ pub fn as_reported(limit: MemoryLimit) -> MemoryLimit {
 
 /// Separates refusals from values. A refusal is a text with status 0, like a value.
 fn check_refusal(line: &str, answer: Answer) -> Result<Answer, ControlError> {
-    let said = answer.text.first().map_or("", |first| first.trim());
+    let message = answer.text.first().map_or("", |first| first.trim());
     let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];
-    if said.starts_with("Unknown command") {
+    if message.starts_with("Unknown command") {
         Err(ControlError::Unknown(line.to_owned()))
-    } else if said.starts_with("Server") && said.ends_with("not found") {
+    } else if message.starts_with("Server") && message.ends_with("not found") {
         Err(ControlError::NoServer)
-    } else if refused.iter().any(|words| said.starts_with(words)) {
-        Err(ControlError::Refused { command: line.to_owned(), said: said.to_owned() })
+    } else if refused.iter().any(|words| message.starts_with(words)) {
+        Err(ControlError::Refused { command: line.to_owned(), message: message.to_owned() })
     } else if answer.status != 0 {
-        Err(ControlError::Refused { command: line.to_owned(), said: format!("status {} {said}", answer.status) })
+        Err(ControlError::Refused { command: line.to_owned(), message: format!("status {} {message}", answer.status) })
     } else {
         Ok(answer)
     }
 }
 
-pub(crate) fn strange(command: Command, said: &str) -> ControlError {
-    ControlError::Strange { command: command.to_string(), said: said.trim().to_owned() }
+pub(crate) fn strange(command: Command, message: &str) -> ControlError {
+    ControlError::Strange { command: command.to_string(), message: message.trim().to_owned() }
 }
 
-pub(crate) fn not_set(told: impl std::fmt::Display, has: impl std::fmt::Display) -> ControlError {
-    ControlError::NotSet { told: told.to_string(), has: has.to_string() }
+pub(crate) fn not_set(reported: impl std::fmt::Display, has: impl std::fmt::Display) -> ControlError {
+    ControlError::NotSet { reported: reported.to_string(), has: has.to_string() }
 }

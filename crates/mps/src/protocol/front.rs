@@ -43,10 +43,10 @@ pub async fn ask(
 ) -> Result<Answer, SessionError> {
     let ended = tokio::time::timeout(deadline, run(program, directory, &lines(command))).await;
     let output = ended.map_err(|_| SessionError::Silent { stage: Stage::Answer })?.map_err(SessionError::System)?;
-    let said = String::from_utf8_lossy(&output.stdout);
+    let message = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() && !command.ends_the_daemon() {
-        let said = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
-        return Err(absent(directory, io::Error::other(said.trim().to_owned())));
+        let message = format!("{message}{}", String::from_utf8_lossy(&output.stderr));
+        return Err(absent(directory, io::Error::other(message.trim().to_owned())));
     }
     let daemon = match (holder(directory), command.ends_the_daemon()) {
         (Ok(daemon), _) => daemon,
@@ -54,7 +54,7 @@ pub async fn ask(
         (Err(_), true) => return Err(SessionError::Closed),
         (Err(cause), false) => return Err(absent(directory, cause)),
     };
-    let text = if command.ends_the_daemon() { Some(answer(&said)) } else { heard(&said) };
+    let text = if command.ends_the_daemon() { Some(answer(&message)) } else { heard(&message) };
     text.map(|text| Answer { daemon, text, status: 0 }).ok_or(SessionError::Closed)
 }
 
@@ -109,14 +109,14 @@ fn holder(directory: &Path) -> io::Result<Daemon> {
 }
 
 /// Returns the reply without the percentage at its end; `None` if the percentage is missing.
-fn heard(said: &str) -> Option<Vec<String>> {
-    let mut text = answer(said);
+fn heard(message: &str) -> Option<Vec<String>> {
+    let mut text = answer(message);
     text.pop()?.trim().parse::<Percentage>().ok()?;
     Some(text)
 }
 
-fn answer(said: &str) -> Vec<String> {
-    said.lines().map(str::to_owned).collect()
+fn answer(message: &str) -> Vec<String> {
+    message.lines().map(str::to_owned).collect()
 }
 
 #[cfg(test)]

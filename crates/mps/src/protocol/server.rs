@@ -93,7 +93,7 @@ impl Control {
         let text = self.text(command, deadline).await?;
         match text.lines().next_back() {
             Some("0") => Ok(()),
-            Some(_) => Err(ControlError::Refused { command: command.to_string(), said: text }),
+            Some(_) => Err(ControlError::Refused { command: command.to_string(), message: text }),
             None => Err(strange(command, "")),
         }
     }

@@ -75,8 +75,8 @@ impl Kernel {
         socket::sendto(self.0.as_raw_fd(), &request(inode), &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
         let mut buffer = vec![0; LARGEST];
         let length = socket::recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        let told = NetlinkMessage::<SockDiagMessage>::deserialize(buffer.get(..length).unwrap_or_default());
-        match told.map_err(io::Error::other)?.payload {
+        let reported = NetlinkMessage::<SockDiagMessage>::deserialize(buffer.get(..length).unwrap_or_default());
+        match reported.map_err(io::Error::other)?.payload {
             NetlinkPayload::InnerMessage(SockDiagMessage::UnixResponse(one)) => Ok(Some(about(one.nlas.as_slice()))),
             NetlinkPayload::Error(error) if error.to_io().raw_os_error() == Some(Errno::ENOENT as i32) => Ok(None),
             NetlinkPayload::Error(error) => Err(error.to_io()),
@@ -102,9 +102,9 @@ fn request(inode: u32) -> Vec<u8> {
     bytes
 }
 
-fn about(told: &[Nla]) -> Socket {
+fn about(reported: &[Nla]) -> Socket {
     let mut socket = Socket::default();
-    for one in told {
+    for one in reported {
         match one {
             Nla::Name(UnixDiagName::Pathname(path)) => socket.name = Some(path.as_encoded_bytes().to_owned()),
             Nla::Peer(peer) => socket.peer = Some(u64::from(*peer)).filter(|peer| *peer != 0),

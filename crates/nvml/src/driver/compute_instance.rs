@@ -88,7 +88,7 @@ impl<'d> OpenGpuInstance<'d> {
         // SAFETY: a struct of integers and pointers, for which all zeroes are a valid value.
         let mut info: sys::nvmlComputeInstanceInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: `handle` is from this session; the driver refuses stale handles.
-        let told = match unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo_v2(handle, &raw mut info)) } {
+        let reported = match unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo_v2(handle, &raw mut info)) } {
             Ok(()) => true,
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
                 // SAFETY: the first version of the call writes the same struct, but without the
@@ -105,7 +105,7 @@ impl<'d> OpenGpuInstance<'d> {
             gi: self.id,
             id: info.id,
             profile_id: info.profileId,
-            placement: told.then(|| placement(info.placement.start, info.placement.size)),
+            placement: reported.then(|| placement(info.placement.start, info.placement.size)),
         })
     }
 

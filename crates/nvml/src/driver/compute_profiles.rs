@@ -269,7 +269,7 @@ mod tests {
             };
             let all = api_profiles(&model);
             for (known, profile) in model.gi_profiles.iter().zip(&all) {
-                let told: Vec<_> = known
+                let reported: Vec<_> = known
                     .compute
                     .iter()
                     .map(|c| {
@@ -283,8 +283,8 @@ mod tests {
                     .map(|c| (c.name, c.id, c.index, c.slices, c.max, c.sm, c.placements))
                     .collect();
                 tried += 1;
-                if told != ours {
-                    wrong.push(format!("{key} {}:\n  told {told:?}\n  rule {ours:?}", profile.name));
+                if reported != ours {
+                    wrong.push(format!("{key} {}:\n  reported {reported:?}\n  rule {ours:?}", profile.name));
                 }
             }
         }

@@ -19,7 +19,7 @@ impl Gpu<'_> {
     /// # Errors
     /// Errors of the calls.
     pub fn nvlink(&self) -> Result<Option<NvLink>, DriverError> {
-        let mut told = NvLink::default();
+        let mut reported = NvLink::default();
         for port in 0..PORTS {
             let mut end = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
             // SAFETY: the call writes one integer.
@@ -33,20 +33,20 @@ impl Gpu<'_> {
                 Err(error) => return Err(error.on(&self.uuid)),
             }
             match end {
-                sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH => told.switched = true,
+                sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH => reported.switched = true,
                 sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU => {
                     let Some(peer) = self.peer(port)? else { continue };
-                    if !told.peers.contains(&peer) {
-                        told.peers.push(peer);
+                    if !reported.peers.contains(&peer) {
+                        reported.peers.push(peer);
                     }
                 }
                 // The peer is a CPU, or there is no peer.
                 _ => continue,
             }
-            told.links += 1;
+            reported.links += 1;
         }
-        told.peers.sort();
-        Ok((told.links > 0).then_some(told))
+        reported.peers.sort();
+        Ok((reported.links > 0).then_some(reported))
     }
 
     /// Reads the PCI address of the GPU at the other end of a port.

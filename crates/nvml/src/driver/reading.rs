@@ -25,7 +25,7 @@ use crate::{
 pub struct ProfileCache {
     uuid: String,
     profiles: Vec<GpuProfile>,
-    told: Vec<(u32, Vec<ComputeProfile>)>,
+    reported: Vec<(u32, Vec<ComputeProfile>)>,
     /// Peers of the NVLink ports, by UUID. The wiring does not change.
     links: Option<(String, Option<NvLink>)>,
 }
@@ -35,11 +35,11 @@ impl ProfileCache {
     /// reported. For other GPU instance profiles, a rule computes the compute instance profiles.
     #[must_use]
     pub fn reported_profiles(&self) -> Vec<u32> {
-        self.told.iter().map(|(id, _)| *id).collect()
+        self.reported.iter().map(|(id, _)| *id).collect()
     }
 
     fn compute(&self, gpu_profile: u32) -> Option<&Vec<ComputeProfile>> {
-        self.told.iter().find(|(id, _)| *id == gpu_profile).map(|(_, compute)| compute)
+        self.reported.iter().find(|(id, _)| *id == gpu_profile).map(|(_, compute)| compute)
     }
 }
 
@@ -124,7 +124,7 @@ impl Gpu<'_> {
         let mut rows = RemappedRows::default();
         let (mut pending, mut failed) = (0, 0);
         // SAFETY: the call writes four integers.
-        let told = unsafe {
+        let reported = unsafe {
             nvml!(
                 self.driver,
                 nvmlDeviceGetRemappedRows(
@@ -136,7 +136,7 @@ impl Gpu<'_> {
                 )
             )
         };
-        match told {
+        match reported {
             Ok(()) => Some(RemappedRows { pending: pending != 0, failed: failed != 0, ..rows }),
             Err(error)
                 if matches!(
@@ -169,7 +169,8 @@ impl Gpu<'_> {
     fn fill(&self, cache: &mut ProfileCache, memory: Memory) -> Result<(), DriverError> {
         if cache.uuid != self.uuid || cache.profiles.is_empty() {
             let profiles = self.gpu_profiles(memory.total_mib)?;
-            *cache = ProfileCache { uuid: self.uuid.clone(), profiles, told: Vec::new(), links: cache.links.take() };
+            *cache =
+                ProfileCache { uuid: self.uuid.clone(), profiles, reported: Vec::new(), links: cache.links.take() };
         }
         Ok(())
     }
@@ -184,7 +185,7 @@ impl Gpu<'_> {
         let mut profiles = cache.profiles.clone();
         for profile in &mut profiles {
             profile.compute = match cache.compute(profile.id) {
-                Some(told) => told.clone(),
+                Some(reported) => reported.clone(),
                 None => expected(profile, &cache.profiles, identity.architecture),
             };
             if enabled {
@@ -209,7 +210,7 @@ impl Gpu<'_> {
         let mut memory = None;
         for ci in &compute {
             match ci.memory() {
-                Ok(told) => memory = memory.or(told),
+                Ok(reported) => memory = memory.or(reported),
                 Err(error) => warnings.push(Unread::new(ReadingPart::Details, &error)),
             }
         }
@@ -233,7 +234,7 @@ impl Gpu<'_> {
         }
         let Some(profile) = cache.profiles.iter().find(|p| p.id == open.profile_id) else { return };
         match open.compute_profiles(profile) {
-            Ok(told) => cache.told.push((open.profile_id, told)),
+            Ok(reported) => cache.reported.push((open.profile_id, reported)),
             Err(error) => warnings.push(Unread::new(ReadingPart::Profiles, &error.on(&self.uuid))),
         }
     }
@@ -371,7 +372,7 @@ fn describe(
         warnings.push(Unread::new(ReadingPart::Details, &error));
         None
     });
-    let known = cache.compute(gpu_profile).and_then(|told| told.iter().find(|p| p.id == ci.profile_id));
+    let known = cache.compute(gpu_profile).and_then(|reported| reported.iter().find(|p| p.id == ci.profile_id));
     ci.describe(known.map_or_else(|| format!("profile {}", ci.profile_id), |p| p.name.clone()), uuid)
 }
 

@@ -26,7 +26,7 @@ use crate::proto::{self, ToParent, ToWorker};
 #[derive(Debug)]
 pub(super) enum Report {
     Spawned { pid: u32 },
-    Said(ToParent),
+    Printed(ToParent),
     Gone { how: String },
 }
 
@@ -63,7 +63,7 @@ impl WorkerSocket {
                     // open, gpushd does not notice when the child closes its own copy.
                     drop(command);
                     report(Report::Spawned { pid: child.id() });
-                    attend(child, ours, |said| report(Report::Said(said)))
+                    attend(child, ours, |printed| report(Report::Printed(printed)))
                 }
                 Err(error) => format!("{}: {error}", command.get_program().to_string_lossy()),
             };
@@ -102,12 +102,12 @@ impl Drop for WorkerSocket {
 }
 
 /// Reads until the worker or the supervisor closes the socket. Then waits for the process to end.
-fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParent) -> bool) -> String {
+fn attend(mut child: Child, mut stream: UnixStream, mut printed: impl FnMut(ToParent) -> bool) -> String {
     let mut trouble = None;
     loop {
         match proto::read(&mut stream) {
             Ok(Some(frame)) => {
-                if !said(frame) {
+                if !printed(frame) {
                     break;
                 }
             }

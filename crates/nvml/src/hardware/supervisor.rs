@@ -137,9 +137,9 @@ impl Supervisor {
                 tracing::debug!(worker, pid, "gpushd's driver worker has started");
                 None
             }
-            Report::Said(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
-            Report::Said(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
-            Report::Said(ToParent::Event(event)) => {
+            Report::Printed(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
+            Report::Printed(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
+            Report::Printed(ToParent::Event(event)) => {
                 // If there is no receiver, `send` fails. This is not an error.
                 let _ = self.events.send(event);
                 None

@@ -161,12 +161,12 @@ pub(crate) fn have_strace(what: &str) -> bool {
 
 /// Returns the highest number that each thread printed as recorded.
 pub(crate) fn read_reported(lines: impl Iterator<Item = String>) -> BTreeMap<u64, u64> {
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     for line in lines {
         if let Some((thread, number)) = line.strip_prefix("recorded ").and_then(|rest| rest.split_once(' ')) {
-            told.insert(thread.parse().unwrap(), number.parse().unwrap());
+            reported.insert(thread.parse().unwrap(), number.parse().unwrap());
         }
         assert!(!line.starts_with("lost") && !line.starts_with("refused"), "{line}");
     }
-    told
+    reported
 }

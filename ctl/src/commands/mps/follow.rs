@@ -288,7 +288,7 @@ fn gpushd_ended_error(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
 /// Shows progress on stderr. On a terminal, redraws one line. Otherwise, prints a line for each new reason to wait.
 enum FollowProgress {
     Line(ProgressBar),
-    Lines { since: Instant, said: String },
+    Lines { since: Instant, printed: String },
     Quiet,
 }
 
@@ -301,7 +301,7 @@ impl FollowProgress {
             bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
             Self::Line(bar)
         } else {
-            Self::Lines { since: Instant::now(), said: String::new() }
+            Self::Lines { since: Instant::now(), printed: String::new() }
         }
     }
 
@@ -309,13 +309,13 @@ impl FollowProgress {
         let text = change::waits(now, &out.look);
         match self {
             Self::Line(bar) => bar.set_message(out.look.fit(&text, out.look.width)),
-            Self::Lines { since, said } => {
+            Self::Lines { since, printed } => {
                 // Print a state only if it lasts, but always print that the daemon waits for clients.
                 let ends = matches!(now.state, MpsState::Draining | MpsState::Stopping);
                 let worth = (ends && !now.clients.is_empty()) || since.elapsed() > super::super::SILENCE;
-                if worth && *said != text {
+                if worth && *printed != text {
                     out.remark(&format!("{text}\n"));
-                    *said = text;
+                    *printed = text;
                 }
             }
             Self::Quiet => {}

@@ -240,8 +240,8 @@ fn program(name: &str, arguments: &[&str]) -> Result<Content, String> {
     let output = command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot run {name}: {error}"))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{name} failed ({}): {}", output.status, said.trim()));
+        let printed = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{name} failed ({}): {}", output.status, printed.trim()));
     }
     Ok(Content::Text(String::from_utf8_lossy(&output.stdout).into_owned()))
 }

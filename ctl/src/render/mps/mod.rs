@@ -222,15 +222,15 @@ mod tests {
     fn note_does_not_repeat_the_name_of_its_target() {
         let look = fixtures::look(100, Charset::Ascii);
         let mut one = fixtures::mps::daemon(4);
-        let said = |daemon: &MpsDaemon| {
+        let printed = |daemon: &MpsDaemon| {
             fixtures::plain(&notes(daemon, &format!("! {}: ", label(daemon, &look)), &look).join("\n"))
         };
         one.findings = vec!["GPU 4: its compute mode cannot be read".to_owned()];
-        assert_eq!(said(&one), "! GPU 4: its compute mode cannot be read");
+        assert_eq!(printed(&one), "! GPU 4: its compute mode cannot be read");
         one.findings = vec!["GPU 5: its compute mode cannot be read".to_owned()];
-        assert!(said(&one).contains("GPU 4: GPU 5: "), "another GPU is named");
+        assert!(printed(&one).contains("GPU 4: GPU 5: "), "another GPU is named");
         one.findings.clear();
         (one.state, one.reasons) = (MpsState::Hung, vec!["GPU 4: no answer".to_owned()]);
-        assert_eq!(said(&one), "! GPU 4: hung: no answer");
+        assert_eq!(printed(&one), "! GPU 4: hung: no answer");
     }
 }

@@ -170,13 +170,13 @@ fn old_reading_shows_its_age() {
     let look = fixtures::look(80, UTF8);
     let mut one = fixtures::mixed().remove(0);
     one.stale = true;
-    let said = |age: i64, one: &mut gpush_api::Gpu| {
+    let printed = |age: i64, one: &mut gpush_api::Gpu| {
         one.observed_at = jiff::Timestamp::from_second(look.now.as_second() - age).unwrap();
         gpu::notes(one, &look).join("\n").contains("last read")
     };
-    assert_eq!([0, 1, 2, 3, 60].map(|age| said(age, &mut one)), [false, false, false, true, true]);
+    assert_eq!([0, 1, 2, 3, 60].map(|age| printed(age, &mut one)), [false, false, false, true, true]);
     one.stale = false;
-    assert!(!said(60, &mut one), "no newer reading was requested");
+    assert!(!printed(60, &mut one), "no newer reading was requested");
 }
 
 #[test]

@@ -98,12 +98,12 @@ fn list(host: &Host, gpus: &[u32]) -> Result<Vec<Return>, HostError> {
     let (mut rows, mut failed, mut failures) = (String::new(), String::new(), Vec::new());
     for &gpu in gpus {
         let decision = host.before(&Call::on(fault::COMPUTE_POLICY_LIST, gpu))?;
-        let told = match decision.rc {
+        let reported = match decision.rc {
             Some(rc) => Err(rc),
             None => host.read()?.timeslice(gpu),
         };
         host.after(decision);
-        match told {
+        match reported {
             Ok(level) => rows += &format!("| {gpu:^5} {:^15} {:^13} |\n", "Timeslice", level.name()),
             Err(rc) => {
                 failed += &format!("Failed to get compute policies for GPU {gpu} : {}\n", words(rc));

@@ -10,11 +10,11 @@ use crate::daemon::{LONG, Setup, another_uid, is_alive, signal, until};
 pub(crate) async fn client_starts_its_server_and_is_listed(setup: Setup) {
     let daemon = setup.start().await;
     let (mut one, mut two) = (daemon.client(&[]), daemon.client(&[]));
-    let (said, said_too) = (one.next(), two.next());
+    let (message, other_printed) = (one.next(), two.next());
     let server = daemon.ready_server().await;
-    for said in [&said, &said_too] {
+    for message in [&message, &other_printed] {
         let wanted = format!("active server={server} percentage=100.0 device=GPU-01020304");
-        assert!(said.starts_with(&wanted), "{said}");
+        assert!(message.starts_with(&wanted), "{message}");
     }
     let mut listed = daemon.control.clients(server, LONG).await.unwrap();
     listed.sort_unstable();
@@ -38,8 +38,8 @@ pub(crate) async fn client_percentage_can_only_lower_the_default(setup: Setup) {
     daemon.control.set_default_percentage("50".parse().unwrap(), LONG).await.unwrap();
     for (own, gets) in [("25", "25.0"), ("80", "50.0"), ("abc", "50.0")] {
         let mut client = daemon.client(&[("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", own)]);
-        let said = client.next();
-        assert!(said.contains(&format!(" percentage={gets} ")), "{own}: {said}");
+        let message = client.next();
+        assert!(message.contains(&format!(" percentage={gets} ")), "{own}: {message}");
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) async fn only_clients_can_be_terminated(setup: Setup) {
     let own = i32::try_from(std::process::id()).unwrap();
     for (what, pid, words) in [("no process", 4_194_303, "Invalid process 4194303!"), ("no client", own, "1")] {
         match control.terminate_client(server, pid, LONG).await {
-            Err(ControlError::Refused { said, .. }) => assert!(said.contains(words), "{what}: {said}"),
+            Err(ControlError::Refused { message, .. }) => assert!(message.contains(words), "{what}: {message}"),
             other => panic!("{what}: {other:?}"),
         }
     }
@@ -119,14 +119,14 @@ pub(crate) async fn client_of_another_uid_waits_for_the_first(setup: Setup) {
     daemon.logs(&format!("NEW CLIENT {} from user 0: Server is not ready", late.pid())).await;
     assert_eq!(daemon.control.servers(LONG).await.unwrap(), [server]);
     first.end();
-    let said = late.next();
-    assert!(said.starts_with("active "), "{said}: {}", daemon.log());
+    let message = late.next();
+    assert!(message.starts_with("active "), "{message}: {}", daemon.log());
     let second = daemon.server().await;
     assert_ne!(second, server);
     late.end();
-    let said = other.next();
+    let message = other.next();
     let third = daemon.ready_server().await;
-    assert!(said.starts_with(&format!("active server={third} ")), "{said}");
+    assert!(message.starts_with(&format!("active server={third} ")), "{message}");
     assert_ne!(third, second);
     assert_eq!(daemon.control.clients(third, LONG).await.unwrap(), [other.pid()]);
     daemon.logs(&format!("Starting new server {third} for user {uid}")).await;

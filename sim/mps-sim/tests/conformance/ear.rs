@@ -195,17 +195,17 @@ pub(crate) async fn front_end_exit_code_shows_only_a_missing_daemon(setup: Setup
         // input.
         let _unread = std::io::Write::write_all(&mut front.stdin.take().unwrap(), lines.as_bytes());
         let ended = front.wait_with_output().unwrap();
-        let said = [ended.stdout, ended.stderr].concat();
-        (ended.status.code(), String::from_utf8(said).unwrap())
+        let message = [ended.stdout, ended.stderr].concat();
+        (ended.status.code(), String::from_utf8(message).unwrap())
     };
     let lines = "get_default_active_thread_percentage\nfoo\n\nget_server_list\nset_default_client_priority 3";
-    let said = "100.0\nUnknown command \"foo\"\nUnknown command \"\"\nInvalid priority value - must be 0 or 1!\n";
-    assert_eq!(asked(lines), (Some(0), said.to_owned()));
+    let message = "100.0\nUnknown command \"foo\"\nUnknown command \"\"\nInvalid priority value - must be 0 or 1!\n";
+    assert_eq!(asked(lines), (Some(0), message.to_owned()));
     assert_eq!(asked(""), (Some(0), String::new()));
     daemon.control.quit(None, LONG).await.unwrap();
     let gone = crate::daemon::until("it ends", async || {
-        let (status, said) = asked("get_server_list\n");
-        (status == Some(1)).then_some(said)
+        let (status, message) = asked("get_server_list\n");
+        (status == Some(1)).then_some(message)
     });
     assert_eq!(gone.await, "Cannot find MPS control daemon process\n");
 }

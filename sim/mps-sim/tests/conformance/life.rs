@@ -70,8 +70,8 @@ pub(crate) async fn second_daemon_in_a_directory_fails(setup: Setup) {
     let daemon = setup.start().await;
     for how in ["-f", "-d"] {
         let second = daemon.setup.command(&daemon.setup.control_program()).arg(how).output().unwrap();
-        let said = String::from_utf8(second.stdout).unwrap();
-        assert_eq!((second.status.code(), said.trim()), (Some(1), "An instance of this daemon is already running"));
+        let message = String::from_utf8(second.stdout).unwrap();
+        assert_eq!((second.status.code(), message.trim()), (Some(1), "An instance of this daemon is already running"));
     }
     assert_eq!(daemon.control.daemon(LONG).await.unwrap().pid, daemon.pid());
 }
@@ -87,9 +87,9 @@ pub(crate) async fn path_of_88_bytes_is_too_long(setup: Setup) {
     let mut refused = setup.spawn();
     assert_eq!(refused.wait().unwrap().code(), Some(1));
     // The daemon does not say why it failed. It prints at most its usual start message.
-    let said = std::fs::read_to_string(setup.path("out")).unwrap();
+    let message = std::fs::read_to_string(setup.path("out")).unwrap();
     let usual = ["Starting control daemon using socket", "To connect CUDA applications to this daemon"];
-    assert!(said.lines().all(|line| usual.iter().any(|start| line.contains(start))), "{said}");
+    assert!(message.lines().all(|line| usual.iter().any(|start| line.contains(start))), "{message}");
     let setup = Setup::of(which, "").unwrap();
     let at = long(&setup, 87);
     assert_eq!(at.as_os_str().len(), 87);

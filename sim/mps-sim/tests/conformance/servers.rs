@@ -117,7 +117,7 @@ pub(crate) async fn starting_server_is_busy(setup: Setup) {
     assert_eq!(daemon.control.processes(LONG).await.unwrap(), []);
     let own = i32::try_from(std::process::id()).unwrap();
     let refused = daemon.control.terminate_client(server, own, LONG).await.unwrap_err();
-    assert!(matches!(&refused, ControlError::Refused { said, .. } if said.contains("not found!")), "{refused:?}");
+    assert!(matches!(&refused, ControlError::Refused { message, .. } if message.contains("not found!")), "{refused:?}");
     let mut client = daemon.client(&[]);
     daemon.logs("push client to pending list").await;
     daemon.setup.faults().clear(Some(fault)).unwrap();

@@ -92,7 +92,7 @@ fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> 
         check("nvmlInit_v2", library.nvmlInit_v2())?;
         check("nvmlDeviceGetCount_v2", library.nvmlDeviceGetCount_v2(&mut gpus))?;
     }
-    let mut said = false;
+    let mut printed = false;
     let mut profiles: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     loop {
         let index = rng.u32(..gpus.max(1));
@@ -112,9 +112,9 @@ fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> 
         } else {
             destroy_all(library, gpu, profile, &check)?;
         }
-        if !said {
+        if !printed {
             signals.wait();
-            said = true;
+            printed = true;
         }
     }
 }
@@ -293,11 +293,11 @@ fn await_ready(reader: impl Into<std::fs::File>) -> Result<(), String> {
 
 fn spawn(seed: u64, go: &OwnedFd) -> Result<Client, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let (ready, told) = pipe()?;
+    let (ready, reported) = pipe()?;
     let child = Command::new(program)
         .args(["--client", "--seed", &seed.to_string()])
         .stdin(go.try_clone().map_err(|error| error.to_string())?)
-        .stdout(told)
+        .stdout(reported)
         .spawn()
         .map_err(|error| error.to_string())?;
     await_ready(ready)?;
@@ -306,20 +306,20 @@ fn spawn(seed: u64, go: &OwnedFd) -> Result<Client, String> {
 }
 
 fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Client, String> {
-    let (ready, told) = pipe()?;
+    let (ready, reported) = pipe()?;
     // SAFETY: nvml-churn has only one thread.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         // SAFETY: closes only the child's copy of this end. The parent closes its own copy as the
         // start signal.
         unsafe { libc::close(go.as_raw_fd()) };
-        let ended = churn(library, seed, &Signals { ready: told.as_raw_fd(), go: stop.as_raw_fd() });
+        let ended = churn(library, seed, &Signals { ready: reported.as_raw_fd(), go: stop.as_raw_fd() });
         eprintln!("nvml-churn: client: {ended:?}");
         // SAFETY: ends the child immediately, and does not drop values that it shares with its
         // parent.
         unsafe { libc::_exit(1) };
     }
-    drop(told);
+    drop(reported);
     if pid < 0 {
         return Err("cannot fork".to_owned());
     }

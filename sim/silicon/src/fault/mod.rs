@@ -185,8 +185,8 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
         let gpu = rule.gpu.or(call.gpu);
         if let (Some(xid), Some(gpu)) = (rule.xid, gpu) {
             // If the instance of the call no longer exists, report the Xid error for the whole GPU.
-            let told = machine.xid(gpu, xid, call.gpu_instance, call.compute_instance);
-            if told == Err(Return::NotFound) {
+            let reported = machine.xid(gpu, xid, call.gpu_instance, call.compute_instance);
+            if reported == Err(Return::NotFound) {
                 let _no_gpu = machine.xid(gpu, xid, None, None);
             }
         }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::Path, process::Stdio};
 
 use gpush_api::{GpuState, LeaseState, MpsState, OperationSummary};
 use gpush_tests::{
-    agent::truth,
+    agent::real_layout,
     mps::{Role, base, becomes, is_open, parts},
 };
 use serde_json::json;
@@ -56,7 +56,7 @@ fn instances_in_use_are_there(world: &mut World) {
 /// Checks for each GPU that its instances, the record of the last operation and the API agree.
 fn layouts_are_those_of_the_model(world: &mut World) {
     for gpu in MIG {
-        let now = truth(&world.host, gpu);
+        let now = real_layout(&world.host, gpu);
         let expected = world.cuts[gpu].instances.clone();
         check(world, now == expected, || format!("GPU {gpu} holds {now:?}, not {expected:?}"));
         let cordoned = world.cuts[gpu].cordoned;
@@ -142,8 +142,8 @@ fn daemons_have_their_settings(world: &mut World) {
         }
         let now = gpush_tests::mps::daemon(world.agent(), name);
         let pipe = now.pipe_directory.expect("a directory");
-        let told = world.agent().until("an answer of the front-end", || front(world, &pipe));
-        check(world, told == f64::from(percentage), || format!("{name} has {told} %, not {percentage} %"));
+        let reported = world.agent().until("an answer of the front-end", || front(world, &pipe));
+        check(world, reported == f64::from(percentage), || format!("{name} has {reported} %, not {percentage} %"));
     }
 }
 

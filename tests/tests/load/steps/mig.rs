@@ -1,7 +1,7 @@
 //! Steps that change MIG layouts. They also check which instances were kept.
 
 use gpush_api::{ApiError, Code, Operation, OperationState};
-use gpush_tests::agent::{gi_at, truth};
+use gpush_tests::agent::{gi_at, real_layout};
 use serde_json::json;
 
 use super::world::{Held, MIG, World};
@@ -43,7 +43,7 @@ fn held_profiles(instances: &[String]) -> Vec<String> {
 /// Compares the record of an operation with the instances of its GPUs, and updates the model.
 fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&str]) {
     for gpu in gpus.iter().copied() {
-        let now = truth(&world.host, gpu);
+        let now = real_layout(&world.host, gpu);
         let is_new = held_profiles(&now) == profiles(layout);
         let is_old = now == world.cuts[gpu].instances;
         let is_true = match operation.state {

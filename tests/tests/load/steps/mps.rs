@@ -204,7 +204,7 @@ pub(super) fn drain(world: &mut World, rng: &mut fastrand::Rng) -> bool {
     if is_used {
         reaches(world.agent(), name, MpsState::Draining);
         let target = world.targets.get_mut(name).expect("a target");
-        let lost = target.clients.iter_mut().any(|client| !client.lives() || !client.said().is_empty());
+        let lost = target.clients.iter_mut().any(|client| !client.lives() || !client.printed().is_empty());
         let clients = std::mem::take(&mut target.clients);
         if lost {
             world.fail("a client was lost to a drain");

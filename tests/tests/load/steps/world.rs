@@ -7,7 +7,7 @@ use std::{
 
 use gpush_api::MpsState;
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, Setup, real_layout},
     host::Host,
     mps::{Client, daemon, pid_of, reaches},
 };
@@ -68,7 +68,7 @@ pub(super) struct Held {
 /// A GPU with a MIG layout, in the model.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
-    /// The GPU's instances, in the form of [`truth`].
+    /// The GPU's instances, in the form of [`real_layout`].
     pub(super) instances: Vec<String>,
     pub(super) held: Vec<Held>,
     pub(super) cordoned: bool,
@@ -111,7 +111,7 @@ impl World {
         }
         let _begun = world.agent().settle();
         for gpu in MIG {
-            world.cuts[gpu].instances = truth(&world.host, gpu);
+            world.cuts[gpu].instances = real_layout(&world.host, gpu);
         }
         world
     }

@@ -15,13 +15,13 @@ fn expired_override_stays_expired_and_layout_stays() {
     agent.stop();
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(overrides(&agent), Overrides { generation: 2, overrides: Vec::new() });
-    assert_eq!(truth(&host, 0), WHOLE);
+    assert_eq!(real_layout(&host, 0), WHOLE);
     // The second override expires while gpushd does not run.
     short(&agent);
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
     agent.until("expiry", || (overrides(&agent).generation == 4).then_some(()));
-    assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), WHOLE.map(str::to_owned).to_vec()));
+    assert_eq!((overrides(&agent).overrides, real_layout(&host, 0)), (Vec::new(), WHOLE.map(str::to_owned).to_vec()));
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn auto_reconcile_follows_override_and_its_end() {
     let host = Host::up(HOST);
     let agent = settled(Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}")));
     short(&agent);
-    agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
+    agent.until("the rule's layout", || (real_layout(&host, 0) == HALVES).then_some(()));
     // The layout may exist before the operation that applies it has ended. So wait for the
     // operation.
     let _ = agent.settle();
@@ -37,10 +37,10 @@ fn auto_reconcile_follows_override_and_its_end() {
     // Repairing drift means to restore the layout of the override.
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
-    agent.until("the override's layout", || (truth(&host, 0) == WHOLE).then_some(()));
+    agent.until("the override's layout", || (real_layout(&host, 0) == WHOLE).then_some(()));
     let _ = agent.settle();
     assert_eq!(clear(&agent, "0").status, 200);
-    agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
+    agent.until("the rule's layout", || (real_layout(&host, 0) == HALVES).then_some(()));
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn new_boot_applies_override_layout() {
     host.sim::<&str>("reboot", &[]);
     let agent = started(&host);
     assert_eq!(
-        (truth(&host, 0), truth(&host, 1)),
+        (real_layout(&host, 0), real_layout(&host, 1)),
         (WHOLE.map(str::to_owned).to_vec(), HALVES.map(str::to_owned).to_vec())
     );
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
@@ -66,7 +66,7 @@ fn new_boot_applies_override_layout() {
         std::thread::sleep(Duration::from_millis(50));
     }
     let agent = started(&host);
-    assert_eq!((truth(&host, 0), overrides(&agent).overrides.len()), (HALVES.map(str::to_owned).to_vec(), 0));
+    assert_eq!((real_layout(&host, 0), overrides(&agent).overrides.len()), (HALVES.map(str::to_owned).to_vec(), 0));
 }
 
 #[test]
@@ -82,11 +82,17 @@ fn impossible_override_at_boot_leaves_gpu_and_is_reported() {
     other.stop();
     let _ = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
     let agent = started(&host);
-    assert_eq!(truth(&host, 0), ["1g.10gb@0[1g.10gb@0]"], "neither the override's layout nor the rule's");
-    assert_eq!(truth(&host, 1), HALVES);
-    let said = causes(&agent);
-    assert!(said.contains("this layout is an override by") && said.contains("1g.10gb@0 (GPU instance"), "{said}");
-    assert!(said.contains("apply the layout with `gpushctl apply 0`"), "a command that keeps the override: {said}");
+    assert_eq!(real_layout(&host, 0), ["1g.10gb@0[1g.10gb@0]"], "neither the override's layout nor the rule's");
+    assert_eq!(real_layout(&host, 1), HALVES);
+    let printed = causes(&agent);
+    assert!(
+        printed.contains("this layout is an override by") && printed.contains("1g.10gb@0 (GPU instance"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains("apply the layout with `gpushctl apply 0`"),
+        "a command that keeps the override: {printed}"
+    );
     assert_eq!(agent.gpu(0).drift, ["missing 7g.80gb", "extra 1g.10gb@0"]);
     assert_eq!(only(&agent).reason, "blocked at boot");
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gpush_api::{ApiError, Code, Gpu, Operation, OperationState, Override, OverrideEnded, Overrides, Reloaded};
 use gpush_tests::{
-    agent::{Agent, Answer, Setup, gi_at, truth},
+    agent::{Agent, Answer, Setup, gi_at, real_layout},
     host::Host,
 };
 use nix::sys::signal::Signal;
@@ -105,7 +105,7 @@ fn explicit_layout_is_desired_until_cleared() {
     let plans = agent.post("/v1/mig/plan", &json!({})).json();
     assert_eq!(plans["plans"][0]["steps"], json!([]), "{plans}");
     done(&agent, &json!({}));
-    assert_eq!(truth(&host, 0), WHOLE);
+    assert_eq!(real_layout(&host, 0), WHOLE);
     agent.stop();
     for kill in [false, true] {
         let agent = Agent::start(&host, CONFIG);
@@ -121,12 +121,12 @@ fn explicit_layout_is_desired_until_cleared() {
     assert_eq!((ended.generation, ended.ended), (2, one));
     assert_eq!(overrides(&agent), Overrides { generation: 2, overrides: Vec::new() });
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb*2", "extra 7g.80gb@0"]);
-    assert_eq!(truth(&host, 0), WHOLE, "nothing is reshaped by it");
+    assert_eq!(real_layout(&host, 0), WHOLE, "nothing is reshaped by it");
     let again = clear(&agent, "0");
     assert_eq!((again.status, again.error().code), (404, Code::NotFound));
     assert_eq!(agent.request("DELETE", "/v1/overrides/0-1", "", b"").status, 400);
     done(&agent, &json!({}));
-    assert_eq!(truth(&host, 0), HALVES);
+    assert_eq!(real_layout(&host, 0), HALVES);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn rule_layout_ends_override_and_new_layout_replaces_it() {
     assert_eq!((only(&agent).reason.as_str(), only(&agent).generation), ("second", 2));
     // If a request names the GPU but no layout, it ends the override.
     done(&agent, &json!({ "selectors": ["0"] }));
-    assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), HALVES.map(str::to_owned).to_vec()));
+    assert_eq!((overrides(&agent).overrides, real_layout(&host, 0)), (Vec::new(), HALVES.map(str::to_owned).to_vec()));
     // If a request lists the entries of the rule's layout, it also ends the override.
     done(&agent, &whole("third"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
@@ -244,7 +244,10 @@ fn killed_agent_keeps_layout_and_override_consistent() {
         assert_eq!(overrides(&agent).overrides.len(), 0, "not before it has ended");
         let operation = agent.follow(operation);
         if carried_on {
-            assert_eq!((operation.state, truth(&host, 0)), (OperationState::Done, WHOLE.map(str::to_owned).to_vec()));
+            assert_eq!(
+                (operation.state, real_layout(&host, 0)),
+                (OperationState::Done, WHOLE.map(str::to_owned).to_vec())
+            );
             let one = only(&agent);
             assert_eq!((one.reason.as_str(), one.by.uid), ("killed", operation.by.uid));
             assert_eq!(one.expires_at.map(|at| at.to_string()).as_deref(), Some("2126-01-01T00:00:00Z"));

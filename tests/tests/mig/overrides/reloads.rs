@@ -49,7 +49,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
     let ended: Vec<_> = reloaded.ended.iter().map(|one| one.reason.as_str()).collect();
     assert_eq!(ended, ["leave it"]);
     assert_eq!(overrides(&agent), Overrides { generation: reloaded.generation, overrides: Vec::new() });
-    assert_eq!((agent.gpu(0).drift.len(), truth(&host, 0)), (2, WHOLE.map(str::to_owned).to_vec()));
+    assert_eq!((agent.gpu(0).drift.len(), real_layout(&host, 0)), (2, WHOLE.map(str::to_owned).to_vec()));
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
     // Even with `clear_overrides`, gpushd refuses an invalid file.
     agent.write_config("nonsense");
@@ -91,7 +91,7 @@ fn running_operation_keeps_its_plan_after_reload() {
             agent
         };
         let operation = agent.follow(operation);
-        assert_eq!((operation.state, truth(&host, 0)), (OperationState::Done, WHOLE.map(str::to_owned).to_vec()));
+        assert_eq!((operation.state, real_layout(&host, 0)), (OperationState::Done, WHOLE.map(str::to_owned).to_vec()));
         // A new operation must follow the new rules.
         assert_eq!(agent.begin_with(&whole("after")).unwrap_err().code, Code::Conflict);
     }
@@ -124,7 +124,10 @@ fn request_with_old_generation_is_refused() {
         }
     }
     println!("{refused} requests refused");
-    assert_eq!((only(&agent).reason.as_str(), truth(&host, 0)), ("generation 1", WHOLE.map(str::to_owned).to_vec()));
+    assert_eq!(
+        (only(&agent).reason.as_str(), real_layout(&host, 0)),
+        ("generation 1", WHOLE.map(str::to_owned).to_vec())
+    );
     assert_eq!(agent.get("/v1/health").json()["status"], "ok", "a refused reload says nothing of the file");
     for value in ["*", "1", "\"1\""] {
         let answer = agent.request("POST", "/v1/config/reload", &format!("{json}if-match: {value}\r\n"), b"{}");
@@ -150,12 +153,12 @@ fn override_changes_are_audited_and_are_events() {
     reload(&agent, &json!({})).unwrap();
     short(&agent);
     agent.until("expiry", || overrides(&agent).overrides.is_empty().then_some(()));
-    let told = agent.until("the last event", || {
+    let reported = agent.until("the last event", || {
         let events = agent.get("/v1/events?follow=false&kinds=change").json();
         events.to_string().contains("override.expire").then_some(events)
     });
     let uuid = agent.gpu(0).uuid;
-    let told: Vec<_> = told.as_array().expect("a list").iter().map(|event| event["action"].clone()).collect();
+    let reported: Vec<_> = reported.as_array().expect("a list").iter().map(|event| event["action"].clone()).collect();
     let made_and_ended = [
         "override.make",
         "override.make",
@@ -165,7 +168,7 @@ fn override_changes_are_audited_and_are_events() {
         "override.make",
         "override.expire",
     ];
-    assert_eq!(told, made_and_ended);
+    assert_eq!(reported, made_and_ended);
     let trail = agent.get("/v1/audit").json();
     let mut trail = trail.as_array().expect("a list").clone();
     trail.sort_by_key(|record| record["sequence"].as_u64());

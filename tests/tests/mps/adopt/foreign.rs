@@ -17,7 +17,7 @@ use nix::{
     sys::signal::Signal,
 };
 
-const TOLD: &str = "a process that is not the MPS daemon holds `control_lock`";
+const FINDING: &str = "a process that is not the MPS daemon holds `control_lock`";
 
 /// Environment variable with the path of the lock file, for the process of a [`Waiter`].
 const FILE: &str = "GPUSH_TEST_CONTROL_LOCK";
@@ -29,7 +29,7 @@ const OPEN_FILE: &str = "GPUSH_TEST_OPEN_FILE_LOCK";
 /// process of root, the bystander.
 struct Waiter {
     child: Child,
-    said: BufReader<ChildStdout>,
+    printed: BufReader<ChildStdout>,
     bystander: Child,
 }
 
@@ -47,14 +47,14 @@ impl Waiter {
         let group = child.id().cast_signed();
         let bystander =
             Command::new("sleep").arg("600").process_group(group).spawn().expect("the process can be started");
-        let said = BufReader::new(child.stdout.take().expect("piped"));
-        let mut waiter = Self { child, said, bystander };
+        let printed = BufReader::new(child.stdout.take().expect("piped"));
+        let mut waiter = Self { child, printed, bystander };
         waiter.await_line("waits");
         waiter
     }
 
     fn await_line(&mut self, word: &str) {
-        let heard = self.said.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with(word));
+        let heard = self.printed.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with(word));
         assert!(heard, "the process ended before its line {word:?}");
     }
 
@@ -135,7 +135,7 @@ fn process_that_waited_for_the_lock_is_not_adopted() {
         let mut waiter = kill_daemon_with_waiter(&served, open_file);
         let next = served.another();
         assert!(waiter.is_alive());
-        let log = served.agent.wait_for_log(TOLD);
+        let log = served.agent.wait_for_log(FINDING);
         assert!(open_file || log.contains(&format!("pid={}", waiter.child.id())), "{log}");
         assert_eq!(next.reasons, Vec::<String>::new());
         // The waiter does not block later daemons.
@@ -160,11 +160,11 @@ fn restarted_gpushd_does_not_adopt_the_lock_waiter() {
         });
         // The server of the killed daemon is left, so gpushd cannot start a daemon yet. It reports
         // both reasons.
-        let told = becomes(&served.agent, "0", "reported", |daemon| {
+        let reported = becomes(&served.agent, "0", "reported", |daemon| {
             let has = |words: &str| daemon.reasons.iter().any(|reason| reason.contains(words));
-            has(TOLD) && has("still serves 1 client")
+            has(FINDING) && has("still serves 1 client")
         });
-        assert_eq!((told.pid, told.state), (None, MpsState::BackingOff), "{told:#?}");
+        assert_eq!((reported.pid, reported.state), (None, MpsState::BackingOff), "{reported:#?}");
         client.end();
         let next = reaches(&served.agent, "0", MpsState::Ready);
         assert_eq!(served.controls(), [pid_of(&next)]);

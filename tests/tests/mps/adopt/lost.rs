@@ -45,11 +45,14 @@ fn daemon_without_directory_but_with_clients_delays_next_one() {
         let mut client = served.client();
         served.restart(|served| fs::remove_dir_all(served.place()).expect("the directory can be deleted"));
         let target = &served.target;
-        let told = becomes(&served.agent, target, "reported", |daemon| says(daemon, "whose directory was deleted"));
-        assert!(says(&told, &format!("daemon {}", served.pid)) && says(&told, "still serves 1 client"), "{told:#?}");
-        assert_eq!((told.state, told.pid, told.failures), (MpsState::BackingOff, None, 0));
+        let reported = becomes(&served.agent, target, "reported", |daemon| says(daemon, "whose directory was deleted"));
+        assert!(
+            says(&reported, &format!("daemon {}", served.pid)) && says(&reported, "still serves 1 client"),
+            "{reported:#?}"
+        );
+        assert_eq!((reported.state, reported.pid, reported.failures), (MpsState::BackingOff, None, 0));
         assert!(is_unhealthy(&served.agent), "the target grants nothing");
-        assert!(client.lives() && client.said().is_empty());
+        assert!(client.lives() && client.printed().is_empty());
         assert_eq!(served.controls(), [served.pid]);
         // Even a start request must not start another daemon.
         let refused = act(&served.agent, target, "start", &json!({}));

@@ -16,7 +16,7 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{serves, told_as};
+use super::{reported_as, serves};
 
 /// If a daemon does not answer and has clients, gpushd must not end it.
 #[test]
@@ -32,17 +32,17 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         let served = Served::up();
         let mut client = served.client();
         fault(&served.host, kind);
-        let hung = told_as(&served, MpsState::Hung, words);
+        let hung = reported_as(&served, MpsState::Hung, words);
         assert_eq!(hung.clients.len(), 1, "{kind}: {hung:#?}");
         assert!(hung.reasons.iter().any(|reason| reason.contains("gpushd does not restart the daemon, because")));
-        assert!(client.lives() && client.said().is_empty(), "{kind}");
+        assert!(client.lives() && client.printed().is_empty(), "{kind}");
         assert_eq!(served.controls(), [served.pid], "{kind}");
         // The daemon answers again, and continues to serve.
         clear_faults(&served.host);
         assert!(serves(&served), "{kind}");
         // Let the daemon hang again, and then end its last client.
         fault(&served.host, kind);
-        told_as(&served, MpsState::Hung, words);
+        reported_as(&served, MpsState::Hung, words);
         client.end();
         clear_faults(&served.host);
         served.another();
@@ -71,7 +71,7 @@ fn stopped_daemon_process_is_reported_as_hung() {
         let served = Served::on(host, programs.as_deref());
         let mut client = served.client();
         assert!(signal(served.pid, Signal::SIGSTOP));
-        told_as(&served, MpsState::Hung, "sends no greeting");
+        reported_as(&served, MpsState::Hung, "sends no greeting");
         // A request does not wait for the hung daemon.
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked);
@@ -143,7 +143,8 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
         let served = Served::on(host, programs.as_deref());
         let (mut prompt, typed) = holds_the_control_connection(&front, &served);
         // The daemon has no client, but gpushd still does not end it.
-        let busy = told_as(&served, MpsState::Hung, "another process holds the control connection of the MPS daemon");
+        let busy =
+            reported_as(&served, MpsState::Hung, "another process holds the control connection of the MPS daemon");
         assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
         assert!(!busy.reasons.concat().contains("client"), "the front-end is not a client: {busy:#?}");
         drop(typed);
@@ -152,7 +153,7 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
     }
     let served = Served::up();
     fault(&served.host, "busy-ui");
-    told_as(&served, MpsState::Hung, "another process holds");
+    reported_as(&served, MpsState::Hung, "another process holds");
     clear_faults(&served.host);
     assert!(serves(&served));
 }
@@ -176,10 +177,10 @@ fn settings_changed_by_another_program_are_restored() {
         (format!("set_device_pinned_mem_limit {server} 0 3G"), "a server has memory limit 3072M".to_owned()),
     ] {
         say(&line);
-        let told = becomes(&served.agent, "0", &words, |daemon| {
+        let reported = becomes(&served.agent, "0", &words, |daemon| {
             daemon.findings.iter().any(|finding| finding.contains(&words))
         });
-        assert_eq!((told.state, told.in_force), (MpsState::Ready, Some(told.wanted.settings)), "{line}");
+        assert_eq!((reported.state, reported.in_force), (MpsState::Ready, Some(reported.wanted.settings)), "{line}");
     }
     served.agent.wait_for_log("another program changed the settings of the MPS daemon");
 }

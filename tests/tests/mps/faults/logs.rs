@@ -64,10 +64,11 @@ fn forged_log_lines_create_no_client_and_no_fault() {
         for _ in 0..4 {
             fifo.write_all(&record("Server 4711 exited with status 1")).expect("the record can be written");
         }
-        fifo.write_all(&record("all of it was said")).expect("the record can be written");
+        fifo.write_all(&record("the end of the log")).expect("the record can be written");
         let log = control_log(&served);
-        let said = || fs::read(&log).is_ok_and(|said| String::from_utf8_lossy(&said).contains("all of it was said"));
-        served.agent.await_that("the lines are in the log", said);
+        let printed =
+            || fs::read(&log).is_ok_and(|printed| String::from_utf8_lossy(&printed).contains("the end of the log"));
+        served.agent.await_that("the lines are in the log", printed);
         let now = daemon(&served.agent, "0");
         assert_eq!((now.state, now.reasons.as_slice()), (MpsState::Ready, [].as_slice()), "{now:#?}");
         assert!(now.clients_known && now.findings.is_empty(), "{now:#?}");
@@ -88,17 +89,18 @@ fn waiting_client_counts_despite_forged_log_lines() {
         let mut waits = Client::begin(&served.host, &served.environment, None);
         becomes(&served.agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
         let mut fifo = fifo(&served);
-        for line in ["Starting control daemon", "Server 4711 exited with status 0", "all of it was said"] {
+        for line in ["Starting control daemon", "Server 4711 exited with status 0", "the end of the log"] {
             fifo.write_all(&record(line)).expect("the record can be written");
         }
         let log = control_log(&served);
-        let said = || fs::read(&log).is_ok_and(|said| String::from_utf8_lossy(&said).contains("all of it was said"));
-        served.agent.await_that("the lines are in the log", said);
+        let printed =
+            || fs::read(&log).is_ok_and(|printed| String::from_utf8_lossy(&printed).contains("the end of the log"));
+        served.agent.await_that("the lines are in the log", printed);
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked, "{refused:?}");
         let pid = format!("process {} is connected and waits for an MPS server", waits.pid());
         assert!(refused.causes.contains(&pid), "{refused:?}");
-        assert!(waits.lives() && waits.said().is_empty());
+        assert!(waits.lives() && waits.printed().is_empty());
         clear_faults(&served.host);
         assert!(waits.says().starts_with("active"));
         waits.end();
@@ -121,10 +123,10 @@ fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
             (0..256).for_each(|_| fifo.write_all(&line).expect("the record can be written"));
             largest = length(&log).max(largest);
         }
-        let told = becomes(&served.agent, "0", "reported", |daemon| {
+        let reported = becomes(&served.agent, "0", "reported", |daemon| {
             daemon.findings.iter().any(|finding| finding.starts_with("control.log grew by "))
         });
-        println!("{largest} bytes at most: {:?}", told.findings);
+        println!("{largest} bytes at most: {:?}", reported.findings);
         served.agent.await_that("the log is truncated", || length(&log) <= 1 << 20);
         assert!(length(&log.with_file_name("control.log.1")) <= 2 << 20, "only the end of the log is kept");
         served.agent.wait_for_log("control.log grew by ");

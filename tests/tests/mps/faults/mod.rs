@@ -15,9 +15,10 @@ use serde_json::json;
 
 /// Waits until the daemon is in this state, with a reason that contains these words. Checks that
 /// access is closed unless the state is `ready`.
-fn told_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
-    let told = |daemon: &MpsDaemon| daemon.state == state && daemon.reasons.iter().any(|reason| reason.contains(words));
-    let daemon = becomes(&served.agent, "0", &format!("{} for {words:?}", state.name()), told);
+fn reported_as(served: &Served, state: MpsState, words: &str) -> MpsDaemon {
+    let reported =
+        |daemon: &MpsDaemon| daemon.state == state && daemon.reasons.iter().any(|reason| reason.contains(words));
+    let daemon = becomes(&served.agent, "0", &format!("{} for {words:?}", state.name()), reported);
     assert!(served.controls().len() <= 1, "{:?}", parts(&base(&served.host)));
     let ill = served.agent.get("/v1/health").json()["errors"].to_string();
     assert_eq!(ill.contains("cannot grant a lease on GPU 0"), state != MpsState::Ready, "{state:?}: {ill}");

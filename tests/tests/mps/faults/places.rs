@@ -51,7 +51,7 @@ fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
             daemon.reasons.iter().any(|reason| reason.contains("was deleted: the MPS daemon still serves its clients"))
         });
         assert_eq!((reported.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
-        assert!(client.lives() && client.said().is_empty());
+        assert!(client.lives() && client.printed().is_empty());
         assert_eq!(
             lease(&served.agent, "0", &json!({})).expect_err("no client can reach the daemon").code,
             Code::Blocked
@@ -67,10 +67,10 @@ fn too_long_path_is_refused_with_its_length() {
     let host = Host::up(Served::HOST);
     let long = host.scratch(&"x".repeat(80));
     let agent = Setup::on(&host).config(Served::CONFIG).env("GPUSH_MPS_DIR", long.display().to_string()).start();
-    let told = becomes(&agent, "0", "reported", |daemon| {
+    let reports = becomes(&agent, "0", "reported", |daemon| {
         daemon.reasons.iter().any(|reason| reason.contains("is too long for an MPS daemon"))
     });
-    assert!(told.reasons.iter().any(|reason| reason.contains("bytes")), "{told:#?}");
+    assert!(reports.reasons.iter().any(|reason| reason.contains("bytes")), "{reports:#?}");
     assert_eq!(names(&long), ["agent.lock"]);
 }
 
@@ -88,10 +88,10 @@ fn garbage_in_the_log_fifo_leaves_one_daemon() {
         log.write_all(b"11 bytes of").expect("the FIFO can be written to");
         drop(log);
         if real {
-            let told = becomes(&served.agent, "0", "reported", |daemon| {
+            let reports = becomes(&served.agent, "0", "reported", |daemon| {
                 !daemon.findings.is_empty() || daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid)
             });
-            println!("{:?} {:?}", told.findings, told.reasons);
+            println!("{:?} {:?}", reports.findings, reports.reasons);
         }
         assert_eq!(served.controls().len(), 1);
     }
@@ -121,7 +121,7 @@ fn full_log_disk_is_reported_and_ends_no_client() {
             Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
             None => setup.start(),
         };
-        let told = becomes(&agent, "0", "reported", |daemon| {
+        let reports = becomes(&agent, "0", "reported", |daemon| {
             daemon.state == MpsState::Ready
                 && daemon.findings.iter().any(|finding| finding.contains("the disk is full"))
         });
@@ -129,12 +129,12 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         let client = Client::start(&host, &environment);
         assert!(client.first.starts_with("active"), "{}", client.first);
         client.end();
-        assert_eq!(controls(&base(&host)), [pid_of(&told)]);
+        assert_eq!(controls(&base(&host)), [pid_of(&reports)]);
         // A truncated log shows no waiting client. So gpushd assumes that no client waits.
         release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
         becomes(&agent, "0", "ready with another pid", |daemon| {
-            daemon.state == MpsState::Ready && daemon.pid != told.pid
+            daemon.state == MpsState::Ready && daemon.pid != reports.pid
         });
         let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
         fault(&host, "never-active");
@@ -143,7 +143,7 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         let refused = act(&agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked, "{refused:?}");
         assert!(refused.causes.iter().any(|why| why.contains("waits for an MPS server")), "{refused:?}");
-        assert!(waits.lives() && waits.said().is_empty());
+        assert!(waits.lives() && waits.printed().is_empty());
         clear_faults(&host);
         assert!(waits.says().starts_with("active"));
         waits.end();

@@ -12,7 +12,7 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{serves, told_as};
+use super::{reported_as, serves};
 
 /// The server ends at once, never becomes ready, or reports a fatal fault.
 #[test]
@@ -23,13 +23,13 @@ fn server_failure_revokes_access_to_the_pipe_directory() {
         let client = Client::start(&served.host, &served.environment);
         assert_eq!(client.first, "error 805");
     }
-    told_as(&served, MpsState::Fault, "end as soon as they are started");
+    reported_as(&served, MpsState::Fault, "end as soon as they are started");
     assert_eq!(served.controls(), [served.pid]);
 
     let served = Served::up();
     fault(&served.host, "never-active");
     let waits = Client::begin(&served.host, &served.environment, None);
-    let stuck = told_as(&served, MpsState::Fault, "is not ready after");
+    let stuck = reported_as(&served, MpsState::Fault, "is not ready after");
     assert_eq!(stuck.servers.len(), 1);
     clear_faults(&served.host);
     assert!(waits.says().starts_with("active") && serves(&served));
@@ -38,7 +38,7 @@ fn server_failure_revokes_access_to_the_pipe_directory() {
     let mut client = served.client();
     fault(&served.host, "fault --times 1");
     assert_eq!(client.says(), "fault");
-    let faulty = told_as(&served, MpsState::Fault, "caused a fatal fault");
+    let faulty = reported_as(&served, MpsState::Fault, "caused a fatal fault");
     assert_eq!(faulty.clients.len(), 1, "the affected client is known although gpushd no longer probes the server");
     let refused = act(&served.agent, "0", "stop", &json!({})).error();
     assert!(refused.causes.iter().any(|cause| cause.contains(&client.pid().to_string())), "{refused:?}");
@@ -63,9 +63,9 @@ fn leftover_server_serves_its_client_before_the_next_daemon() {
 fn left_behind(mut served: Served) {
     let mut client = served.client();
     assert!(signal(served.pid, Signal::SIGKILL));
-    let waits = told_as(&served, MpsState::BackingOff, "still serves 1 client");
+    let waits = reported_as(&served, MpsState::BackingOff, "still serves 1 client");
     assert_eq!((waits.clients.len(), served.controls().len()), (1, 0));
-    assert!(client.lives() && client.said().is_empty());
+    assert!(client.lives() && client.printed().is_empty());
     // After a restart, gpushd knows this server only from the driver.
     served.restart(|_| {});
     let Served { host, agent, environment, .. } = served;

@@ -56,11 +56,12 @@ fn gpu_without_mps_is_reported_and_gets_no_daemon() {
             let refused = agent.begin_with(&json!({ "selectors": ["0"] })).expect_err("the GPU does not support MPS");
             assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
             assert_eq!(agent.settle().len(), 0, "no operation is tried");
-            let told = |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("can't be shared");
-            assert!(told(&agent));
+            let reported =
+                |agent: &Agent| agent.get("/v1/health").json()["errors"].to_string().contains("can't be shared");
+            assert!(reported(&agent));
             agent.stop();
             let agent = Agent::start(&host, Served::CONFIG);
-            agent.await_that("the next gpushd reports it too", || told(&agent));
+            agent.await_that("the next gpushd reports it too", || reported(&agent));
             assert!(agent.gpu(0).drift[0].contains(why), "{:?}", agent.gpu(0).drift);
         }
     }

@@ -92,9 +92,9 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
     for (session, uid) in [("2", BOB), ("3", ALICE)] {
         let enter = format!("echo $$ > {root}{path}/cgroup.procs; echo status $?; cat /proc/$$/cgroup");
         let entered = machine.run(&in_session(uid, session, &enter));
-        let (said, error) = (String::from_utf8_lossy(&entered.stdout), String::from_utf8_lossy(&entered.stderr));
-        assert!(error.contains("Permission denied") && !said.contains("status 0"), "{entered:?}");
-        assert!(said.contains(&format!("/session-{session}.scope")) && !said.contains(&path), "{entered:?}");
+        let (printed, error) = (String::from_utf8_lossy(&entered.stdout), String::from_utf8_lossy(&entered.stderr));
+        assert!(error.contains("Permission denied") && !printed.contains("status 0"), "{entered:?}");
+        assert!(printed.contains(&format!("/session-{session}.scope")) && !printed.contains(&path), "{entered:?}");
         assert_eq!(members(), before);
     }
 }
@@ -104,18 +104,27 @@ fn only_the_calling_process_is_moved() {
     let Some(machine) = machine("who is moved into a scope") else { return };
     machine.write("/srv/client.pl", CLIENT);
     // The caller requests the lease for another process of the same user.
-    let said = machine.sh(&in_session(ALICE, "1", "perl /srv/client.pl other"));
-    assert!(said.contains("it is not the process that sent the request") && said.contains("session-1.scope"), "{said}");
+    let printed = machine.sh(&in_session(ALICE, "1", "perl /srv/client.pl other"));
+    assert!(
+        printed.contains("it is not the process that sent the request") && printed.contains("session-1.scope"),
+        "{printed}"
+    );
     // The process that opened the connection has ended. Another process may now have its pid.
     machine.sh("chmod 1777 /srv");
     start_in_session(&machine, ALICE, "2", "perl /srv/client.pl passed");
     machine.await_that("the request was answered", |machine| machine.run("test -e /srv/passed.done").status.success());
-    let said = machine.sh("cat /srv/2");
-    assert!(said.contains("has ended, so no lease can be bound to it") && said.contains("session-2.scope"), "{said}");
+    let printed = machine.sh("cat /srv/2");
+    assert!(
+        printed.contains("has ended, so no lease can be bound to it") && printed.contains("session-2.scope"),
+        "{printed}"
+    );
     // A process connects as root, changes to another user, and sends the request. The lease belongs to root, so gpushd
     // does not bind it to this process and does not move the process.
-    let said = machine.sh(&in_session(0, "3", &format!("perl /srv/client.pl user {BOB}")));
-    assert!(said.contains("has changed its user since it connected") && said.contains("session-3.scope"), "{said}");
+    let printed = machine.sh(&in_session(0, "3", &format!("perl /srv/client.pl user {BOB}")));
+    assert!(
+        printed.contains("has changed its user since it connected") && printed.contains("session-3.scope"),
+        "{printed}"
+    );
     assert_eq!(leases(&machine), [] as [serde_json::Value; 0]);
     assert_eq!(scopes(&machine), [] as [&str; 0]);
 }
@@ -183,9 +192,10 @@ fn thousand_scopes_are_created_and_all_end() {
     let descriptors = || machine.sh(&format!("ls /proc/{}/fd | wc -l", machine.main_pid("gpushd.service")));
     // Root has no quota, so new requests wait until earlier leases have ended.
     let run = |count: usize| {
-        let said = machine.sh(&in_session(0, &format!("of-{count}"), &format!("perl /srv/scopes.pl {count} {MANY}")));
-        let granted = said.lines().filter(|line| *line == "granted").count();
-        assert_eq!(granted, count, "{}", said.lines().find(|line| *line != "granted").unwrap_or_default());
+        let printed =
+            machine.sh(&in_session(0, &format!("of-{count}"), &format!("perl /srv/scopes.pl {count} {MANY}")));
+        let granted = printed.lines().filter(|line| *line == "granted").count();
+        assert_eq!(granted, count, "{}", printed.lines().find(|line| *line != "granted").unwrap_or_default());
         none_left(&machine);
     };
     run(MANY);

@@ -50,10 +50,12 @@ fn scope_without_a_bus_is_refused_and_release_works() {
         .await_that("the session runs", |machine| machine.run("systemctl is-active session-2.scope").status.success());
     machine.sh("systemctl stop dbus.socket dbus.service; touch /srv/go");
     machine.await_that("the request was answered", |machine| machine.run("grep -q ended /srv/2").status.success());
-    let said = machine.sh("cat /srv/2");
+    let printed = machine.sh("cat /srv/2");
     assert!(
-        said.contains("cannot create a systemd scope") && said.contains("system bus") && said.contains("ended 125"),
-        "{said}"
+        printed.contains("cannot create a systemd scope")
+            && printed.contains("system bus")
+            && printed.contains("ended 125"),
+        "{printed}"
     );
     assert_eq!(leases(&machine).len(), 1, "nothing was granted");
     machine.sh("gpushctl lease release L1; pkill -KILL -xf 'sleep 1000'");
@@ -76,8 +78,8 @@ fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
         "systemctl stop gpushd.service; rm -rf /var/lib/gpush/* /run/gpush/store-*; systemctl start gpushd.service",
     );
     machine.await_that("the scope is reported", |machine| machine.sh("gpushctl status --json || true").contains(&unit));
-    let said = machine.sh("gpushctl status --json || true");
-    assert!(said.contains("a lease that gpushd does not know"), "{said}");
+    let printed = machine.sh("gpushctl status --json || true");
+    assert!(printed.contains("a lease that gpushd does not know"), "{printed}");
     // Until an administrator accepts the loss of the database, gpushd treats no process as
     // unleased. After that, it ends a witness. It has then checked both processes.
     machine.sh("gpushctl recover --reason test");

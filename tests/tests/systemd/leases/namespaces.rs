@@ -14,8 +14,8 @@ fn root_of_a_user_namespace_stays_the_user_and_is_not_moved() {
     let pid = machine.sh("pgrep -xf 'sleep 1000'");
     assert_eq!(cgroup(&machine, &pid), format!("/user.slice/user-{ALICE}.slice/session-1.scope"));
     let refused = machine.run(&in_session(ALICE, "2", &format!("{ROOT} gpushctl gpu cordon 1 --reason test 2>&1")));
-    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
-    assert!(!refused.status.success() && said.contains("another pid or user namespace"), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(!refused.status.success() && printed.contains("another pid or user namespace"), "{printed}");
     machine.sh("pkill -KILL -x sleep");
     none_left(&machine);
     // A command of `run` stays in its lease if it enters a user namespace.
@@ -39,7 +39,7 @@ fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
         "/srv/container",
         format!(
             "#!/bin/sh\nset -e\nroot={CGROUPS}\nmkdir -p $root{container}\necho $$ > $root{container}/cgroup.procs\n\
-             exec unshare --pid --mount --ipc --uts --net --cgroup --fork --mount-proc sh -c \"$1\" > /srv/said 2>&1\n"
+             exec unshare --pid --mount --ipc --uts --net --cgroup --fork --mount-proc sh -c \"$1\" > /srv/output 2>&1\n"
         ),
     );
     machine.sh("chmod 755 /srv/container");
@@ -55,11 +55,11 @@ fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
         ["lease revoke L1 --reason test --end", "lease release L1", "gpu cordon 1 --reason test", "mig off 1"];
     for change in changes {
         start(&format!("gpushctl {change}; echo ended $?; sleep 1000"));
-        machine.await_that("it was answered", |machine| machine.run("grep -q ended /srv/said").status.success());
-        let said = machine.sh("cat /srv/said");
-        assert!(said.contains(" may not ") && said.contains("ended 5"), "{change}: {said}");
+        machine.await_that("it was answered", |machine| machine.run("grep -q ended /srv/output").status.success());
+        let printed = machine.sh("cat /srv/output");
+        assert!(printed.contains(" may not ") && printed.contains("ended 5"), "{change}: {printed}");
         stop();
-        machine.sh("rm /srv/said");
+        machine.sh("rm /srv/output");
     }
     assert_eq!(active(&machine, 1), of_alice);
     machine.sh("pkill -KILL -xf 'sleep 1001'");

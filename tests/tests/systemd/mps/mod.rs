@@ -97,8 +97,8 @@ fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
 
 /// Returns whether a client still computes.
 fn computes(machine: &Machine, name: &str, pid: u32) -> bool {
-    let said = machine.sh(&format!("journalctl --no-pager --output=cat _SYSTEMD_UNIT={name}.service"));
-    !said.contains("lost") && machine.run(&format!("kill -0 {pid}")).status.success()
+    let printed = machine.sh(&format!("journalctl --no-pager --output=cat _SYSTEMD_UNIT={name}.service"));
+    !printed.contains("lost") && machine.run(&format!("kill -0 {pid}")).status.success()
 }
 
 fn seconds() -> f64 {
@@ -106,7 +106,7 @@ fn seconds() -> f64 {
 }
 
 /// Returns the time of the last log entry that contains `says`, in seconds since the epoch.
-fn said_at(machine: &Machine, says: &str) -> f64 {
+fn printed_at(machine: &Machine, says: &str) -> f64 {
     let line = machine.sh(&format!(
         "journalctl --no-pager --output=short-unix -u gpushd.service -u 'gpushd-mps@*' | grep -F -- '{says}' | tail -n1 | cut -d' ' -f1"
     ));
@@ -118,10 +118,10 @@ fn daemons_and_clients_outlive_gpushd() {
     let Some(machine) = machine("MPS daemons that outlive gpushd") else { return };
     let (short, _) = ready(&machine).into_iter().next().expect("a daemon");
     let short = short.trim_start_matches("gpushd-mps@").trim_end_matches(".service");
-    let started = said_at(&machine, &format!("the MPS daemon {short} is in state `starting`"));
+    let started = printed_at(&machine, &format!("the MPS daemon {short} is in state `starting`"));
     println!(
         "served {:.0} ms after the last start began",
-        (said_at(&machine, &format!("the MPS daemon {short} is in state `ready`")) - started) * 1e3
+        (printed_at(&machine, &format!("the MPS daemon {short} is in state `ready`")) - started) * 1e3
     );
     let served = ready(&machine);
     for (unit, pid) in &served {
@@ -206,7 +206,7 @@ fn killed_daemon_restarts_with_clean_unit() {
         machine.await_that("another daemon is ready", |machine| {
             ready(machine).iter().any(|(one, pid)| *one == unit && *pid != u64::from(before))
         });
-        slowest = slowest.max(said_at(&machine, "the MPS daemon was ended by signal 9") - killed);
+        slowest = slowest.max(printed_at(&machine, "the MPS daemon was ended by signal 9") - killed);
         let there = format!("cat /sys/fs/cgroup{group}/cgroup.procs");
         assert_eq!(
             machine.run(&there).stdout,

@@ -27,20 +27,20 @@ const LINKS: &str = "ls -d /etc/systemd/system/*/gpush* 2>/dev/null; true";
 #[test]
 fn deb_in_an_image_is_installed_and_purged() {
     let Some(machine) = image("the .deb in an image", "gpush_VERSION-1_amd64.deb") else { return };
-    let said = inside(&machine, "dpkg --install /srv/package");
-    assert_eq!(machine.sh("dpkg-query --show --showformat='${Status}' gpush"), "install ok installed", "{said}");
-    assert_eq!(machine.sh(LINKS).lines().count(), 4, "the units are enabled: {said}");
-    let said = inside(&machine, "dpkg --purge gpush");
-    assert_eq!(machine.sh(LINKS), "", "{said}");
+    let printed = inside(&machine, "dpkg --install /srv/package");
+    assert_eq!(machine.sh("dpkg-query --show --showformat='${Status}' gpush"), "install ok installed", "{printed}");
+    assert_eq!(machine.sh(LINKS).lines().count(), 4, "the units are enabled: {printed}");
+    let printed = inside(&machine, "dpkg --purge gpush");
+    assert_eq!(machine.sh(LINKS), "", "{printed}");
     assert!(!machine.run(&format!("test -e {CONFIG}")).status.success());
 }
 
 #[test]
 fn rpm_in_an_image_is_installed_and_erased() {
     let Some(machine) = image("the .rpm in an image", "gpush-VERSION-1.x86_64.rpm") else { return };
-    let said = inside(&machine, "rpm --force-debian --nodeps --install /srv/package");
-    assert_eq!(machine.sh(LINKS).lines().count(), 4, "the units are enabled: {said}");
-    let said = inside(&machine, "rpm --force-debian --nodeps --erase gpush");
-    assert_eq!(machine.sh(LINKS), "", "{said}");
+    let printed = inside(&machine, "rpm --force-debian --nodeps --install /srv/package");
+    assert_eq!(machine.sh(LINKS).lines().count(), 4, "the units are enabled: {printed}");
+    let printed = inside(&machine, "rpm --force-debian --nodeps --erase gpush");
+    assert_eq!(machine.sh(LINKS), "", "{printed}");
     assert!(!machine.run("test -e /usr/sbin/gpushd").status.success());
 }

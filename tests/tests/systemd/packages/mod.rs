@@ -78,12 +78,12 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
     machine.sh("gpushctl config reload && gpushctl apply");
     let job = job(&machine);
     let before = machine.sh("cat /var/lib/gpush-sim/state 2>/dev/null | cksum");
-    let said = machine.sh("dpkg --remove gpush 2>&1");
+    let printed = machine.sh("dpkg --remove gpush 2>&1");
     assert!(
-        said.contains("MIG instances, compute modes and time-slice settings of the GPUs stay as they are"),
-        "{said}"
+        printed.contains("MIG instances, compute modes and time-slice settings of the GPUs stay as they are"),
+        "{printed}"
     );
-    assert!(said.contains("programs with leases keep running"), "{said}");
+    assert!(printed.contains("programs with leases keep running"), "{printed}");
     assert_eq!(machine.sh("cat /var/lib/gpush-sim/state 2>/dev/null | cksum"), before, "no driver call was made");
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}"));
@@ -95,11 +95,11 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
     assert_eq!(machine.sh("gpushctl lease list -o name"), "L1", "the lease is active again");
     assert_eq!(machine.main_pid(JOB), job, "no job was ended");
 
-    let said = machine.sh("dpkg --purge gpush 2>&1");
+    let printed = machine.sh("dpkg --purge gpush 2>&1");
     let left = machine.sh("ls -d /etc/gpush /var/lib/gpush /run/gpush /run/gpush-mps /var/log/gpush-mps \
          /etc/systemd/system/gpush* /etc/systemd/system/*/gpush* /etc/needrestart/conf.d/gpush.conf \
          2>/dev/null | grep -v '/gpushd.service.d$'; true");
-    assert_eq!(left, "", "{said}");
+    assert_eq!(left, "", "{printed}");
     machine.sh("getent group gpush");
     assert_eq!(machine.main_pid(JOB), job, "no job was ended");
 }
@@ -126,8 +126,8 @@ fn bad_config_keeps_the_last_valid_one_at_reload_and_start() {
     machine.write(CONFIG, "[log]\nlevel = \"debug\"\n[mpz]\n");
     let status = |machine: &Machine| machine.sh("systemctl status --no-pager --lines=0 gpushd.service");
     let reload = machine.run("gpushctl config reload 2>&1");
-    let said = String::from_utf8_lossy(&reload.stdout).into_owned();
-    assert!(!reload.status.success() && said.contains("line 3, column 2"), "{said}");
+    let printed = String::from_utf8_lossy(&reload.stdout).into_owned();
+    assert!(!reload.status.success() && printed.contains("line 3, column 2"), "{printed}");
     assert!(status(&machine).contains("was not loaded: line 3, column 2"), "{}", status(&machine));
 
     machine.sh("systemctl restart gpushd.service");
@@ -178,10 +178,10 @@ fn sandbox_of_the_unit_denies_what_gpushd_does_not_need() {
         let _ = machine.journal_until("-t bash", "probed");
         machine.sh("journalctl --no-pager --output=cat -t bash; journalctl --rotate --vacuum-time=1s 2>/dev/null")
     };
-    let said = probe("systemctl start probe.service");
-    assert!(!said.contains("permitted"), "{said}");
-    let said = probe("systemd-run --quiet --wait --unit=without bash /srv/probe.sh");
-    assert_eq!(said.matches("permitted").count(), probes.len(), "{said}");
+    let printed = probe("systemctl start probe.service");
+    assert!(!printed.contains("permitted"), "{printed}");
+    let printed = probe("systemd-run --quiet --wait --unit=without bash /srv/probe.sh");
+    assert_eq!(printed.matches("permitted").count(), probes.len(), "{printed}");
 }
 
 #[test]
@@ -191,10 +191,10 @@ fn package_refuses_old_kernel_and_newer_database() {
     let Some(file) = machine.package("gpush_VERSION-1_amd64.deb", None) else { return };
     let install = format!("dpkg --install {file} 2>&1");
     let old = machine.run(&install);
-    let said = String::from_utf8_lossy(&old.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&old.stdout).into_owned();
     assert!(
-        !old.status.success() && said.contains("gpush needs Linux 5.4 or later, and this host runs Linux 4.18"),
-        "{said}"
+        !old.status.success() && printed.contains("gpush needs Linux 5.4 or later, and this host runs Linux 4.18"),
+        "{printed}"
     );
     assert!(!machine.run("test -e /usr/sbin/gpushd").status.success(), "nothing was unpacked");
     machine.sh("rm /usr/local/sbin/uname");
@@ -202,10 +202,10 @@ fn package_refuses_old_kernel_and_newer_database() {
     // SQLite stores `user_version` at offset 60 of the file header.
     machine.sh("mkdir -p /var/lib/gpush && { head -c 60 /dev/zero; printf '\\0\\0\\1\\0'; } > /var/lib/gpush/gpush.db");
     let newer = machine.run(&install);
-    let said = String::from_utf8_lossy(&newer.stdout).into_owned();
-    assert!(!newer.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
+    let printed = String::from_utf8_lossy(&newer.stdout).into_owned();
+    assert!(!newer.status.success() && printed.contains("/var/lib/gpush/gpush.db has schema 256"), "{printed}");
     // The command that the message suggests works. The units do not exist yet.
-    let _ = machine.run(&commands(&said)[0]);
+    let _ = machine.run(&commands(&printed)[0]);
     let _ = machine.sh(&install);
     let _ = machine.sh("gpushctl version");
 }
@@ -228,11 +228,11 @@ fn refused_downgrade_names_the_way_to_usable_gpus() {
     let file = machine.package("gpush_VERSION-1_amd64.deb", None).expect("the package was installed");
     let install = format!("dpkg --force-confold --install {file} 2>&1");
     let refused = machine.run(&install);
-    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
-    assert!(!refused.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(!refused.status.success() && printed.contains("/var/lib/gpush/gpush.db has schema 256"), "{printed}");
 
-    let commands = commands(&said);
-    let [set_aside, recover] = &commands[..] else { panic!("{said}") };
+    let commands = commands(&printed);
+    let [set_aside, recover] = &commands[..] else { panic!("{printed}") };
     machine.sh(set_aside);
     machine.sh(&install);
     let run = "gpushctl run --mig 3g.40gb -- true 2>&1";

@@ -40,12 +40,12 @@ fn purge_ends_mps_daemons_only_on_request() {
     // Remove, then purge. Only the purge with GPUSH_PURGE=end ends the daemon and its server.
     let unit = daemon_with_client(&machine);
     let daemon = machine.main_pid(&unit);
-    let said = machine.sh("dpkg --remove gpush 2>&1");
-    assert!(said.contains("systemctl stop 'gpushd-mps@*.service'"), "{said}");
-    assert_eq!(machine.main_pid(&unit), daemon, "{said}");
-    let said = machine.sh("dpkg --purge gpush 2>&1");
-    assert!(said.contains("MPS control daemons still run"), "{said}");
-    assert_eq!(machine.main_pid(&unit), daemon, "{said}");
+    let printed = machine.sh("dpkg --remove gpush 2>&1");
+    assert!(printed.contains("systemctl stop 'gpushd-mps@*.service'"), "{printed}");
+    assert_eq!(machine.main_pid(&unit), daemon, "{printed}");
+    let printed = machine.sh("dpkg --purge gpush 2>&1");
+    assert!(printed.contains("MPS control daemons still run"), "{printed}");
+    assert_eq!(machine.main_pid(&unit), daemon, "{printed}");
     assert_eq!(machine.sh(left), "/run/gpush-mps\n/var/log/gpush-mps");
     // The command of both messages works without the unit files.
     machine.sh("systemctl stop 'gpushd-mps@*.service'");
@@ -59,8 +59,8 @@ fn purge_ends_mps_daemons_only_on_request() {
         let _ = machine.install_package(None);
         let _ = daemon_with_client(&machine);
         assert!(mps_runs(&machine));
-        let said = machine.sh(steps);
-        assert!(!mps_runs(&machine), "{steps}: {said}");
-        assert_eq!(machine.sh(left), "", "{steps}: {said}");
+        let printed = machine.sh(steps);
+        assert!(!mps_runs(&machine), "{steps}: {printed}");
+        assert_eq!(machine.sh(left), "", "{steps}: {printed}");
     }
 }

@@ -41,11 +41,11 @@ fn rpm_is_installed_upgraded_and_removed() {
     machine.sh("systemctl stop gpushd.service");
     set_newer_schema(&machine);
     let refused = machine.run(&format!("rpm --force-debian --nodeps --upgrade {later} 2>&1"));
-    let said = String::from_utf8_lossy(&refused.stdout).into_owned();
-    assert!(!refused.status.success() && said.contains("/var/lib/gpush/gpush.db has schema 256"), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(!refused.status.success() && printed.contains("/var/lib/gpush/gpush.db has schema 256"), "{printed}");
 
-    let said = rpm(&machine, "--erase gpush");
-    assert!(said.contains("of the GPUs stay as they are"), "{said}");
+    let printed = rpm(&machine, "--erase gpush");
+    assert!(printed.contains("of the GPUs stay as they are"), "{printed}");
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     assert!(!machine.run("test -e /usr/sbin/gpushd").status.success());
     // If an administrator has edited the config, rpm keeps it under another name.

@@ -67,7 +67,7 @@ fn upgrade_fails_no_request_and_ends_nothing() {
     let apply = "gpushctl mig add -g 0 1g.10gb*4";
     machine.sh(&format!("systemd-run --quiet --unit=operation --property=RemainAfterExit=yes {apply}"));
     machine.await_that("the operation runs", |machine| machine.sh("gpushctl operation list").contains("running"));
-    let said = machine.install_package(Some(LATER)).expect("both versions are built together");
+    let printed = machine.install_package(Some(LATER)).expect("both versions are built together");
     let answered = machine.sh("wc -l < /run/load/answered");
     machine.await_that("requests are answered after the upgrade", |machine| {
         machine.sh("wc -l < /run/load/answered") != answered
@@ -77,7 +77,7 @@ fn upgrade_fails_no_request_and_ends_nothing() {
         !machine.run("systemctl --quiet is-active load-1 load-2").status.success()
     });
     println!("{} requests around the upgrade, 0 failed", machine.sh("wc -l < /run/load/answered"));
-    assert_eq!(machine.sh("cat /run/load/failed /run/load/errors 2>/dev/null; true"), "", "{said}");
+    assert_eq!(machine.sh("cat /run/load/failed /run/load/errors 2>/dev/null; true"), "", "{printed}");
 
     assert_ne!(machine.main_pid("gpushd.service"), agent, "the new gpushd runs");
     assert_eq!(machine.property("gpushd.socket", "InactiveExitTimestamp"), socket, "the socket was not restarted");

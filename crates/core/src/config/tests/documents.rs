@@ -69,7 +69,7 @@ fn example_and_reference_contain_every_key() {
 
 #[test]
 fn reference_gives_the_real_defaults() {
-    let mut told = 0;
+    let mut reported = 0;
     let mut table = "";
     let effective = Config::default().effective();
     for line in effective.lines() {
@@ -81,9 +81,9 @@ fn reference_gives_the_real_defaults() {
         let row = REFERENCE.lines().find(|row| row.starts_with(&format!("| {dotted} |")));
         let row = row.unwrap_or_else(|| panic!("docs/config.md has no row for {dotted}"));
         assert!(row.contains(&format!("| `{value}` |")), "docs/config.md: {key} is {value} by default, not {row}");
-        told += 1;
+        reported += 1;
     }
-    println!("{told} defaults");
+    println!("{reported} defaults");
 }
 
 #[test]

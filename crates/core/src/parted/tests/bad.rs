@@ -52,7 +52,7 @@ fn corpus() -> Vec<(&'static str, String)> {
             group(&["device-filter: [A100, 20B210DE, 0x20B2, {a: 1}]", "devices: all", "mig-enabled: false"]),
         ),
         ("instances as a list", on("mig-devices: [1g.10gb]")),
-        ("no instances said", on("mig-devices:")),
+        ("no instances", on("mig-devices:")),
         ("counts", on("mig-devices: {1g.10gb: 0, 2g.20gb: -1, 3g.40gb: many, 4g.40gb: 9, 7g.80gb: \"1\"}")),
         (
             "profiles",

@@ -95,8 +95,8 @@ proptest! {
         let exported = export(&gpus, "current", |_| true).unwrap();
         let differs: Vec<u32> = asserted(&exported, &gpus).iter().filter(|plan| !as_wanted(plan)).map(|plan| plan.gpu).collect();
         // If counts cannot express the state of a GPU, the export reports that GPU.
-        let told: Vec<u32> = gpus.iter().map(|gpu| gpu.index).filter(|index| exported.remarks.iter().any(|r| r.starts_with(&format!("GPU {index}: ")))).collect();
-        prop_assert_eq!(&differs, &told, "{}\n{:?}", exported.text, exported.remarks);
+        let reported: Vec<u32> = gpus.iter().map(|gpu| gpu.index).filter(|index| exported.remarks.iter().any(|r| r.starts_with(&format!("GPU {index}: ")))).collect();
+        prop_assert_eq!(&differs, &reported, "{}\n{:?}", exported.text, exported.remarks);
         let mut named: Vec<usize> = (0..gpus.len()).collect();
         named.retain(|at| !asserted(&exported, &gpus).iter().any(|plan| plan.uuid == gpus[*at].uuid));
         prop_assert!(named.is_empty(), "left out: {named:?}\n{}", exported.text);

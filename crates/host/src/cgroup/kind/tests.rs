@@ -67,7 +67,7 @@ fn containers_are_found_by_the_names_of_their_runtimes() {
 }
 
 #[test]
-fn units_jobs_and_lease_scopes_are_told_apart() {
+fn units_jobs_and_lease_scopes_are_distinguished() {
     for (text, expected) in [
         ("0::/system.slice/jupyter.service\n", unit("/system.slice/jupyter.service")),
         ("0::/system.slice/cron.service\n", unit("/system.slice/cron.service")),

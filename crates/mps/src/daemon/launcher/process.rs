@@ -32,20 +32,20 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         .spawn()
         .map_err(failed)?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
-    let mut said = String::new();
+    let mut message = String::new();
     if let Some(mut trouble) = child.stderr.take() {
-        let read = tokio::time::timeout(BECOME, trouble.read_to_string(&mut said)).await;
+        let read = tokio::time::timeout(BECOME, trouble.read_to_string(&mut message)).await;
         if read.is_err() {
-            said = "the process did not become the MPS daemon in time".to_owned();
+            message = "the process did not become the MPS daemon in time".to_owned();
         }
     }
     let process = DaemonProcess::of(pid).map_err(failed)?;
     // Wait for the child, because it would otherwise remain a zombie after its end.
     let status = tokio::spawn(async move { child.wait().await });
-    match (said.trim(), process) {
+    match (message.trim(), process) {
         ("", Some(process)) => Ok(DaemonProcess { status: Some(status), ..process }),
         ("", None) => Err(StartError::Failed("the process ended as soon as it was started".to_owned())),
-        (said, _) => Err(StartError::Failed(gpush_api::text::plain(said))),
+        (message, _) => Err(StartError::Failed(gpush_api::text::plain(message))),
     }
 }
 

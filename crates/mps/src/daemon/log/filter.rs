@@ -147,12 +147,12 @@ impl Filter {
 
 /// Splits a line into its time and its text.
 fn parts(line: &str) -> (Option<DateTime>, &str) {
-    let Some((stamp, said)) = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) else {
+    let Some((stamp, message)) = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) else {
         return (None, line);
     };
     // A line begins with its time, for example `2026-11-22 08:57:50.177 Control 26733`.
     let time = stamp.find(" Control").and_then(|end| stamp[..end].parse().ok());
-    (time, said.trim_end())
+    (time, message.trim_end())
 }
 
 fn is_quick(before: Option<DateTime>, now: Option<DateTime>) -> bool {
@@ -163,15 +163,15 @@ fn is_quick(before: Option<DateTime>, now: Option<DateTime>) -> bool {
 }
 
 fn classify(line: &str) -> Line {
-    let (_, said) = parts(line);
-    match said {
+    let (_, message) = parts(line);
+    match message {
         "Accepting connection..." => Line::Connects,
         "NEW UI" => Line::Opens,
         "UI closed" => Line::Closes,
-        _ => match said.strip_prefix("Cmd:") {
+        _ => match message.strip_prefix("Cmd:") {
             Some(command) if is_question(command) => Line::Question,
             Some(_) => Line::Event,
-            None if is_answer(said) => Line::Answer,
+            None if is_answer(message) => Line::Answer,
             None => Line::Event,
         },
     }
@@ -185,15 +185,15 @@ fn is_question(command: &str) -> bool {
 /// Returns whether a text is a pid, a percentage, a priority, an amount of memory, or the state of
 /// a healthy server. Such a text is only an answer to a query. A fault of a server, or a missing
 /// server, is not an answer but an event.
-fn is_answer(said: &str) -> bool {
+fn is_answer(message: &str) -> bool {
     let is_number = |text: &str| {
         let digits = text.strip_prefix('-').unwrap_or(text);
         !digits.is_empty() && digits.chars().all(|c| c.is_ascii_digit() || c == '.')
     };
-    let amount = said.trim_end_matches(['B', 'K', 'M', 'G', 'T']);
+    let amount = message.trim_end_matches(['B', 'K', 'M', 'G', 'T']);
     let states = ["ACTIVE", "INITIALIZING"];
     let none = ["No default pinned memory limit set for the device!", "Unknown command \"get_server_status\""];
-    is_number(amount) || states.contains(&said) || none.contains(&said)
+    is_number(amount) || states.contains(&message) || none.contains(&message)
 }
 
 #[cfg(test)]
@@ -203,12 +203,12 @@ mod tests {
     const NOW: Duration = Duration::ZERO;
 
     fn without(lines: &[&str], begins: bool, silent: Duration) -> Vec<String> {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let mut filter = Filter::new(begins);
-        lines.iter().for_each(|line| filter.line((*line).to_owned(), |line| told.push(line)));
-        let left_out = filter.end(silent, |line| told.push(line));
-        assert_eq!(told.len() + left_out, lines.len());
-        told
+        lines.iter().for_each(|line| filter.line((*line).to_owned(), |line| reported.push(line)));
+        let left_out = filter.end(silent, |line| reported.push(line));
+        assert_eq!(reported.len() + left_out, lines.len());
+        reported
     }
 
     #[test]
@@ -216,26 +216,26 @@ mod tests {
         let mut filter = Filter::new(true);
         let mut shown = 0;
         let session = ["Accepting connection...", "NEW UI"].into_iter().chain(std::iter::repeat("Cmd:get_server_list"));
-        for said in session.take(100_000) {
-            filter.line(format!("[2026-11-22 08:57:50.000 Control 7] {said}"), |_| shown += 1);
+        for message in session.take(100_000) {
+            filter.line(format!("[2026-11-22 08:57:50.000 Control 7] {message}"), |_| shown += 1);
             assert!(filter.session.kept_back.len() <= LONGEST_SESSION);
         }
         assert_eq!((filter.end(NOW, |_| shown += 1), shown), (0, 100_000));
     }
 
     /// Creates a log with one millisecond between lines. A `~` before a line means ten seconds.
-    fn log(said: &[&str]) -> Vec<String> {
+    fn log(message: &[&str]) -> Vec<String> {
         let mut ms = 0;
-        let mut line = |said: &&str| {
-            ms += if said.starts_with('~') { 10_000 } else { 1 };
-            let said = said.trim_start_matches('~');
-            format!("[2026-11-22 08:57:{:02}.{:03} Control 26733] {said}", ms / 1000, ms % 1000)
+        let mut line = |message: &&str| {
+            ms += if message.starts_with('~') { 10_000 } else { 1 };
+            let message = message.trim_start_matches('~');
+            format!("[2026-11-22 08:57:{:02}.{:03} Control 26733] {message}", ms / 1000, ms % 1000)
         };
-        said.iter().map(&mut line).collect()
+        message.iter().map(&mut line).collect()
     }
 
-    fn filtered(said: &[&str], begins: bool, silent: Duration) -> Vec<String> {
-        let log = log(said);
+    fn filtered(message: &[&str], begins: bool, silent: Duration) -> Vec<String> {
+        let log = log(message);
         let lines: Vec<&str> = log.iter().map(String::as_str).collect();
         without(&lines, begins, silent).into_iter().map(|line| parts(&line).1.to_owned()).collect()
     }
@@ -296,8 +296,8 @@ mod tests {
     fn cut_log_may_begin_anywhere() {
         for from in 0..ASKED.len() {
             let end = ["Accepting connection...", "NEW SERVER 4711: Ready"];
-            let said = [&ASKED[from..], &ASKED, &end].concat();
-            assert_eq!(filtered(&said, false, NOW), end, "from {from}");
+            let message = [&ASKED[from..], &ASKED, &end].concat();
+            assert_eq!(filtered(&message, false, NOW), end, "from {from}");
         }
         assert_eq!(filtered(&["Server 7 exited with status 1"], false, NOW).len(), 1);
     }
@@ -315,17 +315,17 @@ mod tests {
             "NEW CLIENT 5",
             "~NEW UI",
         ];
-        let events = |said: &[&str]| said.iter().filter(|one| ["Cmd:quit", "NEW CLIENT 5"].contains(one)).count();
+        let events = |message: &[&str]| message.iter().filter(|one| ["Cmd:quit", "NEW CLIENT 5"].contains(one)).count();
         for length in 0..=5u32 {
             for mut number in 0..2 * kinds.len().pow(length) {
-                let mut said = Vec::new();
+                let mut message = Vec::new();
                 for _ in 0..length {
-                    said.push(kinds[number % kinds.len()]);
+                    message.push(kinds[number % kinds.len()]);
                     number /= kinds.len();
                 }
-                let shown = filtered(&said, number == 0, NOW);
+                let shown = filtered(&message, number == 0, NOW);
                 let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
-                assert_eq!(events(&shown), events(&said), "{said:?}");
+                assert_eq!(events(&shown), events(&message), "{message:?}");
             }
         }
     }

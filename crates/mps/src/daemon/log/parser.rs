@@ -67,18 +67,18 @@ impl LogParser {
         let has_ended = matches!((self.charged, charged.1), (Some(before), Some(now)) if before != now);
         self.charged = charged.0;
         // After a rotation, read the rest of the previous log and all of the new one.
-        let mut said = Vec::new();
+        let mut message = Vec::new();
         let rotated = before.filter(|read| *read > length);
         if let Some(read) = rotated
             && let Ok(mut old) = File::open(logs.join(format!("{CONTROL_LOG}{BEFORE}")))
         {
             // If the rest of the previous log cannot be read, its lines are lost.
-            let _gone = read_on(&mut old, read, &mut said);
+            let _gone = read_on(&mut old, read, &mut message);
         }
-        if read_on(&mut log, before.filter(|_| rotated.is_none()).unwrap_or(0), &mut said).is_err() {
+        if read_on(&mut log, before.filter(|_| rotated.is_none()).unwrap_or(0), &mut message).is_err() {
             return;
         }
-        for line in String::from_utf8_lossy(&said).lines() {
+        for line in String::from_utf8_lossy(&message).lines() {
             if line.contains("Starting control daemon") {
                 // The lines before this one are from a previous daemon, so forget its clients.
                 self.waiting.clear();
@@ -141,10 +141,10 @@ impl LogParser {
 }
 
 /// Reads a log from an offset, but at most its last [`MOST`] bytes.
-fn read_on(log: &mut File, from: u64, said: &mut Vec<u8>) -> io::Result<()> {
+fn read_on(log: &mut File, from: u64, message: &mut Vec<u8>) -> io::Result<()> {
     let end = log.metadata()?.len().saturating_sub(MOST);
     log.seek(SeekFrom::Start(from.max(end)))?;
-    log.take(MOST).read_to_end(said).map(|_| ())
+    log.take(MOST).read_to_end(message).map(|_| ())
 }
 
 /// Parses `… Server 4711 exited with status 1`.
@@ -183,8 +183,8 @@ mod tests {
         look(&mut parser);
         assert_eq!(parser.deaths(), None, "what was before is of a daemon before");
         let say = |status: &str, times: usize| {
-            let said = std::fs::read_to_string(&path).unwrap() + &format!("{line} {status}\n").repeat(times);
-            std::fs::write(&path, said).unwrap();
+            let message = std::fs::read_to_string(&path).unwrap() + &format!("{line} {status}\n").repeat(times);
+            std::fs::write(&path, message).unwrap();
         };
         say("0", 9);
         say("1", 2);
@@ -227,10 +227,11 @@ mod tests {
         let mut parser = LogParser::default();
         parser.read(logs.path(), (Some(7), Some(7)));
         let me = std::process::id();
-        let line = |pid: u32, said: &str| format!("[… Control   812] NEW CLIENT {pid} from user 12: {said}\n");
+        let line = |pid: u32, message: &str| format!("[… Control   812] NEW CLIENT {pid} from user 12: {message}\n");
         let pending = "Server is not ready, push client to pending list";
-        let said = [line(me, pending), line(me, pending), line(4_194_305, pending), line(1, "Server already exists")];
-        std::fs::write(&path, said.concat()).unwrap();
+        let message =
+            [line(me, pending), line(me, pending), line(4_194_305, pending), line(1, "Server already exists")];
+        std::fs::write(&path, message.concat()).unwrap();
         parser.read(logs.path(), (Some(7), Some(7)));
         assert_eq!(parser.waiting(), [(me.cast_signed(), 12)]);
     }

@@ -59,7 +59,7 @@ struct RotationConfig {
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct LogRotation {
     keeps: Option<(watch::Sender<RotationConfig>, JoinHandle<()>)>,
-    told: Arc<Mutex<Option<String>>>,
+    reported: Arc<Mutex<Option<String>>>,
 }
 
 impl Drop for LogRotation {
@@ -93,18 +93,18 @@ impl LogRotation {
             }
             None => {
                 let (now, how) = watch::channel(kept);
-                self.keeps = Some((now, tokio::spawn(keep(how, Arc::clone(&self.told)))));
+                self.keeps = Some((now, tokio::spawn(keep(how, Arc::clone(&self.reported)))));
             }
         }
     }
 
     /// Describes a flooded log.
     pub(in crate::daemon) fn finding(&self) -> Option<String> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<String>>>) {
+async fn keep(how: watch::Receiver<RotationConfig>, reported: Arc<Mutex<Option<String>>>) {
     let mut logs = [CONTROL_LOG, SERVER_LOG].map(Growth::of);
     let mut pause = PAUSE.0;
     loop {
@@ -121,7 +121,7 @@ async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<Strin
         }
         let is = logs.iter().find_map(|log| log.finding(&kept));
         {
-            let mut was = told.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut was = reported.lock().unwrap_or_else(PoisonError::into_inner);
             if let (None, Some(is)) = (&*was, &is) {
                 tracing::warn!(mps = kept.target, uid = kept.user, "{is}");
             }

@@ -138,14 +138,14 @@ mod tests {
     #[test]
     fn event_is_found_before_thousands_of_probes() {
         let dir = tempfile::tempdir().unwrap();
-        let line = |said: &str| format!("[2026-11-22 08:57:50.000 Control 7] {said}\n");
+        let line = |message: &str| format!("[2026-11-22 08:57:50.000 Control 7] {message}\n");
         let look = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", "4711", "UI closed"].map(line).concat();
-        let said = line("NEW CLIENT 5 from user 1: Server already exists") + &look.repeat(9000);
-        assert!(said.len() > 1 << 20);
-        fs::write(dir.path().join(CONTROL_LOG), said).unwrap();
-        let told = last(dir.path(), 40, false).files.remove(0).lines;
-        assert_eq!(told.len(), 1, "{told:#?}");
-        assert!(told[0].contains("NEW CLIENT 5"));
+        let message = line("NEW CLIENT 5 from user 1: Server already exists") + &look.repeat(9000);
+        assert!(message.len() > 1 << 20);
+        fs::write(dir.path().join(CONTROL_LOG), message).unwrap();
+        let reported = last(dir.path(), 40, false).files.remove(0).lines;
+        assert_eq!(reported.len(), 1, "{reported:#?}");
+        assert!(reported[0].contains("NEW CLIENT 5"));
         assert_eq!(last(dir.path(), 40, true).files[0].lines.len(), 40);
     }
 }

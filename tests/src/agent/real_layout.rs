@@ -10,7 +10,7 @@ use crate::host::Host;
 /// # Panics
 /// If the host does not have this GPU.
 #[must_use]
-pub fn truth(host: &Host, gpu: usize) -> Vec<String> {
+pub fn real_layout(host: &Host, gpu: usize) -> Vec<String> {
     let show = host.show();
     let gpu = &show["gpus"][gpu];
     let model = gpu["model"].as_str().and_then(gpush_geometry::model).expect("a GPU of a known model");
