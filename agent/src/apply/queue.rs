@@ -252,7 +252,7 @@ async fn round(engine: &Engine) {
         match claim(engine, &one, &gpus).await {
             Ok((meant, claim)) => read(engine, one, meant, claim),
             Err(error) => {
-                tell_in_full(engine, &one, &error).await;
+                report_in_full(engine, &one, &error).await;
                 cannot_begin(engine, &one, error);
             }
         }
@@ -261,7 +261,7 @@ async fn round(engine: &Engine) {
 
 /// Tells administrators which processes and leases block an operation. Every user may read `why`, so it does not name
 /// processes.
-async fn tell_in_full(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
+async fn report_in_full(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
     let in_full = if why.code == Code::Blocked { blocked_in_full(engine, one).await } else { None };
     one.ongoing.set_error_in_full(Some(in_full.unwrap_or_else(|| why.clone())));
 }
@@ -290,7 +290,7 @@ fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim
             Ok(ready) => start(&engine, one, ready),
             Err(error) => {
                 engine.queue.attempt_failed(one.ongoing.number());
-                tell_in_full(&engine, &one, &error).await;
+                report_in_full(&engine, &one, &error).await;
                 cannot_begin(&engine, &one, error);
             }
         }

@@ -114,13 +114,13 @@ pub(super) async fn one(
     if caller.viewer.is_admin()
         && let Some(in_full) = operations.error_in_full(&id).await?
     {
-        tell_in_full(&mut operation, in_full);
+        report_in_full(&mut operation, in_full);
     }
     limiter.answer(&caller, StatusCode::OK, async move { Ok::<Operation, Failure>(operation) }).await
 }
 
 /// Replaces why an operation waits or did not start with the same reasons in full.
-fn tell_in_full(operation: &mut Operation, in_full: ApiError) {
+fn report_in_full(operation: &mut Operation, in_full: ApiError) {
     match operation.state {
         OperationState::Waiting => {
             operation.waits_for = in_full.sentences().into_iter().map(str::to_owned).collect();

@@ -16,9 +16,8 @@ pub(crate) fn hint(command: &Command, words: &[OsString]) -> Option<String> {
             | Mig::On { change, .. }
             | Mig::Off { change, .. },
         ) => of_change(&change.execution),
-        Command::Mps(Mps::Stop { queueing, .. }) | Command::Gpu(Gpu::Reset { queueing, .. }) => {
-            queueing.seconds.is_none().then_some("the GPU is idle")
-        }
+        Command::Mps(Mps::Stop { queueing, .. }) => queueing.seconds.is_none().then_some("the clients have ended"),
+        Command::Gpu(Gpu::Reset { queueing, .. }) => queueing.seconds.is_none().then_some("the GPU is idle"),
         Command::Maintenance(Maintenance::Enter { queueing, .. }) => {
             queueing.seconds.is_none().then_some("maintenance can begin")
         }

@@ -10,7 +10,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use gpush_api::{AuditRecord, Code, Event, EventKind, EventPayload, OperationState, OperationSummary};
+use gpush_api::{AuditRecord, Code, Event, EventKind, EventPayload, Operation, OperationState, OperationSummary};
 use gpush_tests::{
     agent::{Agent, Setup, gi_at, real_layout},
     host::{Host, program},
@@ -105,7 +105,7 @@ fn apply_while_agent_dies_is_one_operation() {
 #[test]
 fn waiting_operation_is_followed_and_cancelled() {
     let host = Host::up("dgx-a100");
-    let agent = Agent::start(&host, "");
+    let agent = Agent::start_public(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", gi_at(&host, 0, 4)));
     let wanted = ["mig", "apply", "--gpu", "0", "--layout", "7g.80gb"];
@@ -128,8 +128,15 @@ fn waiting_operation_is_followed_and_cancelled() {
     assert!(list.lines().last().unwrap().contains("waiting"), "{list}");
     let show = stdout(&run(&agent, &["operation", "show", &id]));
     assert!(show.contains("reason: for the workshop") && show.contains("waits: "), "{show}");
-    // Every user can read the reasons of an operation, so they must not name the process.
-    assert!(!show.contains(&format!("pid {pid}")), "{show}");
+    assert!(show.contains(&format!("pid {pid}")), "root reads which process blocks the operation: {show}");
+    if geteuid().is_root() {
+        let mut curl = Command::new("curl");
+        curl.args(["-sS", "--unix-socket"]).arg(agent.socket()).arg(format!("http://gpush/v1/operations/{id}"));
+        let answer = curl.uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap();
+        let answer: Operation = serde_json::from_slice(&answer.stdout).unwrap();
+        assert_eq!((answer.state, answer.waits_for.is_empty()), (OperationState::Waiting, false), "{answer:?}");
+        assert!(!format!("{answer:?}").contains(&pid.to_string()), "another user does not: {answer:?}");
+    }
     // The command that cancels the operation succeeds. The other command, which follows the
     // operation, reports that it was cancelled.
     let cancelled = run(&agent, &["operation", "cancel", &id]);

@@ -236,11 +236,11 @@ fn operation_that_never_started_is_not_called_rolled_back() {
 fn available_device_is_one_that_a_lease_request_gets() {
     let host = Host::up(TWO);
     let agent = started(&host, MIXED);
-    let large = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
-    host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", large.gi));
+    let large = || devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
+    host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", large().gi));
     let small = ["0", "--profile", "1g.10gb"];
     let lease = ["lease", "request", "--mig", "1g.10gb", "-g", "0", "--for", "1h"];
-    agent.await_that("the process is seen", || devices(&agent, &["0"])[0].usage == DeviceUse::InUse);
+    agent.await_that("the process is seen", || large().usage == DeviceUse::InUse);
     assert!(devices(&agent, &small).iter().all(|one| one.available));
     let id = done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--once", "--wait", "--detach"]);
     for one in devices(&agent, &small) {
