@@ -35,8 +35,8 @@ const FILES: [(&str, &str); 11] = [
         "/var/lib/gpush/gpush.db-wal",
         "Write-ahead log of the database. Copy it together with gpush.db, while gpushd is stopped",
     ),
-    ("/var/lib/gpush/watermark", "Progress of the database, to detect lost commits"),
-    ("/run/gpush/store-*", "Progress of the database on this boot, to detect an emptied state directory"),
+    ("/var/lib/gpush/watermark", "Sequence number of the last recorded commit of the database, to detect lost commits"),
+    ("/run/gpush/store-*", "The same number for this boot, to detect an emptied state directory"),
     ("/var/lib/gpush/reserve", "4 MiB of reserved space, to record the end of operations on a full disk"),
     ("/var/lib/gpush/lock", "Locked while gpushd runs; contains its pid"),
 ];

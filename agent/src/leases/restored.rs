@@ -147,8 +147,8 @@ fn add_waiting(
     PendingGrant::new(leases, ticket, result)
 }
 
-/// Reconnects a client to its queued request. Returns `None` if the lease is not queued, or not a request of an earlier
-/// gpushd.
+/// Reconnects a client to the request that an earlier gpushd had queued for it. Returns `None` if no request with
+/// this id still waits for its client.
 ///
 /// # Errors
 /// If the request cannot be met any more, or the GPUs are not known yet.

@@ -53,8 +53,8 @@ impl Commits {
                     also(tx)?;
                     Ok(cleared)
                 };
-                // gpushd may set a condition of this kind during this commit. Its record then follows the commit, so
-                // the condition stays.
+                // During this commit, gpushd may set a new condition of this kind. The record of the new condition is
+                // written after this commit. So `cleared` does not contain this condition, and it stays.
                 let cleared = self.store.write_ending(write).await?;
                 let ended = cleared.into_iter().map(|one| Change::Clear(scope.clone(), kind, Some(one.cause)));
                 self.state.apply(&ended.collect::<Vec<_>>());

@@ -155,7 +155,11 @@ fn one_flag_has_one_meaning() {
             // The same option must have the same value name in every command.
             if let Some(long) = arg.get_long() {
                 let known = meanings.entry(format!("--{long}")).or_insert((value(arg), path.clone()));
-                assert!(known.0 == value(arg) || long == "gpu", "--{long} of {path} and of {}", known.1);
+                assert!(
+                    known.0 == value(arg) || long == "gpu",
+                    "--{long} has different value names in {path} and in {}",
+                    known.1
+                );
             }
         }
     }

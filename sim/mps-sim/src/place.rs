@@ -24,8 +24,8 @@ pub(crate) enum Version {
     /// The daemon has the command `get_server_status`, and writes a pid file. Only root and the
     /// daemon's own user may change settings.
     V550,
-    /// Like [`V550`](Self::V550), but the daemon also accepts several options, rejects unknown
-    /// options, and has `-multiuser-server`.
+    /// Like [`V550`](Self::V550), but the daemon accepts more than one option at once, rejects unknown options, and
+    /// has the option `-multiuser-server`.
     V555,
 }
 

@@ -81,7 +81,7 @@ impl Change {
         Self(created(profile, placement))
     }
 
-    /// Creates the text of a change to a setting.
+    /// Creates the text of a change that sets one value, such as a mode.
     pub(crate) fn value(value: u32) -> Self {
         Self(format!("value={value}"))
     }

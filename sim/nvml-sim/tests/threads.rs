@@ -27,7 +27,7 @@ fn threads_get_distinct_placements_and_leave_nothing() {
                     let (mut gpu, mut gi, mut ci) = (null_mut(), null_mut(), null_mut());
                     // SAFETY: the pointers are to locals of the types that the bindings name.
                     unsafe {
-                        // The session also counts users in different threads.
+                        // All threads share one session, which counts their calls of `nvmlInit` together.
                         assert_eq!(library.nvmlInit_v2(), 0);
                         assert_eq!(library.nvmlDeviceGetHandleByIndex_v2((thread + round) % 2, &mut gpu), 0);
                         match library.nvmlDeviceCreateGpuInstance(gpu, 9, &mut gi) {

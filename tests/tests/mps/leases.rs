@@ -259,7 +259,8 @@ fn next_user_gets_a_new_directory_and_daemon() {
     assert!(first_line.starts_with("active"), "{first_line} {:?}", agent.get("/v1/mps/0/logs?lines=12").json());
     let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.uid, seen.clients[0].uid, seen.servers[0].uid), (Some(NOBODY), Some(NOBODY), Some(NOBODY)));
-    // Root always has access. If root starts a client, it waits until the other clients have ended.
+    // Root can always enter the directory. If root starts a client, that client waits until the other
+    // clients have ended.
     let waits = Client::begin(&host, &theirs.environment, None);
     let reported = becomes(&agent, "0", "with a waiting client", |daemon| !daemon.findings.is_empty());
     let named = format!("(pid {}, root) waits: the daemon serves one user at a time", waits.pid());

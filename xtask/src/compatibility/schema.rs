@@ -29,8 +29,8 @@ pub(super) enum Direction {
 pub(super) struct Comparison<'d> {
     old: &'d Value,
     new: &'d Value,
-    /// Pairs of objects that were already compared, by their sources. So if many operations use a
-    /// schema, a difference in it is reported once.
+    /// Pairs of objects that were already compared; [`Shape::sources`] identifies an object. So if many operations
+    /// use a schema, a difference in it is reported once.
     seen: HashSet<(Vec<usize>, Vec<usize>, Direction)>,
     pub(super) found: Vec<Difference>,
 }

@@ -51,7 +51,8 @@ use crate::{
 /// Number of a worker process, unique within this run of gpushd.
 pub(super) type WorkerId = u64;
 
-/// Number of a call or another request of the handle.
+/// Number of a request of the handle: a driver call, or another request such as a restart.
+/// The answer has the same number.
 pub(super) type Ticket = u64;
 
 /// Maximum number of abandoned workers. At this number, the machine starts no more workers.

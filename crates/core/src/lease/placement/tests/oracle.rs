@@ -165,7 +165,7 @@ fn choose(
     }
 }
 
-/// Tries every set of free instances to destroy.
+/// For each set of free instances, calculates the cost of destroying this set, and keeps the least cost.
 fn destroy(host: &Host, members: &[Member], policy: PlacementPolicy, least: &mut Option<OracleCost>) {
     let creates = |gpu: u32| members.iter().any(|m| matches!(m, Member::Create { .. }) && m.gpu() == gpu);
     let free: Vec<(u32, u32)> = host
