@@ -243,7 +243,13 @@ async fn round(engine: &Engine) {
     // Every user may read the reasons for waiting, so the view must not contain private details.
     let gpus = match engine.planner.gpus_of(Viewer::Agent, &concerned).await {
         Ok(gpus) => gpus,
-        Err(error) => return all.iter().for_each(|one| keep_waiting(engine, one, &error)),
+        Err(error) => {
+            for one in &all {
+                one.ongoing.set_error_in_full(None);
+                keep_waiting(engine, one, &error);
+            }
+            return;
+        }
     };
     for one in all {
         if engine.stopping.is_cancelled() {
@@ -268,8 +274,8 @@ async fn report_in_full(engine: &Engine, one: &QueuedOperation, why: &ApiError) 
 
 /// Returns what blocks an operation, as an administrator may see it; `None` if nothing blocks it any more.
 async fn blocked_in_full(engine: &Engine, one: &QueuedOperation) -> Option<ApiError> {
-    let concerned = one.ongoing.snapshot().plans.into_iter().map(|plan| plan.uuid).collect();
-    let gpus = engine.planner.gpus_of(Viewer::Log, &concerned).await.ok()?;
+    // The attempt has just polled the MPS daemons.
+    let gpus = engine.planner.gpus(Viewer::Log).await.ok()?;
     let mut plans = engine.planner.planned(&gpus, &one.order.request).await.ok()?;
     engine.planner.refuse_blocked(Viewer::Log, &gpus, &mut plans).await;
     refusal(&plans)
@@ -289,8 +295,9 @@ fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim
         match ready {
             Ok(ready) => start(&engine, one, ready),
             Err(error) => {
-                engine.queue.attempt_failed(one.ongoing.number());
+                // Until the attempt has failed, no other task ends the operation.
                 report_in_full(&engine, &one, &error).await;
+                engine.queue.attempt_failed(one.ongoing.number());
                 cannot_begin(&engine, &one, error);
             }
         }
@@ -338,6 +345,8 @@ pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
 fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
     engine.queue.waiting().remove(&one.ongoing.number());
     let QueuedOperation { ongoing, order, place, .. } = one;
+    // What blocked the operation earlier does not explain why it cannot start now.
+    ongoing.set_error_in_full(None);
     let engine = Arc::clone(engine);
     engine.executor.clone().in_background(ongoing, move |executor, ongoing| async move {
         let Ready { parts, claim } = ready;
@@ -394,12 +403,12 @@ fn keep_waiting(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
     }
 }
 
-/// Ends an operation that is cancelled or cannot begin.
+/// Ends an operation that is cancelled or cannot begin. Does nothing if it has already left the queue.
 fn end_waiting(engine: &Engine, one: &QueuedOperation, error: ApiError) {
-    let kept = engine.queue.waiting().remove(&one.ongoing.number());
+    let Some(kept) = engine.queue.waiting().remove(&one.ongoing.number()) else { return };
     let mut error = error.outcome("nothing was changed");
     let mut in_full = None;
-    if let Some(last) = kept.and_then(|kept| kept.last) {
+    if let Some(last) = kept.last {
         let last_in_full = one.ongoing.error_in_full().unwrap_or_else(|| last.clone());
         in_full = Some(because_of(error.clone(), last_in_full));
         error = because_of(error, last);

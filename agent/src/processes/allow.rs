@@ -91,21 +91,24 @@ impl AllowedProcess {
 impl AllowedFile {
     fn matches(&self, process: &Identity) -> Match {
         let path = self.path.display();
+        // The path of a program proves something only on the host: see `Identity::is_on_host`.
+        let reported = process.path.as_deref().filter(|_| process.is_on_host);
+        let is_same_path = reported == Some(&*self.path);
         let Some(executed) = process.file else {
-            return match process.file_hangs && process.path == self.path {
+            return match process.file_hangs && is_same_path {
                 true => Match::Uncertain(format!(
                     "the config may allow it, because its path is {path}, and the file system there does not answer"
                 )),
                 false => Match::No,
             };
         };
-        let is_replaced = process.path.as_os_str() == format!("{path} (deleted)").as_str();
+        let is_replaced = reported.is_some_and(|reported| reported.as_os_str() == format!("{path} (deleted)").as_str());
         match &self.file {
             Ok(file) if *file == executed => Match::Yes,
             Ok(_) | Err(_) if is_replaced => Match::Uncertain(format!(
                 "the config may allow it, because it was started before the program {path} was replaced or removed"
             )),
-            Err(_) if process.path == self.path => Match::Uncertain(format!(
+            Err(_) if is_same_path => Match::Uncertain(format!(
                 "the config may allow it, because its path is {path}, a file that gpushd cannot see"
             )),
             Ok(_) | Err(_) => Match::No,
@@ -140,17 +143,22 @@ mod tests {
         let exe = |path: &str| AllowedProcess::of(Allowed { exe: Some(path.into()), uid: None }).exe.unwrap();
         assert_eq!(exe("/proc/self/exe").matches(&me), Match::Yes);
         assert_eq!(exe("/bin/sh").matches(&me), Match::No);
-        let deleted = Identity { path: "/home/gone (deleted)".into(), ..me.clone() };
-        let hidden = Identity { path: "/home/gone".into(), ..me.clone() };
+        let at = |path: &str| Identity { path: Some(path.into()), ..me.clone() };
+        let (deleted, hidden) = (at("/home/gone (deleted)"), at("/home/gone"));
         let entry = AllowedProcess::of(Allowed { exe: Some("/home/gone".into()), uid: Some(me.uid()) });
         let list = AllowList { entries: vec![entry] };
         assert!(matches!(list.matches(&deleted), Match::Uncertain(_)));
         assert!(matches!(list.matches(&hidden), Match::Uncertain(_)));
+        // Fault: in a user namespace of its own, a process could get the path of an entry, and was not ended.
+        for elsewhere in [deleted, hidden] {
+            assert_eq!(list.matches(&Identity { is_on_host: false, ..elsewhere }), Match::No);
+        }
+        assert_eq!(list.matches(&Identity { path: None, ..me.clone() }), Match::No);
         for path in ["/home/gone", "/home/gone (deleted)"] {
-            let unread = Identity { file: None, path: path.into(), ..me.clone() };
+            let unread = Identity { file: None, ..at(path) };
             assert_eq!(list.matches(&unread), Match::No, "the path alone proves nothing");
         }
-        let unread = |path: &str| Identity { file: None, file_hangs: true, path: path.into(), ..me.clone() };
+        let unread = |path: &str| Identity { file: None, file_hangs: true, ..at(path) };
         assert!(matches!(list.matches(&unread("/home/gone")), Match::Uncertain(_)), "the network may be down");
         assert_eq!(list.matches(&unread("/home/other")), Match::No);
         assert_eq!(list.matches(&me), Match::No);

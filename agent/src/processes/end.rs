@@ -190,7 +190,7 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
     let allow = AllowList::of(&config).await?;
     let is_same = |one: &ClassifiedProcess| {
         let listed = &one.process.process;
-        listed.pid == Some(process.pid) && listed.uid == Some(process.identity.uid()) && one.process.gpu_uuid == gpu
+        listed.pid == Some(process.pid) && one.process.gpu_uuid == gpu
     };
     let found = find(unleased, &config).await.into_iter().find(is_same);
     let Some(one) = found.filter(|_| config.processes.unleased == UnleasedPolicy::End) else {
@@ -204,6 +204,10 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
             unleased.forget(process.pid);
             return None;
         };
+        // If the user of the process has just changed, the next round classifies the process again.
+        if one.process.process.uid != Some(identity.uid()) {
+            return None;
+        }
         match exemption(&Classifier::new(&unleased), &one, process.pid, &identity, &allow) {
             Some(why) => exempt(&unleased, &one.process, process.pid, identity.start, why),
             None => return Some(one.process),

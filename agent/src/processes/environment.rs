@@ -92,13 +92,18 @@ impl Environments {
     pub(super) fn lease_of(&self, pid: u32, uid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
         let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
         let cached = |pid: u32| self.cached_lease(pid).unwrap_or(EnvironmentLease::Unknown);
-        let own_lease = |pid: u32| match cached(pid) {
-            _ if proc::uids(pid) != Some([uid; 4]) => None,
-            EnvironmentLease::Other(name) if is_own(&name) => Some(name),
-            EnvironmentLease::Own(_)
-            | EnvironmentLease::Other(_)
-            | EnvironmentLease::None
-            | EnvironmentLease::Unknown => self.recorded_lease(pid).filter(|name| is_own(name)),
+        let own_lease = |pid: u32| {
+            // Do not read the environments of ancestors that belong to other users: such a read may hang.
+            if proc::uids(pid) != Some([uid; 4]) {
+                return None;
+            }
+            match cached(pid) {
+                EnvironmentLease::Other(name) if is_own(&name) => Some(name),
+                EnvironmentLease::Own(_)
+                | EnvironmentLease::Other(_)
+                | EnvironmentLease::None
+                | EnvironmentLease::Unknown => self.recorded_lease(pid).filter(|name| is_own(name)),
+            }
         };
         let Some(name) = std::iter::once(pid).chain(proc::ancestors(pid)).find_map(own_lease) else {
             return match cached(pid) {

@@ -56,7 +56,7 @@ fn request_outside_every_limit_is_refused_and_changes_nothing() {
         (json!({ "duration_s": -1 }), Code::BadRequest, "duration_s"),
         (json!({ "duration_s": 0 }), Code::BadRequest, ""),
         (json!({ "duration_s": u64::MAX }), Code::BadRequest, "52 weeks"),
-        (json!({ "wait": { "seconds": -5 } }), Code::BadRequest, ""),
+        (json!({ "wait": "-5s" }), Code::BadRequest, ""),
         (json!({ "share": { "kind": "mps", "percentage": 0 } }), Code::BadRequest, "percentage"),
         (json!({ "share": { "kind": "mps", "percentage": 101 } }), Code::BadRequest, "percentage"),
         (json!({ "share": { "kind": "mig_size", "memory_mib": 1_u64 << 40 } }), Code::BadRequest, ""),
@@ -120,7 +120,7 @@ fn ten_thousand_requests_of_one_user_delay_no_other_user() {
 #[test]
 fn gangs_for_the_same_gpus_are_granted_one_by_one() {
     let (_host, agent) = two_gpus(WHOLE);
-    let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": { "seconds": 100 } });
+    let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": "100s" });
     thread::scope(|scope| {
         let gang = || {
             for _ in 0..5 {

@@ -151,7 +151,7 @@ fn waiting_request_is_granted_after_a_release_or_times_out() {
         assert_eq!((granted.lease.id, granted.lease.state), (first.id, LeaseState::Active));
         assert_eq!(granted.lease.members.len(), 2);
     });
-    let soon = json!({ "share": { "kind": "whole" }, "wait": { "seconds": 1 } });
+    let soon = json!({ "share": { "kind": "whole" }, "wait": "1s" });
     let late = request(&agent, &soon).unwrap_err();
     assert_eq!((late.code, late.retryable), (Code::TimedOut, true), "{late:?}");
     assert_eq!(leases(&agent).len(), 1);

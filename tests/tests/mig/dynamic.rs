@@ -142,7 +142,7 @@ fn gang_gets_all_devices_or_none() {
 fn concurrent_requests_get_different_devices() {
     let (host, agent) = started();
     let granted: Vec<LeaseGrant> = thread::scope(|scope| {
-        let ask = || ask(&agent, "1g.10gb", &json!({ "selectors": ["0-1"], "wait": { "seconds": 60 } }));
+        let ask = || ask(&agent, "1g.10gb", &json!({ "selectors": ["0-1"], "wait": "60s" }));
         let asked: Vec<_> = (0..14).map(|_| scope.spawn(ask)).collect();
         asked.into_iter().map(|one| one.join().expect("an answer").expect("a lease")).collect()
     });

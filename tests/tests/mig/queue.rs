@@ -60,7 +60,7 @@ fn waiting_operation_begins_when_instance_is_idle() {
     let operation = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     assert!(!operation.begun && !operation.waits_for.is_empty(), "{operation:?}");
     let reasons = operation.waits_for.join("; ");
-    assert!(!reasons.contains(&pid.to_string()), "every user may read it: {reasons}");
+    assert!(reasons.contains(&pid.to_string()), "root reads which process blocks the operation: {reasons}");
     // A waiting operation claims no GPU. So a change that does not conflict with it is possible.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
     host.end_process(pid);

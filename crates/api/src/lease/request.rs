@@ -69,10 +69,10 @@ impl LeaseShare {
     }
 }
 
-/// How long a request may wait in the queue.
+/// How long a request may wait in the queue. In JSON, it is a string: `no`, `unlimited`, or a number
+/// of seconds, such as `60s`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(try_from = "String", into = "String")]
 pub enum LeaseWait {
     /// The request does not wait: it is refused if the capacity is not free.
     #[default]
@@ -81,6 +81,50 @@ pub enum LeaseWait {
     Seconds(u64),
     /// No limit.
     Unlimited,
+}
+
+impl From<LeaseWait> for String {
+    fn from(wait: LeaseWait) -> Self {
+        match wait {
+            LeaseWait::No => "no".to_owned(),
+            LeaseWait::Seconds(seconds) => format!("{seconds}s"),
+            LeaseWait::Unlimited => "unlimited".to_owned(),
+        }
+    }
+}
+
+impl TryFrom<String> for LeaseWait {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let seconds = || text.strip_suffix('s').filter(|number| !number.starts_with('+'))?.parse().ok();
+        match text.as_str() {
+            "no" => Ok(Self::No),
+            "unlimited" => Ok(Self::Unlimited),
+            _ => seconds().map(Self::Seconds).ok_or_else(|| {
+                format!(
+                    "`{text}` is not a time to wait: write `no`, `unlimited`, or a number of seconds, such as `60s`"
+                )
+            }),
+        }
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for LeaseWait {}
+
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for LeaseWait {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        utoipa::openapi::ObjectBuilder::new()
+            .schema_type(utoipa::openapi::schema::Type::String)
+            .description(Some(
+                "How long a request may wait in the queue: `no`, `unlimited`, or a number of seconds, such as `60s`.",
+            ))
+            .pattern(Some("^(no|unlimited|[0-9]+s)$"))
+            .examples(["60s"])
+            .into()
+    }
 }
 
 /// What a request asks gpushd to bind the lease to.
@@ -173,7 +217,7 @@ mod tests {
     #[test]
     fn request_json_defaults_and_unknown_field() {
         assert_eq!(serde_json::from_str::<LeaseRequest>("{}").unwrap(), LeaseRequest::default());
-        let text = r#"{"share":{"kind":"mps","percentage":25,"memory_limit_mib":8192},"wait":{"seconds":30}}"#;
+        let text = r#"{"share":{"kind":"mps","percentage":25,"memory_limit_mib":8192},"wait":"30s"}"#;
         let request: LeaseRequest = serde_json::from_str(text).unwrap();
         assert_eq!(request.share.kind(), Some(LeaseKind::Mps));
         assert_eq!(request.wait, LeaseWait::Seconds(30));
@@ -183,6 +227,9 @@ mod tests {
             r#"{"share":{"kind":"mps","percentage":101}}"#,
             r#"{"share":{"kind":"vgpu"}}"#,
             r#"{"share":{"kind":"mps","memory":1}}"#,
+            r#"{"wait":"soon"}"#,
+            r#"{"wait":"-5s"}"#,
+            r#"{"wait":30}"#,
         ] {
             assert!(serde_json::from_str::<LeaseRequest>(bad).is_err(), "{bad}");
         }

@@ -5,14 +5,13 @@
 //! read from the same process again until the thread has ended.
 
 use std::{
-    collections::HashMap,
     io,
     sync::{
         Arc, LazyLock, Mutex, PoisonError, Weak,
         mpsc::{RecvTimeoutError, sync_channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::status;
@@ -34,8 +33,19 @@ static READS: LazyLock<Reads> = LazyLock::new(|| Reads::new(LIMIT));
 #[derive(Debug)]
 struct Reads {
     limit: Duration,
-    /// For each process, its user and a read that has exceeded the limit. The thread of the read holds the value.
-    hanging: Mutex<HashMap<i32, (u32, Weak<()>)>>,
+    running: Mutex<Vec<RunningRead>>,
+}
+
+/// A read whose thread runs.
+#[derive(Debug)]
+struct RunningRead {
+    pid: i32,
+    /// User of the process.
+    uid: u32,
+    /// When the read exceeds the limit.
+    until: Instant,
+    /// Whether the thread still runs: the thread holds the value.
+    thread: Weak<()>,
 }
 
 /// Reads something from a process on a separate thread, and waits until the read has ended.
@@ -51,7 +61,7 @@ pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T
 
 impl Reads {
     fn new(limit: Duration) -> Self {
-        Self { limit, hanging: Mutex::default() }
+        Self { limit, running: Mutex::default() }
     }
 
     fn within_limit<T: Send + 'static>(
@@ -60,10 +70,9 @@ impl Reads {
         uid: u32,
         read: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
-        self.check(pid, uid)?;
         let (sender, result) = sync_channel(1);
         let running = Arc::new(());
-        let is_running = Arc::downgrade(&running);
+        self.begin(RunningRead { pid, uid, until: Instant::now() + self.limit, thread: Arc::downgrade(&running) })?;
         thread::Builder::new().name("read-process".to_owned()).spawn(move || {
             let _the_caller_may_be_gone = sender.send(read());
             drop(running);
@@ -71,24 +80,27 @@ impl Reads {
         match result.recv_timeout(self.limit) {
             Ok(found) => Ok(found),
             Err(RecvTimeoutError::Timeout) => {
-                self.hanging.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, (uid, is_running));
                 Err(timed_out(format!("process {pid} did not answer within {} ms", self.limit.as_millis())))
             }
             Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the reading thread failed")),
         }
     }
 
-    /// Checks that gpushd may begin to read from a process.
-    fn check(&self, pid: i32, uid: u32) -> io::Result<()> {
-        let mut hanging = self.hanging.lock().unwrap_or_else(PoisonError::into_inner);
-        hanging.retain(|_, (_, read)| read.strong_count() > 0);
-        if hanging.contains_key(&pid) {
+    /// Adds a read, unless too many others hang. Check and addition are one step, so that simultaneous reads of one
+    /// process all count.
+    fn begin(&self, new: RunningRead) -> io::Result<()> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|read| read.thread.strong_count() > 0);
+        let now = Instant::now();
+        let hanging = || running.iter().filter(|read| read.until <= now);
+        let pid = new.pid;
+        if hanging().any(|read| read.pid == pid) {
             return Err(timed_out(format!("an earlier read of process {pid} still hangs")));
         }
-        let of_user = hanging.values().filter(|(of, _)| *of == uid).count();
-        if of_user >= MOST_OF_USER || hanging.len() >= MOST {
+        if hanging().filter(|read| read.uid == new.uid).count() >= MOST_OF_USER || hanging().count() >= MOST {
             return Err(timed_out(format!("cannot read process {pid}: reads of other processes still hang")));
         }
+        running.push(new);
         Ok(())
     }
 }
@@ -124,14 +136,26 @@ mod tests {
         let (answer, read) = hanging();
         assert_eq!(kind(reads.within_limit(7, 1000, read)), Some(io::ErrorKind::TimedOut));
         assert_eq!(kind(reads.within_limit(7, 1000, || 1)), Some(io::ErrorKind::TimedOut), "no second thread");
-        assert_eq!(reads.hanging.lock().unwrap().len(), 1);
+        assert_eq!(reads.running.lock().unwrap().len(), 1);
         let patient = Reads { limit: Duration::from_secs(60), ..reads };
         assert_eq!(patient.within_limit(8, 1000, || 2).unwrap(), 2);
         drop(answer);
-        while patient.check(7, 1000).is_err() {
+        while patient.within_limit(7, 1000, || 3).is_err() {
             thread::yield_now();
         }
-        assert_eq!(patient.within_limit(7, 1000, || 3).unwrap(), 3);
+    }
+
+    /// Fault: of several reads of one process that hung at the same time, only one counted.
+    #[test]
+    fn simultaneous_reads_of_one_process_all_count() {
+        let reads = Reads::new(Duration::from_secs(60));
+        let (thread, until) = (Arc::new(()), Instant::now() + reads.limit);
+        for _ in 0..3 {
+            reads.begin(RunningRead { pid: 7, uid: 1000, until, thread: Arc::downgrade(&thread) }).unwrap();
+        }
+        assert_eq!(reads.running.lock().unwrap().len(), 3);
+        drop(thread);
+        assert_eq!(reads.within_limit(7, 1000, || 1).unwrap(), 1);
     }
 
     #[test]
@@ -144,7 +168,8 @@ mod tests {
                 answer
             })
             .collect();
-        assert!(reads.check(9, 1000).is_err() && reads.check(9, 1001).is_ok());
+        let patient = Reads { limit: Duration::from_secs(60), ..reads };
+        assert!(patient.within_limit(9, 1000, || 1).is_err() && patient.within_limit(9, 1001, || 2).is_ok());
         drop(answers);
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
     }
     let names: Vec<String> =
         mig.instances.iter().map(|one| format!("{}@{}", one.profile, one.placement.start)).collect();
-    let present = current(edit::added(gpu, |_| false, &["none".to_owned()]).ok()?);
+    let present = current(&edit::added(gpu, |_| false, &["none".to_owned()]).ok()?);
     let message = format!("GPU {} has no room for {}", gpu.index, entries.join(","));
     let mut error =
         ApiError::new(Code::LayoutImpossible, message).cause(format!("its instances are {}", names.join(", ")));
@@ -42,7 +42,7 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
         .collect();
     by_size.sort();
     let removable = by_size.iter().find(|(_, name)| {
-        edit::removed(gpu, |_| false, std::slice::from_ref(*name)).is_ok_and(|rest| with(current(rest)))
+        edit::removed(gpu, |_| false, std::slice::from_ref(*name)).is_ok_and(|rest| with(current(&rest)))
     });
     let index = gpu.index;
     Some(error.hint(match removable {
@@ -55,7 +55,7 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
     }))
 }
 
-fn current(layout: Layout) -> Vec<String> {
+fn current(layout: &Layout) -> Vec<String> {
     layout.canonical().into_iter().filter(|entry| entry != "none").collect()
 }
 

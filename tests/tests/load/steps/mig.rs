@@ -48,7 +48,7 @@ fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&st
         let is_old = now == world.cuts[gpu].instances;
         let is_true = match operation.state {
             OperationState::Done => is_new,
-            OperationState::RolledBack => is_old,
+            OperationState::RolledBack | OperationState::NotStarted => is_old,
             _ => false,
         };
         if !is_true {
