@@ -50,7 +50,7 @@ pub(crate) struct Executor {
 
 impl Executor {
     /// Executes an operation in the background. The operation is already recorded as running. gpushd does not exit
-    /// before it has ended.
+    /// before the operation has ended.
     pub(super) fn spawn(&self, ongoing: Arc<OperationHandle>, parts: Vec<Part>) {
         self.in_background(ongoing, move |executor, ongoing| async move { executor.run(ongoing, &parts).await });
     }

@@ -86,7 +86,7 @@ impl Run<'_> {
     ///
     /// # Errors
     /// If a service cannot be stopped or the hook fails. The error includes the position of the GPU whose plan needs
-    /// this.
+    /// the failed action.
     async fn open_brackets(&self) -> Result<(), (usize, ApiError)> {
         let Executor { services, timeslice, mps, mig, .. } = self.executor;
         let plans: Vec<GpuPlan> = self.parts.iter().map(|part| part.plan.clone()).collect();
@@ -186,7 +186,7 @@ impl Run<'_> {
             self.ends[position] = end;
         }
         for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
-            // If MIG mode was enabled without a reset, the driver fails only now if a process has the GPU open.
+            // If MIG mode was enabled without a reset, a process that has the GPU open makes the driver fail only now.
             if let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
                 && error.code == Code::Blocked
             {

@@ -189,8 +189,8 @@ impl OperationQueue {
     }
 }
 
-/// Serves the queue until gpushd stops. Operations that still wait then stay recorded, and the next gpushd queues them
-/// again.
+/// Serves the queue until gpushd stops. When gpushd stops, waiting operations stay recorded, and the next gpushd
+/// queues them again.
 pub(crate) async fn run(engine: Engine) {
     let mut room = engine.lanes.room();
     let mut changes = engine.queue.changes.subscribe();
@@ -419,9 +419,9 @@ fn end_waiting(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     });
 }
 
-/// Adds to the error of an operation that did not start why it waited.
+/// Adds the reason for the wait to the error of an operation that did not start.
 fn because_of(mut error: ApiError, last: ApiError) -> ApiError {
-    // If the last attempt failed with this same error, the operation waited for nothing else.
+    // If the last attempt failed with this same error, there is no different reason to add.
     if error.message != last.message {
         error.causes.push(last.message);
         error.causes.extend(last.causes);

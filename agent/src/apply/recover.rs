@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! queued ─► queued again
-//! begun, and another operation had its GPUs since ─► failed
+//! begun, but a later operation has begun on one of its GPUs ─► failed
 //! begun ─► wait for the driver ─► read each GPU ─► plan what remains ─► what to do (`recovery_action`) ─► end, forward or back
 //! ```
 //!
@@ -64,7 +64,7 @@ pub(crate) struct Recovery {
 impl Recovery {
     /// Takes over unfinished operations. Passes queued operations to `enqueue`, with the time of their request.
     /// Recovers all other operations in the background. Returns the UUIDs of the GPUs that an operation on this boot
-    /// may have changed, without the operations that gpushd itself begins at its start.
+    /// may have changed. Operations that gpushd itself begins at its start do not count.
     ///
     /// Call this before gpushd serves any request. On return, the GPUs of the operations are claimed.
     pub(crate) async fn take_over(
@@ -246,7 +246,7 @@ impl Recovery {
                     let why = ongoing.why_cancelled();
                     executor.roll_back(ongoing, &parts, &ends, why).await;
                 }
-                // While the journal cannot be written, gpushd may not continue an operation.
+                // While the journal cannot be written, gpushd must not continue an operation.
                 Err(error) => self.fail_unrecoverable(ongoing, &parts, error).await,
             },
             RecoveryAction::RolledBack => {
@@ -271,8 +271,8 @@ impl Recovery {
         }
     }
 
-    /// Ends an operation that cannot continue because the journal cannot be written. The end is in memory even if it is
-    /// not in the journal.
+    /// Ends an operation that cannot continue because the journal cannot be written. Records the end in
+    /// memory even if the journal cannot record it.
     async fn fail_unrecoverable(&self, ongoing: Arc<OperationHandle>, parts: &[Part], why: ApiError) {
         let id = ongoing.id();
         let error = why.context(format!("operation {id} was not finished when gpushd ended, and cannot continue"));

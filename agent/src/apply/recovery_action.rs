@@ -6,7 +6,7 @@
 //!   a GPU, and what remains is feasible ─────────────────────► Forward
 //! all as before ─────────────────────────────────────────────► RolledBack
 //! another boot: the instances are gone ──────────────────────► Rebooted
-//! between ───────────────────────────────────────────────────► Back
+//! otherwise ─────────────────────────────────────────────────► Back
 //! ```
 //!
 //! The first line that applies determines the action.
