@@ -98,7 +98,7 @@ fn objects(host: &HostState, text: &str) -> Result<Objects, ApiError> {
 
 /// Returns the UUIDs of the GPUs that `word` names. If `word` names another object, returns that name.
 fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
-    // Accept `GPU 4` too, because `gpushctl audit` prints GPUs like this.
+    // Accept `GPU 4` in addition to `4`, because `gpushctl audit` prints `GPU 4`.
     let word = word.strip_prefix("GPU ").map_or(word, str::trim);
     let selector: Selector = match word.parse() {
         Ok(selector) => selector,

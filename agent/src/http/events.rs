@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The stream begins with an `id:` without an event: the position at which the stream starts. After each silence gpushd
-//! sends the current position again, which keeps the connection alive. Without it, a client that receives few events
-//! could only reconnect at an old position, whose events gpushd may no longer store. Clients of server-sent events do
-//! not treat such an id as an event.
+//! sends the current position again, which keeps the connection alive. Without the current position, a client that
+//! receives few events could only reconnect at an old position, whose events gpushd may no longer store. Clients of
+//! server-sent events do not treat such an id as an event.
 //!
 //! gpushd sends the next chunk only after the client has read the last one. A client that does not read occupies only
 //! its connection. `listen::connection_timer` closes that connection after a time limit.

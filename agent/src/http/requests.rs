@@ -45,7 +45,7 @@ impl Requests {
         self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 
-    /// Admits a request like [`Requests::admit`], for a body that is not a [`ReasonRequest`]. The caller has already
+    /// Admits a request like [`Requests::admit`], for a body that is not a [`ReasonRequest`]. The handler has already
     /// computed the idempotency key of the request.
     ///
     /// # Errors
