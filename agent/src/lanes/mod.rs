@@ -86,7 +86,7 @@ struct LaneStates {
     queue: Queue,
 }
 
-/// What is running on a GPU: whether a reconciler, and how many grants.
+/// Whether a reconciler is running on a GPU, and the number of grants being recorded there.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct LaneActivity {
     reconciler: bool,

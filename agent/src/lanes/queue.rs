@@ -5,7 +5,7 @@
 //!
 //! | | lane | part of target T |
 //! |---|---|---|
-//! | lane | always | if the operation's last plan takes T away, or changes the mode of the GPU |
+//! | lane | always | if the operation's last plan needs T, or the whole GPU, exclusively |
 //! | part of target T | as above | if both need a part of T |
 //!
 //! An entry is *first* if it conflicts with no earlier entry that is first. Only first entries delay later entries. So
