@@ -39,8 +39,8 @@ pub(crate) struct Creation {
 }
 
 impl Creation {
-    /// Plans the MIG instances that the lease needs on the GPUs of `claim`, and records the operation. Writes the
-    /// records of `also` in the same transaction.
+    /// Plans the MIG instances that the lease needs on the GPUs of `claim`, and records the operation. Calls
+    /// `also` in the same transaction.
     ///
     /// # Errors
     /// If an instance cannot be created any more, or the operation cannot be recorded. After an error, the operation
