@@ -1,8 +1,8 @@
 //! The binding of a lease: to a scope, a cgroup, a process, its end time, or nothing.
 //!
 //! ```text
-//! request ─► the caller is held by its pidfd ─► its cgroup is classified ─┬─ present cgroup: recorded, nothing moved
-//!                                                                         ├─ process, time, none: and why
+//! request ─► a pidfd of the caller is opened ─► its cgroup is classified ─┬─ present cgroup: recorded, nothing moved
+//!                                                                         ├─ process, time or none, with the reason
 //!                                                                         └─ new scope
 //! new scope: its name is recorded with the grant ─► is the caller still that process? ─► systemd moves it ─► its cgroup
 //!            is read back ─► answered
@@ -107,8 +107,8 @@ impl CallingProcess {
         Ok(())
     }
 
-    /// Checks the same, and that the process is still in the cgroup in which it was when it sent the request. In a new
-    /// scope, the process would not have the limits of another cgroup.
+    /// Does the checks of [`Self::check`], and checks that the process is still in the cgroup from which it sent the
+    /// request. If the process was moved to a cgroup with limits, a new scope would remove these limits.
     pub(super) fn check_unmoved(&self) -> Result<(), ApiError> {
         let cgroup = CgroupKind::of(self.pid);
         self.check()?;
@@ -179,14 +179,14 @@ pub(super) async fn resolve(
         _ if is_own => UnitOwner::Caller,
         (CgroupKind::Unit { cgroup }, BindRequest::NewScope) => {
             match owner_of(leases, manager, cgroup, holder).await? {
-                // Below the cgroup of a service, such as that of a batch system, root may have set limits.
+                // Root may have set limits for a cgroup below that of the service, so the process must not leave it.
                 UnitOwner::SessionService if !proc::cgroups(pid).is_some_and(|text| cgroup::is_at(cgroup, &text)) => {
                     UnitOwner::Others
                 }
                 owner => owner,
             }
         }
-        // The other kinds of cgroup have no owner that matters, and only a new scope needs to know the owner of a unit.
+        // Any other owner matters only for a new scope, and only if the process is in the cgroup of a unit.
         _ => UnitOwner::Others,
     };
     match kind.choose(wish, holder, caller.peer.is_on_this_host, owner) {

@@ -114,7 +114,7 @@ pub(super) enum RetryHint {
 /// Returns whether the obstacles of a request will disappear soon.
 pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> RetryHint {
     let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
-    // This is asked first, close to the placement: a daemon that has become ready since then starts no longer.
+    // Check the daemons first: a daemon that has become ready since the placement no longer counts as starting.
     let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
     let is_starting = is_mps && mps::is_starting(&leases.handles.mps);
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);

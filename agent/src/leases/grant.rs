@@ -236,7 +236,7 @@ pub(super) struct Reserved {
     _grants: Vec<Grant>,
 }
 
-/// Places a request, but leaves the capacity that earlier waiting requests need. Reserves the assignment.
+/// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment.
 fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
     let _placing = leases.lock_placement();
     loop {
@@ -317,8 +317,8 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
 /// Records the grant of reserved capacity, and admits the holder to the MPS daemons.
 ///
 /// # Errors
-/// If the caller has ended or was moved, an MPS daemon does not admit the holder, or the grant cannot be recorded. After an error, the capacity is free
-/// again, unless it is unknown whether the grant is on disk.
+/// If the caller has ended or was moved, an MPS daemon does not admit the holder, or the grant cannot be recorded.
+/// After an error, the capacity is free again, unless it is unknown whether the grant is on disk.
 pub(super) async fn commit(
     leases: &Leases,
     viewer: Viewer,

@@ -1,9 +1,9 @@
 //! Leases of Slurm jobs. Only Slurm's hooks request them.
 //!
-//! The key of such a lease is the cluster, the job id and the node, without the job's restart
-//! count. With the restart count, gpushd avoids that the end of one run ends the lease of a later
-//! run. Users can neither release nor renew such a lease, nor request its environment. It ends with
-//! Epilog, a reboot or a revocation, or when its GPU is lost.
+//! gpushd finds such a lease by cluster, job id and node. The restart count of the job is not part
+//! of this key. gpushd compares the count, so that the end of one run does not end the lease of a
+//! later run. Users can neither release nor renew such a lease, nor request its environment. It
+//! ends with Epilog, a reboot or a revocation, or when its GPU is lost.
 
 use std::{collections::BTreeSet, sync::Arc};
 

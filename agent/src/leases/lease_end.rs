@@ -350,10 +350,10 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
         }
     }
     let pids: Vec<u32> = left.pids().collect();
-    // Reads each process.
+    // Use a blocking thread, because this reads each process.
     let read = left.clone();
     let described = tokio::task::spawn_blocking(move || (read.words(), read.is_unattributed())).await;
-    // gpushd is stopping.
+    // This fails only if gpushd is stopping.
     let Ok((words, unattributed)) = described else { return };
     if lease.waits_for != words || lease.left != pids || lease.unattributed != unattributed {
         leases.handles.state.change_leases(|table| {
@@ -390,8 +390,8 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
                 continue;
             }
         };
-        // If the pid was reused since the processes were read, the process of the pidfd started later. gpushd then signals
-        // it only if the next probe finds it too.
+        // If the pid was reused since the probe, the process of the pidfd started after the probe. Then signal this
+        // process only if the next probe finds it.
         let is_found_process = proc::start(*pid).is_some_and(|start| start <= left.read_at);
         if !is_found_process || proc::owner(*pid) != Some(lease.record.holder.uid) {
             continue;
@@ -408,7 +408,7 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
         }
     }
     if signal == Signal::SIGKILL {
-        // The processes in the scope may have started others since they were read.
+        // Kill the whole scope, because its processes may have started other processes since the probe.
         scope::kill(leases, &lease.record).await;
     }
 }

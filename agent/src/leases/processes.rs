@@ -35,7 +35,7 @@ pub(super) struct RemainingProcesses {
     pub(super) others: BTreeSet<u32>,
     /// Why the lease may have other processes: gpushd cannot read a process or a cgroup. The lease then does not end.
     pub(super) unknown: Option<String>,
-    /// Time before the processes were read, in clock ticks since boot.
+    /// Time when gpushd began to read the processes, in clock ticks since boot.
     pub(super) read_at: u64,
     /// Whether the lease belongs to a Slurm job.
     of_job: bool,
@@ -60,7 +60,7 @@ impl RemainingProcesses {
     }
 
     /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup, or for an MPS daemon
-    /// that does not answer. A user can cause both.
+    /// that does not answer. A user can cause both, so Slurm's Epilog does not wait for long.
     pub(super) fn is_unattributed(&self) -> bool {
         let is_alive = |pid: &u32| may_be_alive(*pid);
         self.of_job
@@ -331,8 +331,7 @@ async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u
             processes.extend(&device.processes);
         }
         if is_here {
-            // The driver may list a process only for the GPU instance, because it does not list it for the compute
-            // instance yet.
+            // Include processes of the GPU instance: the driver may not list them for a compute instance yet.
             processes.extend(&instance.processes);
         }
     }

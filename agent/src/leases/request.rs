@@ -95,8 +95,8 @@ pub(super) async fn resolve(
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
     let mut quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
     if job.is_some_and(|job| job.has_gres) {
-        // Slurm limits the time and the number of devices of a job. So gpushd limits the time never, and the number
-        // only if the config has a quota for the user.
+        // Slurm limits the time and the number of devices of a job. So gpushd never limits the time, and
+        // limits the number only if the config has a quota for the user.
         quota.limits.longest_s = None;
         if quota.subject.is_none() {
             quota.limits = quota::Limits::default();

@@ -101,8 +101,8 @@ pub(super) async fn move_into_scope(
         .hint(format!("see `journalctl -u {unit}`")))
 }
 
-/// Kills all processes in the scope of a lease, also those that it starts meanwhile, and those of other users. Does
-/// nothing if the lease has no scope: other cgroups are not gpushd's.
+/// Kills all processes in the scope of a lease, including processes of other users and processes that start meanwhile.
+/// Does nothing if the lease has no scope, because gpushd must not kill processes in other cgroups.
 pub(super) async fn kill(leases: &Leases, record: &LeaseRecord) {
     let (Ok(manager), Some(unit)) = (&leases.handles.scopes.0, unit_of(record)) else { return };
     let id = record.id;

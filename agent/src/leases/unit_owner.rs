@@ -34,7 +34,7 @@ pub(super) fn is_all_of(cgroup: &str, uid: u32) -> bool {
     !pids.is_empty() && pids.into_iter().all(is_own)
 }
 
-/// Asks systemd whose unit this is. A scope has no `User=`.
+/// Asks systemd whose processes a service runs. Returns `Others` for a scope, because a scope has no `User=`.
 ///
 /// # Errors
 /// If systemd cannot be reached.
