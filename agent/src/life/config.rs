@@ -38,7 +38,7 @@ pub(super) fn check_trust(paths: &Paths, named: Option<&Path>, library: Option<&
         Ok(()) | Err(Untrusted::Unreadable(_)) => None,
         Err(why) => Some(why),
     };
-    // If the library is named without a path, the dynamic linker finds it in directories that only root can write.
+    // Check only a library that is named with a path. The dynamic linker finds others in directories of root.
     let has_path = |library: &&Path| library.components().count() > 1;
     match paths.trust {
         Trust::Required => {

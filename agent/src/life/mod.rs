@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         host_root: &arguments.host_root,
     })?;
     settings.keep_copy();
-    // Keep one handle of the store outside the runtime, and drop it last: this waits until all writes are on disk.
+    // Keep one handle of the store outside the runtime, and drop it last: the drop waits until all writes are on disk.
     let store = remembered.store.clone();
     let sockets = sockets(handed_over, &paths, &config)?;
     // Lock the MPS directory before anything in it is read.
@@ -237,7 +237,7 @@ async fn serve(
     handles.maintenance.resume();
     // Adopt running daemons before gpushd serves requests, because requests find only adopted daemons.
     mps::adopt_daemons(&mps);
-    // Put leases that arrived before this operation into the queue first, so that both keep their order of arrival.
+    // Put leases that arrived before this operation into the queue first, to keep the order of arrival.
     let enqueue = |ongoing: &Arc<OperationHandle>, order, since| {
         leases::restore_places(&leases, Some(since));
         engine.queue.enqueue_recovered(&engine.lanes, ongoing, order, since);
