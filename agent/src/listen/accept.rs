@@ -149,7 +149,7 @@ struct Limits {
 
 impl Limits {
     /// Returns whether the uid is root or the uid of gpushd. The peer may still be in a container, so the caller must
-    /// also check that it is on this host.
+    /// also check that the peer is on this host.
     fn is_privileged(&self, peer: &Peer) -> bool {
         peer.uid == 0 || peer.uid == self.own
     }
@@ -265,7 +265,7 @@ fn admit(
 }
 
 /// Sends a refusal without reading the request. Then reads and discards input until the peer closes the connection. If
-/// gpushd closed it first, the kernel could drop the answer.
+/// gpushd closed the connection first, the kernel could drop the answer.
 async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let message = async {
         let _ = stream.write_all(&answer).await;

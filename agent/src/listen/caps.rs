@@ -102,7 +102,7 @@ impl Caps {
         Self { accounts: Arc::default(), in_all }
     }
 
-    /// Returns the maximum number of open connections at which a caller of this rank may still connect.
+    /// Returns how many connections may be open in total after a caller of this rank has connected.
     fn most(&self, rank: Rank) -> usize {
         // If the total is small, the two reserves must not use up more than about half of it.
         let reserved = RESERVED.min(self.in_all / 3);
@@ -221,7 +221,7 @@ mod tests {
             delays.push(caps.take_slot(ALICE, Rank::User, now).unwrap().delay);
         }
         assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
-        // In this test, the delayed connections do not keep their slots. In practice they do, so much fewer connections
+        // In this test, the delayed connections do not keep their slots. In practice they do, so far fewer connections
         // are delayed at once.
         assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
         assert_eq!(caps.take_slot(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);

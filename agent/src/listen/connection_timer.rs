@@ -31,8 +31,8 @@ use axum::http::StatusCode;
 
 use crate::http::failure::Failure;
 
-/// Maximum time until the head of a request is complete. It starts with the first byte, or for the first request with
-/// the connection.
+/// Maximum time until the head of a request is complete. The time starts with the first byte of the head. For the first
+/// request, it starts when gpushd begins to serve the connection.
 const HEAD: Duration = Duration::from_secs(1);
 
 /// Maximum time between a response and the first byte of the next request.

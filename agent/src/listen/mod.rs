@@ -8,8 +8,8 @@
 //! connection_timer  time limits of one connection: for a request head, and for idle time
 //! ```
 //!
-//! gpushd does not use axum's accept loop, because it decides about a connection before it reads the first byte. Also,
-//! no available crate passes peer credentials to requests.
+//! gpushd does not use axum's accept loop, because gpushd must decide about a connection before the first byte is read.
+//! Also, no available crate passes peer credentials to requests.
 
 pub(crate) mod accept;
 pub(crate) mod accounts;
