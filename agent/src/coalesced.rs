@@ -1,11 +1,11 @@
-//! An answer that concurrent callers share. No caller gets an answer whose computation began before its call. So the
-//! answer includes every change that preceded the call.
+//! An answer that concurrent callers share. A caller never gets an answer whose computation began before the call. So
+//! the answer includes every change that preceded the call.
 //!
 //! ```text
 //! caller 1  ├─ computes ─────┤
-//! caller 2     ├─ waits ─────┼─ computes ──────┤      the first answer began before its call
+//! caller 2     ├─ waits ─────┼─ computes ──────┤      the first computation began before this call
 //! caller 3        ├─ waits ──┼─────────────────┤      shares the second answer
-//! caller 4           ├─ waits ┼────────────────┤      shares it too
+//! caller 4           ├─ waits ┼────────────────┤      shares the second answer
 //! ```
 //!
 //! So any number of concurrent callers causes at most two computations.

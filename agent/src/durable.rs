@@ -33,8 +33,8 @@ pub(crate) struct StoredState {
     /// For each operation without a recorded end, a later operation that has begun on one of its GPUs. The earlier
     /// operation must have ended, because it released that GPU.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
-    /// Conditions of GPUs, such as degraded. If an operation has set the condition, it includes the operation's plan
-    /// for the GPU.
+    /// Conditions of GPUs, such as degraded. A condition that an operation set includes the operation's
+    /// plan for the GPU.
     pub(crate) conditions: Recorded,
     /// Overrides, including expired ones.
     pub(crate) overrides: Vec<Override>,

@@ -76,7 +76,7 @@ impl Health {
         let Sources { state, readings, startup, .. } = &*self.0;
         let driver = self.driver().await;
         let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
-        // Some checks read cgroups.
+        // Use a blocking thread, because some checks read cgroups.
         let sources = Arc::clone(&self.0);
         let checked = tokio::task::spawn_blocking(move || sources.checks.iter().flat_map(|check| check()).collect());
         let mut causes: Vec<ApiError> = checked.await.unwrap_or_else(|failed| {

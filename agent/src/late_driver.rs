@@ -1,7 +1,7 @@
 //! Restarts gpushd if the driver was loaded after gpushd started.
 //!
-//! When systemd starts gpushd, it allows only the devices that exist at that time ([`driver_devices`]). So gpushd
-//! stops, and systemd starts it again.
+//! systemd allows gpushd only the devices that exist when gpushd starts ([`driver_devices`]). So after a driver was
+//! loaded, gpushd stops, and systemd starts gpushd again.
 //!
 //! ```text
 //! the worker changes, or no worker runs for a while
@@ -9,10 +9,11 @@
 //!         └─ yes ─► did gpushd already restart for these major numbers? ─ no ─► record them, stop
 //! ```
 //!
-//! This module reads `/proc/devices`, and opens no device. Only driver workers do, and none runs during maintenance.
+//! This module reads `/proc/devices`, and opens no device. Only driver workers open devices, and none runs during
+//! maintenance.
 //!
 //! The record in `/run` limits the restarts to one for each load of the driver. gpushd removes the record when the
-//! recorded driver is no longer loaded, and when a worker serves. A host without a driver has no major numbers, so
+//! recorded driver is no longer loaded, or when a worker serves. A host without a driver has no major numbers, so
 //! gpushd does not restart there.
 
 use std::{collections::BTreeSet, fs, io, path::PathBuf, time::Duration};

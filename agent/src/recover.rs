@@ -4,8 +4,8 @@
 //! nor grants leases on it. A reboot ends all grants, so after a reboot no GPU is held.
 //!
 //! After the recovery, instances and MPS daemons stay as they are; gpushd shows differences from
-//! the config as drift. A process that was already running may have had a lease. So gpushd never
-//! ends it because it has no lease.
+//! the config as drift. A process that was already running may have had a lease. So the lack
+//! of a lease is no reason for gpushd to end such a process.
 //!
 //! If records from before this boot are lost, no GPU is held, because no grant survives a reboot.
 //! But overrides and cordons are lost too. So health reports the loss until an administrator
@@ -134,7 +134,7 @@ impl LossAcceptance {
         Ok(Recovered { cause: Some(lost.cause), kept, released })
     }
 
-    /// Accepts a loss because of which no GPU is held. Nothing needs to be released.
+    /// Accepts a loss after which no GPU was held. So no GPU needs to be released.
     async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());

@@ -1,8 +1,8 @@
 //! Reload of the config, all or nothing, on SIGHUP or through the API.
 //!
 //! ```text
-//! read ─┬─ invalid, or cannot be applied ──────────────► refused: the old one stays, health reports it
-//!       ├─ changes the rule under an override ─────────► refused, unless these are cleared
+//! read ─┬─ invalid, or cannot be applied ──────────────► refused: the old config stays, health reports the error
+//!       ├─ changes the rule under an override ─────────► refused, unless `clear_overrides` is set
 //!       └─ recorded, with the overrides that it ends ──► active
 //! ```
 //!
