@@ -96,8 +96,8 @@ impl MigMode {
     }
 }
 
-/// Checks that the GPUs that are reset together with others are free. A GPU in `changes` may have a pending MIG mode,
-/// because the operation itself changes its mode.
+/// Checks that the GPUs `uuids`, which are reset together with the GPUs of an operation, are free. A GPU in `changes`
+/// may have a pending MIG mode, because the operation itself changes the mode of this GPU.
 ///
 /// # Errors
 /// If such a GPU is in use, has instances, has a pending MIG mode that the operation did not set, or cannot be read.
