@@ -41,7 +41,7 @@ pub(super) fn explain(
         return closed;
     }
     let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
-    // Add why the GPUs are closed, such as the reason of a cordon.
+    // Add the reasons why the GPUs are closed, such as the reason of a cordon.
     let is_closed = |gpu: &&Gpu| {
         obstacles.iter().any(|(index, obstacle)| *index == gpu.index && matches!(obstacle, Obstacle::Closed(_)))
     };

@@ -157,7 +157,7 @@ async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &mut watch::Rece
             LeaseState::Releasing => return wait_for_processes(leases, id, changed).await,
             LeaseState::Granting => {
                 dynamic::wait_until_decided(leases, id).await;
-                // Either the lease now has an end time, or its capacity is free.
+                // Wake the waiting tasks: either the lease now has an end time, or its capacity is free.
                 leases.ends_changed.send_replace(());
                 leases.capacity_freed();
             }
