@@ -185,7 +185,7 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             format!(
                 "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu \
                 {index}{}` (administrator)",
-                // If no rule applies to the GPU, only the user knows which layout to apply.
+                // If no rule applies to the GPU, the user must choose the layout.
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),
         ),

@@ -3,7 +3,7 @@
 //! ```text
 //!           no operation changes a GPU      recorded         the worker has ended
 //! serving ──────────────────────────► closed ────────► entered ─────────────────► no handle is open
-//!    ▲          │ one does: refused, it is named           │ it hangs in the kernel: an error with its pid
+//!    ▲          │ one does: refused, operation named       │ worker hangs in the kernel: an error with its pid
 //!    │                                                     ▼
 //!    └──────────── leave: recorded, a new worker, GPUs matched again by UUID
 //! ```

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! driver's events ──► Xid: published, logged, and a cordon if the config lists it
-//! worker's status ──► driver event; unsettled calls to the state; readings before a restart are outdated
+//! worker's status ──► driver event published; unsettled calls recorded; earlier readings outdated after a restart
 //! timer, no worker, maintenance left ──► all GPUs are read
 //! ```
 //!
