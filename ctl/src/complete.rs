@@ -6,7 +6,7 @@
 //! ```
 //!
 //! clap's engine offers hidden names if no others match, and it does not know hidden aliases in the typed words. So
-//! this module gives it a command line without aliases, and commands without hidden names.
+//! this module gives the engine a command line without aliases, and commands without hidden names.
 
 mod bash;
 mod candidates;
@@ -43,7 +43,7 @@ pub(crate) fn script(shell: &str) -> std::io::Result<Vec<u8>> {
     let Some(completer) = SHELLS.completer(shell) else { return Ok(script) };
     completer.write_registration(VARIABLE, "gpushctl", "gpushctl", "gpushctl", &mut script)?;
     if shell == "zsh" {
-        // On the first TAB, zsh loads this script and calls it as a function. So call the completer then too.
+        // On the first TAB, zsh loads this script and calls it as a function, so the script must call the completer.
         script.extend(b"[[ $funcstack[1] == _gpushctl ]] && _clap_dynamic_completer_gpushctl \"$@\"\n");
     }
     Ok(script)

@@ -76,7 +76,7 @@ impl Output {
         Self { json: format == Format::Json, look, format, color, waiting: None }
     }
 
-    /// Adds this hint to errors that pass by themselves.
+    /// Adds this hint to temporary errors.
     pub(crate) fn with_waiting_hint(self, hint: Option<String>) -> Self {
         Self { waiting: hint, ..self }
     }
@@ -115,7 +115,7 @@ impl Output {
         self.verbatim(&json(value)?)
     }
 
-    /// Prints one of several JSON documents, each on one line.
+    /// Prints one of several JSON documents, on one line.
     pub(crate) fn json_line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
         let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&e))?;
         line.push(b'\n');

@@ -1,11 +1,11 @@
-//! The typed command with `--wait` added, for the hint of an error that passes by itself.
+//! The typed command with `--wait` added, for the hint of a temporary error.
 
 use std::ffi::OsString;
 
 use super::{Command, Gpu, Lease, Maintenance, Mig, Mps, mig::Execution, request::RequestFlags, typed};
 
-/// Returns the hint that repeats the typed command with `--wait`; `None` if the command has no `--wait`, or if it was
-/// given.
+/// Returns the hint that repeats the typed command with `--wait`; `None` if the command cannot wait, or already has
+/// `--wait`.
 pub(crate) fn hint(command: &Command, words: &[OsString]) -> Option<String> {
     let until = match command {
         Command::Apply(args) => of_change(&args.execution),

@@ -40,7 +40,7 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
-/// Returns the error that the host is in maintenance, so that the last readings do not show how the GPUs are now.
+/// Returns the error for a host in maintenance: the last readings do not show how the GPUs are now.
 fn in_maintenance(maintenance: &Maintenance) -> ApiError {
     let reason = maintenance.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
     ApiError::new(Code::Conflict, format!("the host is in maintenance{reason}"))
@@ -105,8 +105,8 @@ async fn dry_run(client: &mut Client, request: &PlanRequest, out: &Output) -> Ou
     show_plan(&plans, &gpus, out)
 }
 
-/// Applies a change and waits for its end. If the plan destroys instances and `confirmed` is not set, the user must
-/// confirm it, if there is a terminal.
+/// Applies a change and waits for its end. On a terminal, first asks the user to confirm a plan that destroys
+/// instances, unless `confirmed` is set.
 pub(super) async fn run(
     client: &mut Client,
     request: ApplyRequest,

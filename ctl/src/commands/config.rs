@@ -132,8 +132,8 @@ fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
 }
 
 /// Returns the UUIDs of the GPUs whose overrides to clear, without repetitions. A selector that names several GPUs, such
-/// as `all`, means those of its GPUs that have an override. Otherwise a GPU without an override comes first: gpushd
-/// refuses it before any override is cleared.
+/// as `all`, means those of its GPUs that have an override. If none has an override, its GPUs come first, so that
+/// gpushd refuses them before any override is cleared.
 fn clearable(selected: Vec<Vec<String>>, overrides: &[String]) -> Vec<String> {
     let has_override = |uuid: &String| overrides.contains(uuid);
     let mut uuids: Vec<String> = Vec::new();
@@ -201,8 +201,8 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
 }
 
-/// Returns a finding for each group in the config that this host does not have. This is no error, because the config
-/// may be for another host.
+/// Returns a finding for each group in the config that this host does not have. This is not an error, because the
+/// config may be for another host.
 fn groups(config: &Config) -> Vec<String> {
     let socket = config.api.socket_group.iter().map(|group| {
         (

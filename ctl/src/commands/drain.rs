@@ -209,7 +209,7 @@ impl TemporaryCordons {
         Ok((waited, kept))
     }
 
-    /// Clears the cordons. If a GPU has also got another cordon since, keeps both.
+    /// Clears the cordons. If a GPU has got a second cordon since, keeps both.
     pub(super) async fn clear(&self, client: &mut Client) {
         for uuid in &self.0 {
             if client.gpu(uuid).await.is_ok_and(|gpu| gpu.cordons.len() == 1) {

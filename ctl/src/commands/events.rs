@@ -37,7 +37,7 @@ pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Outp
     Ok(0)
 }
 
-/// Returns those of the stored events that the options select.
+/// Returns the stored events that the options select.
 fn selected(mut kept: Vec<ReceivedEvent>, args: &args::EventsArgs, json: bool) -> Vec<ReceivedEvent> {
     kept.retain(|reported| shown(reported, args.steps || json));
     if let Some(since) = args.since {
@@ -55,7 +55,7 @@ fn shown(reported: &ReceivedEvent, steps: bool) -> bool {
     steps || !events::is_step(reported)
 }
 
-/// Prints new events until Ctrl-C; `past` contains those already printed. If the connection is lost, waits for gpushd.
+/// Prints new events until Ctrl-C; `past` contains the printed ones. If the connection is lost, waits for gpushd.
 async fn follow(
     client: &mut Client,
     mut query: EventQuery,

@@ -65,8 +65,8 @@ async fn enter_when_free(client: &mut Client, why: Why, limit: Duration, out: &O
     entered
 }
 
-/// Tries to enter maintenance again and again, but not longer than `limit`. If it does not succeed, returns an error
-/// that begins with `failure`.
+/// Tries repeatedly to enter maintenance, for at most `limit`. If no attempt succeeds, returns an error that begins
+/// with `failure`.
 pub(super) async fn poll(
     client: &mut Client,
     request: &MaintenanceRequest,

@@ -99,7 +99,7 @@ impl Unfinished {
     }
 }
 
-/// Reads the work that is left, and the maintenance of the host.
+/// Reads the unfinished work, and the maintenance of the host.
 async fn read_unfinished(client: &mut Client) -> Result<(Vec<Unfinished>, Option<Maintenance>), Error> {
     let health = client.health().await?;
     let gpus = client.gpus(false).await;

@@ -31,8 +31,8 @@ struct ResetTarget {
     reason: String,
 }
 
-/// Resets GPUs. If this destroys instances and `confirmed` is not set, the user must confirm it, if there is a
-/// terminal. With `wait`, first cordons the GPUs and waits until they are idle.
+/// Resets GPUs. On a terminal, asks the user before it destroys instances, unless `confirmed` is set. With `wait`,
+/// first cordons the GPUs and waits until they are idle.
 pub(super) async fn run(
     client: &mut Client,
     which: &SomeGpus,

@@ -1,4 +1,4 @@
-//! The appearance of the output: its width, characters and colors. Fits text to it.
+//! The appearance of the output (width, characters, colors), and functions that fit text to it.
 
 use std::borrow::Cow;
 
@@ -112,7 +112,7 @@ impl Appearance {
         lines.map(|(i, l)| if i == 0 { format!("{first}{l}") } else { format!("{}{l}", " ".repeat(indent)) }).collect()
     }
 
-    /// Leaves out the mark of commands for administrators, if the user is one.
+    /// Leaves out the mark of commands for administrators, if the user is an administrator.
     pub(crate) fn for_reader<'t>(&self, text: &'t str) -> Cow<'t, str> {
         if self.is_administrator { text.replace(ADMINISTRATOR, "").into() } else { text.into() }
     }

@@ -29,7 +29,7 @@ pub(crate) const INDENT: usize = 2;
 /// right.
 const LONGEST_WHAT: usize = 20;
 
-/// Mark in front of a note about a condition that somebody requested, such as an override. Faults and drift have `!`.
+/// Mark in front of a note about a condition that a user requested, such as an override. Faults and drift have `!`.
 const REQUESTED: &str = "*";
 
 /// A reading of at least this age, in seconds, counts as old.
@@ -50,7 +50,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Returns the line without its UUID, because several GPUs are drawn together.
+    /// Returns the line without its UUID, for a drawing of several GPUs.
     pub(crate) fn without_uuid(&self) -> Self {
         Self { uuid: String::new(), ..self.clone() }
     }
@@ -82,7 +82,7 @@ fn sharing(gpu: &Gpu, look: &Appearance) -> String {
     }
 }
 
-/// Says that none of these GPUs is shared in a way, such as `time-sliced`, and in which mode they are.
+/// Says that none of these GPUs is shared in the way `way`, such as `time-sliced`, and which modes they have.
 pub(crate) fn of_other_modes(gpus: &[Gpu], way: &str) -> String {
     let mut modes: Vec<(Mode, Vec<u32>)> = Vec::new();
     for gpu in gpus {

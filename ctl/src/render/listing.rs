@@ -53,12 +53,12 @@ impl Listing {
         Self { drawn, ..Self::of(columns.iter().map(|(name, _)| *name).collect(), rows) }
     }
 
-    /// Creates a list that is drawn as the text of a later call of `drawn`.
+    /// Creates a list without a drawing. Call `drawn` to set it.
     pub(crate) fn of(headings: Vec<&'static str>, rows: Vec<Vec<String>>) -> Self {
         Self { headings, rows, ..Self::default() }
     }
 
-    /// Sets the text as which the list is drawn.
+    /// Sets the drawing of the list.
     pub(crate) fn drawn(mut self, text: String) -> Self {
         self.drawn = text;
         self
@@ -76,7 +76,7 @@ impl Listing {
         self
     }
 
-    /// Sets the text as which the list is drawn if it is empty.
+    /// Sets the text that is drawn if the list is empty.
     pub(crate) fn or_empty(mut self, text: &str) -> Self {
         if self.rows.is_empty() {
             (self.drawn, self.only_says_empty) = (format!("{text}\n"), true);

@@ -184,7 +184,7 @@ fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError
 }
 
 /// Draws what the operation has destroyed, created and kept on a GPU, according to its plan. `gpu`
-/// is the GPU as read right after the operation. Takes the ids and UUIDs of instances from it.
+/// is the GPU as read right after the operation. Takes the ids and UUIDs of instances from `gpu`.
 fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     let mut altered = false;

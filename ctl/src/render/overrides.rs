@@ -21,7 +21,7 @@ fn sentence(one: &Override, look: &Appearance) -> String {
     of(one, look) + &expires
 }
 
-/// Describes an override. Leaves out when it expires, because it may already have ended.
+/// Describes an override without its expiry, because the override may already have ended.
 fn of(one: &Override, look: &Appearance) -> String {
     let by = one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user));
     let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&one.reason)) };

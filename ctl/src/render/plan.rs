@@ -46,8 +46,8 @@ impl Tally {
     }
 }
 
-/// Returns one sentence for each obstacle of these plans. If the causes of an error name the obstacles, leaves out its
-/// message.
+/// Returns one sentence for each obstacle of these plans. If the causes of an error name the obstacles, leaves out the
+/// error's message.
 pub(crate) fn blockers(plans: &Plans) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for plan in &plans.plans {

@@ -27,8 +27,8 @@ pub(crate) struct Status {
     pub(crate) leases: Vec<Lease>,
 }
 
-/// Draws the status. GPUs that differ only in index, address and UUIDs are drawn once. With `brief`, draws one line for
-/// each GPU and its notes, and the used memory of GPUs that are drawn once may differ too.
+/// Draws the status. GPUs that differ only in index, address and UUIDs are drawn once. With `brief`, each
+/// drawing is one line with notes below it, and its GPUs may also differ in used memory.
 pub(crate) fn status(status: &Status, brief: bool, look: &Appearance) -> String {
     draw(status, brief, false, look)
 }

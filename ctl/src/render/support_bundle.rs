@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::appearance::{Appearance, count, pad};
 
 /// The list of a bundle's files. The archive contains this document as `bundle.json`. It is also
-/// the output of `--json`, then with `file`.
+/// the output of `--json`, where `file` is set.
 #[derive(Debug, Serialize)]
 pub(crate) struct Contents {
     /// Path of the archive that was written.

@@ -1,6 +1,6 @@
 //! Tables: one line for each row, aligned columns, dim headings.
 //!
-//! On a narrow terminal, cells break at blanks, never inside a word. Before that, optional columns are left out. As the
+//! On a narrow terminal, optional columns are left out first. Then cells break at blanks, never inside a word. As the
 //! last step, the text of the last column moves below its row. A cell may have colors, but each word must be colored
 //! separately.
 
@@ -39,7 +39,7 @@ pub(crate) enum Align {
 /// How to make a table narrower if it is wider than the terminal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Narrow {
-    /// Columns that may be left out, in this order. They are left out before a word is wider than its column.
+    /// Columns that may be left out, in this order, until all words fit into their columns.
     pub(crate) spare: &'static [&'static str],
     /// Whether the last column contains sentences, which may move below their row.
     pub(crate) prose: bool,
@@ -163,8 +163,8 @@ fn broken(cell: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Returns two widths for each column: the one that it needs at least, and the one of its widest cell. It needs at
-/// least its longest word; cells of up to `short` columns count as one word.
+/// Returns two widths for each column: its minimum width, and the width of its widest cell. The minimum width is that
+/// of its longest word. Cells with a width of up to `short` count as one word.
 fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (Vec<usize>, Vec<usize>) {
     let cells = |at: usize| rows.iter().map(move |row| row[at].as_str()).chain([columns[at].0]);
     let word = |cell: &str| match width(cell) {

@@ -1,8 +1,8 @@
 //! Requests a lease, and waits in the queue until it is granted.
 //!
-//! gpushd answers a request when the lease is granted. Until then, this process reads its place in the queue over a
-//! second connection and shows it. If this process exits earlier, its connection closes, and gpushd removes the request
-//! from the queue.
+//! gpushd answers a request when the lease is granted. Until then, this process reads the request's place in the queue
+//! over a second connection and shows it. If this process exits earlier, the request's connection closes, and
+//! gpushd removes the request from the queue.
 
 use std::{io::IsTerminal, time::Duration};
 

@@ -33,8 +33,8 @@ fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
     if !lease.members.is_empty() {
         return lease.members.iter().any(|member| chosen.iter().any(|gpu| gpu.uuid == member.gpu));
     }
-    // gpushd does not show the requests of other users. Without a request, the lease may wait for
-    // any GPU.
+    // gpushd does not show the requests of other users. A lease without a visible request may wait
+    // for any GPU.
     let wanted = lease.request.as_ref().map(|request| request.gpus.as_slice()).unwrap_or_default();
     match super::super::select(all.to_vec(), wanted) {
         Ok(wanted) => wanted.iter().any(|gpu| chosen.iter().any(|one| one.uuid == gpu.uuid)),

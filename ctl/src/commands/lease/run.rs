@@ -108,8 +108,8 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     })
 }
 
-/// Returns the lease that the environment of this process names. Returns `None` if it has ended, as it may have in an
-/// old shell.
+/// Returns the lease that the environment of this process names. Returns `None` if that lease has ended, for
+/// example in an old shell.
 async fn open_lease(client: &mut Client) -> Option<LeaseId> {
     let id: LeaseId = std::env::var(LEASE).ok()?.parse().ok()?;
     let lease = client.lease_of(id).await.ok()?;

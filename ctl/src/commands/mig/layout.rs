@@ -51,7 +51,7 @@ impl LayoutArgument {
         })
     }
 
-    /// Creates the request for gpushd. Requests the GPUs from gpushd only if it needs them.
+    /// Creates the request for gpushd. Requests the GPUs from gpushd only for a label.
     async fn ask(self, wanted: &Wanted, client: &mut Client, out: &Output) -> Result<PlanRequest, Failure> {
         let gpus = match &self {
             Self::Layout(_) => Vec::new(),

@@ -109,8 +109,8 @@ pub(super) async fn stop_when_free(
     ended
 }
 
-/// Returns how far a change has come, from the daemon before the change and `now`. `going` is true if an earlier poll
-/// has shown the change in progress.
+/// Returns the progress of a change. Compares the daemon before the change with `now`. `going` is true if an earlier
+/// poll has shown the change in progress.
 fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> ChangeState {
     // If the daemon looks unchanged, gpushd has recorded the request but not begun yet.
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);

@@ -82,8 +82,8 @@ fn news(seen: &MpsLogs, now: &MpsLogs) -> MpsLogs {
     MpsLogs { files: files.collect() }
 }
 
-/// Finds where `now` continues `seen`, and returns the lines after that. If it does not continue `seen`, as in a new
-/// log, returns all lines.
+/// Finds where `now` continues `seen`, and returns the new lines. If `now` does not continue `seen`, as in a new log,
+/// returns all lines.
 fn added<'a>(seen: &[String], now: &'a [String]) -> &'a [String] {
     let overlap = |end: usize| {
         let both = std::iter::zip(seen.iter().rev(), now[..end].iter().rev());

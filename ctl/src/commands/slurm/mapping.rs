@@ -16,7 +16,7 @@ use super::{slurmd, variable};
 pub(super) struct NotFound {
     /// One sentence.
     pub(super) text: String,
-    /// What the administrator can do, or if the job is refused, its user.
+    /// What the administrator can do. If the job is refused: what its user can do.
     pub(super) hint: &'static str,
     /// Whether to refuse only this job, because gpush can still serve jobs with other devices. If `false`, the files of
     /// the node are wrong.

@@ -104,8 +104,8 @@ fn sentence(error: &ApiError) -> String {
     error.sentences().join(": ")
 }
 
-/// Returns a variable that Slurm sets. If the value is not UTF-8, it comes from the user; replaces
-/// the invalid bytes.
+/// Returns a variable that Slurm sets. Replaces bytes that are not UTF-8; such a value comes from
+/// the user.
 fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

@@ -88,7 +88,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     out
 }
 
-/// Draws a name and its value. If the value is too long, it continues below itself.
+/// Draws a name and its value. A long value continues on the next lines, in its column.
 fn fact(name: &str, value: &str, look: &Appearance) -> String {
     let first = format!("  {}", pad(name, NAMES));
     let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {

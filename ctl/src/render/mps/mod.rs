@@ -123,7 +123,7 @@ fn bar_columns(look: &Appearance) -> usize {
 }
 
 /// Returns the notes about a daemon; none if all is well. Each note starts with `first` and has one or more lines. If a
-/// note is about a state that somebody requested, it has the mark `*` instead of `!`.
+/// note is about a state that a user requested, it has the mark `*` instead of `!`.
 pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
     // `first` already names the target, so remove the name of the target from the texts.

@@ -105,8 +105,8 @@ fn request_that_is_late_by_the_clock_is_sent_again() {
     assert!(matches!(answer, Err(Unanswered::NoAnswer(_))), "{answer:?}");
 }
 
-/// Fault: if gpushd restarted late in a hook, the hook did not wait for it. Each restart must have
-/// its own time limit.
+/// Fault: if gpushd restarted long after a hook had begun, the hook did not wait for it. Each
+/// restart must have its own time limit.
 #[test]
 fn every_restart_of_gpushd_has_its_time() {
     let restart = PAUSE * 5;

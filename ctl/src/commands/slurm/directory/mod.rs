@@ -4,14 +4,14 @@
 //! |---|---|---|
 //! | `CLUSTER-JOB@NODE` | what Prolog did: the environment, or the refusal | root; the user of the job can read it |
 //! | `CLUSTER-LEADER+JOB@NODE` | link to the file of a component of a heterogeneous job | root |
-//! | `CLUSTER-JOB@NODE+run` | which run of the job the file belongs to, and whether it may have a lease | root, 0600 |
-//! | `CLUSTER-JOB@NODE+ended` | an end of a job that was not delivered to gpushd yet | root, 0600 |
+//! | `CLUSTER-JOB@NODE+run` | to which run the file of the job belongs, and whether a lease may exist | root, 0600 |
+//! | `CLUSTER-JOB@NODE+ended` | an ended job that was not reported to gpushd yet | root, 0600 |
 //! | `owned` | the GPUs with `owner = "slurm"`, from the last answer of gpushd | root |
 //! | `places` | the clusters and nodes whose hooks run on this host | root |
 //! | `lock` | locked while a hook changes a file | root, 0600 |
 //!
-//! Prolog creates the file of a job before it sends a request to gpushd. So if a job has no file, Epilog knows that it
-//! has no lease.
+//! Prolog creates the file of a job before it sends a request to gpushd. So if a job has no file, Epilog knows that
+//! the job has no lease.
 //!
 //! The file of a job is only for its user. Hooks that run as root do not decide anything by its contents. Hooks of
 //! several jobs and runs change the directory at the same time, so each hook holds the lock while it reads and writes.
@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `access` | who may read the file of a job |
 //! | `jobs` | files of jobs |
-//! | `ends` | ends that were not delivered |
+//! | `ends` | ended jobs that were not reported to gpushd yet |
 
 mod access;
 mod ends;
