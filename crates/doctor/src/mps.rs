@@ -19,7 +19,7 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
         return vec![if is_used {
             Finding::problem(Area::Mps, message, hint).cause("a rule or a layout of the config shares GPUs through MPS")
         } else {
-            // No GPU of this host is shared through MPS, so this is no problem.
+            // No GPU of this host is shared through MPS, so this is not a problem.
             Finding::ok(Area::Mps, "NVIDIA's MPS programs are not installed, and no rule of the config needs them")
         }];
     }

@@ -66,7 +66,7 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     }
     // In all other cases, slurmd finds the devices itself and compares them with gres.conf.
     let Numbering::Listed(conf) = numbering else { return findings };
-    // If `uses_lines` is true, the finding above already names the missing GPUs, and slurmd may have read other lines.
+    // If `uses_lines` is true, the finding above already has both numbers, and slurmd may have read an older file.
     if configured > listed && !uses_lines {
         let message =
             format!("gres.conf lists fewer GPUs for node {node} than slurm.conf, so Slurm marks the node as invalid");

@@ -1,5 +1,5 @@
-//! The lines of Slurm's files that this area reads, for a bug report. Other lines of slurm.conf may
-//! contain passwords.
+//! The lines of Slurm's files that the area `slurm` reads, for a bug report. Other lines of
+//! slurm.conf may contain passwords.
 
 use gpush_core::slurm::lines;
 

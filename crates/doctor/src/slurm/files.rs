@@ -30,12 +30,12 @@ impl Files {
         host.slurm_conf().map_or(SLURM_CONF_PATHS.to_vec(), |path| vec![path])
     }
 
-    /// Returns the pairs of all lines that do not describe nodes, in order.
+    /// Returns the key-value pairs of all lines that do not describe nodes, in order.
     pub(super) fn settings(&self) -> &[KeyValue] {
         &self.conf.settings
     }
 
-    /// Returns the pairs of each line that describes nodes.
+    /// Returns the key-value pairs of each line that describes nodes.
     pub(super) fn nodes(&self) -> &[Vec<KeyValue>] {
         &self.conf.nodes
     }

@@ -53,8 +53,8 @@ fn scripts_of(host: &Host, files: &Files, key: &str) -> (Vec<String>, Vec<String
     (patterns, scripts)
 }
 
-/// Returns the paths and texts of scripts. Adds the scripts that they call and that run `command`,
-/// because a script of the site may call the script of the package.
+/// Returns the paths and texts of scripts. If a script calls another script that runs `command`,
+/// also returns that one, because a script of the site may call the script of the package.
 fn texts(host: &Host, scripts: &[String], command: &str) -> Vec<(String, String)> {
     let mut texts: Vec<(String, String)> =
         scripts.iter().map(|script| (script.clone(), host.read(script).unwrap_or_default())).collect();
