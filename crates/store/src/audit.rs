@@ -57,7 +57,7 @@ pub struct AuditRecord {
     pub object: String,
     /// The outcome.
     pub result: String,
-    /// Other data, as in [`NewAudit`].
+    /// Details for programs, as in [`NewAudit`].
     pub detail: Value,
 }
 

@@ -8,7 +8,7 @@
 //!          quiet: sync watermark, checkpoint, prune              │         watermark, do the files
 //!                                                                │         still exist? ─► replies
 //!                                                                ▼
-//!                      full: rolled back; ends are retried with the reserve released
+//!                      full: rolled back; endings are retried with the reserve released
 //!                      any other failure: rolled back, `Broken` until reopened
 //! ```
 //!

@@ -86,7 +86,7 @@ pub struct Lost {
     pub cause: String,
     /// Path of the damaged database that was set aside, if there was one.
     pub kept: Option<PathBuf>,
-    /// Whether grants and operations of this boot may be lost too. If so, the managed GPUs are `held`. A loss that is
+    /// Whether grants and operations of this boot may be lost. If so, the managed GPUs are `held`. A loss that is
     /// detected on a new boot affects only overrides, cordons and the audit trail.
     #[serde(default = "held_by_default")]
     pub holds: bool,

@@ -1,5 +1,5 @@
 //! MPS targets: whether their daemons were stopped, and settings that override their rules. The module `shared_gpu`
-//! records the compute mode that a GPU had before.
+//! records the compute mode that a GPU had before it was shared.
 
 use gpush_api::{Actor, MpsSettings};
 use jiff::Timestamp;
@@ -98,7 +98,7 @@ impl Tx<'_> {
         self.set_mps_target(&change(known))
     }
 
-    /// Sets the record of a target, or deletes it if it is empty.
+    /// Replaces the record of a target. An empty record is deleted.
     ///
     /// # Errors
     /// The record cannot be written.

@@ -50,8 +50,8 @@ pub fn may_become(from: OperationState, to: OperationState) -> bool {
         // Final states never change.
         (Done | NotStarted | RolledBack | Failed, _) => false,
         (_, Queued) => false,
-        // An operation that has run must keep its recorded previous state. So it cannot wait or get
-        // a new plan.
+        // An operation that has run must keep the recorded previous state of its GPUs. So it cannot
+        // wait or get a new plan.
         (_, Waiting) => from == Queued,
         (_, Running) => matches!(from, Queued | Waiting | Interrupted),
         (_, Cancelling | Interrupted) => from != to,

@@ -48,7 +48,7 @@ pub(crate) struct Identity {
 pub(crate) enum Provenance {
     /// The database contains the latest state.
     Current,
-    /// State was lost, with the reason. `on_this_boot` says whether grants and operations of this boot may be lost too.
+    /// State was lost, with the reason. `on_this_boot` says whether grants and operations of this boot may be lost.
     Lost { cause: String, on_this_boot: bool },
     /// The database belongs to another host, because the file system was cloned or moved.
     OtherHost,

@@ -157,7 +157,8 @@ impl Columns {
 }
 
 /// Converts a time to milliseconds. A value within the first or last second of a [`Timestamp`]'s
-/// range might not be read back. So the range ends at whole seconds.
+/// range might not be read back. So the function limits the time to the whole seconds of this
+/// range.
 fn milliseconds(time: Timestamp) -> Value {
     let (first, last) = (Timestamp::MIN.as_second() * 1000, Timestamp::MAX.as_second() * 1000);
     Value::Integer(time.as_millisecond().clamp(first, last))

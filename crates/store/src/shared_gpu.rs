@@ -1,8 +1,8 @@
 //! Settings that gpushd makes on whole GPUs while they are shared, and restores afterwards. gpushd
-//! records these settings before the driver call, so that the next gpushd knows which settings
-//! gpushd made.
+//! records these settings before the driver call, so that it knows after a restart which settings
+//! it made.
 //!
-//! The driver resets the compute mode and the time-slice level at a reboot, so these records also end with the boot.
+//! The driver resets the compute mode and the time-slice level at a reboot, so these records end with the boot.
 
 use gpush_api::{ComputeMode, Mode, TimesliceLevel};
 use serde::{Deserialize, Serialize};

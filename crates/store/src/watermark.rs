@@ -136,8 +136,8 @@ pub(crate) struct Watermarks {
 }
 
 impl Watermarks {
-    /// Records progress in both files. A failure is only logged: an outdated file detects fewer losses, but never
-    /// reports a false one.
+    /// Records progress in both files. A failure is only logged: with an outdated file, the store detects
+    /// fewer losses, but never reports a false loss.
     pub(crate) fn set(&self, sequence: u64) {
         for (name, file) in [("watermark", Some(&self.watermark)), ("marker", self.marker.as_ref())] {
             if let Some(Err(error)) = file.map(|file| file.set(sequence, self.origin)) {

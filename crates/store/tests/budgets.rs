@@ -1,4 +1,4 @@
-//! Limits for each user: requests of one user never displace answers to other users, or records of their actions.
+//! Limits for each user: requests of one user never displace the answers and audit records of other users.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
@@ -10,7 +10,7 @@ use gpush_store::{Answer, AuditQuery, Bounds, NewAnswer, NewAudit, Options, Stor
 use jiff::Timestamp;
 use scene::{actor, options};
 
-/// Uid of a user who sends very many requests. The next constants are a user who sends few, and root.
+/// Uid of a user who sends very many requests. The next constants: a user who sends few requests, and root.
 const FLOOD: u32 = 1001;
 const LITTLE: u32 = 1002;
 const ROOT: u32 = 0;

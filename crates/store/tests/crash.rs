@@ -1,5 +1,5 @@
 //! Kills and disk failures, in a separate process that commits continuously (`scene/writer.rs`). `strace` makes system
-//! calls fail, or kills the process at them. Without `strace`, the tests that use it report that they were skipped.
+//! calls fail, or kills the process at a call. Without `strace`, the tests that use it report that they were skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]

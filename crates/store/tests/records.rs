@@ -79,7 +79,7 @@ fn operation_follows_its_states_and_survives_reopening() {
     let id = first.id;
     let started = store.write(move |tx| tx.start(id, intent(3), Vec::new())).wait().unwrap();
     assert_eq!((started.stage, started.revision), (OperationState::Running, 2));
-    // The previous reading must not be overwritten after a driver call may have happened.
+    // A driver call may have happened, so the recorded state before it must not be overwritten.
     let again = store.write(move |tx| tx.start(id, intent(4), Vec::new())).wait().unwrap_err();
     assert!(matches!(again, StoreError::Transition { from: OperationState::Running, .. }), "{again}");
 

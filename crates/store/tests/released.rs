@@ -1,7 +1,7 @@
 //! Databases of released versions: every later version reads them completely.
 //!
-//! A fixture is a dump in SQL, because the repository contains no binary files. The version in the
-//! fixture's name writes the fixture, with
+//! A fixture is a dump in SQL, because the repository contains no binary files. The code of the
+//! version in the fixture's name writes the fixture, with
 //! `GPUSH_WRITE_FIXTURE=1 cargo test -p gpush-store --test released`. The fixture never changes
 //! after the release of that version.
 

@@ -27,8 +27,8 @@ fn share_records_evict_no_administrator_records() {
     assert_eq!(of("gpu.cordon"), (0..45).filter(|n| n % 3 == 0).collect::<Vec<u64>>());
     assert_eq!(of("lease.grant"), (175..200).collect::<Vec<u64>>());
     assert!(all.is_sorted_by_key(|one| one.sequence), "the order is that of what was done");
-    // Reading pages from the oldest record returns the same records, although many numbers in
-    // between are missing. Reading the last records also returns the same records.
+    // Reading page by page from the oldest record returns all of these records, although many
+    // numbers in between are missing. A query with `latest` returns the last of them.
     let mut paged = Vec::new();
     loop {
         let after = paged.last().map_or(0, |one: &gpush_store::AuditRecord| one.sequence);

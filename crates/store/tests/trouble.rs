@@ -254,8 +254,8 @@ fn schema_in_header(directory: &Path) -> u32 {
     u32::from_be_bytes(header[60..64].try_into().unwrap())
 }
 
-/// Computes the seal of a fact from its definition: FNV-1a over the table's name, then for each text over its kind 3,
-/// its length in 8 bytes, and its bytes.
+/// Computes the seal of a fact from its definition: FNV-1a over the table's name, and then for each text over the kind
+/// number 3, the text's length in 8 bytes, and its bytes.
 fn seal_of_schema_fact(value: &str) -> i64 {
     let mut bytes = b"facts".to_vec();
     for text in ["schema", value] {

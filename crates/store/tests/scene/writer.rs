@@ -1,6 +1,6 @@
 //! A process that commits continuously until it is killed. The process is the test program, started again with
 //! `GPUSH_STORE_ROLE` set. In that process, the test `the_process_that_is_killed` calls [`role`]. In an ordinary test
-//! run, it does nothing.
+//! run, this test does nothing.
 
 #![allow(dead_code, reason = "each test program uses its part of it")]
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
