@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: measures the release builds of the programs for docs/benchmarks.md.
 //!
-//! The command measures counts, and ratios within one run. Both are also valid for other machines. It shows absolute
-//! times only if the target is a time, and a time is valid only for one machine. The document contains no date, so a
-//! second run on the same machine changes little.
+//! The command measures counts, and ratios within one run. Both are also valid for other machines. Absolute times
+//! are valid only for one machine, so the command shows them only if the target is a time. The document contains no
+//! date, so a second run on the same machine changes little.
 
 use std::{
     fmt::Write as _,

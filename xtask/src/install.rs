@@ -27,14 +27,14 @@ pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
-/// Returns the directory of Slurm's plugins for tests that Debian's package `slurmd` does not
-/// contain.
+/// Returns the directory for Slurm plugins that tests need, but that Debian's package `slurmd` does
+/// not contain.
 pub(crate) fn slurm_plugins() -> PathBuf {
     workspace::target().join("slurm-plugins")
 }
 
-/// The NVML plugin, and its package. The package depends on an exact version of Slurm, which lags
-/// behind security updates. So xtask unpacks the package and does not install it.
+/// The NVML plugin, and its package. The package depends on an exact version of Slurm, and lags
+/// behind Slurm's security updates. So xtask unpacks the package and does not install it.
 const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
 
 /// Programs that tests run, with their Debian packages:

@@ -7,7 +7,7 @@ use super::{
     schema::{Comparison, Direction},
 };
 
-/// Returns the differences because of which a client of the old API cannot use the new API.
+/// Returns the differences that prevent a client of the old API from using the new API.
 pub(super) fn differences(old: &Value, new: &Value) -> Vec<Difference> {
     let mut comparison = Comparison::new(old, new);
     for (path, methods) in fields(old, "paths") {

@@ -3,7 +3,7 @@
 //!
 //! All output is real. `gpush-sim run` creates the host and starts this program a second time on
 //! it. The second instance starts the real `gpushd`, runs real `gpushctl` commands, and prints each
-//! command with its output. Every command must end with a given exit code, also the commands that
+//! command with its output. Every command must end with a given exit code, even a command that
 //! must fail. So the demo is also a test.
 
 use std::{

@@ -1,7 +1,7 @@
 //! Maintainer scripts and the spec. They are templates below `packaging/` with two kinds of
 //! placeholders.
-//! - `#include NAME` is replaced by the text of `packaging/scripts/NAME`, indented like this line.
-//!   So a script that both formats need exists only once.
+//! - `#include NAME` is replaced by the text of `packaging/scripts/NAME`, indented like the
+//!   `#include`. So a script that both formats need exists only once.
 //! - `@NAME@` is replaced by a value of the build.
 
 use std::{collections::BTreeMap, fs, path::Path};
