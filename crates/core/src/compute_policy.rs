@@ -49,7 +49,8 @@ pub enum LevelReport {
     Failed(String),
 }
 
-/// Returns the levels in the output, in the same order. The text may include standard error.
+/// Returns what the output says about each GPU, in the order of the output. The text may include
+/// standard error.
 #[must_use]
 pub fn levels(output: &str) -> Vec<(GpuIdentifier, LevelReport)> {
     let mut found: Vec<(GpuIdentifier, LevelReport)> = Vec::new();
@@ -90,7 +91,7 @@ fn parse_row(text: &str) -> Option<(GpuIdentifier, LevelReport)> {
     let mut words = split_words(text);
     let gpu = words.find_map(gpu_name)?;
     let rest: Vec<&str> = words.collect();
-    // Later versions may list other policies in the same row, so the parser searches for the name.
+    // Later versions may list more policies in the same row, so search for the policy's name.
     let at = rest.iter().position(|word| ["timeslice", "time-slice"].contains(&word.to_lowercase().as_str()))?;
     let value = rest[at + 1..].iter().copied().filter(|word| *word != "=");
     let text = value.collect::<Vec<_>>().join(" ");

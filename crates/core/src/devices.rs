@@ -2,11 +2,11 @@
 //!
 //! A device is `in_use` if the driver lists a process on it. Otherwise it is `reserved` if its GPU
 //! or its MPS daemon accepts no new work. Otherwise it is `granted` if a lease holds it. Otherwise
-//! it is `reserved` if an earlier entry of the queue needs it: an operation that will destroy it,
-//! or a lease request. Otherwise it is `free`.
+//! it is `reserved` if a queued operation will destroy it, or a queued lease request needs it.
+//! Otherwise it is `free`.
 //!
-//! A free device is `available` if a lease request gets it now. gpushd grants no leases on a GPU
-//! without a rule, so its free devices are not available.
+//! A free device is `available` if a new lease request can get it now. gpushd grants no leases on
+//! a GPU without a rule, so its free devices are not available.
 
 use std::{borrow::Borrow, collections::BTreeSet};
 
@@ -64,7 +64,7 @@ fn device(
     let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
     let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
     let of_compute = compute.iter().flat_map(|compute| &compute.processes);
-    // MPS servers are not listed as processes of the device. Only the clients of a server use the
+    // Omit MPS servers from the processes of the device: only the clients of a server use the
     // device.
     let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));
     let processes: Vec<Process> = instance.processes.iter().chain(of_compute).filter(is_user).cloned().collect();

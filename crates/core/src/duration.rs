@@ -170,8 +170,9 @@ pub fn format(duration: Duration) -> String {
     out
 }
 
-/// Formats whole seconds as a duration of at most two units, such as `6d23h`, `1h29m` or `40s`. Rounds to the smaller
-/// unit, so a lease that was just granted for 2 hours ends in `2h`, not in `1h59m`.
+/// Formats whole seconds as a duration of at most two units, such as `6d23h`, `1h29m` or `40s`. Rounds to the
+/// nearest minute from 1 hour on, and to the nearest hour from 1 day on. So a lease that was just granted for 2 hours
+/// ends in `2h`, not in `1h59m`.
 #[must_use]
 pub fn rough(seconds: u64) -> String {
     let rounded = |unit: u64| seconds.saturating_add(unit / 2) / unit * unit;

@@ -85,8 +85,8 @@ impl Config {
             .collect()
     }
 
-    /// Returns all settings of a file that differ from this config. Rules are not included, because
-    /// gpushd compares their effect on each GPU instead.
+    /// Returns all settings that differ between this config and the file. Rules are not
+    /// included, because gpushd compares their effect on each GPU instead.
     #[must_use]
     pub fn differences(&self, in_file: &Self) -> Vec<SettingDiff> {
         let ours = self.by_key();

@@ -80,8 +80,8 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     Problem::new(span, format!("this is not TOML: {message}"), hint)
 }
 
-/// Finds the last header `[name]` before the position `before`. If two tables have the same name,
-/// the TOML parser keeps the position of only one of them.
+/// Finds the last header `[name]` before the position `before`. Searches the text, because the TOML
+/// parser keeps only one position if two tables have the same name.
 fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>> {
     let header = format!("[{name}]");
     let mut at = 0;

@@ -148,8 +148,8 @@ fn subjects(
         let span = get(table, "everybody").map(toml::Spanned::span).unwrap_or_default();
         found.push((Subject::Everybody, span));
     }
-    // Even a key with an error or a misspelt name shows that the author of the quota wants to name
-    // users.
+    // If a key that names users has an error or is misspelt, that is already reported. Do not also
+    // report that the quota applies to no user.
     let is_wrong = reader.problems.len() > before
         || meant.iter().any(|key| ["users", "groups", "everybody"].contains(&key.as_str()));
     if found.is_empty() && !is_wrong {

@@ -117,7 +117,7 @@ impl<'t> Reader<'t> {
             };
             let what = if is_table && section.header.is_empty() { "table" } else { "key" };
             let known = section.keys.iter().chain(tables).copied();
-            // A table in a list describes one object, so its keys cannot belong to another table.
+            // A table in a list describes one object, so do not suggest another table for its keys.
             let listed = !SECTIONS.iter().any(|own| own.header == section.header);
             let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);
             let within: Vec<String> = SECTIONS

@@ -66,7 +66,8 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     })
 }
 
-/// Returns the defaults for missing keys. A MIG device has no compute mode that could be set.
+/// Returns the defaults for missing keys. In mode `mig`, gpushd sets no compute mode, because a MIG
+/// device has none.
 pub(super) fn default_of(mode: Mode) -> MpsPolicy {
     let whole = MpsPolicy::default();
     if mode == Mode::Mig { MpsPolicy { compute_mode: MpsComputeMode::Keep, ..whole } } else { whole }

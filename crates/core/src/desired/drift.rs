@@ -20,7 +20,7 @@ pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
         Mode::NoRule | Mode::Unmanaged => Vec::new(),
         Mode::Exclusive | Mode::Mps => whole_gpu_obstacles(desired_state.mode, gpu),
         Mode::Timeslice => match whole_gpu_obstacles(desired_state.mode, gpu) {
-            // A partitioned GPU has no time-slice levels, and only one compute mode.
+            // Checked only with MIG mode off, because MIG has no levels and only one compute mode.
             whole if whole.is_empty() => timeslice_state::drift(desired_state, gpu),
             not_whole => not_whole,
         },

@@ -57,7 +57,7 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
             }
         },
         Err(refusal @ Refusal::Blocked { .. }) => refused(gpu, empty, refusal),
-        // The assignment was possible when placement made it, so the GPU has changed since then.
+        // The GPU has changed since placement made the assignment, so a retry may succeed.
         Err(refusal) => {
             let plan = refused(gpu, empty, refusal);
             GpuPlan { error: plan.error.map(ApiError::retryable), ..plan }

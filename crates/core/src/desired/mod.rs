@@ -144,7 +144,7 @@ pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Desi
 /// rule, from [`claims`].
 pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
     let desired_state = desired_state(config, claimed, gpu);
-    // The instances of a lost GPU are unknown.
+    // The instances of a lost GPU are unknown, so no drift is reported.
     gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&desired_state, gpu) };
     gpu.timeslice = timeslice_state::view(&desired_state, gpu);
     gpu.mode = desired_state.mode;

@@ -25,7 +25,7 @@ use crate::{
 pub enum OverrideEffect {
     /// The override does not change, or the GPU has no override.
     Stays,
-    /// The override is set, and replaces an earlier override.
+    /// The override is set, and replaces an earlier override, if any.
     Made {
         /// Rule that claims the GPU.
         rule: Option<String>,

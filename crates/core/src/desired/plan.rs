@@ -42,8 +42,9 @@ enum PlanGoal {
 /// unclaimed GPU only with an explicit layout.
 ///
 /// # Errors
-/// The request is invalid, matches no GPU, or names a GPU of another mode. If a GPU cannot have its
-/// layout or cannot be used, the function succeeds, and the plan of the GPU contains the reason.
+/// The request is invalid, matches no GPU, or is not allowed for a GPU that it names. If a GPU
+/// cannot have its layout or cannot be used, the function succeeds, and the plan of the GPU
+/// contains the reason.
 pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
     let desired_states = desired_states(config, gpus);
     if let LayoutSource::PerGpu(each) = &request.layout {
@@ -195,7 +196,7 @@ fn desired_layout(
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     check_mode(gpu, desired_state, others)?;
-    // If a GPU cannot be read, its data shows no MIG, but the GPU may support MIG.
+    // A GPU that cannot be read shows no MIG, but may support MIG, so do not report that here.
     if gpu.mig.is_none() && check_plannable(gpu, true).is_ok() {
         return Err(no_mig(gpu, desired_state, others));
     }
@@ -228,7 +229,7 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     };
     match gpu.state {
         GpuState::Ready | GpuState::Changing => Ok(()),
-        // A caller who names the GPU wants to recover it, or knows about the cordon.
+        // Allow this: a caller who names the GPU wants to recover it, or knows about the cordon.
         GpuState::Degraded | GpuState::Cordoned if named => Ok(()),
         GpuState::Cordoned => refuse(
             Code::Conflict,

@@ -17,7 +17,7 @@ fn level_drift(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
         (TimesliceState::Known, Some(level)) if level != wanted => {
             Some(format!("the time-slice level is `{level}`, but the config says `{wanted}`"))
         }
-        // Without levels, the driver behaves as it does at the level `default`.
+        // A GPU without levels behaves as at the level `default`, so `default` is no drift.
         (TimesliceState::Unsupported, _) if wanted != TimesliceLevel::Default => {
             Some(format!("the GPU has no time-slice levels, but the config has level `{wanted}`"))
         }

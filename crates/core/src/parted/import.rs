@@ -147,7 +147,7 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         );
     }
     // In a mig-parted file, the last group that matches a GPU applies. In gpush's config, the first
-    // rule that matches the GPU applies.
+    // rule that matches the GPU applies. So the rules are in reverse order.
     let mut rules = Vec::new();
     let before = remarks.len();
     for group in label.groups.iter().rev() {

@@ -6,11 +6,11 @@
 //! instructions. If costs are equal, the search compares the remaining room, then the placements.
 //!
 //! ```text
-//! bits 48…59  in use      instances in use destroyed: above zero, the plan is blocked
-//! bits 36…47  held        instances destroyed that have an MPS daemon
-//! bits 24…35  GPU         GPU instances destroyed
-//! bits 12…23  compute     compute instances destroyed in GPU instances that stay
-//! bits  0…11  slices      memory slices destroyed
+//! bits 48…59  in use      destroyed instances in use: above zero, the plan is blocked
+//! bits 36…47  held        destroyed instances that have an MPS daemon
+//! bits 24…35  GPU         destroyed GPU instances
+//! bits 12…23  compute     destroyed compute instances in GPU instances that stay
+//! bits  0…11  slices      destroyed memory slices
 //! ```
 
 use std::ops::{Add, AddAssign, Sub};

@@ -200,7 +200,7 @@ fn decide_mig(
         }
         return;
     };
-    // The drift of the GPU already reports that MIG mode is off or that instances are missing.
+    // Report nothing here: drift already reports that MIG mode is off or instances are missing.
     if !mig.enabled {
         return;
     }

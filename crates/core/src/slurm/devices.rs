@@ -113,8 +113,8 @@ pub fn devices(job: &Job, numbering: &Numbering) -> Result<Vec<SlurmDevice>, Not
     let is_uuid = |entry: &String| DeviceUuid::new(entry).is_ok();
     let uuid = |entry: &String| SlurmDevice::Uuid(entry.clone());
     if job.gres.is_empty() {
-        // Entries that are not UUIDs are not devices of the job, because Slurm sets both
-        // `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES`, or neither.
+        // Slurm sets both `SLURM_JOB_GPUS` and `CUDA_VISIBLE_DEVICES`, or neither. Here the first
+        // is not set, so entries that are not UUIDs are not devices of the job.
         return Ok(job.visible.iter().filter(|entry| is_uuid(entry)).map(uuid).collect());
     }
     if job.visible.iter().any(is_uuid) {

@@ -28,7 +28,7 @@ pub struct Job {
     /// Number of times that the job was requeued. Slurm always sets this number. `None` in an
     /// Epilog whose environment contains only the job id.
     pub restart: Option<u32>,
-    /// Job id of the leader, if the job is another component of a heterogeneous job.
+    /// Job id of the leader, if the job is a component of a heterogeneous job but not the leader.
     pub leader: Option<u32>,
     /// Indexes in gres.conf of the devices that Slurm allocated, in Slurm's order.
     pub gres: Vec<u32>,

@@ -92,7 +92,7 @@ impl FileName {
             None => (job, None),
         };
         let parsed = Self { place: HookPlace::new(cluster, node), job: job.parse().ok()?, component };
-        // Names of other files have a suffix, or characters that no job file name contains.
+        // Refuse other files: their names have a suffix, or characters that no job file name has.
         (parsed.to_string() == name).then_some(parsed)
     }
 }
@@ -190,7 +190,8 @@ pub fn choose_place(ended: &Task, files: &[FileName], known: &[HookPlace]) -> Pl
     let mut found: Vec<HookPlace> = of_job.map(|file| &file.place).filter(fits).cloned().collect();
     // A job without a file has no lease, so its place does not matter.
     let has_file = !found.is_empty();
-    // Another job with this id can run on another cluster or node, and the only file may belong to that job.
+    // The only file may belong to a job with the same id on another cluster or node. So all known
+    // places that fit are candidates.
     found.extend(known.iter().filter(fits).cloned());
     found.sort_unstable();
     found.dedup();

@@ -101,7 +101,7 @@ impl Numbering {
             return Self::Unknown(Unnumbered::NoGres);
         }
         let minors: Vec<u32> = conf.gpus().iter().filter_map(GresDevice::minor).collect();
-        // If slurm.conf has more or fewer devices than gres.conf, slurmd adds or drops devices.
+        // If the numbers differ, slurmd adds or drops devices, so the lines do not show its order.
         let lists_all = conf.gpus().len() == devices as usize && minors.len() == conf.gpus().len();
         Self::Nvml { devices, minors: if lists_all { minors } else { Vec::new() } }
     }

@@ -139,8 +139,8 @@ proptest! {
         }
     }
 
-    /// Some steps come in pairs, one before the change and one after it. The pairs begin in this
-    /// order: time-slice levels, MPS daemons, services, the end hook, the begin hook.
+    /// Brackets are opened in this order: time-slice levels, MPS daemons, services, the hook
+    /// `after`, the hook `before`. Only resets need services and hooks.
     #[test]
     fn brackets_open_in_order_and_only_resets_need_hooks(
         daemons in proptest::collection::vec(0_usize..3, 1..4),

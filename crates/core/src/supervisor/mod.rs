@@ -150,7 +150,7 @@ impl Supervisor {
         self.wanted == Some(true)
     }
 
-    /// Returns whether the caller has reported if the daemon is desired.
+    /// Returns false until an event has said whether the daemon is desired.
     #[must_use]
     pub fn is_desired_known(&self) -> bool {
         self.wanted.is_some()
@@ -345,7 +345,7 @@ impl Supervisor {
                 self.state = SupervisorState::Draining { pid: *pid, until: None, served };
                 Vec::new()
             }
-            // The daemon was not stopped yet, so it has served continuously.
+            // The daemon was not stopped yet and still serves, so it needs no probe.
             (true, SupervisorState::Draining { pid, served: true, .. }) => {
                 self.state = SupervisorState::Ready { pid: *pid, silences: 0 };
                 Vec::new()
@@ -365,7 +365,7 @@ impl Supervisor {
                 | SupervisorState::GivenUp
                 | SupervisorState::Stopping { .. },
             )
-            // A found daemon is probed for clients before it is stopped.
+            // A found daemon does not stop yet, because it is first probed for clients.
             | (false, SupervisorState::Stopped | SupervisorState::Found { .. } | SupervisorState::Draining { .. } | SupervisorState::Stopping { .. }) => {
                 Vec::new()
             }

@@ -71,7 +71,7 @@ impl ModelStates {
         part
     }
 
-    /// Finds all possible states that add pairs from position `from` on to `state`.
+    /// Finds `state` and all possible states that add pairs at positions `from` and higher.
     fn walk(&self, state: State, from: usize, found: &mut Vec<State>) {
         found.push(state);
         for n in from..self.pairs.len() {

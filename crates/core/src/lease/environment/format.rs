@@ -7,8 +7,8 @@ use super::Environment;
 /// An output format of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// POSIX shell: lines for `eval`, `export NAME='value'`, and `unset NAME` for variables that do
-    /// not apply.
+    /// POSIX shell, for `eval`: `export NAME='value'` for each variable, and `unset NAME` for
+    /// variables that do not apply.
     Shell,
     /// fish: the same variables as [`Self::Shell`], with `set -gx` and `set -e`.
     Fish,

@@ -14,8 +14,8 @@
 //! - The holder has access only in `Active`. A lease becomes `Active` only after the grant is
 //!   durable.
 //! - Capacity is reserved from `Granting` on. Capacity is freed once: when the grant has certainly
-//!   failed, or when the end is durable. An end is recorded only after all sources have reported
-//!   that no process of the lease is left.
+//!   failed, or when the end is durable. An end is recorded only after all sources (cgroup,
+//!   driver, MPS daemon) have reported that no process of the lease is left.
 //! - If the end of a lease is requested in `Granting`, the end waits for the outcome of the grant,
 //!   because a commit or a driver call may still take effect.
 //! - `Releasing` has no time limit. The first reason for the end does not change, but a later
@@ -59,8 +59,8 @@ fn queued(recorded: bool, event: Event) -> (State, Vec<Effect>) {
         Event::WaitTimedOut => end(EndReason::TimedOut),
         Event::Revoked(_) => end(EndReason::Revoked),
         Event::Rebooted => end(EndReason::Rebooted),
-        // If one GPU is lost, the request still waits for other GPUs. A queued lease cannot expire,
-        // because its end time counts from the grant.
+        // These events change nothing. If one GPU is lost, the request still waits for other GPUs.
+        // A queued lease cannot expire, because its end time counts from the grant.
         Event::GpuLost
         | Event::Expired(_)
         | Event::Committed
@@ -147,7 +147,7 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
         Event::Probed(remaining) => match releasing.step {
             ReleaseStep::Processes if remaining.is_none() => record(Releasing { remaining, ..releasing }),
             ReleaseStep::Processes => stay(Releasing { remaining, ..releasing }),
-            // Admission was closed before the first probe, so no new process can have started.
+            // A late probe changes nothing: no new process can start, because admission is closed.
             ReleaseStep::Recording | ReleaseStep::Retry => stay(releasing),
         },
         Event::EndRecorded => match releasing.step {

@@ -144,7 +144,7 @@ pub enum Event {
     OperationFailed,
     /// The holder released or cancelled the lease, or its waiting client disconnected.
     Released,
-    /// The process, scope or job that the lease is bound to ended.
+    /// The process, scope or job to which the lease is bound has ended.
     BindingEnded,
     /// The maximum waiting time of the request has passed.
     WaitTimedOut,

@@ -104,7 +104,7 @@ pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementP
 /// Returns a small request of a kind that the GPUs offer.
 fn example(host: &Host, kind: LeaseKind) -> String {
     let offers = || host.gpus.iter().filter_map(|gpu| gpu.mig.as_ref());
-    // Only a dynamic GPU has devices of all profiles.
+    // A GPU offers its existing devices. Only a dynamic GPU offers all its profiles.
     let devices =
         || offers().flat_map(|mig| &mig.instances).flat_map(|one| one.devices.iter().map(move |of| (one, of)));
     let dynamic = || offers().filter(|mig| mig.dynamic).flat_map(|mig| &mig.geometry.profiles);

@@ -96,7 +96,7 @@ pub struct Instance {
     pub foreign: bool,
     /// Whether the instance is in use, although none of its devices is marked as in use.
     pub busy: bool,
-    /// Whether a queued request will destroy the instance. Until then, its devices are not granted.
+    /// Whether a queued request will destroy the instance. If so, its devices are not granted.
     pub clearing: bool,
     /// MIG devices.
     pub devices: Vec<Device>,

@@ -188,8 +188,8 @@ impl PlacementSearch<'_> {
         if self.fits(&all, &new) {
             return Some(cleared);
         }
-        // Free instances may also use engines or instance slots that the new instances need. In
-        // that case, removes the set with the fewest and smallest instances.
+        // Free instances at other placements may use engines or instance slots that the new
+        // instances need. In that case, removes the set with the fewest and smallest instances.
         let mut sets: Vec<u32> = (0..1_u32 << spare.len().min(16)).collect();
         let weight = |set: &u32| {
             let sizes = spare.iter().enumerate().filter(|(n, _)| set & (1 << n) != 0);

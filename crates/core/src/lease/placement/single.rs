@@ -64,8 +64,8 @@ fn on_mps(
     if blocks > 0 && blocked == UseOccupied::Never {
         return None;
     }
-    // If the target already has a daemon of this user, no new daemon is needed. Any other target
-    // would need a second daemon.
+    // A target whose daemon already serves this user needs no new daemon. Any other target counts
+    // as a new daemon.
     let created = u32::from(mps.user != Some(wanted.holder));
     let created = if policy == PlacementPolicy::Pack { created } else { 0 };
     let parts = Parts { blocked: blocks, created, free: left, load: mps.taken_tenths, ..Parts::default() };

@@ -160,7 +160,7 @@ fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::
         let mut busy = !instance.processes.is_empty();
         let mut devices = Vec::new();
         for compute in &instance.compute {
-            // A device without a known UUID cannot be granted, and may be in use.
+            // A device without a known UUID cannot be granted, and counts as in use.
             let Some(uuid) = &compute.uuid else {
                 busy = true;
                 continue;

@@ -34,7 +34,7 @@ pub enum Exceeded {
         /// The amount that the request adds, in the same unit.
         wanted: MemoryAmount,
     },
-    /// The leases would use too large a share of MPS targets.
+    /// The MPS percentage of all leases together would be too high.
     MpsPercentage {
         /// The limit, in tenths of a percent.
         most_tenths: u32,

@@ -137,7 +137,7 @@ impl Fields {
         let Some(name) = self.name else {
             return if self.auto_detect.is_some() && written.is_empty() { Ok(None) } else { Err(GresProblem::NoName) };
         };
-        // For `mps` and `shard`, the count is the number of shares of the GPUs.
+        // For `mps` and `shard`, the count is the number of shares, not of device files.
         let shared = ["mps", "shard"].iter().any(|shares| name.eq_ignore_ascii_case(shares));
         if let Some(count) = given
             && !shared
