@@ -4,9 +4,9 @@
 //! checks the other. So they must share only *data*: this crate contains no rules about which
 //! instances fit together.
 //!
-//! `models/` contains one JSON file for each model, with one profile on each line. Every row has a
-//! confidence. `estimated` names the fields whose values no public transcript shows. On a real
-//! host, gpushd does not use this data, because the driver reports the profiles of the GPU.
+//! `models/` contains one JSON file for each model, with one row (a profile) on each line. Every
+//! row has a confidence. `estimated` names the fields whose values no public transcript shows. On a
+//! real host, gpushd does not use this data, because the driver reports the profiles of the GPU.
 
 use serde::Deserialize;
 
@@ -14,7 +14,7 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
-    /// The data was seen in a real nvidia-smi or NVML transcript, or in a table of NVIDIA.
+    /// The data was seen in a real nvidia-smi or NVML transcript, or in a table by NVIDIA.
     Verified,
     /// The data was computed from verified rows or from the driver's published source.
     Derived,
@@ -111,7 +111,7 @@ pub struct GpuProfile {
     /// Name, such as `3g.40gb` or `1g.10gb+me`.
     pub name: String,
     /// Profile id, as the driver reports it. The id identifies a fraction of the GPU, not a number
-    /// of slices.
+    /// of slices: id 14 is `2g.20gb` on an A100, and `1g.6gb` on an A30.
     pub id: u32,
     /// NVML enum index for queries.
     pub index: u32,
