@@ -115,7 +115,7 @@ impl std::fmt::Display for Unread {
 }
 
 impl Reading {
-    /// Returns the error because of which this part is not complete.
+    /// Returns the first error that makes this part incomplete.
     #[must_use]
     pub fn unread(&self, part: ReadingPart) -> Option<&str> {
         self.warnings.iter().find(|unread| unread.part == part).map(|unread| unread.error.as_str())

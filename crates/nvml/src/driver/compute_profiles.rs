@@ -30,7 +30,7 @@ const SLICES: [(u32, u8); 5] = [
 /// Computes the compute instance profiles that `profile` will offer.
 ///
 /// - A placement starts at a multiple of its rounded size, which is its number of slices, rounded up to a power of two.
-///   From Hopper on, the placement also occupies the rounded size.
+///   Before Hopper, the placement occupies its number of slices. From Hopper on, it occupies the rounded size.
 /// - Profiles with three slices exist only in GPU instances of three and of seven slices.
 /// - A compute instance has as many streaming multiprocessors as the GPU instance profile with the same number of
 ///   slices.
@@ -159,8 +159,8 @@ impl OpenGpuInstance<'_> {
         Ok((bare(index, figures), None))
     }
 
-    /// Reads the possible placements of a compute instance profile, in compute slots. Returns none if the library is
-    /// too old.
+    /// Reads the possible placements of a compute instance profile, in compute slots. Returns an empty list if the
+    /// library is too old.
     pub(super) fn compute_placements(&self, profile_id: u32) -> Result<Vec<Placement>, DriverError> {
         use super::profiles::fits;
         use crate::error::ErrorKind;

@@ -22,7 +22,7 @@ pub struct EventSet<'d> {
     registered: Vec<(nvmlDevice_t, String)>,
 }
 
-// SAFETY: NVML may be called from any thread, and only one thread uses a set: it is not Sync.
+// SAFETY: NVML may be called from any thread. `EventSet` is not `Sync`, so one thread uses it at a time.
 unsafe impl Send for EventSet<'_> {}
 
 impl Driver {

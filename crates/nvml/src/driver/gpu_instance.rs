@@ -1,8 +1,8 @@
 //! GPU instances: listing them, creating one at a placement, and destroying one. Each change is read back.
 //!
-//! NVML lists the instances of one profile at a time. So it does not list instances of unknown
-//! profiles, and a plan could collide with them. Therefore this module also tries all ids. The ids
-//! are physical slots, 0 to 14.
+//! NVML lists the instances of one profile at a time. So these lists miss instances of profiles that
+//! gpush does not know, and a plan could collide with these instances. Therefore this module also
+//! tries all ids. The ids are physical slots, 0 to 14.
 //!
 //! A session may list handles of instances that other programs have destroyed. This module skips
 //! such handles, because every instance that exists is also found by its id. If the driver returns

@@ -17,8 +17,8 @@ const NO_MEMORY: u64 = u64::MAX;
 /// The driver's instance id for a process that is not in an instance.
 const NO_INSTANCE: u32 = u32::MAX;
 
-/// Maximum length of a process list. A host has at most 4 million processes by default, and a GPU has a few thousand. A
-/// larger number from the driver is an error.
+/// Maximum length of a process list. A GPU has at most a few thousand processes, so a larger number from the driver is
+/// an error.
 const MOST_ENTRIES: usize = 1 << 16;
 
 /// Maximum number of attempts with a larger buffer. Processes may start between the attempts.
@@ -153,7 +153,7 @@ fn grow<T: Clone + Blank>(
         let mut count = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
         let pointer = if buffer.is_empty() { std::ptr::null_mut() } else { buffer.as_mut_ptr() };
         match ask(&raw mut count, pointer) {
-            // The driver did not write the entries beyond the buffer's size.
+            // The driver reports more entries than the buffer can contain.
             Ok(()) if count as usize > buffer.len() => return Err(garbled(count)),
             Ok(()) => {
                 buffer.truncate(count as usize);
@@ -216,7 +216,7 @@ pub(super) fn merge(entries: &[Entry]) -> Vec<Entry> {
         let client = entry.kind == ProcessKind::Compute
             && entries.iter().any(|other| same(other) && other.kind == ProcessKind::MpsClient);
         let elsewhere = entry.gi.is_none() && entries.iter().any(|other| other.pid == entry.pid && other.gi.is_some());
-        // The process is listed in the GPU instance, and also in one of its compute instances.
+        // Omit the entry of a GPU instance if the process is listed in one of its compute instances.
         let within = entry.gi.is_some()
             && entry.ci.is_none()
             && entries.iter().any(|other| (other.pid, other.gi) == (entry.pid, entry.gi) && other.ci.is_some());

@@ -249,7 +249,7 @@ pub(super) fn placement(start: u32, size: u32) -> Placement {
     Placement { start: narrow(start, u8::MAX), size: narrow(size, u8::MAX) }
 }
 
-/// Checks that the driver's list fits into the buffer. The next call would write that many entries.
+/// Checks that the driver's list fits into the buffer, because the next call writes `count` entries.
 pub(super) fn fits(count: u32, function: &str) -> Result<(), DriverError> {
     if count as usize <= ENTRIES {
         return Ok(());

@@ -239,7 +239,7 @@ impl Gpu<'_> {
         }
     }
 
-    /// Reads the processes, and whether the lists are complete. If several lists fail, the warning
+    /// Returns the processes, and whether the lists are complete. If several lists fail, the warning
     /// names the first failed list.
     fn read_processes(
         &self,

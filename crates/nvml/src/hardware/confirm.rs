@@ -1,9 +1,9 @@
 //! A second check of a mutation, if the driver reports success but reading back does not show the
 //! change.
 //!
-//! An NVML session may return outdated state. So if reading back fails, the worker is first
-//! restarted, which opens a fresh session, and the GPU is read again. If this reading does not show
-//! the change either, the mutation is reported as failed.
+//! An NVML session may return outdated state. So gpushd first restarts the worker, which opens a
+//! fresh session, and reads the GPU again. If this second reading does not show the change either,
+//! the mutation is reported as failed.
 
 use gpush_api::{ComputeInstance, ComputeMode, GpuInstance, Mig, Placement};
 

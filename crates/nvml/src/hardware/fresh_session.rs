@@ -28,7 +28,7 @@ impl Hardware {
                 return other;
             }
         };
-        // If the number of started workers differs, another call has already restarted the worker.
+        // If `started` has changed, another call has already restarted the worker.
         if self.status().started == sessions {
             if !self.still_stale().insert(uuid.to_owned()) {
                 return Err(first);

@@ -30,7 +30,7 @@ pub(super) enum Report {
     Gone { how: String },
 }
 
-/// gpushd's end of a worker's socket.
+/// gpushd's side of a worker's socket.
 #[derive(Debug)]
 pub(super) struct WorkerSocket {
     stream: UnixStream,
@@ -95,7 +95,7 @@ impl WorkerSocket {
 }
 
 impl Drop for WorkerSocket {
-    /// Ends the worker. The async runtime drops the supervisor when the runtime stops.
+    /// Kills the worker, even if the supervisor is dropped because the async runtime stops.
     fn drop(&mut self) {
         self.kill();
     }

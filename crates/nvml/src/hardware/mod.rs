@@ -105,7 +105,7 @@ impl Default for Deadlines {
     }
 }
 
-/// The end of a call that passed its deadline.
+/// How a call that passed its deadline ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settled {
     /// There was no unsettled call.
@@ -320,7 +320,7 @@ impl Hardware {
         self.ask(|tx| Message::Settle(uuid.to_owned(), tx)).await.unwrap_or(Settled::Gone)
     }
 
-    /// Ends the worker and verifies that it has ended, so that gpush has no open handle. The next call starts another
+    /// Ends the worker and verifies that it has ended, so that gpush has no open handle. The next call starts a new
     /// worker. Calls in flight finish first; queued calls wait for the new worker.
     ///
     /// # Errors
@@ -349,7 +349,7 @@ impl Hardware {
         let _ = self.tx.send(Message::Resume);
     }
 
-    /// Ends the worker like [`Self::restart`], but starts no other worker before [`Self::unpause`].
+    /// Ends the worker like [`Self::restart`], but starts no new worker before [`Self::unpause`].
     /// Until then, calls wait without limit. A reset needs such a pause, because gpush must not
     /// have an open handle, but operations on other GPUs must not fail. A pause is independent of
     /// [`Self::stop`].

@@ -1,6 +1,6 @@
 //! A second attempt at a mutation that the driver refused as "in use" although no process uses the object.
 //!
-//! The driver also counts open handles, and a library may keep a handle open in gpush's own
+//! An open handle is enough for this error, and a library may keep a handle open in gpush's own
 //! session. gpush's handles must not block a mutation. So the worker is ended, and the call is
 //! repeated once in a fresh session. If another process holds a handle, the driver refuses the call
 //! again.

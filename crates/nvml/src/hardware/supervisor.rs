@@ -38,7 +38,7 @@ struct Supervisor {
     next: Ticket,
     reports: mpsc::UnboundedSender<(WorkerId, Report)>,
     events: broadcast::Sender<reading::Event>,
-    /// Start of the supervisor on both clocks. Used to convert instants to system time.
+    /// Time when the supervisor started, on both clocks. Used to convert instants to system time.
     epoch: (Instant, SystemTime),
 }
 

@@ -51,8 +51,8 @@ use crate::{
 /// Number of a worker process, unique within this run of gpushd.
 pub(super) type WorkerId = u64;
 
-/// Number of a request of the handle: a driver call, or another request such as a restart.
-/// The answer has the same number.
+/// Number of a request from the handle, such as a driver call or a restart. The answer has the same
+/// number.
 pub(super) type Ticket = u64;
 
 /// Maximum number of abandoned workers. At this number, the machine starts no more workers.
@@ -70,7 +70,7 @@ const QUARANTINE: (Duration, Duration) = (Duration::from_secs(1), Duration::from
 /// A request from the handle.
 #[derive(Debug, Clone)]
 pub(super) enum Ask {
-    /// Asks for the driver of the worker.
+    /// Asks for the versions and the library of the worker's driver.
     Driver,
     /// A call.
     Request(Request),
@@ -359,8 +359,8 @@ impl Machine {
         }
     }
 
-    /// Returns the calls in flight in a worker that must not end now. If that worker ends, this
-    /// counts as a crash. Returns `None` for any other worker.
+    /// Returns the calls in flight in a worker that must not end now, so that its end counts as a
+    /// crash. Returns `None` for any other worker.
     pub(super) fn calls_of_required_worker(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
