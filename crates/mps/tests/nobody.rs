@@ -1,4 +1,4 @@
-//! Listeners on a daemon's socket that are not a control daemon. The conformance tests of
+//! Listeners on a daemon's socket that are not control daemons. The conformance tests of
 //! `sim/mps-sim` cover control daemons: NVIDIA's daemon and the simulated daemon.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

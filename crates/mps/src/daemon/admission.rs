@@ -140,7 +140,7 @@ impl SupervisorTask {
         })
     }
 
-    /// Closes admission until [`Self::reopen_admission`], if no client is connected.
+    /// Closes admission if no client is connected. [`Self::reopen_admission`] opens admission again.
     ///
     /// # Errors
     /// [`Code::Blocked`] if a client is connected, or if gpushd does not know whether a client is
@@ -184,9 +184,8 @@ impl SupervisorTask {
     }
 
     /// Grants the users access to the pipe directory in three cases: the daemon serves, it drains until leases have
-    /// ended, or it was adopted and waits for its desired state. Otherwise revokes the access. Sets the access again
-    /// unless this task itself has set the same access before: a previous gpushd or a dead daemon may have left access
-    /// granted.
+    /// ended, or it was adopted and waits for its desired state. Otherwise revokes the access. Does nothing if
+    /// this task has already set the same access. Access that a previous gpushd or a dead daemon left does not count.
     pub(super) fn update_access(&mut self) {
         let Some(spec) = &self.spec else { return };
         let open = self.supervisor.admits()

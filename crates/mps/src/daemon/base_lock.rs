@@ -27,8 +27,8 @@ fn pid(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// Creates the directory if necessary, and takes its lock. If either step fails, logs the error and
-/// returns `None`. In that case, daemons cannot be started in the directory either.
+/// Creates the directory if necessary, and takes its lock. If a system call fails, logs the error
+/// and returns `None`. In that case, no daemon can be started in the directory.
 ///
 /// # Errors
 /// Another gpushd holds the lock.

@@ -40,7 +40,7 @@ pub(super) async fn holders(
     holders
 }
 
-/// Returns whether another connection can cause this error.
+/// Returns whether the connection of another process can cause this error.
 fn is_possible_cause(error: &ControlError) -> bool {
     match error {
         ControlError::Busy | ControlError::Session(SessionError::Closed | SessionError::Silent { .. }) => true,

@@ -159,7 +159,7 @@ impl Health {
         }
     }
 
-    /// Returns whether a server did not answer, so that its clients are not known.
+    /// Returns whether any server did not answer. The clients of such a server are not known.
     pub(super) fn has_busy_server(&self) -> bool {
         !self.busy.is_empty()
     }

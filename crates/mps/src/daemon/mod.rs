@@ -12,8 +12,8 @@
 //! ```
 //!
 //! ```text
-//! requests ─► supervisor task ─► reports       a task that panics is replaced: it recovers its state from the directory,
-//!                 └ panics ─► task             and pending requests wait for the next task
+//! requests ─► supervisor task ─► reports   a task that panics is replaced: it recovers its state from the directory,
+//!                 └ panics ─► task         and pending requests wait for the next task
 //! ```
 //!
 //! | file | subject |
@@ -123,7 +123,8 @@ pub enum DaemonRequest {
     SetDesired(Option<Box<Desired>>),
     /// Starts the daemon, even after too many failures.
     Start,
-    /// Closes admission until the daemon ends or [`Self::OpenAdmission`]. Refused if a client is or may be connected.
+    /// Closes admission until the daemon ends or [`Self::OpenAdmission`] follows. Refused if a client
+    /// is or may be connected.
     CloseAdmission,
     /// Reopens admission.
     OpenAdmission,
@@ -306,7 +307,7 @@ impl Daemon {
         if seen.pid.is_none() || seen.answered.is_some_and(|answered| answered.elapsed() < older) {
             return seen;
         }
-        // If the daemon is hung, the report does not change.
+        // Ignore an error: if the daemon is hung, the report does not change.
         let _as_it_was = self.probe().await;
         self.last_report()
     }

@@ -130,7 +130,7 @@ impl SupervisorTask {
                 self.step(if fault.is_some() { SupervisorEvent::Fault } else { SupervisorEvent::Answers { pid } })
                     .await;
             }
-            // A daemon that is starting does not listen on its socket yet.
+            // A daemon that is starting may not listen on its socket yet, so probe again soon.
             Err(_) if starting => {
                 self.next_probe = Some(Instant::now() + self.start_interval);
                 self.start_interval = (self.start_interval * 2).min(START_INTERVAL.1);

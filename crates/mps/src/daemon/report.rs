@@ -16,8 +16,8 @@ const MULTI_USER: &str = "the clients of all users share one MPS server, which r
 fault of one client ends the clients of all users";
 
 impl SupervisorTask {
-    /// Describes the protocol in use, but only if it has changed since the last description,
-    /// because describing it requires reading the daemon's program.
+    /// Updates the description of the protocol in use, but only if the protocol has changed: a new
+    /// description requires reading the daemon's program.
     pub(super) fn note_protocol(&mut self, pid: i32) {
         let Some(control) = &self.control else { return };
         let driver = self.desired.as_ref().and_then(|desired| desired.driver.clone());

@@ -95,7 +95,7 @@ impl Servers {
             return Some(Server::Of(target));
         }
         let runs = |pid: u32, programs: &[FileId]| proc::executable_id(pid).is_some_and(|id| programs.contains(&id));
-        // Check the program of the process last: a file system of its user may not answer.
+        // Check the program of the process last: it may be on a user's file system that hangs.
         let is_foreign = kind != ProcessKind::MpsClient
             && parent.is_some_and(|parent| self.is_trusted(parent) && runs(parent, &self.controls))
             && runs(pid, &self.servers);

@@ -43,7 +43,7 @@ impl SupervisorTask {
                 }
             }
             let (mut is_logged, mut pause) = (false, RETRY);
-            // The daemon may not listen yet, or another process may hold the connection for a moment.
+            // Repeat `quit`: the daemon may not listen yet, or another process may hold the connection for a moment.
             loop {
                 match control.quit(Some(INTERRUPT), DEADLINE).await {
                     Ok(_) => pause = REPEAT,

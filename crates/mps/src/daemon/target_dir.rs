@@ -89,8 +89,8 @@ impl TargetDir {
         Self { dir: dir.to_owned() }
     }
 
-    /// Lists the directories below the base in which a daemon was started, sorted by name. `gpu_uuid` is empty if the
-    /// GPU is not known yet. Omits renamed directories, which no user can reach.
+    /// Lists the target directories whose spec is known, sorted by name. The spec's `gpu_uuid` is empty if the GPU is
+    /// not known yet. Omits renamed directories, which no user can reach.
     pub fn all(base: &Path) -> Vec<(Self, Spec)> {
         let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
         let mut all: Vec<_> = entries

@@ -220,7 +220,7 @@ impl SupervisorTask {
         }
     }
 
-    /// Handles an event. Returns the callers that waited for it.
+    /// Handles an event. If the event ends a probe, returns the callers that waited for the probe.
     async fn handle_wakeup(&mut self, wakeup: Wakeup) -> Option<Vec<Reply>> {
         match wakeup {
             Wakeup::ProcessExited => {

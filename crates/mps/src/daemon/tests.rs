@@ -42,7 +42,7 @@ fn daemon(base: &Path, sources: Sources) -> Daemon {
     Daemon::of("g1", "GPU-1", TargetDir::of(base, "g1"), Launcher::of(base), sources, |_| {})
 }
 
-/// Returns the desired state of a daemon that gpushd gives up after two failures.
+/// Returns a desired state with a limit of two failures.
 fn desired(base: &Path) -> Option<Box<Desired>> {
     let supervision = SupervisorPolicy { pause: Duration::from_millis(5), failures: 2, ..SupervisorPolicy::default() };
     Some(Box::new(Desired {

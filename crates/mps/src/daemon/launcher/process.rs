@@ -26,8 +26,8 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        // This pipe carries errors only until the process becomes the daemon. The daemon writes to
-        // its log, and the pipe closes.
+        // Until the process becomes the daemon, this pipe carries its errors. Then the pipe
+        // closes, because the daemon writes to its log.
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;

@@ -30,7 +30,7 @@ pub(in crate::daemon) fn recovered_spec(place: &TargetDir) -> Option<Spec> {
 fn of(place: &TargetDir, daemon: i32, parts: &[i32]) -> Option<Spec> {
     let pipe = PathBuf::from(ownership::variable(daemon, "CUDA_MPS_PIPE_DIRECTORY")?);
     let tenure = pipe.file_name()?.to_str()?.parse().ok()?;
-    // A server that runs as root has the same environment, but never holds this lock.
+    // A server that runs as root has the same environment, but never holds `control_lock`.
     if place.pipe(tenure) != pipe || lock::holder(&pipe).ok()? != Some(daemon) {
         return None;
     }

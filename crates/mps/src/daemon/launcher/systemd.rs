@@ -10,7 +10,7 @@
 //! Each daemon has its own cgroup, and survives restarts and upgrades of gpushd. When a daemon
 //! ends, systemd kills its remaining processes. systemd starts a daemon only on request. gpushd
 //! notices a `systemctl stop` because the process ends. If the daemon ended without an error,
-//! systemd may already have unloaded the unit.
+//! systemd may already have unloaded the unit, so the exit status may be unknown.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -148,7 +148,7 @@ impl Units {
         if self.0.processes(unit).await? > 1 {
             return Ok(false);
         }
-        // The signal goes through the pidfd, so it cannot reach another process.
+        // The signal goes through the pidfd, so it cannot reach a later process with the same pid.
         match process.terminate() {
             Ok(()) => tracing::info!("{unit}: ending its MPS daemon {pid}, which no program can reach"),
             Err(error) => tracing::warn!("{unit}: cannot end its MPS daemon {pid}: {error}"),

@@ -119,7 +119,7 @@ impl Filter {
                 self.left_out += session.end(&mut show);
                 *session = Session::new(true);
             }
-            // If the log was truncated here, the line before this one is missing.
+            // If this is the first line of the input, `Accepting connection...` before it may be missing.
             Line::Opens if session.lines == 1 && !session.is_open || is_first && !self.begins => {
                 session.is_open = true;
             }
