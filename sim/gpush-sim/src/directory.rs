@@ -147,7 +147,7 @@ pub(crate) fn environment_script(dir: &Path) -> String {
     script
 }
 
-/// Returns descriptions of the programs that have the host's driver open, without this process.
+/// Returns descriptions of the programs that have the host's driver open, except this process.
 pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
     let own = Some(std::process::id());
     let machine = host.read()?;

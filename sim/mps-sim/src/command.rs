@@ -69,8 +69,8 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
         "get_default_device_pinned_mem_limit" => default_memory(daemon, value::number(word(0))),
         "set_default_device_pinned_mem_limit" => may_set(daemon, peer, |daemon| {
             let device = word(0).unwrap_or_default();
-            // The command expects a device number. A UUID is not a number: like the real daemon,
-            // use device 0 and the limit 0 then.
+            // The command expects a device number. For a UUID, use device 0 and the limit 0, as the
+            // real daemon does.
             let is_number = device.parse::<i64>().is_ok();
             let limit = word(1).filter(|_| is_number).map_or(0, value::memory);
             match slot(value::number(Some(device))) {

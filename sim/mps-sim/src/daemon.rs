@@ -304,7 +304,7 @@ impl Daemon {
         Ok(verdict)
     }
 
-    /// Waits for the server to end, and cleans up. Returns the server's exit code.
+    /// Ends the server, waits until it has ended, and cleans up. Returns the server's exit code.
     fn quit(&mut self, force_after: Option<Duration>) -> i32 {
         if let Some(after) = force_after {
             self.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));

@@ -65,7 +65,7 @@ pub enum Kind {
     OrphanServer,
     /// The daemon hangs.
     HungDaemon,
-    /// A client of another user waits for a server, or is served.
+    /// A simulated client of another user waits for a server, or is served.
     SecondUid,
     /// The command `quit` takes `ms` milliseconds longer.
     SlowQuit,
@@ -139,7 +139,7 @@ impl Rule {
         self.times.is_none_or(|times| self.fired < times)
     }
 
-    /// Returns the delay of a kind of fault that delays.
+    /// Returns the delay of a rule of a slow kind.
     pub(crate) fn longer(&self) -> Duration {
         Duration::from_millis(self.ms.unwrap_or(3000))
     }
@@ -219,8 +219,8 @@ impl FaultFile {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&self.path);
         let file = file.with_context(there)?;
         if create {
-            // Ignore an error. Every user may write to the file, because servers also count faults
-            // in it, and a server may run as any user.
+            // Every user may write to the file, because servers count faults in it and may run as
+            // any user. Ignore an error: the file then belongs to another user.
             let _not_mine = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
         let mut held = locked(file, FlockArg::LockExclusive)?;

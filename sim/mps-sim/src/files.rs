@@ -1,6 +1,6 @@
 //! The files of a daemon in its pipe directory.
 //!
-//! | file | mode | left by `quit` |
+//! | file | mode | remains after `quit` |
 //! |---|---|---|
 //! | `control` | 0666 | yes |
 //! | `control_privileged` | 0755 by the umask | yes |
@@ -27,8 +27,8 @@ use crate::{
     wire::Socket,
 };
 
-/// Length of a path in bytes. A pipe directory with a path of this length or more is too long for
-/// its sockets.
+/// Minimum length in bytes at which the path of a pipe directory is too long for the paths of its
+/// sockets.
 const TOO_LONG: usize = 88;
 const PID: &str = "nvidia-cuda-mps-control.pid";
 /// A pid that no process has, because it is higher than any pid on Linux.

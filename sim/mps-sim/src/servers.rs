@@ -6,7 +6,7 @@
 //!        starting ──reports 1──► ready ──another uid waits, or a command──► leaving ──ends──► none
 //!           │ ends                 │ clients of its uid are passed to it                │
 //!           ▼                      ▼ reports 10: as after a command                     ▼
-//!     waiting clients are disconnected                          the last waiting client is served first
+//!     waiting clients are disconnected                          the newest waiting client is served first
 //! ```
 //!
 //! A server serves one uid at a time. With `-multiuser-server`, it serves all users as uid 0. A server is *busy* while
@@ -209,7 +209,7 @@ impl Servers {
         self.settle(log);
     }
 
-    /// Handles the report of a server that it is ready. Sends the default settings to the server.
+    /// Handles a server's report that it is ready. Sends the default settings to the server.
     pub(crate) fn ready(&mut self, socket: Socket, peer: Peer, defaults: &Defaults, log: &Log) -> io::Result<()> {
         let Some(now) = self.now.as_mut().filter(|now| now.pid() == peer.pid) else {
             log.say(&format!("NEW SERVER {}: Ignoring connection from user", peer.pid));
@@ -284,8 +284,8 @@ impl Servers {
         Some(code)
     }
 
-    /// Does everything that is possible now: starts a server for the last waiting client, passes waiting clients to the
-    /// server of their uid, and asks the server to end if a client of another user waits.
+    /// Does everything that is possible now: starts a server for the newest waiting client, passes waiting clients to
+    /// the server of their uid, and asks the server to end if a client of another user waits.
     fn settle(&mut self, log: &Log) {
         if self.now.is_none()
             && let Some(uid) = self.waiting.last().map(Waiting::uid)

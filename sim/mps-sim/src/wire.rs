@@ -4,7 +4,7 @@
 //! daemon ► OUTBHELL\0
 //!   peer ► OUTBCRED\0 + credentials, u32 kind      its kind
 //! server ► u32 status (room for a text after it)   then the daemon sends the defaults
-//! client ◄ OUTBCUFD\0 + a socket to its server     the daemon waits for a frame, or the close, after it
+//! client ◄ OUTBCUFD\0 + a socket to its server     then the daemon waits for a frame or the close
 //! ```
 
 use std::{

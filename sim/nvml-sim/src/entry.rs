@@ -197,7 +197,7 @@ impl Call {
         self.read(About::of(handle), |machine| body(machine, resolve_device(machine, handle)?))
     }
 
-    /// Runs the body of a call that reads a whole GPU. A MIG device has no such reading.
+    /// Runs the body of a call that reads a whole GPU. For a MIG device, returns `NOT_SUPPORTED`.
     pub(crate) fn gpu<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),
@@ -205,7 +205,7 @@ impl Call {
         })
     }
 
-    /// Runs the body of a call that is valid only for a whole GPU.
+    /// Runs the body of a call that is valid only for a whole GPU. For a MIG device, returns `INVALID_ARGUMENT`.
     pub(crate) fn parent<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),

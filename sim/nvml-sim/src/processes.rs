@@ -131,8 +131,8 @@ exports! {
         size.put(call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ACCOUNTING_BUFFER))?)
     }
 
-    /// Clears the statistics of ended processes. Clears nothing, because the simulation has only
-    /// statistics of running processes.
+    /// Does nothing. The real driver clears the statistics of ended processes, but the simulation
+    /// has only statistics of running processes.
     fn nvmlDeviceClearAccountingPids(device: Opaque) |call| {
         call.change_parent(device, &Change::NONE, |m, gpu| accounted(m, gpu))
     }

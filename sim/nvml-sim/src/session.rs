@@ -1,5 +1,5 @@
-//! The session of this process with the simulated driver. Several parts of the process can use it. The session counts
-//! its users: each has called nvmlInit and not yet nvmlShutdown.
+//! The session of this process with the simulated driver. Several parts of the process can use the session. A part that
+//! has called nvmlInit and not yet nvmlShutdown is a user. The session counts its users.
 //!
 //! ```text
 //!  closed ──nvmlInit──▶ open (1 user) ──nvmlInit──▶ open (2) ──nvmlShutdown──▶ open (1) ──nvmlShutdown──▶ closed

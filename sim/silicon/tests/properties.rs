@@ -43,8 +43,8 @@ fn pick<T: Copy>(from: &[T], n: usize) -> Option<T> {
     if from.is_empty() { None } else { Some(from[n % from.len()]) }
 }
 
-/// Makes one call, and returns whether it succeeded. For each creation, a copy of the machine also
-/// reverts the creation, to check that nothing of it is left.
+/// Makes one call, and returns whether it succeeded. After a creation, destroys the instance on a
+/// copy of the machine, to check that nothing of the instance is left.
 fn perform(machine: &mut Machine, act: &Act) -> Result<bool, TestCaseError> {
     let part = machine.part(0).unwrap();
     match *act {

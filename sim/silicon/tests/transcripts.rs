@@ -20,8 +20,8 @@ struct Transcript {
 /// The transcript that the simulator's rule for ids does not reproduce.
 ///
 /// On an empty GH200, the driver placed the first double-memory instances like 2g instances, at the
-/// ids 5, 3 and 4. The simulator's rule begins at id 6, which leaves more pairs possible, and which
-/// a 2g instance cannot have. Other transcripts do not show how the driver decides, so the rule
+/// ids 5, 3 and 4. The simulator's rule begins at id 6, because id 6 leaves more pairs possible. A
+/// 2g instance cannot have id 6. Other transcripts do not show how the driver decides, so the rule
 /// stays.
 const EXCEPTION: (&str, [u32; 3], [u32; 3]) = ("gh200", [5, 3, 4], [6, 5, 3]);
 

@@ -13,14 +13,14 @@
 //! - The head of the table, the widths of its columns and all messages are those of nvidia-smi
 //!   535.309.01.
 //! - The table names a GPU only by its index.
-//! - For a GPU without levels, nvidia-smi prints both `Failed to set` lines and exits with 3
+//! - For a GPU without levels, nvidia-smi prints two `Failed to set` lines and exits with 3
 //!   (kubernetes-sigs/dra-driver-nvidia-gpu issue 41).
 //! - Without a command, nvidia-smi prints its help (NVIDIA/k8s-device-plugin issue 354).
 //!
 //! Three facts are assumed:
 //! - the position of a value in its column;
 //! - if one GPU has no levels, nvidia-smi still prints the table of the other GPUs;
-//! - nvidia-smi also prints failures to standard output.
+//! - nvidia-smi prints failures to standard output, like the table.
 //!
 //! The simulation accepts levels only as numbers, because the help of the real program lists no
 //! other form. If the simulation accepted other forms, it could hide a mistake in gpush.

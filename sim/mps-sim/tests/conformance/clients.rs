@@ -105,8 +105,8 @@ pub(crate) async fn server_and_clients_survive_a_killed_daemon(setup: Setup) {
     signal(server, Signal::SIGKILL);
 }
 
-/// If several clients wait, the daemon first serves the client that connected last. So another
-/// client may have to wait several times.
+/// If several clients wait, the daemon first serves the client that connected last. So a client
+/// that connected earlier may have to wait several times.
 pub(crate) async fn client_of_another_uid_waits_for_the_first(setup: Setup) {
     let Some(uid) = another_uid("client_of_another_uid_waits_for_the_first") else { return };
     let daemon = setup.start().await;

@@ -23,8 +23,8 @@ pub(crate) fn library() -> PathBuf {
     test.parent().unwrap().join("libnvidia_ml.so")
 }
 
-/// A client on a simulated host. A client of [`Client::fresh`] has not called `nvmlInit`. A client
-/// of the other functions has called it.
+/// A client on a simulated host. A client from [`Client::fresh`] has not called `nvmlInit`. A
+/// client from [`Client::of`] or [`Client::one`] has called `nvmlInit`.
 pub(crate) struct Client {
     pub(crate) lib: NvmlLib,
     pub(crate) host: silicon::Host,

@@ -32,8 +32,7 @@ impl DescriptionError {
         Self { message: message.into(), hint: hint.into(), at: None, subject: None }
     }
 
-    /// Adds to the error the key that is wrong, and the `[[gpu]]` entry of the key. `None` means a
-    /// key of the host.
+    /// Adds the wrong key and its `[[gpu]]` entry to the error. `None` means a key of the host.
     pub(super) fn about(self, entry: Option<usize>, key: &'static str) -> Self {
         Self { subject: Some(Subject { entry, key }), ..self }
     }
@@ -112,7 +111,7 @@ fn locate(text: &str, subject: Subject) -> Option<(usize, usize)> {
         None => document.get_ref(),
         Some(entry) => document.get_ref().get("gpu")?.get_ref().as_array()?.get(entry)?.get_ref().as_table()?,
     };
-    // If the key is absent, its default value is the problem. Then return the position of the
+    // If the key is absent, its default value is the problem. So return the position of the
     // entry's model.
     let value = table.get(subject.key).or_else(|| table.get("model"))?;
     Some(place(text, value.span().start))

@@ -101,7 +101,7 @@ pub struct Decision {
 enum Victim {
     /// The caller.
     Caller,
-    /// Kill first the caller's parent, and then the caller.
+    /// The caller's parent first, and then the caller.
     Both,
 }
 

@@ -58,7 +58,7 @@ pub enum Mutation {
     /// The GPU falls off the bus, and stays lost until the next boot.
     Lose,
     /// The caller keeps an open handle of the instance (or GPU) until the caller exits. The driver
-    /// does not list the handle. If a program destroys the instance, it gets `IN_USE`.
+    /// does not list the handle. A program that tries to destroy the instance gets `IN_USE`.
     Leak,
     /// The caller sees the instances as they were at its `nvmlInit`.
     Stale,
@@ -161,8 +161,8 @@ impl std::error::Error for RuleError {}
 /// The name of `nvidia-smi --gpu-reset` in fault rules. It is not an NVML call.
 pub const GPU_RESET: &str = "gpu-reset";
 
-/// The name of `nvidia-smi compute-policy --set-timeslice` in fault rules. For a rule, each GPU is
-/// one call.
+/// The name of `nvidia-smi compute-policy --set-timeslice` in fault rules. The command counts as
+/// one call for each GPU.
 pub const COMPUTE_POLICY_SET: &str = "compute-policy-set";
 
 /// The name of `nvidia-smi compute-policy --list` in fault rules.

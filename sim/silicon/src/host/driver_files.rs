@@ -29,7 +29,7 @@ const GPU_INSTANCES: u32 = 15;
 /// Number of compute instance ids of a GPU instance.
 const COMPUTE_INSTANCES: u32 = 8;
 
-/// Modes of the device files that are only for administrators.
+/// Mode of the device files that only root may open.
 const ADMINISTRATORS: u32 = 0o400;
 const EVERYBODY: u32 = 0o444;
 

@@ -1,10 +1,9 @@
-//! The host's lock.
+//! The host's lock, which excludes other processes and other threads.
 //!
-//! The lock of a host between processes and threads. A file lock excludes other processes, but not
-//! threads that share the file descriptor. If a forked child unlocks an inherited descriptor, it
-//! releases the lock of its parent. So a thread first locks a mutex of its process. Then it locks a
-//! descriptor that this process itself has opened. All data of one process is in [`PerProcess`],
-//! which is created again after a fork.
+//! A file lock excludes other processes, but not threads that share the file descriptor. If a
+//! forked child unlocks an inherited descriptor, it releases the lock of its parent. So a thread
+//! first locks a mutex of its process. Then it locks a descriptor that this process itself has
+//! opened. All data of one process is in [`PerProcess`], which is created again after a fork.
 #![allow(unsafe_code)] // One atomic pointer, swapped once after a fork.
 
 use std::fs::File;

@@ -365,7 +365,7 @@ impl Host {
     }
 
     /// Waits at most `timeout` for the first event after `cursor` for which `wants` returns true.
-    /// If another change happens first, returns `None`.
+    /// If the state changes first without such an event, returns `None`.
     ///
     /// # Errors
     /// As [`Host::read`].

@@ -10,9 +10,9 @@
 //! generation in one atomic operation. If the writer is killed before that operation, the published
 //! state is unchanged.
 //!
-//! A reader needs no lock. It copies the published slot. Meanwhile, the second next writer may
-//! overwrite the slot. So the reader accepts the copy only if the generation and the checksum are
-//! right.
+//! A reader needs no lock. It copies the published slot. Meanwhile, the writer after the next one
+//! may overwrite the slot. So the reader accepts the copy only if the generation and the checksum
+//! are right.
 //!
 //! All code accesses the mapping only through atomics and raw pointers. Other processes write the
 //! same memory, so a reference to plain data must never point into it. The file is never shortened,

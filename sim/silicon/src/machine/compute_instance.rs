@@ -1,9 +1,9 @@
 //! Compute instances, which programs see as MIG devices.
 //!
-//! A new instance gets the lowest free id. Without a given placement, it gets the free span after
-//! which the most (profile, placement) pairs are still possible in the GPU instance. If several
-//! spans are equal in this respect, it gets the span with the lowest start. The spans come from the
-//! geometry data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
+//! A new instance gets the lowest free id. Without a given placement, it gets the free span that
+//! leaves the most (profile, placement) pairs possible in the GPU instance. If several spans are
+//! equal in this respect, it gets the span with the lowest start. The spans come from the geometry
+//! data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
 
 use gpush_geometry::ComputeProfile;
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,9 @@
 //! GPU instances: capacity, default placement, creation and destruction.
 //!
 //! A new instance needs free memory slices, compute slots and engines. Without a given placement,
-//! it gets the free id after which the most (profile, placement) pairs are still possible, over all
-//! profiles of the GPU model. If several ids are equal in this respect, it gets the lowest id. This
-//! rule was derived from observations. It reproduces every known transcript except one
+//! it gets the free id that leaves the most (profile, placement) pairs possible, over all profiles
+//! of the GPU model. If several ids are equal in this respect, it gets the lowest id. This rule was
+//! derived from observations. It reproduces every known transcript except one
 //! (`tests/transcripts.rs`).
 
 use gpush_geometry::{ComputeProfile, Engines};

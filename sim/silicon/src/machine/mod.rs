@@ -233,7 +233,7 @@ impl Machine {
         &self.state.events
     }
 
-    /// Returns the identity of a GPU, which may be lost.
+    /// Returns the identity of a GPU, even if the GPU is lost.
     ///
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist.

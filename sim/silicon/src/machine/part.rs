@@ -73,8 +73,7 @@ pub struct Part {
     pub compute_profile_indexes: u32,
 }
 
-/// Returns the group of ids in the geometry data to which the profile with this NVML enum index
-/// belongs.
+/// Returns the geometry data's group of ids for the profile with this NVML enum index.
 fn id_group(index: u32) -> Option<&'static str> {
     match index {
         0 | 7 | 10 | 13 | 15 => Some("1g"),

@@ -84,7 +84,7 @@ impl Gpu {
     }
 
     /// Returns the processes that the driver lists for a kind. The driver never lists `Handle`. It
-    /// lists an MPS client twice, and nvidia-smi shows this client as type `M+C`. It lists an MPS
+    /// lists an MPS client twice: as `Compute` and as `Mps` (`M+C` in nvidia-smi). It lists an MPS
     /// server as an ordinary compute process (`C`).
     pub fn listed(&self, kind: ProcessKind) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |p| match (kind, p.kind) {
@@ -170,7 +170,7 @@ impl Machine {
         self.put_down_idle();
     }
 
-    /// Returns the clients of the driver, without the process that has the pid `but`.
+    /// Returns the clients of the driver, except the process with the pid `but`.
     pub fn clients(&self, but: Option<u32>) -> impl Iterator<Item = &Client> {
         self.state.clients.iter().filter(move |client| Some(client.pid.pid) != but)
     }

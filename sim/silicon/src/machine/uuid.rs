@@ -21,8 +21,8 @@ pub fn of_mig_device(gpu: &str, gpu_instance: u32, compute_instance: u32) -> Str
     format!("MIG-{}", Uuid::new_v5(&NAMESPACE, format!("{gpu}/{gpu_instance}/{compute_instance}").as_bytes()))
 }
 
-/// Returns a boot id in the form of `/proc/sys/kernel/random/boot_id`. Each boot must pass another
-/// `entropy`.
+/// Returns a boot id in the form of `/proc/sys/kernel/random/boot_id`. Each boot must pass a
+/// different `entropy`.
 #[must_use]
 pub fn of_boot(entropy: &str) -> String {
     Uuid::new_v5(&NAMESPACE, entropy.as_bytes()).to_string()
