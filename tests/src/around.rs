@@ -2,7 +2,7 @@
 //! `nvidia-smi` and hooks.
 //!
 //! Each script appends its call to one file, in the order of the calls. A script can kill gpushd
-//! before or after its call. The scripts run in helper units, so they continue after that.
+//! before or after its call. The scripts run in helper units, so they survive the kill.
 
 use std::{
     fs,

@@ -226,7 +226,7 @@ fn all_profiles(model: &Model) -> Vec<(String, (u32, u32))> {
     ids.collect()
 }
 
-/// Runs the other client.
+/// Runs the client "permute and retry".
 pub(crate) fn permute_main(arguments: &[String]) -> Result<(), String> {
     let [library, wanted] = arguments else { return Err("permute LIBRARY GPU:COMPUTE,…".into()) };
     let model = gpush_geometry::model(MODEL).ok_or("the model is not known")?;

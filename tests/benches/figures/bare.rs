@@ -27,7 +27,7 @@ fn own(arguments: &[&str]) -> Command {
     command
 }
 
-/// Starts the process, and waits for the first byte of its output. The process writes it when it is
+/// Starts the process, and waits for its first byte of output, which means that the process is
 /// ready.
 fn started(mut command: Command) -> Bare {
     let mut child = command.spawn().expect("this program can be started again");

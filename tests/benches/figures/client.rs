@@ -24,9 +24,9 @@ impl Client {
         Ok(Self(BufReader::with_capacity(256 << 10, stream)))
     }
 
-    /// Connects as another user, whose credentials the server reads at this moment. If the process
-    /// is not root, connects as its own user. Two threads must not call this function at the same
-    /// time, because a process has only one effective user.
+    /// Connects as the user `uid`. The kernel records this user for the server when the client
+    /// connects. Without root, connects as the current user. Two threads must not call this
+    /// function at the same time, because a process has only one effective user.
     pub(crate) fn connect_as(uid: u32, socket: &Path) -> io::Result<Self> {
         if !geteuid().is_root() {
             return Self::connect(socket);

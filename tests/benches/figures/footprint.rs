@@ -20,7 +20,7 @@ fn calls() -> (u64, u64) {
     assert_eq!(agent.gpus().len(), 8);
     // When no reading is stale, the agent has finished the work of its start.
     agent.settle_reads();
-    // This fault rule never takes effect. It counts the calls that match it.
+    // This fault rule never takes effect. Its only purpose is to count driver calls.
     host.fault("nvml* --after 1000000000 --rc UNKNOWN");
     std::thread::sleep(SILENT);
     let counted = || {

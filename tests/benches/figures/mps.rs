@@ -103,7 +103,7 @@ impl Times {
         assert_eq!(act(agent, "0", "start", &json!({})).status, 200);
         until(|| daemon(agent, "0").state == MpsState::Ready);
         self.starts.push(began.elapsed());
-        // After one second, gpushd no longer counts earlier failures.
+        // Wait, because gpushd counts earlier failures for one second.
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(act(agent, "0", "restart", &json!({})).status, 200);
         let pid = reaches(agent, "0", MpsState::Ready).pid.expect("a pid");

@@ -61,8 +61,8 @@ fn create_and_end(machine: &Machine, count: usize) -> (Vec<f64>, Duration, usize
     let begun = Instant::now();
     let each = seconds(machine, "scope", count);
     let all = begun.elapsed();
-    // Wait until systemd has reported to gpushd that the scopes have ended. Meanwhile gpushd grants
-    // no lease.
+    // Wait until systemd has reported to gpushd that the scopes have ended. `all` does not include
+    // this wait.
     machine
         .await_that("the leases have ended", |machine| machine.sh("gpushctl lease list -o name | wc -l").trim() == "0");
     (each, all, scopes(machine))

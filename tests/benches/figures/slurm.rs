@@ -209,8 +209,8 @@ impl Node {
     }
 }
 
-/// Returns the number of commits in a write-ahead log of SQLite. The last frame of each commit has
-/// the size of the database.
+/// Returns the number of commits in a write-ahead log of SQLite. Only the last frame of a commit
+/// has the size of the database.
 fn commits(wal: &Path) -> usize {
     let bytes = fs::read(wal).expect("a write-ahead log");
     let word =
@@ -247,8 +247,8 @@ fn whole() -> Figures {
     Figures { commits, commit: median(commit), alone: [median(bare), median(with)], at_once: [next(), next()] }
 }
 
-/// Results for jobs with a share of an MPS daemon: how many seconds more than hooks that do nothing
-/// (medians).
+/// Results for jobs with a share of an MPS daemon: how many seconds the hooks take more than hooks
+/// that do nothing (medians).
 struct MpsFigures {
     /// One job, and concurrent jobs, while the daemon runs.
     running: [f64; 2],

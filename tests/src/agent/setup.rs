@@ -80,8 +80,8 @@ impl<'h> Setup<'h> {
         self
     }
 
-    /// Puts the admin socket at its default path, next to the first socket. Then only one gpushd
-    /// can use this directory.
+    /// Puts the admin socket at its default path, next to the socket for all users. Then only one
+    /// gpushd can use this directory.
     #[must_use]
     pub fn admin_beside(mut self) -> Self {
         self.admin_beside = true;
@@ -217,7 +217,7 @@ impl<'h> Setup<'h> {
         let status = wait(&mut child);
         notify.set_nonblocking(true).expect("a socket can be set");
         let mut buffer = [0; 4096];
-        // A previous gpushd with the same name may still have sent its status to this socket.
+        // Ignore status messages: a previous gpushd with the same name may have sent them.
         while let Ok(length) = notify.recv(&mut buffer) {
             assert!(!buffer[..length].starts_with(b"READY=1"), "gpushd reported that it was ready");
         }

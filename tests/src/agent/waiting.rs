@@ -38,10 +38,10 @@ impl Agent {
         self.settle_reads_except(u32::MAX);
     }
 
-    /// Does the same as [`Agent::settle_reads`], but does not wait for one of the GPUs.
+    /// Does the same as [`Agent::settle_reads`], but does not wait for GPU `index`.
     ///
     /// # Panics
-    /// If another GPU gets no newer reading.
+    /// If any other GPU gets no newer reading in time.
     pub fn settle_reads_except(&self, index: u32) {
         let before = jiff::Timestamp::now();
         let until = Instant::now() + PATIENCE;

@@ -1,9 +1,9 @@
 //! Compares what the driver layer reads from this host's GPUs with the output of nvidia-smi, and
 //! records each GPU as a fixture. Changes nothing. `tests/gpu/run` runs this program.
 //!
-//! `gpu_check OUT [--library PATH] [--simulated]` writes to OUT: `readings.json`, the original
-//! output of nvidia-smi, and `fixtures/<model>-<driver>.json`. With `--simulated`, it accepts a
-//! simulated driver, for the test of this program.
+//! `gpu_check OUT [--library PATH] [--simulated]` writes to OUT: `readings.json`,
+//! `fixtures/<model>-<driver>.json`, and the original output of nvidia-smi. With `--simulated`, it
+//! accepts a simulated driver, for the test of this program.
 
 use std::{
     collections::BTreeMap,

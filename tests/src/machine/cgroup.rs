@@ -68,8 +68,8 @@ fn hierarchies() -> Vec<PathBuf> {
 
 impl Cgroup {
     /// Creates the cgroup with this name. `controllers` are controllers of cgroup v1 that the
-    /// machine itself mounts. For each of them that this host has, also creates the cgroup in its
-    /// hierarchy.
+    /// machine itself mounts. If this host has such a controller, also creates the cgroup in the
+    /// controller's hierarchy.
     pub(super) fn make(name: &str, controllers: &[&str]) -> Result<Self, String> {
         let mut hierarchies = hierarchies();
         if hierarchies.is_empty() {

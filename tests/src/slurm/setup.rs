@@ -42,8 +42,8 @@ impl Setup {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
         let devices = dir.path().join("dev");
         fs::create_dir(&devices).expect("a directory");
-        // slurmd gives an index only to a character device. It opens the device only with
-        // ConstrainDevices.
+        // slurmd gives an index only to a character device. The devices need no driver, because
+        // slurmd opens them only with ConstrainDevices.
         for minor in 0..8 {
             let path = devices.join(format!("nvidia{minor}"));
             let (kind, mode) = (SFlag::S_IFCHR, Mode::from_bits_truncate(0o666));

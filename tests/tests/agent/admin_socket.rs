@@ -1,4 +1,4 @@
-//! The admin socket: root and hooks can connect to it even if the other socket is overloaded.
+//! The admin socket: root and hooks can connect even if the socket for all users is overloaded.
 
 use std::{
     io::{Read, Write},

@@ -373,7 +373,7 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
     assert_eq!(refusal(4), Some("no_mig"));
     assert!(plans[1]["error"]["hint"].as_str().unwrap().contains("1g.6gb"), "{}", plans[1]);
     assert_eq!(host.trace(), []);
-    // gpushd refuses a request to apply this plan as a whole.
+    // If a request would apply these plans, gpushd refuses the whole request.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
     assert_eq!(refused.message, "4 of 6 GPUs cannot be changed: GPUs 1, 3, 4, 5");

@@ -213,7 +213,7 @@ fn expired_lease_ends_its_processes_if_configured() {
     lease_becomes(&agent, id, LeaseState::Ended);
 }
 
-/// Fault: without a free file descriptor, gpushd took every process for ended. A lease then ended while its processes
+/// Fault: without a free file descriptor, gpushd treated every process as ended. A lease then ended while its processes
 /// ran.
 #[test]
 fn lease_does_not_end_while_gpushd_has_no_free_descriptor() {

@@ -226,8 +226,7 @@ fn reload_takes_effect_and_shows_pending_restart() {
     let health = agent.get("/v1/health").json();
     assert!(health["errors"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
 
-    // With the empty file, `read_ms` has its effective value again. So no setting waits for a
-    // restart.
+    // The empty file does not change `read_ms` any more. So no setting waits for a restart.
     agent.write_config("");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config was reloaded");

@@ -274,7 +274,7 @@ fn gpus_match_by_uuid_after_driver_upgrade() {
     done(&agent, "/v1/gpus/1/cordon", "waits for its card");
     assert_eq!(agent.get("/v1/version").json()["driver"]["version"], "550.163.01");
     done(&agent, "/v1/maintenance/enter", "driver 570");
-    // If a process had the driver open, the test could not replace the driver.
+    // This call fails if a process has the driver open.
     host.replace(&description("570.86.10"));
     done(&agent, "/v1/maintenance/leave", "");
     agent.until("the new driver", || {

@@ -64,8 +64,8 @@ fn json<T: serde::de::DeserializeOwned>(agent: &Agent, args: &[&str]) -> (i32, T
     (output.status.code().expect("it ends by itself"), value)
 }
 
-/// Waits until the agent has applied the layouts of its config. It does this at its first start on
-/// a new host.
+/// Waits until the agent has applied the layouts of its config. The agent applies them at its first
+/// start on a new host.
 fn settled(agent: Agent) -> Agent {
     // The agent may be ready before it lists the operation that applies the layouts. Before that,
     // the GPUs show drift.

@@ -130,7 +130,7 @@ fn hinted_commands_of_leases_and_layouts_work() {
     let all: Vec<gpush_api::Lease> =
         serde_json::from_str(&done(&agent, &["lease", "list", "--ended", "--json"])).unwrap();
     assert!(all.iter().all(|one| one.state == LeaseState::Ended), "{all:?}");
-    // These arguments contain names that do not exist, or have the form of other tools.
+    // These arguments contain names that do not exist, or use the syntax of other tools.
     for args in [
         &["lease", "request", "--mig", "9g.90gb", "--for", "1h"][..],
         &["lease", "renew", "L99", "--for", "1h"],
@@ -215,7 +215,7 @@ fn hinted_commands_are_permitted_to_the_user() {
             let mut commands = Vec::new();
             for_everybody(&document, &mut commands);
             for command in commands {
-                // The test does not wait until another user's lease ends.
+                // Shorten the wait, because the other user's lease does not end.
                 let command = command.replace(" --wait", " --wait=1s");
                 let output = as_nobody(&command.split_whitespace().collect::<Vec<_>>());
                 let denied = i32::from(Code::Denied.exit_status());

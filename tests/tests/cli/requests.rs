@@ -1,5 +1,5 @@
-//! `gpushctl` with a real agent. gpushd executes a request once, even if it is killed. gpushctl
-//! follows waiting operations, and shows events and the audit trail.
+//! `gpushctl` with a real agent. Even if gpushd is killed, it executes a request only once.
+//! gpushctl follows waiting operations, and shows events and the audit trail.
 //!
 //! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
 #![allow(clippy::unwrap_used)]

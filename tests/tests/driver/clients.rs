@@ -68,8 +68,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Instances that another client has created. This client keeps running, and destroys them when it
-/// ends.
+/// Instances of another client. That client keeps running, and destroys the instances when it ends.
 struct Held {
     child: Child,
     stdin: Option<ChildStdin>,

@@ -1,6 +1,6 @@
 //! Double-memory `1g` GPU instances. On Hopper and later, they offer two compute profiles.
 //! mig-parted and the DRA driver create compute profile 0 (`1c.1g.20gb`). Unless a request names
-//! that profile, gpush creates compute profile 7 (`1g.20gb`).
+//! `1c.1g.20gb`, gpush creates compute profile 7 (`1g.20gb`).
 
 use std::{
     io::Write,

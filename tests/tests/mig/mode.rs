@@ -107,7 +107,7 @@ fn open_handle_blocks_mode_change_and_is_named() {
         assert!(begun.elapsed() < PATIENCE, "{}", agent.log());
         looks.insert(agent.gpu(0).observed_at);
     }
-    // A request for the GPU also reads the GPU, at most once a second.
+    // The operation and the requests of this test read the GPU, each at most once a second.
     assert!(begun.elapsed() >= Duration::from_secs(1), "{looks:?}");
     monitors.iter().for_each(|pid| host.end_process(*pid));
     // While a process has a GPU open, the simulated driver refuses to reset it.

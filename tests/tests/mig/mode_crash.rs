@@ -153,8 +153,8 @@ impl Scene {
     }
 }
 
-/// gpushd runs external programs to enable and disable MIG mode. Kills gpushd before and after each
-/// of them. With `again`, also kills the next gpushd at its first program. Returns a summary.
+/// Kills gpushd before and after each external program that it runs to enable or disable MIG mode.
+/// With `again`, also kills the next gpushd at its first program. Returns a summary.
 fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
     let (scene, mut agent) = Scene::new();
     let Scene { host, around, config, on, .. } = &scene;

@@ -30,7 +30,7 @@ fn begin(agent: &mut Agent, entries: &[&str]) -> String {
 }
 
 /// Starts an agent with this config, and requests a change from `BEFORE` to a 4g.40gb and a 3g.40gb
-/// at 4. A fault rule kills the agent when it has destroyed the 2g.20gb. Returns the id of the
+/// at 4. When the agent has destroyed the 2g.20gb, a fault rule kills it. Returns the id of the
 /// operation.
 fn killed_half_way(host: &Host, config: &str) -> String {
     let mut agent = Agent::start(host, config);
@@ -138,7 +138,7 @@ fn foreign_instances_are_kept_by_recovery() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "3g.40gb@4"]).state, OperationState::Done);
-    // The fault rule kills gpushd when it has destroyed both instances.
+    // When gpushd has destroyed both instances, the fault rule kills it.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -219,8 +219,7 @@ fn recovery_keeps_instance_entered_by_process() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // The fault rule kills gpushd after it has destroyed the 2g.20gb, and before it destroys the
-    // 3g.40gb.
+    // When gpushd has destroyed the 2g.20gb, and not yet the 3g.40gb, the fault rule kills it.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --kill after --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();

@@ -220,13 +220,13 @@ fn unlisted_handle_is_refused_with_hint_to_its_holder() {
 fn own_session_handle_blocks_nothing() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // When all instances are destroyed, the leaked handle blocks the creation.
+    // The leaked handle blocks the first creation. gpushd repeats it in a new driver session.
     assert_eq!(agent.apply(&["0"], &["1g.10gb*7"]).state, OperationState::Done);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     let operation = agent.apply(&["0"], &["3g.40gb*2"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     host.clear_faults();
-    // The leaked handle blocks a rollback.
+    // Here, the leaked handle first blocks a rollback.
     let before = real_layout(&host, 0);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");

@@ -68,7 +68,7 @@ fn reset_group_rolls_back_together() {
     let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
-    // The delay is longer than all rollback attempts together. No GPU waits for another one.
+    // GPU 0 now needs longer than all rollback attempts of one GPU. The others must not give up.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
     let operation = agent.apply(&["all"], &["1g.10gb*7"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
@@ -116,8 +116,8 @@ fn shared_service_is_started_by_last_operation() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
-    // The hook of the first operation waits, while the service is stopped. It ends when the second
-    // operation runs its hook.
+    // The hook of the first operation waits, while the service is stopped. The hook ends when the
+    // second operation runs its own hook.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\";; esac");
     let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
     let operations = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];

@@ -244,7 +244,7 @@ fn starting_daemon_is_stopped_without_sigkill() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, &CONFIG.replace("stop_s = 2", "stop_s = 600"));
     reaches(&agent, "0", MpsState::Ready);
-    // While an operation changes the target, gpushd refuses to start it. So wait for the
+    // While an operation changes the target, gpushd refuses to start the target. So wait for the
     // operations.
     let _ended = agent.settle();
     for _ in 0..5 {
@@ -252,7 +252,7 @@ fn starting_daemon_is_stopped_without_sigkill() {
         reaches(&agent, "0", MpsState::Stopped);
         let started = act(&agent, "0", "start", &json!({}));
         assert_eq!(started.status, 200, "{started:?}");
-        // In most rounds, the stop request arrives before the daemon listens.
+        // Do not wait, so that the next stop request can arrive before the daemon listens.
     }
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);

@@ -34,8 +34,8 @@ fn daemon_state_changes_are_events() {
     assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Starting, MpsState::Ready]);
     let client = served.client();
     assert!(signal(daemon(&served.agent, "0").pid.expect("a pid").cast_signed(), Signal::SIGKILL));
-    // The server still has a client, so gpushd cannot restart the daemon yet. The event has this
-    // reason.
+    // The server still has a client, so gpushd cannot restart the daemon yet. The event says how
+    // the daemon ended.
     let (state, why) = next(&mut listener);
     assert_eq!(state, MpsState::BackingOff);
     assert!(why.contains("was ended by signal 9"), "{why}");

@@ -268,7 +268,7 @@ fn next_user_gets_a_new_directory_and_daemon() {
     agent.wait_for_log("a client waits because its MPS daemon serves another user");
     waits.end();
     becomes(&agent, "0", "without a waiting client", |daemon| daemon.findings.is_empty());
-    // The error tells the other user who holds the lease.
+    // The error names the holder of the lease to the other user.
     let refused = lease_for(&agent, OTHER, "0", &json!({})).unwrap_err();
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let named = format!("lease {} of nobody", theirs.lease.id);

@@ -27,8 +27,8 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
-/// One reload adds the user to `allow`, and the next reload removes the user. Another process that gpushd asked later
-/// is killed meanwhile, so the time at which gpushd would have killed the allowed process has passed.
+/// One reload adds the user to `allow`, and the next reload removes the user. Meanwhile gpushd kills a process that got
+/// SIGTERM later. So without the first reload, gpushd would already have killed the allowed process.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("unleased processes that are allowed later", &processes(GRACE, "")) else { return };

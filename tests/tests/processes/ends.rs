@@ -114,7 +114,7 @@ fn unleased_process_that_ignores_sigterm_is_killed_and_reported() {
     }
 }
 
-/// Fault: gpushd could not identify such a process, and did not end it.
+/// Fault: gpushd could not identify a process whose first thread had ended, and did not end it.
 #[test]
 fn unleased_process_without_its_first_thread_is_ended() {
     const SCRIPT: &str = "import ctypes, threading, time\n\

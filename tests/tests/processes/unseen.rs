@@ -72,8 +72,8 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     assert_eq!((seen.unleased, seen.unleased_action), (None, None));
     assert!(client.lives() && client.printed().is_empty());
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
-    // The lease is lost with the database, but the client may have started with it. gpushd must
-    // consider this, also after a restart.
+    // The lease is lost with the database, but the client may have started with this lease. So
+    // gpushd must not end the client, even after a restart.
     let pid = client.pid().cast_unsigned();
     let left = |agent: &Agent| {
         agent.until("the process is not ended", || {

@@ -77,7 +77,7 @@ fn service_without_a_usable_config_changes_nothing() {
     {
         machine.write(CONFIG, UNKNOWN_KEY);
         machine.sh(&damage);
-        // The second restart must not take an empty config for the last valid one.
+        // The second restart must not treat an empty config as the last valid one.
         for _ in 0..2 {
             restart(&machine, "`gpushctl config check");
             machine.await_that("both GPUs are held", |machine| {

@@ -106,7 +106,7 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
     }
     let _ = machine.journal_until("-u gpushd.service", "the driver was loaded after gpushd started");
 
-    // The driver was loaded when systemd had resolved the devices, before gpushd started.
+    // Here, the driver is loaded after systemd has resolved the devices, but before gpushd starts.
     if !machine.run("mknod /dev/nvidiactl c 195 255").status.success() {
         return println!("SKIPPED a denied device: the machine permits no device files");
     }

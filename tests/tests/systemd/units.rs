@@ -63,7 +63,7 @@ fn units_contain_required_settings() {
     ] {
         assert!(service.lines().any(|found| found == line), "{line}");
     }
-    // Three files name the path, the directory and the group of the socket. They must be the same.
+    // The path, the directory and the group of the socket are in three files, which must agree.
     assert!(socket.contains("ListenStream=/run/gpush/gpushd.sock\n") && socket.contains("SocketGroup=gpush\n"));
     assert!(read("packaging/tmpfiles.d/gpush.conf").contains("d /run/gpush 0755 root gpush -\n"));
     assert!(read("packaging/sysusers.d/gpush.conf").contains("g gpush -\n"));

@@ -97,7 +97,7 @@ fn killed_mode_change_is_finished_by_next_gpushd() {
     for (round, how) in [MPS, TURNS, MIG, TURNS, MPS, TURNS, MIG, TURNS].into_iter().enumerate() {
         agent.reload(rule(how));
         let operation = agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}"));
-        // Each round kills gpushd one step later. An operation has only a few steps.
+        // Kill gpushd after 0, 1 or 2 steps. An operation has only a few steps.
         let step = u32::try_from(round).expect("a small number") % 3;
         let now = agent.follow_until(operation, |now| now.state.is_final() || now.progress[0].done >= step);
         killed += u32::from(!now.state.is_final());

@@ -258,7 +258,7 @@ fn stop(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
 /// Reboots the host. All leases end. gpushd then applies the layout of the config or of an
 /// override.
 fn reboot(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
-    // gpushd applies no layout to a cordoned GPU.
+    // gpushd applies no layout to a cordoned GPU, so uncordon it first.
     if world.model.closed.remove(&0) {
         assert_eq!(world.agent().post("/v1/gpus/0/uncordon", &json!({})).status, 200);
     }

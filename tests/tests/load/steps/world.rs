@@ -18,7 +18,7 @@ const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 5\nstop_s = 2\npause_s = 1\
                       [[gpu]]\nname = \"cut\"\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = [\"7g.40gb\"]\n\
                       [[gpu]]\nname = \"shared\"\nmatch = [\"2-3\"]\nmode = \"mps\"\n";
 
-/// Indexes of the GPUs that have MIG layouts. The MPS targets follow below.
+/// Indexes of the GPUs that have MIG layouts. The next constant has the MPS targets.
 pub(super) const MIG: [usize; 2] = [0, 1];
 pub(super) const MPS: [&str; 2] = ["2", "3"];
 

@@ -107,7 +107,7 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         served.restart(|_| {});
         assert_eq!(pid_of(&reaches(&served.agent, &served.target, MpsState::Ready)), served.pid);
         client.end();
-        // gpushd knows the desired state only when the driver has reported the GPU.
+        // gpushd knows the desired state only when the driver has reported the GPU. So retry.
         release_all(&served.agent, &served.target);
         let restarts = || act(&served.agent, &served.target, "restart", &json!({})).status == 200;
         served.agent.await_that("a restart", restarts);

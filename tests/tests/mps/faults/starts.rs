@@ -33,8 +33,7 @@ fn failing_daemon_is_given_up_and_can_be_started_manually() {
     // gpushd's operation at its start may still change the target. So retry.
     agent.await_that("a start", || act(&agent, "0", "start", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Ready);
-    // The programs of the daemon are not those of the host, so the host would not end the daemon.
-    // Stop the daemon: the end of the simulated host ends only daemons that run the programs of the host.
+    // The simulated host ends only daemons that run its own programs. This daemon runs other programs, so stop it.
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);
 }

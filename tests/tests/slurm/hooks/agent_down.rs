@@ -48,7 +48,7 @@ fn agent_down_policy_applies_only_to_jobs_of_gpush() {
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains("without a lease") && !text.contains("export"), "{text}");
     node.epilog(&job);
-    // The hook sent no request, so there can be no lease.
+    // The hook sent no request. So there is no lease whose end a later hook must report.
     assert!(!node.directory().join("ci-6@n1+ended").exists() && !node.directory().join("ci-2@n1+ended").exists());
     node.start_again();
     let job = Job::new(7).on(&slurms);

@@ -119,7 +119,7 @@ fn mps_percentage_comes_from_the_request_or_from_gres() {
     let shard = node.refusal(&Job::new(4).on("0"));
     assert!(shard.contains("requests no share") && shard.contains("gpush:mps=25"), "{shard}");
     if user() != nix::unistd::geteuid().as_raw() {
-        // A daemon serves one user at a time.
+        // A daemon serves one user at a time, so gpush refuses this job.
         let other = Job::new(5).on("0").with("SLURM_JOB_UID", 65_532).with(COMMENT, "gpush:mps=10");
         assert!(refused_line(&node.run("prolog", &other)).is_some());
         let trail = node.agent().get("/v1/audit?object=job%205").json().to_string();

@@ -136,7 +136,7 @@ fn epilog_with_only_the_job_id_ends_the_lease() {
     assert!(node.lease(7).is_none());
     // gpush has no record of this job.
     node.epilog(&only_id(8));
-    // The name of the file has another form of the cluster's name.
+    // The cluster's name has a space, so the file name contains it in another form.
     let named = Node::two_gpus(WHOLE);
     named.prolog(&Job::new(7).on("0").with("SLURM_CLUSTER_NAME", "my cluster"));
     named.epilog(&only_id(7));

@@ -203,7 +203,7 @@ impl Node {
         text
     }
 
-    /// Returns the lease of a job. Returns `None` if the job has no lease, or if it has ended.
+    /// Returns the lease of a job, or `None` if the job has no lease or the lease has ended.
     fn lease(&self, id: u32) -> Option<Lease> {
         let all: Vec<Lease> = serde_json::from_value(self.agent().get("/v1/leases").json()).expect("leases");
         all.into_iter().find(|lease| matches!(lease.binding, LeaseBinding::Job { job, .. } if job == id))

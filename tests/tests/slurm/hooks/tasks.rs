@@ -56,8 +56,8 @@ fn jobs_of_two_clusters_and_nodes_get_their_own_leases() {
     assert!(node.task(&Job::new(6).with(CLUSTER, "other").with(NODE, "n2")).is_err());
 }
 
-/// Fault: the link to the file of the component was replaced by the file of the leader, which was
-/// then removed.
+/// Fault: the file of the leader replaced the link to the file of the component. The leader's file
+/// was then removed.
 #[test]
 fn leader_without_a_lease_leaves_the_file_of_its_component() {
     let config = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n";

@@ -65,8 +65,8 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
     );
     machine.sh("systemctl stop own.service");
     none_left(&machine);
-    // In a service of root that starts sessions, such as cron, the lease gets a new scope. In another service of root,
-    // the process stays, because the service may have limits.
+    // In a service of root that starts sessions, such as cron, the lease gets a new scope. In any other service of
+    // root, the process stays, because the service may have limits.
     let of_root = |unit: &str| {
         let line = format!("setpriv --reuid={ALICE} --regid={ALICE} --clear-groups {run}; sleep 1");
         machine.sh(&format!("systemd-run --quiet --collect --unit={unit} sh -c '{line}'"));

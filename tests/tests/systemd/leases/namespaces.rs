@@ -2,8 +2,7 @@
 
 use super::{ALICE, CGROUPS, active, cgroup, in_session, leases, machine, none_left, scopes, start_in_session, text};
 
-/// The caller is root of a user namespace. gpushd sees the host's user of the caller, and moves no
-/// process.
+/// The caller is root of a user namespace. gpushd sees the caller's uid on the host, and moves no process.
 #[test]
 fn root_of_a_user_namespace_stays_the_user_and_is_not_moved() {
     let Some(machine) = machine("leases in a user namespace") else { return };

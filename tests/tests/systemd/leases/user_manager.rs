@@ -62,9 +62,8 @@ fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
     none_left(&machine);
 }
 
-/// If a user asks for it, systemd moves a process of the user into the user's own service manager.
-/// So the process can leave the scope of its lease. The GPU must stay in use until the process
-/// ends.
+/// A user can ask systemd to move a process of the user into the user's own service manager. The
+/// process then leaves the scope of its lease. The GPU must stay in use until the process ends.
 #[test]
 fn process_that_left_its_scope_still_counts_for_the_lease() {
     let Some(machine) = machine("processes that left their scope") else { return };

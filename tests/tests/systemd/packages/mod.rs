@@ -157,7 +157,7 @@ fn sandbox_of_the_unit_denies_what_gpushd_does_not_need() {
         ("write to /usr", "touch /usr/probe"),
         ("read home directories", "ls ~root/probe"),
         ("make a cgroup", "mkdir /sys/fs/cgroup/probe"),
-        // The port is closed. If the sandbox denies the socket, there is another message.
+        // The port is closed. If the sandbox denies the socket, bash prints a different error.
         ("open a network socket", "( exec 3<>/dev/tcp/127.0.0.1/9 ) 2>&1 | grep -q refused"),
         ("open another device", "( : < /dev/net/tun ) 2>&1 | grep -qv 'not permitted' || : < /dev/net/tun"),
         ("make a device node", "mknod /run/gpush/node c 1 3"),

@@ -47,11 +47,11 @@ fn purge_ends_mps_daemons_only_on_request() {
     assert!(printed.contains("MPS control daemons still run"), "{printed}");
     assert_eq!(machine.main_pid(&unit), daemon, "{printed}");
     assert_eq!(machine.sh(left), "/run/gpush-mps\n/var/log/gpush-mps");
-    // The command of both messages works without the unit files.
+    // The command in the messages of remove and purge works without the unit files.
     machine.sh("systemctl stop 'gpushd-mps@*.service'");
     assert!(!mps_runs(&machine));
 
-    // The same in two steps, and in one step.
+    // Purge with GPUSH_PURGE=end, after a remove and without one.
     for steps in [
         "dpkg --remove gpush 2>&1 && GPUSH_PURGE=end dpkg --purge gpush 2>&1",
         "GPUSH_PURGE=end dpkg --purge gpush 2>&1",
