@@ -2,7 +2,7 @@
 //!
 //! gpushd stops or restarts a daemon that is in use only with `force`. Otherwise the error names the clients and the
 //! leases. A lease counts as use even before the holder's program connects. The program may take seconds until it calls
-//! `cuInit`. Without a daemon, it would run without MPS, and no error would say so.
+//! `cuInit`. If the daemon stopped before that call, the program would run without MPS, and no error would say so.
 //!
 //! A stopped daemon stays stopped when gpushd restarts, until an administrator starts it.
 
@@ -114,8 +114,8 @@ pub(crate) async fn act(
             record.await?;
             entry.daemon.send(end).await?;
         }
-        // Without `force`, record the action only if the daemon accepts it. If the record then fails, the reconciler or
-        // the next gpushd starts the daemon again.
+        // Without `force`, record the action only after the supervisor has accepted the stop. If the action cannot be
+        // recorded then, the reconciler or the next gpushd starts the daemon again.
         Some(end) => {
             if let Err(error) = entry.daemon.send(end).await {
                 return Err(match error.code {

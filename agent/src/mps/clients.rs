@@ -1,8 +1,8 @@
 //! The clients of a daemon: their processes, users and leases.
 //!
 //! A client names its lease in an environment variable, which it can set to any value. gpushd accepts the name only if
-//! the client's user holds that lease. The name is only shown and used in the checks for unleased processes. It gives
-//! no access.
+//! the client's user holds that lease. gpushd shows the name, and uses it in the checks for unleased processes. The
+//! name gives no access.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

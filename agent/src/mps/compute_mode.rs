@@ -28,7 +28,7 @@ impl Mps {
             || self.has_daemon_or_leftovers(uuid)
     }
 
-    /// Returns whether the GPU has a daemon, or a process that a daemon left.
+    /// Returns whether the GPU has a daemon, or leftover processes of an exited daemon.
     fn has_daemon_or_leftovers(&self, uuid: &str) -> bool {
         let Some(entry) = self.entries().get(uuid).cloned() else { return false };
         let seen = entry.daemon.last_report();
@@ -66,7 +66,7 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
     }
 }
 
-/// Returns an error if the compute mode of the GPU could not be set, so that programs can bypass MPS.
+/// Returns an error if programs can bypass MPS, because the compute mode of the GPU could not be set.
 pub(super) fn bypass_error(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
     let why = mps.bypass_reasons().get(gpu_uuid).cloned()?;
     let message = format!("programs can bypass MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");

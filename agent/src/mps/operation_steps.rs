@@ -4,7 +4,7 @@
 //! an operation has started it on this boot.
 //!
 //! ```text
-//! plan ─► daemons on what it takes away ─┬─ a lease or a client is there ─► blocked, with their names
+//! plan ─► daemons of removed targets ────┬─ used by a lease or a client ──► blocked, with their names
 //!                                        └─ idle ─► stopped before all steps ────────────────────┐
 //!      ─► mode mps, and no daemon in force ─► started after all steps ───────────────────────────┤
 //! end  ─► done: in force, or no longer, recorded with the end  ◄─────────────────────────────────┘

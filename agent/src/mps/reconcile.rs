@@ -64,8 +64,8 @@ pub(crate) async fn run(mps: Mps) {
     reconcilers.join_all().await;
 }
 
-/// Reconciles the daemons of a GPU until gpushd stops: at once, when the GPU or the config changes, and when another
-/// task wakes it.
+/// Reconciles the daemons of a GPU until gpushd stops: first at once, then when the GPU or the config changes, when
+/// another task wakes this one, and after each [`INTERVAL`].
 async fn reconcile_periodically(mps: Mps, gpu_uuid: String) {
     let mut snapshots = mps.handles.state.watch();
     let mut wakeups = mps.wakes.follow(&gpu_uuid);
@@ -144,7 +144,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
     let moving = mps.all_operation_daemons();
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
-    // The state is `Changing` only because an operation starts the daemon as its last step.
+    // The state is `Changing` only because an operation starts the daemon as its last step. So treat it as `Ready`.
     if let Some(gpu) = &mut seen
         && gpu.state == GpuState::Changing
         && moving.starting.contains(gpu_uuid)
@@ -217,7 +217,7 @@ async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<B
     if let Err(error) = entry.daemon.send(DaemonRequest::SetDesired(want)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
-    // The state of an adopted daemon does not change when the daemon begins to admit clients.
+    // An adopted daemon can begin to admit clients without a change of its state. So wake the waiting requests here.
     if !admitted && view::admits(&entry.daemon.last_report()) {
         mps.handles.lanes.make_room();
     }

@@ -71,7 +71,7 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
             state,
             reasons,
         })));
-        // Requests for leases wait until the daemon admits clients.
+        // Wake the requests for leases, because the daemon may admit clients now.
         shared.handles.lanes.make_room();
         // The daemon may have started after its operation stopped waiting, and may then need the compute mode.
         if matches!(seen.state, SupervisorState::Stopped | SupervisorState::Ready { .. }) {
@@ -162,7 +162,7 @@ pub(super) fn add_or_update(mps: &Mps, target: &SharingTarget) {
     entries.insert(target.uuid.clone(), entry);
 }
 
-/// Returns the policy of a target: the settings of its rule, unless a setting overrides them.
+/// Returns the policy of a target, with the settings of its rule or the recorded settings that override them.
 pub(super) fn policy(mps: &Mps, target: &SharingTarget) -> MpsPolicy {
     let set = mps.record(&target.uuid).set.filter(|set| set.rule == target.policy.settings);
     let settings = set.map_or_else(|| target.policy.settings.clone(), |set| set.settings);

@@ -172,8 +172,8 @@ pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_s
     }
 }
 
-/// Returns an error for each daemon that should serve clients but does not. A daemon that is stopped by an
-/// administrator, starting or draining counts as healthy.
+/// Returns an error for each daemon that should serve clients but does not. A daemon that is starting, draining, or
+/// stopped by an administrator counts as healthy.
 pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let entries = mps.entries().clone();
     let ill = entries.iter().filter_map(|(uuid, entry)| {
@@ -292,7 +292,7 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
 /// Returns the description of a daemon. Its clients, leases and users are not filled in.
 fn describe_without_users(outlook: &DesiredTargets, uuid: &str, entry: &Entry) -> MpsDaemon {
     let seen = entry.daemon.last_report();
-    // If no rule requires the target any more, find its place in the current layouts of the GPUs.
+    // If no rule requires the target any more, find its GPU and MIG device in the current layouts.
     let place = match &entry.target {
         Some(target) => Some((target.gpu, target.device.clone())),
         None => sharing::locate_target(&outlook.gpus, uuid),
