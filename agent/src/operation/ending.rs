@@ -4,7 +4,7 @@
 //! operation ends ─► record ─┬─ recorded ─► its effects are applied, later requests are served from the journal
 //!                           └─ failed ──► unrecorded ─┬─ recorded by a later attempt
 //!                                                     ├─ recorded before the next operation begins
-//!                                                     └─ gpushd exits: the next one recovers the operation
+//!                                                     └─ gpushd exits: the next gpushd recovers the operation
 //! ```
 //!
 //! The end of an operation and all resulting changes are one transaction: overrides, conditions, MPS targets, the audit

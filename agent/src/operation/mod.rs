@@ -88,7 +88,7 @@ pub(crate) struct OperationSpec {
     pub(crate) reason: Option<String>,
     /// The previous state of each GPU, and its plan.
     pub(crate) intent: Intent,
-    /// Writes further changes in the same transaction.
+    /// Writes further changes in the transaction that records the new operation.
     pub(crate) also: BeginWrites,
 }
 
@@ -425,7 +425,7 @@ impl Operations {
         Ok(live.watch.borrow().clone())
     }
 
-    /// Ends an operation whose task has panicked. The panic has already released its GPUs.
+    /// Ends an operation whose task has panicked. The panic has already released the operation's GPUs.
     pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
         let Some(live) = self.active().get(&id).cloned() else { return };
         let recorded = self.end(id, OperationState::Failed, Some(error.clone())).await;

@@ -1,8 +1,8 @@
 //! One unfinished operation, for the task that executes it.
 //!
-//! gpushd records everything that recovery needs before it happens: the plan before the first driver call, a rollback
-//! before its first step, and the end before clients see it. Progress is only informative, so gpushd does not wait for
-//! its record.
+//! gpushd writes the records that recovery needs in advance: the plan before the first driver call, a rollback before
+//! its first step, and the end before clients see it. Progress is only informative, so gpushd does not wait until it is
+//! recorded.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -229,7 +229,7 @@ impl OperationHandle {
         Ok(())
     }
 
-    /// Ends the operation. `also` writes further changes in the same transaction; `then` gets what was recorded.
+    /// Ends the operation. `also` writes further changes in the transaction that records the end; `then` gets them.
     /// Releases the GPUs before clients see the end, so that a client that waited for the end can use them.
     ///
     /// If the end cannot be recorded, gpushd shows it to clients anyway, with the failure as a cause or a note. gpushd
