@@ -6,7 +6,7 @@ use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
 use super::OverrideChange;
 use crate::state::OverrideEffect;
 
-/// Records the changes of overrides after an operation has succeeded. The key of `lasting` is the UUID of the GPU.
+/// Records the changes of overrides after an operation has succeeded. `lasting` contains UUIDs of GPUs and the changes.
 ///
 /// # Errors
 /// If the write fails.

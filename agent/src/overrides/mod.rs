@@ -1,5 +1,6 @@
-//! Records of overrides. If an operation succeeds, it sets an override. The override stays until it
-//! is cleared or expires. [`crate::state`] contains the active overrides.
+//! Records of overrides. An operation that succeeds can set, replace or end the override of a GPU.
+//! Otherwise, the override stays until it is cleared or expires. [`crate::state`] contains the
+//! active overrides.
 //!
 //! | file | subject |
 //! |---|---|
