@@ -9,7 +9,7 @@
 //!   container of one ─────────────────────────────────────────► that lease
 //! its user holds a lease on this device ──────────────────────► unattributed: counts for the user's oldest lease
 //! `lease = "required"` for its GPU ───────────────────────────► unleased
-//! another user's lease has the whole GPU or MIG device ───────► unleased, but never ended
+//! another user's lease has the whole GPU or MIG device ───────► unleased, but gpushd never ends it
 //! ```
 //!
 //! In the last case of the list, the process usually has an old environment. A MIG device that is created again at the
@@ -65,7 +65,7 @@ pub(super) struct ClassifiedProcess {
 /// The lease of a process, or why it is unleased.
 #[derive(Debug, Default)]
 pub(super) struct Attribution {
-    /// What an MPS server serves; `None` for other processes.
+    /// Description of the MPS server, with its target; `None` for other processes.
     pub(super) serves: Option<String>,
     /// Id of the lease of the process.
     pub(super) lease: Option<String>,
@@ -215,8 +215,8 @@ fn is_known(gpu: &Gpu) -> bool {
     is_readable && !gpu.stale && gpu.processes_known
 }
 
-/// Lease `id` of another user has the device of a process for itself. Returns why the process is unleased; `None` if
-/// the process names that lease.
+/// Returns why a process is unleased on a device that lease `id` of another user has for itself; `None` if the process
+/// names that lease.
 fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> {
     match named {
         EnvironmentLease::Other(name) if name.parse() == Ok(id) => None,

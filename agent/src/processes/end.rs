@@ -199,7 +199,7 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
     };
     let (unleased, process) = (unleased.clone(), Arc::clone(process));
     let check = move || {
-        // Read this last: only if the process is the same one, everything that was read above belongs to it.
+        // Read this last: if the process is still the same, everything that was read above belongs to this process.
         let Some(identity) = process.identity_now() else {
             unleased.forget(process.pid);
             return None;

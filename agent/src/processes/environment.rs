@@ -128,7 +128,7 @@ impl Environments {
 fn remember<T>(map: &mut HashMap<u32, T>, pid: u32, value: T, is_current: impl Fn(u32, &T) -> bool) {
     if map.len() == map.capacity() {
         map.retain(|pid, value| is_current(*pid, value));
-        // The next removal comes after at least as many new processes.
+        // So the next removal comes only after at least as many new processes as the map has now.
         map.reserve(map.len() + 1);
     }
     map.insert(pid, value);
@@ -199,8 +199,8 @@ mod tests {
         assert!(map.contains_key(&me) && map.len() < 20, "{}", map.len());
     }
 
-    /// Fault: a user started a setuid program with the id of a lease of the program's owner, and the process counted for
-    /// that lease.
+    /// Fault: a user started a setuid program, and its environment named a lease of the program's owner. The process
+    /// counted for that lease.
     #[test]
     fn process_with_another_users_uid_names_no_lease() {
         const SCRIPT: &str = "import os, sys\nos.setresuid(65534, 65534, 0)\nprint('up', flush=True)\nsys.stdin.read()";
