@@ -1,5 +1,5 @@
-//! Restores compute modes that gpushd has set for MPS and that no daemon needs any more. This happens if the driver did
-//! not answer, the daemon never started, or the previous gpushd ended too early.
+//! Restores compute modes that gpushd has set for MPS and that no daemon needs any more. Such a mode remains if the
+//! driver did not answer, the daemon never started, or the previous gpushd ended too early.
 //!
 //! ```text
 //! a GPU was reconciled, or a restore failed ──► check: on record, and needed by no daemon?

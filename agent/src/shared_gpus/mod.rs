@@ -160,7 +160,7 @@ impl SharedGpus {
         if now != wanted {
             self.set(uuid, wanted).await?;
         }
-        // The new mode is confirmed, so the GPU cannot have the earlier mode any more. Remove it from the record.
+        // The new mode is confirmed, so the GPU cannot have the earlier mode. Remove the earlier mode from the record.
         if let Some(done) = taken.filter(|taken| taken.last.is_some()) {
             self.store_record(SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record })
                 .await?;
