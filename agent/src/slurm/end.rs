@@ -40,9 +40,9 @@ pub(super) async fn end(
     if ending.is_empty() {
         return Ok(answer);
     }
-    // If the deadline has passed, the hook of another job sends this request. In this case, the job
-    // may already run again without a lease, with processes in the same cgroup. So gpushd ends no
-    // process. The lease stays until the cgroup has no processes.
+    // If the deadline has passed, the hook of another job reports this end late. In this case, the
+    // job may already run again without a lease, with processes in the same cgroup. So gpushd ends
+    // no process. The lease stays until the cgroup has no processes.
     let leftovers =
         if time_until(job.until_ms).is_zero() { Leftovers::Report } else { slurm.leases.config().slurm.leftovers };
     release_all(slurm, caller, ending.iter().copied(), leftovers).await?;
