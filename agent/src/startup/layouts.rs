@@ -99,7 +99,7 @@ impl Layouts {
     async fn start_due(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Option<Instant> {
         let host = handles.state.now();
         if !host.rules_are_known {
-            // A reload of a valid config ends this wait early.
+            // Wait for a valid config. A reload ends this wait early.
             return Some(Instant::now() + PAUSE.1);
         }
         let config = Arc::clone(&host.config);

@@ -142,7 +142,7 @@ impl Startup {
 /// What gpushd must do at its start.
 #[derive(Debug)]
 pub(crate) struct StartupWork {
-    /// Which layouts gpushd has already applied on this boot; `None` if none is missing.
+    /// Which layouts gpushd has already applied on this boot; `None` if it has no layout left to apply.
     record: Option<BootRecord>,
     /// Whether gpushd repairs drift at once.
     reconcile: bool,
