@@ -91,7 +91,7 @@ impl Change {
     }
 }
 
-/// What a reading says about a GPU's memory rows that is new.
+/// What is new about a GPU's memory rows in a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowChange {
     /// Nothing is new.

@@ -44,7 +44,7 @@ pub(crate) struct OpenLease {
     pub(crate) waits_for: Vec<String>,
     /// Processes that still ran when gpushd last checked the releasing lease.
     pub(crate) left: Vec<u32>,
-    /// Whether the lease of a Slurm job waits only for something outside the job, which its user can cause.
+    /// Whether the lease of a Slurm job waits only for something outside the job. The job's user can cause such a wait.
     pub(crate) unattributed: bool,
 }
 

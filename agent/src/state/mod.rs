@@ -247,7 +247,7 @@ impl State {
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
-                    // Do not wait for the write. If it is lost, the first reading of the next gpushd repeats it.
+                    // Do not wait for the write. If it is lost, the next gpushd finds this change at its first reading.
                     drop(self.0.store.write_ending(move |tx| change.record(tx)));
                 }
             }

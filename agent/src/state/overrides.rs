@@ -6,7 +6,7 @@
 //!                                        └─ anything else ─► never active; the previous one stays
 //! active ───┬─ another one set ─────────────► replaced
 //!           ├─ cleared, or the rule's own layout applied
-//!           ├─ a reload asked to end ────────► ended, recorded
+//!           ├─ cleared by a reload ──────────► ended, recorded
 //!           └─ expired ─────────────────────┘
 //! ```
 //!

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! operations, config, driver, Xids, mutations ──► ring ◄── cursor ── stream of a client
-//! differences of snapshots ─────────────────────┘ (bounded) ◄── cursor ── another
+//! differences of snapshots ─────────────────────┘ (bounded) ◄── cursor ── stream of another client
 //! ```
 //!
 //! All clients read the same ring buffer, each at its own position. If a client reads too slowly, it misses events, and

@@ -83,7 +83,7 @@ struct Inner<V> {
 struct CachedState<V> {
     good: Option<(V, Moment)>,
     error: Option<DriverError>,
-    /// When the last attempt that has finished began.
+    /// The start of the last finished attempt.
     begun: Option<Instant>,
     /// When gpushd last changed the value. Readings that began before do not show the change.
     changed: Option<Instant>,
