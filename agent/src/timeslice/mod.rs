@@ -248,8 +248,8 @@ impl Timeslice {
         matches!(self.level_states().get(uuid), Some(LevelState { level: Level::Unsupported(_), .. }))
     }
 
-    /// Removes the levels of GPUs that are not time-sliced. Removes the problems of GPUs with which gpushd has nothing
-    /// left to do.
+    /// Removes the levels of GPUs that are not time-sliced. Removes the problems of GPUs whose settings gpushd neither
+    /// keeps nor still has to remove.
     fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
         self.level_states().retain(|uuid, _| takes_turns(uuid));
         self.all_troubles().retain(|subject, _| match subject {

@@ -1,7 +1,7 @@
 //! Time-slicing steps of operations. An operation holds the lanes of its GPUs, so it executes these steps itself.
 //!
-//! gpushd shows a GPU as time-sliced only after it has read back its level and compute mode. When a GPU stops being
-//! time-sliced, gpushd removes its settings first.
+//! gpushd shows a GPU as time-sliced only after gpushd has read back the GPU's level and compute mode. If an operation
+//! ends the time-slicing of a GPU, gpushd removes these settings before the other steps.
 //!
 //! ```text
 //! plan  ─► leaves the GPU whole, and its rule says timeslice ─► step Set

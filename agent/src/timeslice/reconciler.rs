@@ -44,7 +44,7 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
                 _ = snapshots.wait_for(|host| host.changes != changes) => {}
                 changed = status.changed() => if changed.is_err() { return },
                 () = wait => {}
-                // A separate task cannot wait for this, because it needs exclusive access to `tending`.
+                // Wait here and not in a separate task, because `mode_ended` needs exclusive access to `tending`.
                 () = tending.mode_ended(timeslice) => {}
             }
         }
@@ -117,7 +117,7 @@ impl Reconciler {
             return;
         }
         if timeslice.take_restart_request() {
-            // This also makes gpushd read GPUs again whose driver reported no levels.
+            // Read the levels of all GPUs again, even if the driver reported no levels for a GPU.
             self.reset();
         }
         self.pace.set_periodic(true);

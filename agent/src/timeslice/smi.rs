@@ -92,7 +92,7 @@ async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Re
 }
 
 async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
-    // Run the program only once at a time: the reconciler and operations may need it concurrently.
+    // Never run two calls at the same time: the reconciler and operations may need the program concurrently.
     let _alone = timeslice.smi.lock().await;
     let helpers = &timeslice.host_services.helpers;
     let program = timeslice.host_services.nvidia_smi(&timeslice.state.config().mode_change);
