@@ -137,10 +137,10 @@ impl Deref for AsyncPidFd {
 /// Maximum number of processes that gpushd awaits with [`Awaited`] at a time.
 const MOST_AWAITED: usize = 4096;
 
-/// Part of the descriptors of gpushd (RLIMIT_NOFILE) that [`Awaited`] may use: one in this number.
+/// [`Awaited`] may use this part of gpushd's descriptors (RLIMIT_NOFILE): the limit divided by this number.
 const PART: u64 = 4;
 
-/// The free places for processes that are awaited.
+/// Limits the number of [`Awaited`] processes: each one has a permit.
 static AWAITED: LazyLock<Semaphore> = LazyLock::new(|| {
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let part = usize::try_from(descriptors / PART).unwrap_or(MOST_AWAITED);

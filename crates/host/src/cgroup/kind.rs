@@ -175,8 +175,8 @@ impl CgroupKind {
             Self::Unit { cgroup } => match owner {
                 UnitOwner::Caller => BindTarget::Cgroup(cgroup),
                 UnitOwner::SessionService => scope("other users have processes in the unit of the calling process"),
-                // A unit can limit its user. In a scope of its own, the process would not have these limits. A user can
-                // start a setuid program in the unit, so the uids of its processes do not show whose unit it is.
+                // A unit can limit its processes. In a new scope, the process would not have these limits. Any user can
+                // start a setuid program, so the uids of a unit's processes do not show whose unit it is.
                 UnitOwner::Others => BindTarget::None("the unit of the calling process is not only for its user"),
             },
             Self::UserManager { .. } => scope("the user's own service manager started the calling process"),

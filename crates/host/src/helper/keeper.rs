@@ -31,7 +31,7 @@ const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 
 /// Runs the program of the spec in `dir`.
 pub fn main(dir: &Path) -> ExitCode {
-    // This call fails if systemd has already created a session for the keeper.
+    // Ignore the error: the call fails if systemd has already created a session for the keeper.
     let _ = nix::unistd::setsid();
     match keep(&RunDir::at(dir)) {
         Ok(()) => ExitCode::SUCCESS,

@@ -16,8 +16,8 @@
 //! | `namespaces` | namespaces, compared with those of gpushd |
 //!
 //! A function that returns an `Option` gives `None` for every error. That includes errors that say nothing about the
-//! process, such as too many open files. If a missing process has an effect, use the functions that return these errors:
-//! [`pids`], [`try_start`], [`try_owner`], [`try_cgroups`] and [`environment()`].
+//! process, such as too many open files. Code that acts when a process is missing must use the functions that return
+//! these errors: [`pids`], [`try_start`], [`try_owner`], [`try_cgroups`] and [`environment()`].
 //!
 //! If the first thread of a process has ended, `/proc/PID` has no executable, environment and v1 cgroups of the process.
 //! This module then reads them from a thread that still runs.
@@ -71,12 +71,13 @@ pub fn cgroups(pid: impl AnyPid) -> Option<String> {
 pub fn try_cgroups(pid: impl AnyPid) -> io::Result<Option<String>> {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let found = match file(pid, "cgroup") {
-        // A user can create so deep cgroups that their path is too long for older kernels. gpushd creates no such cgroup.
+        // A user can nest cgroups so deeply that older kernels cannot report the path. gpushd creates no such cgroup:
+        // return an empty text.
         Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => return Ok(Some(String::new())),
         found => found?.map(text),
     };
     let Some(found) = found else { return Ok(None) };
-    // In hierarchies of version 1, the kernel shows a thread that has ended in the root cgroup.
+    // In hierarchies of version 1, the kernel shows an ended thread as a member of the root cgroup. Read a live thread.
     if found.lines().any(|line| line.ends_with(":/"))
         && let Some(bytes) = threads::of_living(pid, |dir| of_process(read::read(dir.join("cgroup"))))?
     {
