@@ -224,7 +224,7 @@ impl Connection {
             let began = Instant::now();
             last = self.attempt(question, until, deadline).await;
             if began.elapsed() > question.away {
-                // The attempt took longer than `away`, so a gpushd had accepted it and queued the
+                // The attempt took longer than `away`, so a gpushd had accepted and queued the
                 // request. If the attempt failed, gpushd has restarted once more: allow the full
                 // time again.
                 give_up = until.min(Instant::now() + question.away);

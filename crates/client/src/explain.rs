@@ -3,7 +3,7 @@
 //! ```text
 //! stat and connect          meaning                               remedy
 //! nothing there             not installed, or not started         systemctl start gpushd
-//! EACCES on the socket      caller is in neither of its groups    usermod -aG GROUP USER, log in again
+//! EACCES on the socket      caller is not in the socket's group   usermod -aG GROUP USER, log in again
 //! EACCES on a directory     the same for a parent directory       the same
 //! ECONNREFUSED              stale socket, gpushd has ended        systemctl start gpushd
 //! not a socket              wrong path                            --socket
