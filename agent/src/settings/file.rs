@@ -144,7 +144,7 @@ fn check_trust(what: &'static str, path: &Path, trust: Trust) -> Result<(), Conf
     }
 }
 
-/// Returns the symbolic link because of which a path leads to no file.
+/// Returns the dangling symbolic link in a path; `None` if the path has none.
 fn dangling_link(path: &Path) -> Option<&Path> {
     let is_link = |part: &&Path| fs::symlink_metadata(part).is_ok_and(|meta| meta.is_symlink());
     path.ancestors().filter(is_link).find(|link| fs::metadata(link).is_err())
