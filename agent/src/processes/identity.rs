@@ -127,8 +127,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let child = Command::new("python3").args(["-c", SCRIPT]).arg(dir.path()).spawn();
         let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
-        let is_running = || std::fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap().trim() == "prog";
-        while !is_running() {
+        let comm = format!("/proc/{}/comm", child.id());
+        while std::fs::read_to_string(&comm).unwrap().trim() != "prog" {
             assert!(child.try_wait().unwrap().is_none(), "the script failed");
             std::thread::yield_now();
         }
