@@ -13,6 +13,7 @@ pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod gpu;
+mod gpu_notes;
 pub(crate) mod host;
 pub(crate) mod isolation;
 pub(crate) mod lease;

@@ -171,7 +171,7 @@ pub(crate) enum Command {
     /// Show every GPU with its slices: which are free, and who uses the others
     #[command(after_help = "\
 Marks: ● in use   ◐ granted by a lease   ○ idle   ! no compute instance
-Notes: ! fault or difference from the config   * requested by somebody
+Notes: ! fault or difference from the config   * requested by a user
 Memory is shown as in use/total: of the whole GPU in the heading, and of each
 instance. Memory that the driver reserves counts as in use, so the value of an
 idle GPU is not 0. The numbers below a drawing are placements, as in the layout

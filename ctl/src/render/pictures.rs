@@ -10,8 +10,8 @@ use gpush_api::{
 use insta::assert_snapshot;
 
 use super::{
-    Appearance, Charset, appearance, config, fixtures, gpu, operation, overrides, plan, profiles, show, status, table,
-    trouble,
+    Appearance, Charset, appearance, config, fixtures, gpu, gpu_notes, operation, overrides, plan, profiles, show,
+    status, table, trouble,
 };
 
 mod configs;
@@ -69,6 +69,6 @@ fn every_state_has_its_word() {
         let heading = fixtures::plain(&gpu::heading(&one, &[], &look));
         assert_eq!(heading.contains(gpu::state(state).0), state != GpuState::Ready, "{heading}");
         // Every state except `ready` must have an explanation, even if gpushd gives no reason.
-        assert_eq!(gpu::notes(&one, &look).is_empty(), state == GpuState::Ready);
+        assert_eq!(gpu_notes::of(&one, &look).is_empty(), state == GpuState::Ready);
     }
 }

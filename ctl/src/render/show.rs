@@ -7,7 +7,7 @@ use gpush_api::{
 use super::{
     Appearance,
     appearance::{QUIET, STRONG, count, gib, pad, paint, product},
-    gpu,
+    gpu, gpu_notes,
     mps::list as mps,
     process_names, profiles, sensors, slices,
     table::{Align, Narrow, fitted},
@@ -68,7 +68,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String
     } else {
         fact("read", read);
     }
-    out.extend(gpu::notes(one, look));
+    out.extend(gpu_notes::of(one, look));
     let mut text = out.join("\n") + "\n";
 
     if let Some(mig) = one.mig.as_ref().filter(|m| m.enabled) {

@@ -172,7 +172,7 @@ fn old_reading_shows_its_age() {
     one.stale = true;
     let printed = |age: i64, one: &mut gpush_api::Gpu| {
         one.observed_at = jiff::Timestamp::from_second(look.now.as_second() - age).unwrap();
-        gpu::notes(one, &look).join("\n").contains("last read")
+        gpu_notes::of(one, &look).join("\n").contains("last read")
     };
     assert_eq!([0, 1, 2, 3, 60].map(|age| printed(age, &mut one)), [false, false, false, true, true]);
     one.stale = false;
