@@ -255,9 +255,16 @@ mod tests {
         correction(&words)
     }
 
+    /// Checks the correction of each command line: what was typed, and what was meant.
+    fn assert_corrected(lines: &[(&str, &str)]) {
+        for (typed, meant) in lines {
+            assert_eq!(corrected(&format!("gpushctl {typed}")), Some(format!("gpushctl {meant}")), "{typed}");
+        }
+    }
+
     #[test]
     fn command_without_its_group_is_completed() {
-        for (typed, meant) in [
+        assert_corrected(&[
             ("reset 3", "gpu reset 3"),
             ("drain 0-1 --reason fan", "gpu drain 0-1 --reason fan"),
             ("undrain 3", "gpu undrain 3"),
@@ -274,14 +281,12 @@ mod tests {
             ("list leases", "lease list"),
             ("reset gpu 3", "gpu reset 3"),
             ("top", "status --watch"),
-        ] {
-            assert_eq!(corrected(&format!("gpushctl {typed}")), Some(format!("gpushctl {meant}")), "{typed}");
-        }
+        ]);
     }
 
     #[test]
     fn verbs_of_other_tools_are_translated() {
-        for (typed, meant) in [
+        assert_corrected(&[
             ("mig enable 0", "mig on 0"),
             ("mig disable 0", "mig off 0"),
             ("mig create 1g.10gb -g 0", "mig add 1g.10gb -g 0"),
@@ -297,14 +302,12 @@ mod tests {
             ("config validate x.toml", "config check x.toml"),
             ("gpu status", "status"),
             ("gpu enable 3", "gpu uncordon 3"),
-        ] {
-            assert_eq!(corrected(&format!("gpushctl {typed}")), Some(format!("gpushctl {meant}")), "{typed}");
-        }
+        ]);
     }
 
     #[test]
     fn misplaced_arguments_are_moved() {
-        for (typed, meant) in [
+        assert_corrected(&[
             ("mig apply 3g.40gb 0", "mig apply 3g.40gb -g 0"),
             ("mig plan 0 3g.40gb", "mig plan 3g.40gb -g 0"),
             ("mig apply 3g.40gb 0 1", "mig apply 3g.40gb -g 0,1"),
@@ -317,9 +320,7 @@ mod tests {
             ("mps set 4 --percent 30", "mps set 4 --percentage 30"),
             ("gpu list --all", "gpu list"),
             ("mig off --all", "mig off all"),
-        ] {
-            assert_eq!(corrected(&format!("gpushctl {typed}")), Some(format!("gpushctl {meant}")), "{typed}");
-        }
+        ]);
     }
 
     #[test]
