@@ -53,7 +53,7 @@ for (1 .. $count) {
     my $child = fork // die; $running++;
     next if $child;
     my $to = IO::Socket::UNIX->new(Peer => "/run/gpush/gpushd.sock") or die "connect: $!";
-    my $body = "{\"share\":{\"kind\":\"timeslice\"},\"wait\":{\"seconds\":60},\"bind_to\":\"scope\",\"process\":$$}";
+    my $body = "{\"share\":{\"kind\":\"timeslice\"},\"wait\":\"60s\",\"bind_to\":\"scope\",\"process\":$$}";
     print $to "POST /v1/leases HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
         . "content-length: " . length($body) . "\r\n\r\n$body";
     $to->flush; local $/; my $answer = <$to>;
