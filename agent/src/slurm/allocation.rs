@@ -46,7 +46,7 @@ impl Wanted {
 /// Returns the GPUs that only Slurm's jobs can lease.
 pub(super) fn owned(host: &HostState, gpus: &[Gpu]) -> Vec<SlurmGpu> {
     let owned = gpus.iter().filter(|gpu| is_owned(host, gpu));
-    owned.map(|gpu| SlurmGpu { uuid: gpu.uuid.clone(), minor: gpu.minor, mig_devices: mig_uuids(gpu) }).collect()
+    owned.map(|gpu| SlurmGpu { uuid: gpu.uuid.clone(), minor: gpu.minor, mig_uuids: mig_uuids(gpu) }).collect()
 }
 
 fn is_owned(host: &HostState, gpu: &Gpu) -> bool {

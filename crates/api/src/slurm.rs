@@ -108,7 +108,7 @@ pub struct SlurmGpu {
     pub minor: u32,
     /// UUIDs of its MIG devices.
     #[serde(default)]
-    pub mig_devices: Vec<String>,
+    pub mig_uuids: Vec<String>,
 }
 
 /// Answer to [`SlurmJobStart`].

@@ -27,9 +27,15 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             if gpus.is_empty() {
                 return Err(super::no_gpu().into());
             }
-            // Request the MPS daemons only for text: the JSON output has no daemons.
-            let mps = if out.json { Vec::new() } else { super::mps::of(client, &gpus, out).await };
-            let text = |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &mps, look)).collect::<Vec<_>>().join("\n");
+            if out.json {
+                out.show(&gpus, |_| String::new())?;
+                return Ok(0);
+            }
+            let mps = super::mps::of(client, &gpus, out).await;
+            let leases = super::lease::of(client, &gpus, out).await;
+            let devices = super::mig::devices(client, &gpus, &mps, &leases, out).await;
+            let text =
+                |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &devices, &mps, look)).collect::<Vec<_>>().join("\n");
             out.show(&gpus, text)?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,

@@ -88,13 +88,14 @@ pub(super) async fn read(
         {
             // Maintenance is not an error, because an administrator has requested it.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
-            return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new(), leases: Vec::new() }, code));
+            return Ok((Status::without_gpus(version, health), code));
         }
         Err(error) => return Err(Failure::from(error)),
     };
     let mps = super::mps::of(client, &gpus, out).await;
     let leases = super::lease::of(client, &gpus, out).await;
-    Ok((Status { version, health, gpus, mps, leases }, code))
+    let devices = super::mig::devices(client, &gpus, &mps, &leases, out).await;
+    Ok((Status { version, health, gpus, devices, mps, leases }, code))
 }
 
 /// Returns the GPUs that match a selector. Ignores selectors that match none.

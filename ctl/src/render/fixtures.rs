@@ -2,8 +2,8 @@
 
 use gpush_api::{
     Actor, Architecture, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, GpuState, Health, HealthStatus,
-    InstanceStep, Memory, Mig, Mode, Operation, OperationState, Placement, Process, ProcessKind, Step, StepState,
-    Version,
+    InstanceStep, Memory, Mig, MigDevice, Mode, Operation, OperationState, Placement, Process, ProcessKind, Step,
+    StepState, Version,
 };
 use jiff::Timestamp;
 
@@ -234,10 +234,16 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
             layouts_at_start: None,
             pid: 812,
         },
+        devices: devices(&gpus),
         gpus,
         mps: Vec::new(),
         leases: Vec::new(),
     }
+}
+
+/// Lists the MIG devices of GPUs without MPS daemons and leases.
+pub(crate) fn devices(gpus: &[Gpu]) -> Vec<MigDevice> {
+    gpush_core::devices::list(gpus, &[], &[])
 }
 
 fn span(start: u8, size: u8) -> Placement {

@@ -8,7 +8,7 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Lease, LeaseUse, Memory, Mode, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Lease, Memory, MigDevice, Mode, MpsDaemon, Process};
 
 use super::{
     Appearance,
@@ -39,8 +39,10 @@ pub(crate) struct Row {
     uuid: String,
     memory: Option<Memory>,
     processes: Vec<Process>,
-    /// Text that is shown in place of processes.
+    /// Text that is shown in place of the memory and the processes.
     remark: &'static str,
+    /// Why the instance accepts no new work, if the heading does not show it.
+    reason: Option<String>,
 }
 
 impl Row {
@@ -121,29 +123,32 @@ pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     heading_with(gpu, others, "", look)
 }
 
-/// Returns how a GPU is used, for `--brief`. `daemons` are its MPS daemons.
-pub(crate) fn usage(gpu: &Gpu, daemons: &[&MpsDaemon]) -> String {
-    if let Some(daemon) = daemons.iter().find(|daemon| daemon.device.is_none()) {
+/// Returns whether a GPU accepts new work.
+fn accepts_work(gpu: &Gpu) -> bool {
+    gpu.state == GpuState::Ready && gpu.cordons.is_empty()
+}
+
+/// Returns how a GPU is used, for `--brief`.
+pub(crate) fn usage(gpu: &Gpu, users: &Users<'_>) -> String {
+    if let Some(daemon) = users.daemons.iter().find(|daemon| daemon.device.is_none()) {
         return format!("{} clients", of_how_many(daemon));
     }
     if gpu.state == GpuState::Lost {
         return String::new();
     }
     let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {
-        let usage = Use::of_target(&gpu.processes, Some(&gpu.uuid), &gpu.leases);
-        let is_granted = usage == Use::Granted || (usage == Use::Idle && !gpu.leases.is_empty());
-        return if is_granted { "granted" } else { usage.word() }.to_owned();
+        return Use::of_gpu(gpu).word().to_owned();
     };
-    let uses: Vec<Use> = mig.instances.iter().map(|instance| Use::of(instance, &gpu.leases)).collect();
+    let uses: Vec<Use> = mig.instances.iter().map(|instance| Use::of(instance, &users.devices)).collect();
     let number = |wanted: Use| uses.iter().filter(|one| **one == wanted).count();
-    let granted = match number(Use::Granted) {
-        0 => String::new(),
-        granted => format!(", {granted} granted"),
-    };
+    // If the GPU accepts no new work, its state shows that all its idle instances are reserved.
+    let others = [(Use::Granted, true), (Use::Reserved, accepts_work(gpu))];
+    let others = others.iter().filter(|(one, shown)| *shown && number(*one) > 0);
+    let others: String = others.map(|(one, _)| format!(", {} {}", number(*one), one.word())).collect();
     if uses.is_empty() {
         "no instance".to_owned()
     } else {
-        format!("{}/{} in use{granted}", number(Use::Busy), uses.len())
+        format!("{}/{} in use{others}", number(Use::Busy), uses.len())
     }
 }
 
@@ -202,12 +207,12 @@ fn heading_with(gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) -> S
     out + &" ".repeat(fill) + &paint(if quiet { QUIET } else { PLAIN }, &right)
 }
 
-/// Returns the lines of a GPU, in the order of its slices.
-pub(crate) fn rows(gpu: &Gpu, look: &Appearance) -> Vec<Row> {
+/// Returns the lines of a GPU, in the order of its slices. `devices` are its MIG devices.
+pub(crate) fn rows(gpu: &Gpu, devices: &[&MigDevice], look: &Appearance) -> Vec<Row> {
     let mut rows = Vec::new();
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if mig.is_none() || !gpu.processes.is_empty() {
-        let usage = Use::of_target(&gpu.processes, Some(&gpu.uuid), &gpu.leases);
+        let usage = Use::of_gpu(gpu);
         rows.push(Row {
             mark: usage.mark(look),
             style: usage.style(),
@@ -217,16 +222,21 @@ pub(crate) fn rows(gpu: &Gpu, look: &Appearance) -> Vec<Row> {
             memory: Some(gpu.memory).filter(|memory| mig.is_none() && memory.total_mib > 0),
             processes: gpu.processes.clone(),
             remark: "",
+            reason: None,
         });
     }
     for instance in mig.map_or(&[][..], |mig| &mig.instances) {
-        rows.extend(instance_rows(instance, &gpu.leases, look));
+        rows.extend(instance_rows(instance, devices, accepts_work(gpu), look));
     }
     rows
 }
 
-fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Appearance) -> Vec<Row> {
-    let usage = Use::of(instance, leases);
+/// Returns the lines of a GPU instance. Only `with_reason`, they say why a device is reserved: if the GPU accepts no new
+/// work, its heading says so.
+fn instance_rows(instance: &GpuInstance, devices: &[&MigDevice], with_reason: bool, look: &Appearance) -> Vec<Row> {
+    let usage = Use::of(instance, devices);
+    let device = |ci: u32| devices.iter().copied().find(|device| (device.gi, device.ci) == (instance.id, Some(ci)));
+    let reason = |ci: u32| device(ci).and_then(|device| device.reason.clone()).filter(|_| with_reason);
     let mut row = Row {
         mark: usage.mark(look),
         style: usage.style(),
@@ -236,6 +246,7 @@ fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Appearance)
         memory: instance.memory,
         processes: instance.processes.clone(),
         remark: if usage == Use::Bare { "no compute instance: no program can use it" } else { "" },
+        reason: None,
     };
     if let [one] = instance.compute.as_slice()
         && one.profile == instance.profile
@@ -243,11 +254,12 @@ fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Appearance)
         row.ids += &format!(" CI {}", one.id);
         row.uuid = one.uuid.clone().unwrap_or_default();
         row.processes.extend(one.processes.iter().cloned());
+        row.reason = reason(one.id);
         return vec![row];
     }
     let mut rows = vec![row];
     for (at, compute) in instance.compute.iter().enumerate() {
-        let usage = Use::of_target(&compute.processes, compute.uuid.as_deref(), leases);
+        let usage = Use::of_device(device(compute.id));
         let last = at + 1 == instance.compute.len();
         let branch = if last { look.pick("└ ", "`- ") } else { look.pick("├ ", "|- ") };
         rows.push(Row {
@@ -259,6 +271,7 @@ fn instance_rows(instance: &GpuInstance, leases: &[LeaseUse], look: &Appearance)
             memory: None,
             processes: compute.processes.clone(),
             remark: "",
+            reason: reason(compute.id),
         });
     }
     rows
@@ -312,6 +325,15 @@ fn row(row: &Row, columns: Columns, look: &Appearance) -> Vec<String> {
     let mut below = None;
     if !row.remark.is_empty() {
         out += &paint(NOTE, &look.fit(row.remark, room));
+    } else if let Some(reason) = row.reason.as_ref().filter(|_| row.processes.is_empty()) {
+        let reason = look.clean(reason);
+        if !look.wraps || width(&reason) <= room {
+            out += &paint(NOTE, &reason);
+        } else {
+            let indent = INDENT + 2;
+            let fitting = look.fit(&reason, look.width.saturating_sub(indent));
+            below = Some(" ".repeat(indent) + &paint(NOTE, &fitting));
+        }
     } else if !look.wraps || process_names::least(&processes, look) <= room {
         out += &process_names::line(&processes, room, look);
     } else {
@@ -340,8 +362,10 @@ pub(crate) fn has_same_memory(one: &Gpu, other: &Gpu) -> bool {
     memory(one) == memory(other)
 }
 
-/// The MPS daemons and the leases on a GPU.
+/// The MIG devices, MPS daemons and leases on a GPU.
 pub(crate) struct Users<'a> {
+    /// MIG devices of the GPU.
+    pub(crate) devices: Vec<&'a MigDevice>,
     /// MPS daemons of the GPU.
     pub(crate) daemons: Vec<&'a MpsDaemon>,
     /// All leases of the host that have not ended.
@@ -352,7 +376,7 @@ pub(crate) struct Users<'a> {
 pub(crate) fn block(gpu: &Gpu, rows: &[Row], users: &Users<'_>, columns: Columns, look: &Appearance) -> Vec<String> {
     let mut out = vec![heading(gpu, &[], look)];
     if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) {
-        out.extend(slices::of(gpu, mig, INDENT, look));
+        out.extend(slices::of(gpu, mig, &users.devices, INDENT, look));
     }
     out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
     out.extend(mps::below(&users.daemons, INDENT, look));
@@ -364,7 +388,7 @@ pub(crate) fn block(gpu: &Gpu, rows: &[Row], users: &Users<'_>, columns: Columns
 
 /// Draws a GPU in one line, with a further line for each note.
 pub(crate) fn brief_block(gpu: &Gpu, users: &Users<'_>, look: &Appearance) -> Vec<String> {
-    let mut out = vec![heading_with(gpu, &[], &usage(gpu, &users.daemons), look)];
+    let mut out = vec![heading_with(gpu, &[], &usage(gpu, users), look)];
     out.extend(mps::notes_below(&users.daemons, INDENT, look));
     out.extend(gpu_notes::of(gpu, look));
     out

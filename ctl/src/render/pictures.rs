@@ -11,7 +11,7 @@ use insta::assert_snapshot;
 
 use super::{
     Appearance, Charset, appearance, config, fixtures, gpu, gpu_notes, operation, overrides, plan, profiles, show,
-    status, table, trouble,
+    status, summary, table, trouble,
 };
 
 mod configs;

@@ -14,8 +14,9 @@ use super::{
     timeslice,
 };
 
-/// Draws `gpushctl gpu show`. `daemons` contains all MPS daemons of the host.
-pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
+/// Draws `gpushctl gpu show`. `listed` and `daemons` contain all MIG devices and MPS daemons of the host.
+pub(crate) fn gpu(one: &Gpu, listed: &[MigDevice], daemons: &[MpsDaemon], look: &Appearance) -> String {
+    let listed: Vec<&MigDevice> = listed.iter().filter(|device| device.gpu_uuid == one.uuid).collect();
     let mut out = Vec::new();
     out.push(format!("{}  {}", paint(STRONG, &format!("GPU {}", one.index)), look.clean(product(&one.name))));
     let mut fact = |name: &str, value: String| {
@@ -74,11 +75,11 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String
     if let Some(mig) = one.mig.as_ref().filter(|m| m.enabled) {
         text.push('\n');
         text += &section("MIG devices");
-        for line in slices::of(one, mig, gpu::INDENT, look) {
+        for line in slices::of(one, mig, &listed, gpu::INDENT, look) {
             text += &line;
             text.push('\n');
         }
-        text += &devices(one, daemons, look);
+        text += &devices(one, &listed, look);
     }
     let daemons = mps::of(one, daemons);
     if !daemons.is_empty() {
@@ -148,21 +149,10 @@ fn architecture(of: Architecture) -> &'static str {
     }
 }
 
-/// Returns how a MIG device is used. Looks up its leases in `gpu`, because the device was listed
-/// without leases.
-fn usage(one: &MigDevice, gpu: &Gpu) -> DeviceUse {
-    let is_leased = gpu.leases.iter().any(|lease| one.uuid.as_ref() == Some(&lease.target));
-    match one.usage {
-        DeviceUse::Free if is_leased => DeviceUse::Granted,
-        other => other,
-    }
-}
-
 /// Draws a table with one line for each MIG device: placement, ids, use and UUID.
-fn devices(gpu: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
+fn devices(gpu: &Gpu, listed: &[&MigDevice], look: &Appearance) -> String {
     use Align::{Left, Right};
     let columns = [("INSTANCE", Left), ("GI", Right), ("CI", Right), ("GIB", Right), ("USE", Left), ("MIG UUID", Left)];
-    let uses = gpush_core::devices::list(std::slice::from_ref(gpu), daemons, &[]);
     let mut rows = Vec::new();
     for instance in gpu.mig.iter().flat_map(|m| &m.instances) {
         let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
@@ -176,8 +166,8 @@ fn devices(gpu: &Gpu, daemons: &[MpsDaemon], look: &Appearance) -> String {
         for compute in &instance.compute {
             let whole = compute.profile == instance.profile;
             let what = if whole { at.clone() } else { format!("{} in {at}", look.clean(&compute.profile)) };
-            let device = uses.iter().find(|one| (one.gi, one.ci) == (instance.id, Some(compute.id)));
-            let usage = device.map_or("-", |one| usage(one, gpu).name()).to_owned();
+            let device = listed.iter().find(|one| (one.gi, one.ci) == (instance.id, Some(compute.id)));
+            let usage = device.map_or("-", |one| one.usage.name()).to_owned();
             let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
             push(what, compute.id.to_string(), usage, uuid);
         }
@@ -261,29 +251,8 @@ fn processes(gpu: &Gpu, look: &Appearance) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseUse};
-
     use super::*;
     use crate::render::{Charset, fixtures};
-
-    /// `gpu show` must describe the use of a device in the same words as `mig list`.
-    #[test]
-    fn use_of_a_device_is_reserved_on_a_cordoned_gpu() {
-        let look = fixtures::look(120, Charset::Ascii);
-        let mut one = fixtures::mixed().swap_remove(0);
-        let uses = |gpu: &Gpu| {
-            let text = fixtures::plain(&devices(gpu, &[], &look));
-            let words = text.lines().skip(1).map(|line| line.split_whitespace().nth(4).unwrap().to_owned());
-            words.collect::<Vec<_>>()
-        };
-        assert_eq!(uses(&one), ["in_use", "free", "in_use"]);
-        let target = one.mig.as_ref().unwrap().instances[1].compute[0].uuid.clone().unwrap();
-        let holder = LeaseHolder { uid: 1000, user: None };
-        one.leases = vec![LeaseUse { id: LeaseId(17), target, kind: LeaseKind::Mig, holder, until: None }];
-        assert_eq!(uses(&one), ["in_use", "granted", "in_use"]);
-        one.state = GpuState::Cordoned;
-        assert_eq!(uses(&one), ["in_use", "reserved", "in_use"]);
-    }
 
     #[test]
     fn lost_gpu_without_instances_suggests_no_change() {

@@ -9,7 +9,7 @@
 //! The numbers in the lower edge are start slices, as in a layout: `2g.20gb@4`.
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, LeaseUse, Mig, Placement, Process};
+use gpush_api::{DeviceUse, Gpu, GpuInstance, GpuState, Mig, MigDevice, Placement};
 
 use super::{
     Appearance, Charset,
@@ -65,13 +65,15 @@ fn short(profile: &str) -> String {
     format!("{slices}{attribute}")
 }
 
-/// How an instance is used.
+/// How an instance or a whole GPU is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// The instance has processes.
     Busy,
     /// The instance has no process, but leases occupy all of it.
     Granted,
+    /// The instance has no process, and accepts no new work.
+    Reserved,
     /// The instance has no process and no lease.
     Idle,
     /// The instance has no compute instance, so no program can use it.
@@ -79,29 +81,46 @@ pub(crate) enum Use {
 }
 
 impl Use {
-    /// Returns how a GPU instance is used, from its processes and the leases on its GPU.
-    pub(crate) fn of(instance: &GpuInstance, leases: &[LeaseUse]) -> Self {
-        let uses = instance.compute.iter().map(|one| Self::of_target(&one.processes, one.uuid.as_deref(), leases));
-        let uses: Vec<Self> = uses.collect();
+    /// Returns how a GPU instance is used. `devices` are the MIG devices of its GPU.
+    pub(crate) fn of(instance: &GpuInstance, devices: &[&MigDevice]) -> Self {
+        let inside = devices.iter().filter(|device| device.gi == instance.id);
+        let uses: Vec<Self> = inside.map(|device| Self::of_device(Some(device))).collect();
         if !instance.processes.is_empty() || uses.contains(&Self::Busy) {
             Self::Busy
-        } else if uses.is_empty() {
+        } else if instance.compute.is_empty() {
             Self::Bare
-        } else if uses.iter().all(|one| *one == Self::Granted) {
+        } else if uses.contains(&Self::Idle) {
+            Self::Idle
+        } else if uses.contains(&Self::Reserved) {
+            Self::Reserved
+        } else if uses.contains(&Self::Granted) {
             Self::Granted
         } else {
             Self::Idle
         }
     }
 
-    /// Returns how a MIG device or a whole GPU is used. `uuid` is its UUID.
-    pub(crate) fn of_target(processes: &[Process], uuid: Option<&str>, leases: &[LeaseUse]) -> Self {
-        if !processes.is_empty() {
+    /// Returns how a MIG device is used. A device that gpushd does not list counts as idle.
+    pub(crate) fn of_device(device: Option<&MigDevice>) -> Self {
+        match device.map(|device| (device.usage, device.ci)) {
+            Some((DeviceUse::InUse, _)) => Self::Busy,
+            Some((DeviceUse::Granted, _)) => Self::Granted,
+            Some((DeviceUse::Reserved, Some(_))) => Self::Reserved,
+            Some((DeviceUse::Reserved, None)) => Self::Bare,
+            Some((DeviceUse::Free, _)) | None => Self::Idle,
+        }
+    }
+
+    /// Returns how a whole GPU is used, apart from its MIG instances.
+    pub(crate) fn of_gpu(gpu: &Gpu) -> Self {
+        if !gpu.processes.is_empty() {
             Self::Busy
-        } else if leases.iter().any(|lease| uuid == Some(&lease.target)) {
-            Self::Granted
-        } else {
+        } else if gpu.state != GpuState::Ready || !gpu.cordons.is_empty() {
+            Self::Reserved
+        } else if gpu.leases.is_empty() {
             Self::Idle
+        } else {
+            Self::Granted
         }
     }
 
@@ -109,6 +128,7 @@ impl Use {
         match self {
             Self::Busy => look.pick("●", "*"),
             Self::Granted => look.pick("◐", "%"),
+            Self::Reserved => look.pick("⊘", "x"),
             Self::Idle => look.pick("○", "o"),
             Self::Bare => "!",
         }
@@ -119,6 +139,7 @@ impl Use {
         match self {
             Self::Busy => "in use",
             Self::Granted => "granted",
+            Self::Reserved => "reserved",
             Self::Idle => "idle",
             Self::Bare => "no compute instance",
         }
@@ -127,7 +148,7 @@ impl Use {
     pub(crate) fn style(self) -> Style {
         match self {
             Self::Busy => USED,
-            Self::Granted => QUIET,
+            Self::Granted | Self::Reserved => QUIET,
             Self::Idle => IDLE,
             Self::Bare => NOTE,
         }
@@ -146,16 +167,16 @@ pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
     Some(if parts.is_empty() { "no compute instance".to_owned() } else { parts.join(" ") })
 }
 
-/// Draws the current instances of a GPU. If the GPU takes no new work, its free slices are labelled with its state.
-pub(crate) fn of(gpu: &Gpu, mig: &Mig, indent: usize, look: &Appearance) -> Vec<String> {
-    let leases = &gpu.leases;
+/// Draws the current instances of a GPU. `devices` are its MIG devices. If the GPU takes no new work, its free slices
+/// are labelled with its state.
+pub(crate) fn of(gpu: &Gpu, mig: &Mig, devices: &[&MigDevice], indent: usize, look: &Appearance) -> Vec<String> {
     let free = match gpu.state {
         GpuState::Ready | GpuState::Changing if gpu.cordons.is_empty() => FREE,
         GpuState::Ready | GpuState::Changing => state(GpuState::Cordoned).0,
         other => state(other).0,
     };
     let cells = mig.instances.iter().map(|instance| {
-        let usage = Use::of(instance, leases);
+        let usage = Use::of(instance, devices);
         Cell::of(&instance.profile, instance.placement, usage.mark(look), inside(instance).as_deref(), usage.style())
     });
     draw(cells.collect(), mig.memory_slices, free, indent, look)
@@ -280,7 +301,7 @@ mod tests {
         gpu.mig.as_mut().unwrap().set_mode(true, true);
         let drawn = |state| {
             let gpu = Gpu { state, ..gpu.clone() };
-            of(&gpu, gpu.mig.as_ref().unwrap(), 2, &fixtures::look(80, Charset::Ascii)).join("\n")
+            of(&gpu, gpu.mig.as_ref().unwrap(), &[], 2, &fixtures::look(80, Charset::Ascii)).join("\n")
         };
         assert!(drawn(GpuState::Ready).contains("free"));
         for state in [GpuState::Cordoned, GpuState::Lost, GpuState::Maintenance] {

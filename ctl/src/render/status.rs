@@ -1,6 +1,6 @@
 //! `gpushctl status`: gpushd, the driver, all GPUs, and hints for problems.
 
-use gpush_api::{Gpu, GpuState, Health, HealthStatus, Lease, Mode, MpsDaemon, Version};
+use gpush_api::{DeviceUse, Gpu, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version};
 use serde::Serialize;
 
 use super::{
@@ -8,8 +8,7 @@ use super::{
     appearance::{BAD, NOTE, QUIET, STRONG, count, paint, width},
     gpu,
     mps::list as mps,
-    sensors,
-    slices::{self, Use},
+    sensors, slices,
 };
 
 /// The output of `gpushctl status --json`. It combines several responses of the API.
@@ -19,12 +18,28 @@ pub(crate) struct Status {
     pub(crate) version: Version,
     pub(crate) health: Health,
     pub(crate) gpus: Vec<Gpu>,
+    /// The MIG devices of these GPUs with their use. Empty if no GPU has MIG instances.
+    #[serde(rename = "mig_devices", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) devices: Vec<MigDevice>,
     /// The MPS daemons of these GPUs and their MIG devices. Empty if no GPU uses MPS.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) mps: Vec<MpsDaemon>,
     /// The leases that have not ended, in order of arrival. Empty if no GPU can be leased.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) leases: Vec<Lease>,
+}
+
+impl Status {
+    /// Creates the status of a host whose GPUs cannot be read.
+    pub(crate) const fn without_gpus(version: Version, health: Health) -> Self {
+        Self { version, health, gpus: Vec::new(), devices: Vec::new(), mps: Vec::new(), leases: Vec::new() }
+    }
+
+    /// Returns the MIG devices, MPS daemons and leases on a GPU.
+    fn users_of(&self, gpu: &Gpu) -> gpu::Users<'_> {
+        let devices = self.devices.iter().filter(|device| device.gpu_uuid == gpu.uuid);
+        gpu::Users { devices: devices.collect(), daemons: mps::of(gpu, &self.mps), leases: &self.leases }
+    }
 }
 
 /// Draws the status. GPUs that differ only in index, address and UUIDs are drawn once. With `brief`, each
@@ -52,13 +67,13 @@ struct Group<'s> {
 fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> String {
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
-    let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
+    let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, &status.users_of(gpu).devices, look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
     let drawn = |gpu: &Gpu, rows: &[gpu::Row]| {
-        let users = gpu::Users { daemons: mps::of(gpu, &status.mps), leases: &status.leases };
+        let users = status.users_of(gpu);
         if brief { gpu::brief_block(gpu, &users, look) } else { gpu::block(gpu, rows, &users, columns, look) }
     };
-    let usage = |gpu: &Gpu| if brief { gpu::usage(gpu, &mps::of(gpu, &status.mps)) } else { String::new() };
+    let usage = |gpu: &Gpu| if brief { gpu::usage(gpu, &status.users_of(gpu)) } else { String::new() };
     let mut groups: Vec<Group<'_>> = Vec::new();
     for (gpu, rows) in status.gpus.iter().zip(&rows) {
         let common: Vec<gpu::Row> = rows.iter().map(gpu::Row::without_uuid).collect();
@@ -128,7 +143,7 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
     }
     let left = words.iter().map(|(_, text)| width(text)).sum::<usize>() + 2 * (words.len() - 1);
     let line = words.iter().map(|(style, text)| paint(*style, text)).collect::<Vec<_>>().join("  ");
-    let summary = summary(&status.gpus);
+    let summary = summary(status);
     let edge = slices::edge(gpu::INDENT, look);
     if left + 2 + width(&summary) <= edge {
         out.push(format!("{line}{}{summary}", " ".repeat(edge - left - width(&summary))));
@@ -162,28 +177,22 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
     out
 }
 
-fn summary(gpus: &[Gpu]) -> String {
-    let mut text = count(gpus.len(), "GPU");
-    // Leave out lost GPUs, because their instances are not known.
-    let there = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost);
-    let (mut devices, mut used, mut granted) = (0, 0, 0);
-    for gpu in there {
-        let instances = gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances);
-        for (instance, one) in instances.flat_map(|instance| instance.compute.iter().map(move |one| (instance, one))) {
-            let processes = if instance.processes.is_empty() { &one.processes } else { &instance.processes };
-            devices += 1;
-            match Use::of_target(processes, one.uuid.as_deref(), &gpu.leases) {
-                Use::Busy => used += 1,
-                Use::Granted => granted += 1,
-                Use::Idle | Use::Bare => {}
-            }
+/// Counts the GPUs, and their MIG devices by use.
+fn summary(status: &Status) -> String {
+    let mut text = count(status.gpus.len(), "GPU");
+    // The present instances of a lost GPU are not known.
+    let is_lost =
+        |device: &MigDevice| status.gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid && gpu.state == GpuState::Lost);
+    let devices: Vec<&MigDevice> =
+        status.devices.iter().filter(|device| device.ci.is_some() && !is_lost(device)).collect();
+    let number = |usage: DeviceUse| devices.iter().filter(|device| device.usage == usage).count();
+    if !devices.is_empty() {
+        text += &format!(", {}, {} in use", count(devices.len(), "MIG device"), number(DeviceUse::InUse));
+    }
+    for usage in [DeviceUse::Granted, DeviceUse::Reserved] {
+        if number(usage) > 0 {
+            text += &format!(", {} {}", number(usage), usage.name());
         }
-    }
-    if devices > 0 {
-        text += &format!(", {}, {used} in use", count(devices, "MIG device"));
-    }
-    if granted > 0 {
-        text += &format!(", {granted} granted");
     }
     text
 }

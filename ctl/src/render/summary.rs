@@ -1,7 +1,6 @@
 //! `gpushctl status --summary`: totals per model and profile, for hosts with many GPUs.
 
 use gpush_api::{DeviceUse, Gpu, GpuState, Mode, MpsState};
-use gpush_core::devices;
 
 use super::{
     Appearance,
@@ -105,7 +104,7 @@ fn totals(status: &Status) -> Vec<Totals> {
                 row.possible = Some(row.possible.unwrap_or(0) + usize::from(remaining));
             }
         }
-        for device in devices::list(std::slice::from_ref(gpu), &status.mps, &status.leases) {
+        for device in status.devices.iter().filter(|device| device.gpu_uuid == gpu.uuid) {
             let row = entry(&mut all, &model, &device.profile);
             row.total += 1;
             match device.usage {
@@ -158,7 +157,11 @@ mod tests {
     fn many_gpus_fit_a_page() {
         let mut gpus = Vec::new();
         for index in (0..64).step_by(8) {
-            gpus.extend(fixtures::mixed().into_iter().map(|gpu| Gpu { index: gpu.index + index, ..gpu }));
+            gpus.extend(fixtures::mixed().into_iter().map(|gpu| Gpu {
+                index: gpu.index + index,
+                uuid: format!("{}-{index}", gpu.uuid),
+                ..gpu
+            }));
         }
         for width in [60, 80, 120] {
             let text = fixtures::plain(&summary(

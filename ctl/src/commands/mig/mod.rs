@@ -13,7 +13,7 @@ pub(super) mod layout;
 mod numbers;
 mod room;
 
-use gpush_api::{ApiError, Code, DeviceUse, Gpu, MigDevice, Mode, MpsDaemon};
+use gpush_api::{ApiError, Code, DeviceUse, Gpu, Lease, MigDevice, Mode, MpsDaemon};
 use gpush_client::Client;
 use gpush_core::nearest::nearest;
 
@@ -22,7 +22,7 @@ use crate::{
     exit::{Failure, Outcome},
     offline,
     output::Output,
-    render::{devices, profiles},
+    render::{devices as drawing, profiles},
 };
 
 pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
@@ -83,6 +83,31 @@ fn show_profiles(gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
     Ok(0)
 }
 
+/// Returns the MIG devices of these GPUs. If gpushd cannot list them, derives their use from the other responses, without
+/// the queue.
+pub(super) async fn devices(
+    client: &mut Client,
+    gpus: &[Gpu],
+    mps: &[MpsDaemon],
+    leases: &[Lease],
+    out: &Output,
+) -> Vec<MigDevice> {
+    if !gpus.iter().any(|gpu| gpu.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty())) {
+        return Vec::new();
+    }
+    match client.mig_devices().await {
+        Ok(mut devices) => {
+            devices.retain(|device| gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid));
+            devices
+        }
+        Err(error) => {
+            let first = "the status ignores the queue: ";
+            out.remark(&(out.look.wrap(first, &error.error.message).join("\n") + "\n"));
+            gpush_core::devices::list(gpus, mps, leases)
+        }
+    }
+}
+
 async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&str>, out: &Output) -> Outcome {
     let gpus = client.gpus(profile.is_some()).await?;
     let gpus = super::select_of(client, gpus, &which.selectors()).await?;
@@ -105,7 +130,7 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
         return Err(error.hint("'gpushctl mig list' shows who uses the MIG devices").into());
     }
     out.list(&found, |look| {
-        let list = devices::list(&found, &gpus, look);
+        let list = drawing::list(&found, &gpus, look);
         match profile {
             Some(profile) => list.or_empty(&format!("No MIG device of profile {profile}.")),
             None => list,

@@ -92,6 +92,7 @@ fn status_shows_the_leases_of_each_gpu() {
     for gpu in &mut shown.gpus {
         gpu.leases = shown.leases.iter().flat_map(|lease| LeaseUse::of(lease, &gpu.uuid)).collect();
     }
+    shown.devices = gpush_core::devices::list(&shown.gpus, &shown.mps, &shown.leases);
     for width in [72, 80, 120] {
         let look = fixtures::look(width, UTF8);
         assert_snapshot!(format!("status-leases-{width}"), drawn(&shown, false, &look));

@@ -15,6 +15,23 @@ fn status_of_a_mixed_host() {
     assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
 }
 
+/// All drawings of a host must show the same use of a MIG device as `mig list`.
+#[test]
+fn device_that_a_queued_operation_needs_is_reserved_in_every_drawing() {
+    let gpus = fixtures::mixed().into_iter().take(1).collect();
+    let mut shown = fixtures::status(gpus, false);
+    let needs = |device: &gpush_api::MigDevice| (device.instance == "2g.20gb@4").then(|| "operation op-7".to_owned());
+    gpush_core::devices::apply_queue(&mut shown.devices, needs, &std::collections::BTreeSet::new());
+    let look = fixtures::look(100, UTF8);
+    let mut text = drawn(&shown, false, &look);
+    text += &format!("---\n{}", drawn(&shown, true, &look));
+    text += &format!("---\n{}", fits(&summary::summary(&shown, &look), &look));
+    let gpu = &shown.gpus[0];
+    let devices = show::gpu(gpu, &shown.devices, &[], &look);
+    text += &format!("---\n{}", fixtures::plain(devices.split_once("MIG devices").unwrap().1));
+    assert_snapshot!("status-reserved", text);
+}
+
 #[test]
 fn status_with_sensors_shows_a_dash_for_what_is_not_reported() {
     let mut gpus = fixtures::mixed();
@@ -155,7 +172,7 @@ fn output_to_a_pipe_is_not_cut() {
     let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let shown = [
         status::status(&fixtures::status(gpus.clone(), false), false, &pipe),
-        gpus.iter().map(|gpu| show::gpu(gpu, &[], &pipe)).collect(),
+        gpus.iter().map(|gpu| show::gpu(gpu, &fixtures::devices(&gpus), &[], &pipe)).collect(),
         table::gpus(&gpus, &pipe).text().to_owned(),
     ];
     for (at, text) in shown.iter().enumerate() {
@@ -227,7 +244,7 @@ fn drawing_of_an_old_reading_says_so() {
         let text = devices(&one);
         assert!(text.contains(says), "{text}");
         assert_eq!(text.contains("MIG devices"), state != GpuState::Lost, "{text}");
-        let shown = fixtures::plain(&show::gpu(&one, &[], &look));
+        let shown = fixtures::plain(&show::gpu(&one, &fixtures::devices(std::slice::from_ref(&one)), &[], &look));
         assert!(shown.contains("last read") && shown.contains("may have changed since"), "{shown}");
     }
 }
