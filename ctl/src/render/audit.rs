@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{
     Appearance,
-    listing::Listing,
+    listing::{Listing, widened},
     table::{Align, Narrow},
 };
 
@@ -20,7 +20,15 @@ pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Appearance) 
         ("DETAIL", Align::Left),
     ];
     let rows = records.iter().map(|record| row(record, gpus, look));
-    Listing::new(&columns, rows.collect(), Narrow::default().prose(), look)
+    let uid = |record: &AuditRecord| record.by.as_ref().map_or_else(|| "-".to_owned(), |by| by.uid.to_string());
+    let (columns, rows) = widened(
+        &columns,
+        rows.collect(),
+        records,
+        &[("SEQUENCE", &|one| one.sequence.to_string()), ("UID", &uid)],
+        look,
+    );
+    Listing::new(&columns, rows, Narrow::default().prose(), look)
         .names(records.iter().map(|record| record.sequence.to_string()))
 }
 

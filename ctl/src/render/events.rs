@@ -23,6 +23,9 @@ use super::{
 /// Widths of the columns with the object and the state.
 const COLUMNS: (usize, usize) = (8, 11);
 
+/// Width of the column with the kind, which only `-o wide` shows.
+const KIND: usize = 9;
+
 /// Returns the time of an event. `None` if gpushctl does not know this kind of event.
 pub(crate) fn time(reported: &ReceivedEvent) -> Option<Timestamp> {
     match reported {
@@ -139,7 +142,11 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
 fn known(event: &Event, gpus: &[Gpu], look: &Appearance) -> String {
     let (about, (word, style), text) = columns(event, gpus, look);
     let about = look.clean(&about);
-    let clock = look.clock(event.at);
+    let clock = if look.wide {
+        format!("{}  {}  {}", utc(event.at), look.clean(&event.id), pad(event.what.kind().name(), KIND))
+    } else {
+        look.clock(event.at)
+    };
     let (about, word) = (pad(&about, COLUMNS.0), pad(word, COLUMNS.1));
     let line = |word: &str| format!("{}  {about}  {}", paint(QUIET, &clock), paint(style, word));
     let before = width(&clock) + 2 + width(&about) + 2 + width(&word) + 2;

@@ -70,6 +70,9 @@ fn of_group(gpus: &[&Gpu], indent: usize, look: &Appearance) -> String {
     ];
     columns.extend(engines.iter().map(|(name, _)| (*name, Align::Right)));
     columns.push(("PLACEMENTS", Align::Left));
+    if look.wide {
+        columns.push(("COMPUTE PROFILES", Align::Left));
+    }
     let rows = first
         .iter()
         .enumerate()
@@ -85,6 +88,10 @@ fn of_group(gpus: &[&Gpu], indent: usize, look: &Appearance) -> String {
             ];
             row.extend(engines.iter().map(|(_, of)| of(&profile.engines).to_string()));
             row.push(placements(&profile.placements));
+            if look.wide {
+                let names: Vec<String> = profile.compute.iter().map(|one| look.clean(&one.name)).collect();
+                row.push(names.join(" "));
+            }
             row
         })
         .collect();

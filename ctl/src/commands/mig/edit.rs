@@ -1,10 +1,15 @@
 //! `gpushctl mig add|remove|on|off`: computes the new layouts from the current ones.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, MpsDaemon};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, LayoutSource, MpsDaemon, PlanRequest};
 use gpush_client::Client;
 use gpush_core::layout::{Layout, edit};
 
-use crate::exit::Failure;
+use super::super::apply;
+use crate::{
+    args::LayoutChange,
+    exit::{Failure, Outcome},
+    output::Output,
+};
 
 /// Returns the selected GPUs. If none is selected, returns the only GPU with MIG.
 async fn chosen(client: &mut Client, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
@@ -40,14 +45,36 @@ fn is_of(daemon: &MpsDaemon, gpu: &Gpu, device: &str) -> bool {
     daemon.gpu == Some(gpu.index) && daemon.device.as_deref() == Some(device) && daemon.ends.is_none()
 }
 
-/// Returns the current layouts with these entries added.
-pub(super) async fn added(
+/// Adds entries to the current layouts. If a GPU has no room, the error names its instances and what to remove.
+pub(super) async fn add(
     client: &mut Client,
     selectors: &[String],
     entries: &[String],
-) -> Result<Vec<GpuLayout>, Failure> {
+    change: &LayoutChange,
+    out: &Output,
+) -> Outcome {
     check(client, "add", entries, selectors).await?;
-    edited(client, selectors, |gpu, shared| edit::added(gpu, shared, entries)).await
+    let layouts = edited(client, selectors, |gpu, shared| edit::added(gpu, shared, entries)).await?;
+    if change.execution.dry_run {
+        let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(layouts) };
+        let mut plans = client.plan(&request).await?;
+        let gpus = client.gpus(true).await?;
+        for plan in &mut plans.plans {
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
+            let better = gpu.filter(|_| plan.refusal.is_some()).and_then(|gpu| super::room::explain(gpu, entries));
+            plan.error = better.or(plan.error.take());
+        }
+        return apply::show_plan(&plans, &gpus, out);
+    }
+    let chosen: Vec<String> = layouts.iter().map(|one| one.gpu.clone()).collect();
+    match apply::layouts(client, layouts, change, out).await {
+        Err(Failure::Error(error)) if error.code == Code::LayoutImpossible => {
+            let gpus = client.gpus(true).await.unwrap_or_default();
+            let mut chosen = gpus.iter().filter(|gpu| chosen.contains(&gpu.uuid));
+            Err(chosen.find_map(|gpu| super::room::explain(gpu, entries)).unwrap_or(*error).into())
+        }
+        other => other,
+    }
 }
 
 /// Returns the current layouts without these entries.
@@ -63,13 +90,6 @@ pub(super) async fn removed(
 async fn check(client: &mut Client, verb: &str, entries: &[String], selectors: &[String]) -> Result<(), ApiError> {
     let Some(error) = entries.iter().find_map(|entry| crate::args::habits::layout(entry)) else { return Ok(()) };
     Err(super::numbers::explain(client, verb, entries, selectors).await.unwrap_or(error))
-}
-
-/// Explains a refusal of `mig add`. If the only GPU has no room, names its instances and what to remove.
-pub(super) async fn explain_refusal(client: &mut Client, error: ApiError, entries: &[String], gpu: &str) -> ApiError {
-    let gpus = client.gpus(true).await.unwrap_or_default();
-    let gpu = gpus.iter().find(|one| one.uuid == gpu);
-    gpu.and_then(|gpu| super::room::explain(gpu, entries)).unwrap_or(error)
 }
 
 /// Returns the layouts of the selected GPUs with MIG mode on, or off. A GPU whose MIG mode is already

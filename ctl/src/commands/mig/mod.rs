@@ -19,7 +19,7 @@ use gpush_core::nearest::nearest;
 
 use crate::{
     args::{Global, Gpus, Mig, Offline},
-    exit::{Failure, Outcome},
+    exit::Outcome,
     offline,
     output::Output,
     render::{devices as drawing, profiles},
@@ -51,14 +51,7 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
             super::ask(global, async |client| layout::apply(client, &wanted, &change, out).await)
         }
         Mig::Add { entries, which, change } => super::ask(global, async |client| {
-            let layouts = edit::added(client, &which.gpus, &entries).await?;
-            let only = if let [one] = layouts.as_slice() { Some(one.gpu.clone()) } else { None };
-            match (super::apply::layouts(client, layouts, &change, out).await, only) {
-                (Err(Failure::Error(error)), Some(gpu)) if error.code == Code::LayoutImpossible => {
-                    Err(edit::explain_refusal(client, *error, &entries, &gpu).await.into())
-                }
-                (other, _) => other,
-            }
+            edit::add(client, &which.gpus, &entries, &change, out).await
         }),
         Mig::Remove { entries, which, change } => super::ask(global, async |client| {
             let layouts = edit::removed(client, &which.gpus, &entries).await?;

@@ -8,7 +8,7 @@ use gpush_core::{
 };
 
 /// Returns the error for entries that fit on the empty GPU, but not in addition to its instances. Returns `None` if the
-/// entries do not fit on the empty GPU either. The GPU must have its profiles.
+/// entries fit in addition, or if they do not even fit on the empty GPU. The GPU must have its profiles.
 pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
     let mig = gpu.mig.as_ref()?;
     let with = |base: Vec<String>| fits(gpu, base.into_iter().chain(entries.iter().cloned()).collect());
@@ -19,6 +19,9 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
     let names: Vec<String> =
         mig.instances.iter().map(|one| format!("{}@{}", one.profile, one.placement.start)).collect();
     let present = current(&edit::added(gpu, |_| false, &["none".to_owned()]).ok()?);
+    if with(present.clone()) {
+        return None;
+    }
     let message = format!("GPU {} has no room for {}", gpu.index, entries.join(","));
     let mut error =
         ApiError::new(Code::LayoutImpossible, message).cause(format!("its instances are {}", names.join(", ")));

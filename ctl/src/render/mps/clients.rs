@@ -6,7 +6,7 @@ use super::{NONE, displayed_argument, label, user};
 use crate::render::{
     Appearance,
     appearance::{QUIET, count, paint},
-    listing::Listing,
+    listing::{Listing, WideColumn, widened},
     process_names,
     table::{Align, Narrow, fitted},
 };
@@ -35,25 +35,29 @@ pub(crate) fn all(daemons: &[MpsDaemon], look: &Appearance) -> Listing {
     } else {
         String::new()
     };
-    let rows = daemons.iter().flat_map(|daemon| {
-        let target = displayed_argument(daemon, look);
-        daemon.clients.iter().map(move |client| row(client, &target, look).to_vec())
-    });
+    let (columns, rows) = rows(daemons, 0, look);
     let pids = daemons.iter().flat_map(|daemon| &daemon.clients).filter_map(|client| Some(client.pid?.to_string()));
-    let headings = COLUMNS.iter().map(|(name, _)| *name).collect();
-    let listing = Listing::of(headings, rows.collect()).names(pids);
+    let headings = columns.iter().map(|(name, _)| *name).collect();
+    let listing = Listing::of(headings, rows).names(pids);
     listing.drawn(table(daemons, daemons.len() > 1, 0, look)).or_empty(&none)
 }
 
 /// Draws a table of the clients of daemons. `with_target` adds a column with the targets.
 pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, look: &Appearance) -> String {
-    let from = usize::from(!with_target);
-    let mut rows = Vec::new();
-    for daemon in daemons {
-        let target = displayed_argument(daemon, look);
-        rows.extend(daemon.clients.iter().map(|client| row(client, &target, look)[from..].to_vec()));
-    }
-    fitted(&COLUMNS[from..], rows, Narrow::spare(&["SERVER"]).prose(), indent, look)
+    let (columns, rows) = rows(daemons, usize::from(!with_target), look);
+    fitted(&columns, rows, Narrow::spare(&["SERVER"]).prose(), indent, look)
+}
+
+/// Returns the columns of a table of clients, without the first `from`, and its rows.
+fn rows(daemons: &[MpsDaemon], from: usize, look: &Appearance) -> (Vec<(&'static str, Align)>, Vec<Vec<String>>) {
+    let clients: Vec<(&MpsDaemon, &MpsClient)> =
+        daemons.iter().flat_map(|daemon| daemon.clients.iter().map(move |client| (daemon, client))).collect();
+    let cells =
+        clients.iter().map(|(daemon, client)| row(client, &displayed_argument(daemon, look), look)[from..].to_vec());
+    let uid =
+        |(_, client): &(&MpsDaemon, &MpsClient)| client.uid.map_or_else(|| NONE.to_owned(), |uid| uid.to_string());
+    let more: [WideColumn<'_, _>; 2] = [("UID", &uid), ("TARGET UUID", &|(daemon, _)| look.clean(&daemon.uuid))];
+    widened(&COLUMNS[from..], cells.collect(), &clients, &more, look)
 }
 
 fn row(client: &MpsClient, target: &str, look: &Appearance) -> [String; 6] {

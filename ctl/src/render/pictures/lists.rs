@@ -90,6 +90,22 @@ fn every_list_is_drawn_at_60_and_120_columns() {
     }
 }
 
+#[test]
+fn every_list_shows_more_with_wide() {
+    let look = Appearance { wraps: false, ..fixtures::look(120, UTF8) };
+    let wide = Appearance { wide: true, ..look };
+    let mut pages = Vec::new();
+    for ((command, list), (_, wide)) in lists(&look).iter().zip(lists(&wide)) {
+        let longest = |list: &Listing| fixtures::plain(list.text()).lines().map(appearance::width).max().unwrap();
+        // A page about each lease already shows everything.
+        let is_page = ["lease show", "lease request"].contains(command);
+        assert!(is_page || longest(&wide) > longest(list), "{command}:\n{}", wide.text());
+        pages.push(format!("$ gpushctl {command} -o wide\n{}", fixtures::plain(wide.text())));
+    }
+    let clock = look.clock(look.now);
+    assert_snapshot!("lists-wide", pages.join("\n").replace(&clock, "TTTT-TT-TT TT:TT:TT"));
+}
+
 /// If this test fails, add the list of the new command to [`lists`].
 #[test]
 fn every_list_has_a_snapshot() {
