@@ -257,7 +257,8 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
                 let until =
                     one.expires_at.map_or_else(String::new, |at| format!(" until it expires {}", look.ahead(at)));
                 let clear = format!("`gpushctl config overrides clear {}` (administrator) removes it", plan.gpu);
-                format!("{number}: override active{until}; {clear}")
+                let layout = look.clean(&one.layout.join(", "));
+                format!("{number}: override active{until}, layout {layout}; {clear}")
             }
             (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),
             // The user has applied the layout with `--once`.

@@ -1,6 +1,6 @@
 //! `gpushctl mig add|remove|on|off`: computes the new layouts from the current ones.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, LayoutSource, MpsDaemon, PlanRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, LayoutSource, MpsDaemon, PlanRequest, Plans};
 use gpush_client::Client;
 use gpush_core::layout::{Layout, edit};
 
@@ -9,6 +9,7 @@ use crate::{
     args::LayoutChange,
     exit::{Failure, Outcome},
     output::Output,
+    render::status::gpu_numbers,
 };
 
 /// Returns the selected GPUs. If none is selected, returns the only GPU with MIG.
@@ -92,12 +93,26 @@ async fn check(client: &mut Client, verb: &str, entries: &[String], selectors: &
     Err(super::numbers::explain(client, verb, entries, selectors).await.unwrap_or(error))
 }
 
-/// Returns the layouts of the selected GPUs with MIG mode on, or off. A GPU whose MIG mode is already
-/// on keeps its instances.
-pub(super) async fn switched(client: &mut Client, selectors: &[String], on: bool) -> Result<Vec<GpuLayout>, Failure> {
-    if on {
-        return edited(client, selectors, |gpu, shared| edit::added(gpu, shared, &["none".to_owned()])).await;
-    }
+/// Enables MIG mode on the selected GPUs, without instances. Leaves out the GPUs whose MIG mode is already on, because an
+/// override of their present layout would replace their rule.
+pub(super) async fn enable(client: &mut Client, selectors: &[String], change: &LayoutChange, out: &Output) -> Outcome {
     let gpus = chosen(client, selectors).await?;
-    Ok(gpus.into_iter().map(|gpu| GpuLayout { gpu: gpu.uuid, mig: false, layout: Vec::new() }).collect())
+    let (already, off): (Vec<Gpu>, Vec<Gpu>) =
+        gpus.into_iter().partition(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled && !mig.reset_pending));
+    if !already.is_empty() {
+        let indexes: Vec<u32> = already.iter().map(|gpu| gpu.index).collect();
+        out.remark(&format!("{}: MIG mode is already on\n", gpu_numbers(&indexes)));
+    }
+    if off.is_empty() {
+        return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
+    }
+    let empty = |gpu: Gpu| GpuLayout { gpu: gpu.uuid, mig: true, layout: vec!["none".to_owned()] };
+    apply::layouts(client, off.into_iter().map(empty).collect(), change, out).await
+}
+
+/// Disables MIG mode on the selected GPUs.
+pub(super) async fn disable(client: &mut Client, selectors: &[String], change: &LayoutChange, out: &Output) -> Outcome {
+    let gpus = chosen(client, selectors).await?;
+    let layouts = gpus.into_iter().map(|gpu| GpuLayout { gpu: gpu.uuid, mig: false, layout: Vec::new() });
+    apply::layouts(client, layouts.collect(), change, out).await
 }

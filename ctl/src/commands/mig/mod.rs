@@ -50,21 +50,19 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
         Mig::Apply { wanted, change } => {
             super::ask(global, async |client| layout::apply(client, &wanted, &change, out).await)
         }
-        Mig::Add { entries, which, change } => super::ask(global, async |client| {
-            edit::add(client, &which.gpus, &entries, &change, out).await
-        }),
+        Mig::Add { entries, which, change } => {
+            super::ask(global, async |client| edit::add(client, &which.gpus, &entries, &change, out).await)
+        }
         Mig::Remove { entries, which, change } => super::ask(global, async |client| {
             let layouts = edit::removed(client, &which.gpus, &entries).await?;
             super::apply::layouts(client, layouts, &change, out).await
         }),
-        Mig::On { which, change } => super::ask(global, async |client| {
-            let layouts = edit::switched(client, &which.selectors(), true).await?;
-            super::apply::layouts(client, layouts, &change, out).await
-        }),
-        Mig::Off { which, change } => super::ask(global, async |client| {
-            let layouts = edit::switched(client, &which.selectors(), false).await?;
-            super::apply::layouts(client, layouts, &change, out).await
-        }),
+        Mig::On { which, change } => {
+            super::ask(global, async |client| edit::enable(client, &which.selectors(), &change, out).await)
+        }
+        Mig::Off { which, change } => {
+            super::ask(global, async |client| edit::disable(client, &which.selectors(), &change, out).await)
+        }
     }
 }
 

@@ -218,5 +218,5 @@ fn only_a_new_override_is_a_result_of_an_operation() {
     let mut now = before.clone();
     now[0].overridden.as_mut().unwrap().generation += 1;
     let text = fixtures::plain(&results(&now).join(" "));
-    assert!(text.starts_with("GPU 0: override active; "), "{text}");
+    assert!(text.starts_with("GPU 0: override active, layout 7g.80gb; "), "{text}");
 }
