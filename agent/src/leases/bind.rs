@@ -1,4 +1,4 @@
-//! The binding of a lease: to a scope, a cgroup, a process, its end time, or nothing.
+//! The binding of a lease: a scope, a cgroup, a process, an end time, or nothing.
 //!
 //! ```text
 //! request ─► a pidfd of the caller is opened ─► its cgroup is classified ─┬─ present cgroup: recorded, nothing moved
@@ -8,9 +8,9 @@
 //!            is read back ─► answered
 //! ```
 //!
-//! Only systemd moves processes, and only the process that sent the request ([`scope`]). gpushd records a scope before
-//! systemd creates it, so that the next gpushd finds it. A request may wait long in the queue. So before the grant,
-//! gpushd checks that the caller is still in the same cgroup.
+//! gpushd does not move processes itself. It asks systemd to move the process that sent the request ([`scope`]). gpushd
+//! records the name of a scope before systemd creates the scope, so that the next gpushd finds it after a crash. A
+//! request may wait long in the queue. So before the grant, gpushd checks that the caller is still in the same cgroup.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ use crate::caller::Caller;
 pub(super) struct ResolvedBinding {
     /// The binding to record. A new scope gets its name later, when the id of the lease is known.
     pub(super) binding: LeaseBinding,
-    /// The caller, if the lease gets a new scope or the cgroup of the caller.
+    /// The calling process; `None` if the lease is bound neither to a new scope nor to the caller's cgroup.
     caller: Option<Arc<CallingProcess>>,
     /// Why the binding differs from the requested one.
     reason: Option<String>,
@@ -45,20 +45,20 @@ impl ResolvedBinding {
         Self { binding, caller: None, reason: None }
     }
 
-    /// Returns the process to move into a new scope.
+    /// Returns the process to move into a new scope; `None` if the lease gets no new scope.
     pub(super) fn mover(&self) -> Option<&CallingProcess> {
         self.caller.as_deref().filter(|_| matches!(self.binding, LeaseBinding::Scope { .. }))
     }
 
-    /// Checks that the caller is still in the cgroup from which the binding was determined.
+    /// Checks that the caller is still in the cgroup in which it was when gpushd determined the binding.
     ///
     /// # Errors
-    /// If the caller has ended, changed its user or its cgroup.
+    /// If the caller has ended, or has changed its user or its cgroup.
     pub(super) fn check(&self) -> Result<(), ApiError> {
         self.caller.as_ref().map_or(Ok(()), |caller| caller.check_unmoved())
     }
 
-    /// Adds to a grant the reason why its binding differs from the requested one.
+    /// Adds to a grant the reason why its binding differs from the requested binding.
     pub(super) fn explain(&self, granted: &mut LeaseGrant) {
         granted.binding_reason.clone_from(&self.reason);
     }
@@ -70,7 +70,7 @@ pub(super) struct CallingProcess {
     pub(super) pid: u32,
     uid: u32,
     pub(super) process: PidFd,
-    /// Its cgroup when it sent the request.
+    /// The cgroup of the process when gpushd opened the pidfd.
     cgroup: CgroupKind,
 }
 
@@ -78,12 +78,12 @@ impl CallingProcess {
     /// Opens a pidfd of the caller.
     ///
     /// # Errors
-    /// If the caller has ended, or another process has its pid now.
+    /// If the caller has ended or has changed its user, or if another process has the caller's pid now.
     fn of(caller: &Caller) -> Result<Self, ApiError> {
         let pid = caller.peer.pid.ok_or_else(caller_ended_error)?;
         let process = PidFd::open(pid).ok().flatten().ok_or_else(caller_ended_error)?;
-        // The pidfd was opened before this comparison. So if another process had got the pid by then, its start time
-        // differs here.
+        // The pidfd was opened before this comparison. So if the pidfd refers to a later process with the same pid, the
+        // start times differ.
         if caller.peer.start.is_none() || proc::start(pid) != caller.peer.start {
             return Err(caller_ended_error());
         }
@@ -95,8 +95,8 @@ impl CallingProcess {
     /// Checks that the process is alive and still runs as the user that connected.
     pub(super) fn check(&self) -> Result<(), ApiError> {
         let uids = proc::uids(self.pid);
-        // Check this last: only if the process is still alive, `uids` belongs to it and not to another process with its
-        // pid.
+        // Check this after reading `uids`: if the process is still alive now, `uids` belongs to it, and not to a later
+        // process with the same pid.
         if self.process.has_ended() {
             return Err(caller_ended_error());
         }
@@ -107,8 +107,9 @@ impl CallingProcess {
         Ok(())
     }
 
-    /// Does the checks of [`Self::check`], and checks that the process is still in the cgroup from which it sent the
-    /// request. If the process was moved to a cgroup with limits, a new scope would remove these limits.
+    /// Does the checks of [`Self::check`], and checks that the process is still in the cgroup in which it was when
+    /// gpushd opened the pidfd. If the process was moved to a cgroup with limits meanwhile, a new scope would remove
+    /// these limits.
     pub(super) fn check_unmoved(&self) -> Result<(), ApiError> {
         let cgroup = CgroupKind::of(self.pid);
         self.check()?;
@@ -133,8 +134,9 @@ fn caller_ended_error() -> ApiError {
 /// `named`: a process, an end time, or nothing.
 ///
 /// # Errors
-/// If the caller has ended or changed its user. If a new scope is needed and systemd cannot be reached. If the lease
-/// gets `named`, and `named` is an error or does not end the lease.
+/// If the caller has ended or changed its user. If a new scope is needed, but systemd cannot be reached, or the request
+/// names a process other than the caller. If `named` is needed, but is an error. If the request asks for a cgroup, and
+/// the lease would get no binding at all.
 pub(super) async fn resolve(
     leases: &Leases,
     caller: &Caller,
@@ -142,8 +144,8 @@ pub(super) async fn resolve(
     request: &LeaseRequest,
     named: Result<LeaseBinding, ApiError>,
 ) -> Result<ResolvedBinding, ApiError> {
-    // gpushd does not know the pids inside a container, so a caller there cannot name its session leader. For a binding
-    // to the caller's cgroup, an error in `named` does not matter.
+    // If a caller in a container names its session leader, `named` is an error, because gpushd does not know the pids
+    // inside a container. If the lease is bound to the caller's cgroup, this error does not matter.
     let (named, wish) = match request.bind_to {
         BindTo::Process => return Ok(ResolvedBinding { binding: named?, caller: None, reason: None }),
         BindTo::Scope => (Ok(named?), BindRequest::NewScope),
@@ -179,19 +181,22 @@ pub(super) async fn resolve(
         _ if is_own => UnitOwner::Caller,
         (CgroupKind::Unit { cgroup }, BindRequest::NewScope) => {
             match owner_of(leases, manager, cgroup, holder).await? {
-                // Root may have set limits for a cgroup below that of the service, so the process must not leave it.
+                // Root may have set limits for a cgroup below the service's cgroup. A process in such a cgroup must not
+                // leave it.
                 UnitOwner::SessionService if !proc::cgroups(pid).is_some_and(|text| cgroup::is_at(cgroup, &text)) => {
                     UnitOwner::Others
                 }
                 owner => owner,
             }
         }
-        // Any other owner matters only for a new scope, and only if the process is in the cgroup of a unit.
+        // In all other cases the owner does not matter: the request does not ask for a new scope, or the process is not
+        // in the cgroup of a unit.
         _ => UnitOwner::Others,
     };
     match kind.choose(wish, holder, caller.peer.is_on_this_host, owner) {
         BindTarget::Cgroup(cgroup) => {
-            // If the lease gets no new scope, it ends with the command of `gpushctl run`.
+            // If the request asked for a new scope, but the lease is bound to the present cgroup, the lease also ends
+            // when the command of `gpushctl run` ends.
             let (pid, start) = match (wish, named) {
                 (BindRequest::NewScope, Ok(LeaseBinding::Process { pid, start })) => (pid, start),
                 _ => (None, None),
@@ -226,8 +231,9 @@ pub(super) fn no_scope(error: &systemd::Error) -> ApiError {
     )
 }
 
-/// Records the binding of a lease in the transaction that grants the lease. A new scope gets its name. The client of a
-/// queued request may have reconnected from another process, so the binding may differ from the recorded one.
+/// Records the binding of a lease in the transaction that grants the lease. Gives a new scope its name. The client of a
+/// queued request may have reconnected from another process, so the binding may differ from the binding that was
+/// recorded with the queued request.
 pub(super) fn record(
     tx: &mut Tx<'_>,
     epoch: &str,
@@ -272,7 +278,7 @@ mod tests {
         }
     }
 
-    /// Cases: another process has the pid now, the process has ended, its start time was never read.
+    /// Cases: another process has the pid now, the caller has ended, the start time of the caller was never read.
     #[test]
     fn process_that_is_not_the_callers_is_not_held() {
         let own = std::process::id();

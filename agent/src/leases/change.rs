@@ -18,7 +18,7 @@ use crate::{
     state::{OpenLease, leases::to_api},
 };
 
-/// Time from a revocation to SIGTERM, if the request does not set it.
+/// Time from a revocation to SIGTERM, if the request does not set this time.
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// Finds a lease that has not ended and that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
@@ -47,8 +47,8 @@ async fn find(
     }
 }
 
-/// Finds a lease like [`find`]. If the lease is queued, removes it from the queue, and returns it with `true`. If
-/// gpushd is just granting the lease, waits for the result.
+/// Finds a lease as [`find`] does. If the lease is queued, removes it from the queue, and returns it with `true`. If
+/// gpushd is just granting the lease, waits until the grant has succeeded or failed.
 async fn find_decided(
     leases: &Leases,
     caller: &Caller,
@@ -75,7 +75,7 @@ async fn find_decided(
     }
 }
 
-/// Returns the function that records a change of a lease: the idempotency key of the request, and an audit record.
+/// Returns a function that records the idempotency key of a request, and an audit record about the change of the lease.
 fn audit_writes(
     caller: &Caller,
     user: Option<String>,
@@ -152,10 +152,10 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
     lease_after_change(leases, caller, &lease).await
 }
 
-/// Returns a lease after a change. First waits briefly for the end of the lease, so that a lease without processes is
-/// shown as ended.
+/// Returns a lease after a change. Before that, waits briefly for the end of the lease: a lease without processes ends
+/// within this time, and is then shown as ended.
 async fn lease_after_change(leases: &Leases, caller: &Caller, lease: &OpenLease) -> Result<Lease, ApiError> {
-    /// Maximum time that the answer waits for the end of the lease.
+    /// Maximum time that gpushd waits for the end of the lease before it answers.
     const SOON: Duration = Duration::from_millis(200);
     let id = lease.id();
     let mut snapshots = leases.handles.state.watch();
@@ -164,11 +164,11 @@ async fn lease_after_change(leases: &Leases, caller: &Caller, lease: &OpenLease)
     show::one(leases, caller.viewer, &id.to_string()).await
 }
 
-/// Sets a new end for an active lease.
+/// Sets a new end time for an active lease.
 ///
 /// # Errors
 /// If the lease is not active, if another user holds it, if the quota does not allow the duration, or if the new end
-/// cannot be recorded.
+/// time cannot be recorded.
 pub(crate) async fn renew(
     leases: &Leases,
     caller: &Caller,
@@ -224,10 +224,10 @@ fn not_active(lease: &Lease) -> ApiError {
     })
 }
 
-/// Revokes a lease for an administrator.
+/// Revokes a lease for an administrator. A lease that has already ended is returned unchanged.
 ///
 /// # Errors
-/// If there is no lease with this id, if it has ended, or if the revocation cannot be recorded.
+/// If the request is not valid, if there is no lease with this id, or if the revocation cannot be recorded.
 pub(crate) async fn revoke(
     leases: &Leases,
     caller: &Caller,

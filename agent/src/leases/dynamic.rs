@@ -6,8 +6,8 @@
 //!                             └ refused: nothing is recorded          └ also after a crash: recovery ends the operation
 //! ```
 //!
-//! If the client disconnects, the operation continues. gpushd ends the lease afterwards, as it does whenever a client
-//! disconnects before the answer.
+//! If the client disconnects, the operation continues. After the operation, gpushd ends the lease by the same rules as
+//! any other lease whose client disconnects before it gets the answer.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,7 +32,7 @@ use crate::{
     state::{OpenLease, ReservationId},
 };
 
-/// The MIG devices that an operation creates for a lease, and the claim of the GPUs.
+/// The MIG devices that an operation creates for a lease, and the operation's claim on their GPUs.
 #[derive(Debug)]
 pub(super) struct DevicesToCreate {
     pub(super) assignment: Assignment,
@@ -42,7 +42,8 @@ pub(super) struct DevicesToCreate {
 /// Records an operation that creates the MIG devices of a lease. Returns the lease, in the state `granting`.
 ///
 /// # Errors
-/// If the instances can no longer be created, or if nothing can be recorded. After an error, no operation exists.
+/// If the instances can no longer be created, or if the operation and the lease cannot be recorded. After an error, no
+/// operation exists.
 pub(super) async fn begin(
     leases: &Leases,
     source: LeaseSource,
@@ -94,7 +95,7 @@ pub(super) struct GrantingLease {
 }
 
 impl GrantingLease {
-    /// Replaces the reservation in the table with the lease.
+    /// In the table, replaces the reservation by the lease.
     pub(super) fn insert(&self, leases: &Leases, reservation: ReservationId) {
         leases.handles.state.change_leases(|table| {
             table.reserved.remove(&reservation);
@@ -105,7 +106,7 @@ impl GrantingLease {
     /// Executes the operation, and waits for its end. The lease must be in the table.
     ///
     /// # Errors
-    /// If the operation did not create the devices, or the caller was not moved into its scope.
+    /// If the operation did not create the devices, or the caller was not moved into the scope of the lease.
     pub(super) async fn finish(
         self,
         leases: &Leases,
@@ -147,13 +148,13 @@ async fn not_created(leases: &Leases, id: LeaseId, operation: Option<OperationId
     }
 }
 
-/// Cancels the operation of a lease that is granting. Returns an error if the cancellation cannot be recorded.
+/// Cancels the operation of a lease in the state `granting`. Returns an error if the cancellation cannot be recorded.
 pub(super) async fn cancel(leases: &Leases, caller: &Caller, record: &LeaseRecord) -> Result<(), ApiError> {
     let Some(operation) = record.operation else { return Ok(()) };
     let by = caller.actor(leases.handles.users.user(caller.peer.uid).await);
     match leases.handles.engine.operations.cancel(&operation.to_string(), by, None).await {
-        // The operation has already ended, so the lease is active or has ended.
         Ok(_) => Ok(()),
+        // The operation has already ended, so the lease is active or has ended.
         Err(error) if error.code == Code::Conflict => Ok(()),
         Err(error) => Err(error),
     }

@@ -13,8 +13,8 @@ use jiff::Timestamp;
 use super::{Leases, lease_end::begin_end};
 use crate::state::HostState;
 
-/// Interval at which gpushd reads the clock. If the clock is set forward, expired leases end at
-/// most this much later.
+/// Interval at which gpushd reads the clock. If the clock is set forward past the end time of a
+/// lease, the lease ends at most this much later.
 const CLOCK: Duration = Duration::from_secs(30);
 
 /// Ends expired leases until gpushd stops.
@@ -77,8 +77,8 @@ pub(super) async fn end_lost(leases: Leases) {
     }
 }
 
-/// Removes instances that no longer exist from the record of the instances that gpushd created.
-/// Another program may create an instance at the same placement.
+/// The store records which instances gpushd created. Removes the instances that no longer exist
+/// from this record, because another program may create an instance at the same placement.
 ///
 /// # Errors
 /// If the change cannot be recorded.

@@ -107,14 +107,16 @@ pub(super) enum RetryHint {
     No,
     /// An operation, or a lease without processes, ends soon, usually within seconds.
     Soon,
-    /// An MPS daemon is starting, or gpushd has just started and has not checked the running daemon yet.
+    /// An MPS daemon is starting, or gpushd has just started and has not checked yet whether a running daemon serves
+    /// clients.
     Starting,
 }
 
 /// Returns whether the obstacles of a request will disappear soon.
 pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> RetryHint {
     let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
-    // Check the daemons first: a daemon that has become ready since the placement no longer counts as starting.
+    // Check the daemons before the slower checks below. A daemon that becomes ready meanwhile no longer counts as
+    // starting, and gpushd would refuse the request although it can now grant it.
     let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
     let is_starting = is_mps && mps::is_starting(&leases.handles.mps);
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);

@@ -1,5 +1,5 @@
-//! Grants leases. gpushd places and reserves a grant under the placement lock, then commits it. Module `dynamic`
-//! handles grants that create MIG devices.
+//! Grants leases. gpushd places a request and reserves its capacity under the placement lock, then commits the grant.
+//! Module `dynamic` handles grants that create MIG devices.
 //!
 //! ```text
 //! resolve ─► [placement lock: host, quota, place, reserve] ─► admission to MPS ─► commit ─► open ─► answer
@@ -8,9 +8,9 @@
 //!            refused, or queued                              capacity freed         └ not known: stays reserved
 //! ```
 //!
-//! gpushd refuses a request without `wait` if there is no room. But if capacity will become free within seconds, gpushd
-//! first waits for it. For example, an operation or a lease without processes is about to end, or an MPS daemon is
-//! starting.
+//! If there is no room, gpushd refuses a request without `wait`. But if capacity may become free within seconds, gpushd
+//! first waits for this capacity. Examples: an operation or a lease without processes is about to end, or an MPS daemon
+//! is starting.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub(crate) enum Outcome {
 }
 
 /// A grant that the client has not received yet. If this value is dropped before the delivery, gpushd ends the lease,
-/// unless the request has an idempotency key: with a key, the client can repeat the request.
+/// unless the request has an idempotency key: with a key, the client can repeat the request, and then gets the lease.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     leases: Leases,
@@ -98,7 +98,7 @@ impl Drop for Delivery {
     }
 }
 
-/// Requests a lease. If a request with the same key was granted before, returns that lease.
+/// Requests a lease. If an earlier request with the same key got a lease, returns that lease.
 ///
 /// # Errors
 /// If the request is denied, if it cannot be met, or if it cannot be recorded.
@@ -184,7 +184,7 @@ pub(super) async fn request_with(
                 if timeout_at(until, room.changed()).await.is_ok() {
                     continue;
                 }
-                // The MPS daemon will soon serve clients, so mark the error as retryable.
+                // If an MPS daemon is starting, it will soon serve clients. So mark the error as retryable.
                 let starting = || ApiError { code: Code::Unavailable, ..why.clone() }.retryable();
                 return Err(if prospect == RetryHint::Starting { starting() } else { why });
             }
@@ -201,7 +201,7 @@ pub(super) async fn request_with(
 
 /// Returns the lease that gpushd granted to an earlier request with this idempotency key.
 async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
-    // After a crash of gpushd, the operation that creates the devices of the lease may still run.
+    // After a crash of gpushd, the operation that creates the devices of the lease may still run, so wait for its end.
     dynamic::wait_until_decided(leases, id).await;
     let granted = show::environment(leases, caller, &id.to_string()).await;
     let granted = granted.map_err(|error| match error.code {
@@ -231,8 +231,7 @@ pub(super) struct Reserved {
     members: Vec<LeaseMember>,
     /// The MIG devices that an operation must create first.
     missing: Option<DevicesToCreate>,
-    /// Guards for the GPUs on which no device is created. No operation on these GPUs begins until the grant is
-    /// recorded.
+    /// For each GPU on which no device is created, a guard: no operation on the GPU begins until the grant is recorded.
     _grants: Vec<Grant>,
 }
 
@@ -317,8 +316,8 @@ pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
 /// Records the grant of reserved capacity, and admits the holder to the MPS daemons.
 ///
 /// # Errors
-/// If the caller has ended or was moved, an MPS daemon does not admit the holder, or the grant cannot be recorded.
-/// After an error, the capacity is free again, unless it is unknown whether the grant is on disk.
+/// If the caller has ended or was moved to another cgroup, an MPS daemon does not admit the holder, or the grant cannot
+/// be recorded. After an error, the capacity is free again, unless it is unknown whether the grant is on disk.
 pub(super) async fn commit(
     leases: &Leases,
     viewer: Viewer,
@@ -334,7 +333,7 @@ pub(super) async fn commit(
         mps::admit(&leases.handles.mps, &members).await;
         leases.capacity_freed();
     };
-    // The request may have waited long since its binding was determined.
+    // The request may have waited long since its binding was determined, so check the binding again.
     if let Err(error) = bound.check() {
         free().await;
         return Err(error);
@@ -400,8 +399,8 @@ pub(super) async fn commit(
 /// If gpushd creates a scope for the lease, moves the caller into this scope. Returns the answer to the request.
 ///
 /// # Errors
-/// If the caller was not moved, or the MPS daemon has ended meanwhile. In both cases gpushd ends the lease, because the
-/// holder cannot use it.
+/// If the caller was not moved into the scope, or the lease or its MPS daemon has ended meanwhile. gpushd then ends the
+/// lease, because the holder cannot use it.
 pub(super) async fn answer(
     leases: &Leases,
     id: LeaseId,

@@ -1,9 +1,10 @@
 //! Leases of Slurm jobs. Only Slurm's hooks request them.
 //!
 //! gpushd finds such a lease by cluster, job id and node. The restart count of the job is not part
-//! of this key. gpushd compares the count, so that the end of one run does not end the lease of a
-//! later run. Users can neither release nor renew such a lease, nor request its environment. It
-//! ends with Epilog, a reboot or a revocation, or when its GPU is lost.
+//! of this key. When a run ends, gpushd compares the restart counts, so that the end of this run
+//! does not end the lease of a later run. Users can neither release nor renew such a lease, nor
+//! request its environment. The lease ends with Epilog, a reboot or a revocation, or when its GPU
+//! is lost.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -28,7 +29,8 @@ pub(crate) struct JobTerms {
     pub(crate) binding: LeaseBinding,
     /// UUIDs of the MIG devices that Slurm allocated; `None` if Slurm allocated whole GPUs.
     pub(crate) targets: Option<BTreeSet<String>>,
-    /// Whether Slurm allocated the devices. If so, Slurm also limits their number and time.
+    /// Whether Slurm allocated the devices. If so, Slurm also limits the number of devices and the
+    /// time of the job.
     pub(crate) has_gres: bool,
 }
 
@@ -56,7 +58,7 @@ pub(crate) async fn request_for_job(
     }
 }
 
-/// Returns the leases of a job that have not ended, each with the restart count of its run. Leases
+/// Returns the leases of a job, except ended leases, each with the restart count of its run. Leases
 /// of other components of a heterogeneous job are not included: each component has its own hooks,
 /// which end its lease.
 pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(Arc<OpenLease>, u32)> {
@@ -109,7 +111,8 @@ pub(crate) async fn end_job(
     let is_releasing =
         leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Releasing);
     if is_releasing && end.is_some() {
-        // The end reason stays `released`. A repeated `Expired` event has no further effect.
+        // The `Expired` event only makes gpushd end the processes: the end reason stays `released`.
+        // A repeated event has no further effect.
         lease_end::apply(leases, id, Event::Expired(end));
         lease_end::watch(leases, id);
     }

@@ -6,12 +6,11 @@
 //!                            └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Each open lease has one task. The task waits until the binding of the lease ends: the process,
-//! or the last process in the cgroup. While the lease is releasing, the task waits for the
-//! processes of the lease instead, by their pidfds. When a process ends, the task asks the driver
-//! and the MPS daemon again. If a process has no pidfd, or gpushd already waits for as many
-//! processes as it may ([`Awaited`]), the task asks at intervals. If gpushd cannot read a process or
-//! a cgroup, the lease does not end.
+//! Each open lease has one task. The task waits until the binding of the lease ends: until the process has ended, or
+//! the cgroup is empty. While the lease is releasing, the task waits for the processes of the lease instead, by their
+//! pidfds. When a process ends, the task asks the driver and the MPS daemon again which processes are left. If a
+//! process has no pidfd, or gpushd already waits for as many processes as it may ([`Awaited`]), the task asks at
+//! intervals. If gpushd cannot read a process or a cgroup, the lease does not end.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -171,7 +170,8 @@ async fn watch_until_end(leases: &Leases, id: LeaseId, changed: &mut watch::Rece
 /// has an end time.
 async fn binding_ends(leases: &Leases, lease: &OpenLease) {
     match &lease.record.binding {
-        // The scope is still being created, so it may be empty. When it exists, gpushd wakes this task.
+        // The scope is still being created, so it may be empty. When the scope has been created, gpushd wakes this
+        // task.
         LeaseBinding::Scope { .. } if leases.scopes_in_creation().contains(&lease.id()) => std::future::pending().await,
         LeaseBinding::Scope { cgroup: Some(cgroup), .. }
         | LeaseBinding::Cgroup { cgroup: Some(cgroup), pid: None, .. } => cgroup::wait_until_empty(cgroup).await,
@@ -193,8 +193,8 @@ async fn binding_ends(leases: &Leases, lease: &OpenLease) {
 async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     let mut is_logged = false;
     loop {
-        // The pidfd is opened before the start times are compared, so it refers to the process with
-        // this start time.
+        // The pidfd is opened before the start times are compared, so the pidfd refers to the
+        // process with this start time.
         let opened = Awaited::open(pid).and_then(|process| Ok((process, proc::try_start(pid)?)));
         match opened {
             Ok((Some(process), found)) if found == start => return process.wait_until_ended().await,
@@ -214,8 +214,8 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
     }
 }
 
-/// Returns whether gpushd must end the processes of the lease when the lease ends, according to the rule of one of its
-/// GPUs.
+/// Returns whether the config rule of a GPU of the lease says that gpushd ends the processes of the lease when the
+/// lease ends.
 pub(super) fn rule_ends_processes(leases: &Leases, record: &LeaseRecord) -> bool {
     let host = leases.handles.state.now();
     let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu)?.rule?)?.lease;
@@ -284,7 +284,7 @@ async fn one_ends(pids: Vec<u32>) {
             Ok(Some(process)) => drop(watched.spawn(async move { process.wait_until_ended().await })),
             // The process has already ended, but the driver may still list it briefly.
             Ok(None) => {}
-            // The next probe reads all processes again.
+            // Stop only this wait: the next probe reads all processes again.
             Err(error) => {
                 tracing::debug!(pid, "cannot watch a process: {error}");
                 break;
@@ -344,16 +344,16 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
                     lease.set_record(record);
                 }
             }),
-            // If gpushd restarts before this is recorded, the lease is active again, and the next gpushd begins again
-            // to end it.
+            // If gpushd restarts before the release is recorded, the lease is active again, and the next gpushd begins
+            // again to end it.
             Err(error) => logged.releasing_failed(id, &error),
         }
     }
     let pids: Vec<u32> = left.pids().collect();
-    // Use a blocking thread, because this reads each process.
+    // Use a blocking thread, because both functions read each process from /proc.
     let read = left.clone();
     let described = tokio::task::spawn_blocking(move || (read.words(), read.is_unattributed())).await;
-    // This fails only if gpushd is stopping.
+    // The thread fails only if gpushd is stopping.
     let Ok((words, unattributed)) = described else { return };
     if lease.waits_for != words || lease.left != pids || lease.unattributed != unattributed {
         leases.handles.state.change_leases(|table| {
@@ -364,7 +364,7 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
     }
 }
 
-/// Sends a lease's processes the signal that is due now, if any.
+/// Sends the signal that is due now, if any, to the processes of a lease.
 async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &RemainingProcesses) {
     let signal = apply(leases, id, Event::Tick).into_iter().find_map(|effect| match effect {
         Effect::Terminate => Some(Signal::SIGTERM),
@@ -375,7 +375,7 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
         machine::State::Releasing(releasing) => releasing.ending == machine::ProcessEnding::Killed,
         _ => false,
     });
-    // After the first SIGKILL, also kill processes that began later.
+    // After the first SIGKILL, also kill processes that started later.
     let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
     // All runs of a requeued job have the same cgroup, so the processes may belong to a later run.
     if job::is_superseded(&leases.handles.state.leases(), lease) {
@@ -390,8 +390,8 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
                 continue;
             }
         };
-        // If the pid was reused since the probe, the process of the pidfd started after the probe. Then signal this
-        // process only if the next probe finds it.
+        // If the pid was reused since the probe, the process of the pidfd started after the probe. Do not signal such a
+        // process now: the next probe decides whether it belongs to the lease.
         let is_found_process = proc::start(*pid).is_some_and(|start| start <= left.read_at);
         if !is_found_process || proc::owner(*pid) != Some(lease.record.holder.uid) {
             continue;
@@ -434,7 +434,7 @@ fn ended_by_gpushd(record: &LeaseRecord, action: &str, result: &str) -> NewAudit
     }
 }
 
-/// Records the end of a lease that was never granted, and removes it.
+/// Records the end of a lease that was never granted, and removes the lease from the open leases.
 pub(super) async fn record_end(leases: &Leases, id: LeaseId, reason: EndReason) {
     let event = match reason {
         EndReason::TimedOut => Event::WaitTimedOut,

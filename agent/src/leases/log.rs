@@ -1,7 +1,8 @@
 //! Log entries about the devices of a lease.
 //!
-//! A journal entry has only one value for each field. So gpushd writes one entry for each device of
-//! a lease. `journalctl GPUSH_MIG=UUID` or `journalctl GPUSH_GPU=UUID` finds it.
+//! gpushd writes only one value for each field of a journal entry. So gpushd writes one entry for
+//! each device of a lease. `journalctl GPUSH_MIG=UUID` or `journalctl GPUSH_GPU=UUID` finds the
+//! entry of a device.
 
 use std::{collections::BTreeSet, fmt::Display};
 

@@ -132,7 +132,7 @@ pub(crate) struct Inner {
     restored: Mutex<restored::Restored>,
     /// Locked while gpushd resolves the requests of an earlier gpushd.
     resolving: tokio::sync::Mutex<()>,
-    /// The leases that a task watches. The value wakes the task.
+    /// The leases that a task watches. A new value wakes the task.
     watched: Mutex<BTreeMap<LeaseId, watch::Sender<()>>>,
     /// Leases whose scope systemd is creating.
     moving: Mutex<BTreeSet<LeaseId>>,
@@ -151,7 +151,7 @@ impl Deref for Leases {
 }
 
 impl Leases {
-    /// Creates the handle. The state already has the open leases.
+    /// Creates the handle. `handles.state` must already have the open leases.
     pub(crate) fn new(handles: Handles) -> Self {
         Self(Arc::new(Inner {
             handles,
@@ -211,7 +211,7 @@ impl Leases {
     /// Wakes waiting requests and operations after capacity became free.
     fn capacity_freed(&self) {
         self.queue_changed.send_replace(());
-        // A waiting operation may need a GPU that the ended lease has used.
+        // A waiting operation may need a GPU that the ended lease has used, so wake operations too.
         self.handles.lanes.make_room();
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     let (daemons, users) = mps::daemons(&leases.handles.mps);
     let mut claimed = leases.handles.lanes.claimed();
     // The claim of a grant's operation may end before gpushd records the MIG device of the lease.
-    // So until then, count the GPU of a lease in the state `granting` as claimed.
+    // So count the GPU of a lease as claimed as long as the lease is in the state `granting`.
     let granting = table.open.values().filter(|lease| lease.state.name() == LeaseState::Granting);
     claimed.extend(granting.flat_map(|lease| gpus_of(&lease.record.members)));
     let mut offered = Host::of(&Snapshot {
@@ -49,7 +49,8 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     offered
 }
 
-/// Lists the MIG devices of the host with their use, as `viewer` may see it, and whether a new request can get them.
+/// Lists the MIG devices of the host. For each device, shows its use, as far as `viewer` may see it, and whether a new
+/// request can get the device.
 pub(crate) fn devices(leases: &Leases, viewer: Viewer, seen: &Observed, daemons: &[MpsDaemon]) -> Vec<MigDevice> {
     let open: Vec<Lease> = leases.handles.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
     let mut listed = gpush_core::devices::list(&seen.gpus(viewer), daemons, &open);

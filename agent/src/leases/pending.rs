@@ -45,7 +45,8 @@ impl Drop for PendingGrant {
     fn drop(&mut self) {
         let Some(mut result) = self.result.take() else { return };
         result.close();
-        // gpushd has granted the lease, but the client disconnected before it got the answer.
+        // `Some` if gpushd has already granted the lease, but the client disconnected before it got
+        // the answer.
         let granted = result.try_recv().ok().and_then(Result::ok).map(|granted| granted.lease.id);
         let (leases, ticket) = (self.leases.clone(), self.ticket);
         self.leases.handles.tasks.spawn(async move {

@@ -21,7 +21,7 @@ use crate::{mps, state::OpenLease};
 /// How long the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Maximum number of processes that the reasons of a releasing lease name.
+/// Maximum number of processes to name in the reasons why a lease is still releasing.
 const MOST_NAMED: usize = 8;
 
 /// The remaining processes of a lease.
@@ -33,7 +33,8 @@ pub(super) struct RemainingProcesses {
     pub(super) own: BTreeSet<u32>,
     /// Processes of the holder that may belong to the lease. gpushd never ends them.
     pub(super) others: BTreeSet<u32>,
-    /// Why the lease may have other processes: gpushd cannot read a process or a cgroup. The lease then does not end.
+    /// Why gpushd may not have found all processes of the lease, for example because it cannot read a cgroup. The lease
+    /// then does not end.
     pub(super) unknown: Option<String>,
     /// Time when gpushd began to read the processes, in clock ticks since boot.
     pub(super) read_at: u64,
@@ -41,7 +42,7 @@ pub(super) struct RemainingProcesses {
     of_job: bool,
 }
 
-/// Processes of a lease, and why there may be others.
+/// The result of a search for processes of a lease: the processes, and why there may be more.
 #[derive(Debug, Default)]
 struct FoundProcesses {
     pids: BTreeSet<u32>,
@@ -80,7 +81,7 @@ impl RemainingProcesses {
             name if name.is_empty() => format!("process {pid} {}", why(&pid)),
             name => format!("process {pid} ({name}) {}", why(&pid)),
         };
-        // The driver and the daemon list a process for a moment after its end.
+        // The driver and the daemon still list a process for a moment after its end, so leave out ended processes.
         let alive: Vec<u32> = self.pids().filter(|pid| may_be_alive(*pid)).collect();
         let mut words: Vec<String> = alive.iter().take(MOST_NAMED).map(|pid| sentence(*pid)).collect();
         if let Some(more) = alive.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
@@ -152,14 +153,15 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
         });
         left = match counted.await {
             Ok(counted) => counted,
-            // This fails only if gpushd is stopping.
+            // The thread fails only if gpushd is stopping.
             Err(_) => return RemainingProcesses::default(),
         };
     }
     left
 }
 
-/// The processes on the target of a member; `None` if they are not known.
+/// The processes on the target of a member, as listed by the MPS daemon and by the driver. A list is `None` if it is
+/// not known.
 struct MemberLists {
     clients: Option<Vec<u32>>,
     listed: Option<Vec<u32>>,
@@ -181,7 +183,7 @@ async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
     lists
 }
 
-/// Returns the Slurm job of a process, by its cgroup.
+/// Returns the Slurm job of a process, by the cgroup of the process.
 fn job_of(pid: u32) -> io::Result<Option<SlurmJob>> {
     Ok(cgroup::try_of(pid)?.and_then(|found| found.slurm_job))
 }
@@ -215,8 +217,8 @@ impl FoundProcesses {
 
 /// Returns the processes of the holder whose environment names the lease: the command of
 /// `gpushctl run`, and the processes that this command started. A login shell is not included,
-/// even if the lease is bound to the shell. For a Slurm job, returns the processes in the job's
-/// cgroup.
+/// even if the lease is bound to the shell. For the lease of a Slurm job, returns the processes in
+/// the job's cgroup instead.
 async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProcesses {
     let (leases, lease) = (leases.clone(), lease.clone());
     let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
@@ -272,7 +274,7 @@ fn select<T>(pids: Vec<u32>, read: impl Fn(u32) -> io::Result<Option<T>>) -> (Ve
 pub(super) struct NamingProcesses {
     /// The pid of each process, and the lease that it names.
     named: Vec<(u32, String)>,
-    /// Why other processes may name a lease.
+    /// Why gpushd may not have found all processes that name a lease.
     unknown: Option<String>,
 }
 
@@ -290,7 +292,7 @@ async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
             if mps::is_of_another_agent(mps, pid)? {
                 return Ok(None);
             }
-            // A process in the scope of a lease belongs to that lease, even if it names another one.
+            // A process in the scope of a lease belongs to that lease, even if its environment names another lease.
             let in_scope = table.by_cgroup(&of_user, &proc::try_cgroups(pid)?.unwrap_or_default()).certain();
             Ok(Some((pid, in_scope.map_or(name, |id| id.to_string()))))
         };
@@ -308,7 +310,7 @@ fn pids() -> io::Result<Vec<u32>> {
 }
 
 /// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's
-/// MPS servers, which run as the user and end with their clients.
+/// MPS servers, because a server runs as the user of its clients and ends with them.
 async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
     let host = leases.handles.state.now();
     if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {

@@ -51,7 +51,7 @@ pub(super) struct Waiting {
     pub(super) viewer: Viewer,
     /// The idempotency key that gpushd records with the grant.
     pub(super) key: Option<Key>,
-    /// When the request times out.
+    /// Time at which the request times out; `None` if it waits without a limit.
     pub(super) until: Option<Instant>,
     pub(super) place: QueuePlace,
     pub(super) reply: Reply,
@@ -187,8 +187,8 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // Dropping the waiting requests answers their clients. The requests stay recorded as queued, and the next gpushd
-    // takes them over.
+    // Dropping the waiting requests answers their clients with an error. The requests stay recorded as queued, and the
+    // next gpushd takes them over.
     leases.waiting().clear();
 }
 
@@ -220,8 +220,8 @@ async fn pass(leases: &Leases) {
     }
 }
 
-/// Reserves capacity for each request that can be granted, and removes it from the queue. Records what the other
-/// requests wait for.
+/// Reserves capacity for each request that can be granted, and removes the request from the queue. Records what the
+/// other requests wait for.
 fn decide(
     leases: &Leases,
     snapshot: &crate::state::HostState,
@@ -350,7 +350,7 @@ fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) 
     }
 }
 
-/// Returns the reserved capacity in the form of a queue entry's needs. Later operations must not take it.
+/// Returns the reserved capacity in the form of a queue entry's needs. Later operations must not take this capacity.
 fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
     let mut needs = Needs::new();
     let Some(assignment) = reserves else { return needs };

@@ -124,7 +124,8 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
     }
 }
 
-/// Returns the indexes of the GPUs that the request selects; `None` if it selects no GPUs.
+/// Returns the indexes of the GPUs that the request selects; `None` if the request does not select GPUs, so that any
+/// GPU is possible.
 fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<u32>>, ApiError> {
     if request.gpus.is_empty() {
         return Ok(None);
@@ -149,7 +150,7 @@ fn for_caller(
     };
     let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
     // A hook that selects GPUs may lease them, because Slurm allocated them. If Slurm allocated no GPU to a job, the
-    // hook selects none, and the job gets none of these GPUs.
+    // hook selects no GPU, and the job gets no GPU that only hooks may lease.
     if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {
         return Ok((selected, BTreeSet::new()));
     }
@@ -198,7 +199,7 @@ fn slurm_only_error(is_job: bool) -> ApiError {
         .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
 }
 
-/// Returns a denial by a quota as an error. For a Slurm job, the hint says what its user can do.
+/// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do.
 pub(super) fn denied(denial: &Denial, binding: &LeaseBinding) -> ApiError {
     let error = ApiError::from(denial);
     if matches!(binding, LeaseBinding::Job { .. }) { error.hint(denial.hint_for_job()) } else { error }
@@ -253,7 +254,6 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
         Ok(pid) => pid,
         Err(why) => return bad(why),
     };
-    // Read the owner before the start time: if another process gets the pid in between, the start time differs.
     match (proc::owner(pid), proc::start(pid)) {
         (Some(uid), Some(start)) if caller.viewer.is_admin() || uid == caller.peer.uid && uid == holder => {
             Ok(LeaseBinding::Process { pid: Some(pid), start: Some(start) })

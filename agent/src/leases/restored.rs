@@ -9,9 +9,9 @@
 //!                             └─ not within `RECONNECT_TIME`, or the request has no key ─► cancelled
 //! ```
 //!
-//! Until the client reconnects, gpushd resolves its request with the rights of an ordinary user. In two cases gpushd
-//! must wait for the client: a request of root exceeds the limits of users, or the process of the request gets a scope.
-//! Meanwhile the request keeps its place, but reserves nothing.
+//! Until the client reconnects, gpushd resolves its request with the rights of an ordinary user. In three cases gpushd
+//! must wait for the client: a request of root exceeds the limits of users, the lease is bound to a scope or cgroup, or
+//! the lease is for a Slurm job. Meanwhile the request keeps its place, but reserves nothing.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -52,8 +52,8 @@ pub(super) struct Restored {
 }
 
 /// Puts the queued requests that arrived before `before` back into the queue; all of them if `before` is `None`. The
-/// caller queues the operations in between, so that leases and operations keep one order of arrival. Call this before
-/// gpushd serves any request.
+/// caller calls this function before it queues each restored operation, so that leases and operations keep one order of
+/// arrival. Call this before gpushd serves any request.
 pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
@@ -93,8 +93,8 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
     }
 }
 
-/// Returns whether gpushd can resolve a request without its client. A new scope needs the client's process, and only
-/// Slurm's hooks know the data of a job.
+/// Returns whether gpushd can resolve a request without its client. A binding to a scope or cgroup needs the client's
+/// process, and only Slurm's hooks know the data of a job.
 fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
     match record.binding {
         LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => true,

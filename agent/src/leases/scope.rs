@@ -1,4 +1,4 @@
-//! Scopes of leases: gpushd has systemd create, find and kill them.
+//! Scopes of leases: systemd creates and kills these scopes on request of gpushd.
 //!
 //! Only systemd moves and kills the processes of a scope: gpushd's unit may not write to cgroups. The name of a scope
 //! contains the epoch of the database and the number of the lease, so no two leases have the same scope.
@@ -47,8 +47,7 @@ pub(super) fn names(epoch: &str, id: LeaseId, uid: u32) -> (String, String) {
     (unit, cgroup)
 }
 
-/// Marks a lease whose scope is being created. While this value exists, the lease does not end because its scope is
-/// empty.
+/// Marks a lease whose scope is being created. While this value exists, an empty scope does not end the lease.
 #[derive(Debug)]
 pub(super) struct ScopeCreation {
     leases: Leases,
@@ -74,7 +73,7 @@ impl Drop for ScopeCreation {
 /// Creates the scope of an active lease and moves the caller into it.
 ///
 /// # Errors
-/// If the caller has ended or changed its user, or systemd did not move it.
+/// If the caller has ended or changed its user or cgroup, or systemd did not move the caller.
 pub(super) async fn move_into_scope(
     leases: &Leases,
     record: &LeaseRecord,
@@ -91,7 +90,7 @@ pub(super) async fn move_into_scope(
     process.check_unmoved()?;
     let started = manager.start_scope(&scope, &process.process).await;
     let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
-    // If the process has ended, return this error instead of systemd's.
+    // If the process has ended, return the error that says so, instead of systemd's error.
     process.check()?;
     started.map_err(|error| bind::no_scope(&error))?;
     if is_there {
@@ -126,8 +125,8 @@ fn unit_of(record: &LeaseRecord) -> Option<&str> {
     }
 }
 
-/// Returns the scopes of leases that gpushd does not know, such as those of a lost database. gpushd
-/// never ends them.
+/// Returns the scopes of leases that gpushd does not know, for example because the database was
+/// lost. gpushd never kills these scopes.
 ///
 /// # Errors
 /// The cgroups of the scopes cannot be listed.
@@ -154,7 +153,8 @@ fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
 
 /// Returns the problems of lease scopes.
 pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
-    // The scope of a lease that has just ended may still exist briefly.
+    // The scope of a lease that has just ended may still exist briefly, without processes. So ignore scopes without
+    // processes.
     let may_have_processes = |scope: &String| cgroup::processes(scope).is_some_and(|found| !found.is_empty());
     let unknown: Vec<String> = match unknown_scopes(leases) {
         Ok(scopes) => scopes.into_iter().filter(may_have_processes).collect(),

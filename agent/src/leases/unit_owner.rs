@@ -1,5 +1,5 @@
-//! Whose processes a service of the system manager runs. This decides whether a process may leave the cgroup of the
-//! service for the scope of a lease.
+//! Determines whose processes a service of the system manager runs. The answer decides whether a process may leave the
+//! cgroup of the service for the scope of a lease.
 
 use gpush_api::ApiError;
 use gpush_host::{
@@ -10,8 +10,8 @@ use gpush_host::{
 
 use super::{Leases, bind};
 
-/// Services of root that start sessions of users. Their limits do not apply to sessions: with pam_systemd, each session
-/// has its own scope.
+/// Services of root that start sessions of users. The limits of these services do not apply to sessions: with
+/// pam_systemd, each session has its own scope.
 const SESSION_SERVICES: [&str; 12] = [
     "anacron",
     "atd",
@@ -27,7 +27,7 @@ const SESSION_SERVICES: [&str; 12] = [
     "sshd",
 ];
 
-/// Returns whether a cgroup has processes, and all of them certainly belong to a user.
+/// Returns whether a cgroup has processes, and all of these processes certainly belong to the user `uid`.
 pub(super) fn is_all_of(cgroup: &str, uid: u32) -> bool {
     let Some(Members { pids, error: None }) = cgroup::processes(cgroup) else { return false };
     let is_own = |pid| proc::try_uids(pid).is_ok_and(|uids| uids.is_none_or(|uids| uids == [uid; 4]));
@@ -68,7 +68,7 @@ fn owner(unit: &str, user: &str, main_uids: Option<[u32; 4]>, holder: u32, holde
     let is_holders = holder_name == Some(user) || user.parse() == Ok(holder);
     match (user, main_uids) {
         ("" | "root" | "0", _) if holder == 0 && starts_sessions(unit) => UnitOwner::SessionService,
-        // Without `User=`, the main process may have changed its user.
+        // Without `User=`, the main process may have changed its user to the holder.
         ("" | "root" | "0", Some(uids)) if uids == [holder; 4] && holder != 0 => UnitOwner::Caller,
         ("" | "root" | "0", Some([0, 0, 0, 0])) if starts_sessions(unit) => UnitOwner::SessionService,
         // For example, a user's main process executes a setuid program.
@@ -82,8 +82,8 @@ fn owner(unit: &str, user: &str, main_uids: Option<[u32; 4]>, holder: u32, holde
 mod tests {
     use super::*;
 
-    /// `run` in a service whose user started a setuid program, in a service of root such as cron, and in a service whose
-    /// main process changed its user.
+    /// Cases: `run` in a service whose user started a setuid program, in a service of root such as cron, and in a
+    /// service whose main process changed its user.
     #[test]
     fn owner_of_a_service_does_not_depend_on_its_other_processes() {
         let owner = |user: &str, main| owner("cron.service", user, main, 1000, Some("alice"));

@@ -1,4 +1,4 @@
-//! Decides which lease of its user a process on a GPU or MIG device belongs to.
+//! Decides to which lease a process on a GPU or MIG device belongs.
 //!
 //! A process of the holder on a target belongs to the first of these leases:
 //!
@@ -7,21 +7,21 @@
 //! 3. the only lease that is bound to the cgroup of the process, such as a login session or service.
 //!
 //! If there is no such lease, the process is unattributed, and counts for the holder's oldest lease
-//! on the target. The capacity of that lease stays in use, because the process may belong to it.
-//! gpushd never ends an unattributed process. A MIG device or a whole GPU has only one lease, so
-//! every process of the holder on the device or GPU counts for that lease.
+//! on the target. The capacity of the oldest lease stays in use, because the process may belong to
+//! this lease. gpushd never ends an unattributed process. A MIG device or a whole GPU has only one
+//! lease, so every process of the holder on the device or GPU counts for that lease.
 //!
 //! A process that does not use the GPU belongs to the lease only if it is in the scope of the lease,
 //! or if its environment names the lease. So a shell does not keep a lease open.
 //!
-//! `run` in a service or container leaves its command in the cgroup of the service or container. If
-//! a process there has another user, such as a setuid program, and uses a target of the lease, the
-//! process is unattributed too.
+//! If a user calls `gpushctl run` in a service or container, the command stays in the cgroup of the
+//! service or container. If a process in this cgroup has another user, such as a setuid program,
+//! and uses a target of the lease, the process is unattributed too.
 //!
 //! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the cgroup contains the job
 //! id, and sometimes the node and the user, but never the cluster. gpushd cannot attribute a process of the holder if
-//! it is not in the cgroup of a job, or if jobs of several clusters or nodes may have that cgroup. The lease waits for
-//! such a process, and gpushd does not end it.
+//! it is not in the cgroup of a job, or if jobs of several clusters or nodes may have that cgroup. The lease waits
+//! until such a process ends. gpushd does not end the process.
 
 use std::io;
 
@@ -38,8 +38,8 @@ pub(super) enum LeaseMatch {
     Another,
 }
 
-/// Returns whether a process on the target of a member belongs to a lease. `named` reads the lease that the process names
-/// in its environment, and `job_of` its Slurm job.
+/// Returns whether a process on the target of a member belongs to a lease. `named` reads the lease that the process
+/// names in its environment, and `job_of` reads the Slurm job of the process.
 ///
 /// # Errors
 /// The process cannot be read, for example because of too many open files. It may then belong to the lease.
@@ -90,8 +90,8 @@ pub(super) fn attribute(
     };
     let oldest = bound.oldest().or(here.first().copied());
     Ok(match found {
-        // The environment does not prove that a process belongs to a job, because the user can set it. A process in the
-        // scope of another lease belongs to that lease.
+        // The environment does not prove that a process belongs to a job, because the user can set the environment. A
+        // process in the scope of another lease belongs to that other lease, so gpushd must not end it for this lease.
         Some(id) if id == lease.id() && (is_job || is_in_other_scope) => LeaseMatch::PerhapsThis,
         Some(id) if id == lease.id() => LeaseMatch::This,
         Some(_) => LeaseMatch::Another,
@@ -100,8 +100,8 @@ pub(super) fn attribute(
     })
 }
 
-/// Attributes a process of another user than the holder: the command of `run`, in a service or container, may have
-/// started it.
+/// Attributes a process whose user is not the holder. If `gpushctl run` was called in a service or container, its
+/// command may have started the process.
 fn attribute_of_another_user(
     table: &LeaseTable,
     lease: &OpenLease,

@@ -1,4 +1,4 @@
-//! Processes that gpushd cannot read, for example without a free file descriptor.
+//! Processes that gpushd cannot read, for example because gpushd has no free file descriptor.
 
 use gpush_api::EndReason;
 use gpush_core::lease::machine::{self, Effect, Event, State};
@@ -16,7 +16,8 @@ fn too_many_files() -> io::Error {
     io::Error::from_raw_os_error(libc::EMFILE)
 }
 
-/// Fault: a process whose files could not be read belonged to another lease, and its own lease ended.
+/// Fault: if gpushd could not read the files of a process, it attributed the process to another lease. The lease to
+/// which the process belonged ended.
 #[test]
 fn process_that_cannot_be_read_is_attributed_to_no_other_lease() {
     let (first, second) = (lease(1), lease(2));
@@ -36,7 +37,7 @@ fn process_that_cannot_be_read_is_attributed_to_no_other_lease() {
     assert_eq!(of_second(&|_| Ok(Some("L2".to_owned())), &|_| Err(too_many_files())), unread);
 }
 
-/// Fault: gpushd had no free file descriptor, found no process of a lease, and ended the lease.
+/// Fault: when gpushd had no free file descriptor, it found no process of a lease, and ended the lease.
 #[test]
 fn lease_does_not_end_while_a_process_cannot_be_read() {
     let releasing = machine::step(State::Active, Event::Released, Duration::ZERO).0;
