@@ -1,4 +1,5 @@
-//! Processes that the config allows (`processes.allow`), by the file that they execute and their user.
+//! Processes that the config allows (`processes.allow`). An entry selects processes by their user and by the file that
+//! they execute.
 //!
 //! ```text
 //! gpushd can see the file:    the process executes it ─────────────────────► allowed
@@ -10,8 +11,8 @@
 //! ```
 //!
 //! gpushd's unit hides /home, /root and /run/user, and a network file system may deny access to root. A process can
-//! choose its mounts, and with them its path. So a matching path alone does not make a process allowed, but gpushd does
-//! not end such a process.
+//! choose its mounts, and with them its path. So if only the path of a process matches, the process is not allowed, but
+//! gpushd does not end it.
 
 use std::{fs, io, path::PathBuf};
 
@@ -33,7 +34,7 @@ pub(super) enum Match {
     No,
 }
 
-/// The entries of `processes.allow`, with their files as gpushd sees them now.
+/// The entries of `processes.allow`, with their files as gpushd saw them when it created this value.
 #[derive(Debug, Default)]
 pub(super) struct AllowList {
     entries: Vec<AllowedProcess>,
@@ -91,7 +92,7 @@ impl AllowedProcess {
 impl AllowedFile {
     fn matches(&self, process: &Identity) -> Match {
         let path = self.path.display();
-        // The path of a program proves something only on the host: see `Identity::is_on_host`.
+        // The path counts only if the process is in the namespaces of the host: see `Identity::is_on_host`.
         let reported = process.path.as_deref().filter(|_| process.is_on_host);
         let is_same_path = reported == Some(&*self.path);
         let Some(executed) = process.file else {
@@ -149,7 +150,8 @@ mod tests {
         let list = AllowList { entries: vec![entry] };
         assert!(matches!(list.matches(&deleted), Match::Uncertain(_)));
         assert!(matches!(list.matches(&hidden), Match::Uncertain(_)));
-        // Fault: in a user namespace of its own, a process could get the path of an entry, and was not ended.
+        // Fault: a process in another user namespace could get the path of an entry, and gpushd did not end the
+        // process.
         for elsewhere in [deleted, hidden] {
             assert_eq!(list.matches(&Identity { is_on_host: false, ..elsewhere }), Match::No);
         }

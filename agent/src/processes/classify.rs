@@ -14,16 +14,17 @@
 //!
 //! In the last case of the list, the process usually has an old environment. A MIG device that is created again at the
 //! same placement has the same UUID. So the environment of an ended lease can select a device that another user now
-//! has. Ids of leases never repeat: a process with `GPUSH_LEASE=L3` on a device of lease L9 has an old environment. A
-//! process that names L9 is not reported, because it may run in a container as another user.
+//! has. Ids of leases never repeat. So if a process with `GPUSH_LEASE=L3` is on a device of lease L9, its environment
+//! is old. A process whose environment names L9 is not reported: it may belong to lease L9 and run as another user in a
+//! container.
 //!
-//! On a target shared through MPS, a process that bypasses the daemon is unleased, whatever its cgroup. An unattributed
-//! process on such a target is unleased too. gpushd ends neither of them while the user of the process holds a lease on
-//! the target.
+//! On a target shared through MPS, a process that bypasses the daemon is unleased, even if its cgroup belongs to a
+//! lease. An unattributed process on such a target is unleased too. gpushd ends neither of them while the user of the
+//! process holds a lease on the target.
 //!
-//! gpushd compares the user first, then the cgroup. The kernel reports the user, and a user cannot enter a cgroup that
-//! root created. But a process can write its own environment. So gpushd accepts the name of a lease in the environment
-//! only if the user of the process holds that lease.
+//! gpushd compares the user first, then the cgroup, because a process cannot fake them: the kernel reports the user,
+//! and a user cannot enter a cgroup that root created. But a process can write its own environment. So gpushd accepts
+//! the name of a lease in the environment only if the user of the process holds that lease.
 
 use gpush_api::{
     Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, MpsScope, Process, ProcessKind,
@@ -39,8 +40,8 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
-/// Why gpushd does not end a process whose user holds a lease: it may belong to an earlier lease, or a wrapper may have
-/// cleared its environment.
+/// Why gpushd does not end a process whose user holds a lease: the process may belong to an earlier lease, or a wrapper
+/// may have cleared the environment of the process.
 const HOLDER: &str = "its user holds a lease";
 
 /// Why gpushd does not end a process that may have had a lease before the database was lost.
@@ -55,7 +56,8 @@ const UNREADABLE: &str = "gpushd cannot read its cgroup";
 /// Why gpushd does not end a process on the device of another user's lease.
 const OPTIONAL: &str = "the rule of its GPU does not require a lease";
 
-/// An unleased process. `exempt` says why gpushd does not end it.
+/// A process, and the lease that it has, or why it is unleased. `exempt` says why gpushd does not end the process
+/// although it is unleased.
 #[derive(Debug, Clone)]
 pub(super) struct ClassifiedProcess {
     pub(super) process: GpuProcess,
@@ -77,7 +79,7 @@ pub(super) struct Attribution {
     pub(super) exempt: Option<&'static str>,
 }
 
-/// Finds the lease of a process. Contains the leases and MPS servers at one moment.
+/// Finds the lease of a process. Contains the leases and MPS servers as they were when this value was created.
 #[derive(Debug)]
 pub(super) struct Classifier<'a> {
     unleased: &'a Unleased,
@@ -154,7 +156,7 @@ impl<'a> Classifier<'a> {
     }
 
     /// Returns the lease of a process: by a cgroup that belongs to one lease, else by its environment, else by a cgroup
-    /// that it shares with other processes.
+    /// that the process shares with other processes.
     fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> EnvironmentLease {
         let ids: Vec<LeaseId> = own.iter().map(|lease| lease.id()).collect();
         let bound = self.table.by_cgroup(&ids, &proc::cgroups(pid).unwrap_or_default());
@@ -180,8 +182,8 @@ impl<'a> Classifier<'a> {
         rule.unwrap_or(LeaseTerms { requirement: Some(LeaseRequirement::Optional), ..LeaseTerms::default() })
     }
 
-    /// Returns why a process may have had a lease: it or a parent of the same user started before the database was
-    /// lost, or it is in the scope of a lease.
+    /// Returns why a process may have had a lease; `None` if it had none. The process or an ancestor of the same user
+    /// may have started before the database was lost, or the process may be in the scope of a lease.
     fn may_have_had_lease(&self, pid: u32, uid: u32) -> Option<&'static str> {
         let is_users = |pid: &u32| proc::owner(*pid) == Some(uid);
         let mut starts = std::iter::once(pid).chain(proc::ancestors(pid).take_while(is_users)).filter_map(proc::start);
@@ -196,8 +198,8 @@ impl<'a> Classifier<'a> {
     }
 }
 
-/// Returns whether the rule shares the GPU or its MIG device `device` through MPS. If not, but a daemon still serves
-/// its clients, other processes are not reported as bypassing the daemon.
+/// Returns whether the rule shares the GPU or its MIG device `device` through MPS. If the rule does not, but a daemon
+/// still serves clients there, other processes are not reported as bypassing the daemon.
 fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     match gpu.mode.mps_scope() {
         MpsScope::WholeGpu => true,
@@ -215,8 +217,8 @@ fn is_known(gpu: &Gpu) -> bool {
     is_readable && !gpu.stale && gpu.processes_known
 }
 
-/// Returns why a process is unleased on a device that lease `id` of another user has for itself; `None` if the process
-/// names that lease.
+/// Returns why a process is unleased on a device that lease `id` of another user has for itself; `None` if the
+/// environment of the process names that lease.
 fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> {
     match named {
         EnvironmentLease::Other(name) if name.parse() == Ok(id) => None,

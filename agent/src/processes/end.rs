@@ -9,9 +9,9 @@
 //!                        grace period over: same checks ─► SIGKILL (`mps::terminate` first for MPS clients)
 //! ```
 //!
-//! After gpushd has read which pids are on a GPU, another process may get one of these pids. While gpushd holds a pidfd
-//! and its process is alive, the pid does not change. So gpushd first opens the pidfd, then reads the GPU, and only
-//! then sends a signal.
+//! After gpushd has read which pids are on a GPU, another process may get one of these pids. While the process of a
+//! pidfd is alive, no other process can get its pid. So gpushd first opens the pidfd, then reads the GPU, and only then
+//! sends a signal.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -83,8 +83,8 @@ async fn round(unleased: &Unleased) {
     }
 }
 
-/// Returns the unleased processes of the host. Does not read the GPUs if no process can be unleased, or if the config
-/// says only to report them.
+/// Returns the unleased processes of the host. Returns none, without reading the GPUs, if no process can be unleased,
+/// or if gpushd only shows unleased processes (policy `report`).
 async fn find(unleased: &Unleased, config: &Config) -> Vec<ClassifiedProcess> {
     let mut requirements = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
     let is_needed = unleased.mps.is_used()
@@ -137,7 +137,7 @@ fn due_signals(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &Allow
             Some(Action::Warned | Action::Exempt(_)) | None => match OpenedProcess::open(pid) {
                 Some(process) => (Arc::new(process), Some(Signal::SIGTERM)),
                 None => {
-                    // If the process has ended, it has no start.
+                    // If the process has ended, it has no start time and needs no exemption.
                     if let Some(start) = proc::start(pid) {
                         exempt(unleased, &one.process, pid, start, UNREADABLE.to_owned());
                     }
@@ -164,7 +164,7 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
         return;
     }
     if signal == Signal::SIGKILL && one.process.kind == ProcessKind::MpsClient {
-        // If a client is killed while it computes, its MPS server may end too.
+        // Ask MPS to end the client first: if a client is killed while it computes, the MPS server may end too.
         mps::terminate(&unleased.mps, pid).await;
     }
     // Check again just before the signal, because the user may have got a lease meanwhile.
@@ -184,7 +184,7 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
 }
 
 /// Checks again whether gpushd must end a process, with the current config, leases and GPU readings. Returns `None` if
-/// it must not.
+/// gpushd must not end the process.
 async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &str) -> Option<GpuProcess> {
     let config = unleased.state.config();
     let allow = AllowList::of(&config).await?;
@@ -199,7 +199,8 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
     };
     let (unleased, process) = (unleased.clone(), Arc::clone(process));
     let check = move || {
-        // Read this last: if the process is still the same, everything that was read above belongs to this process.
+        // Read the identity last: if the process is still the same, everything that was read above belongs to this
+        // process.
         let Some(identity) = process.identity_now() else {
             unleased.forget(process.pid);
             return None;

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! The kernel shows the memory that held the environment when the program started. Programs that set their title
-//! (`setproctitle`) overwrite this memory, and just after an exec it is empty for a moment. So if the name is missing,
-//! this proves nothing. The process itself sets the name. So gpushd accepts it only if the process's user holds that
-//! lease. The user must have all four uids of the process: the environment of a setuid program comes from the user that
-//! started it. The name gives no access.
+//! (`setproctitle`) overwrite this memory, and just after an exec the memory is empty for a moment. So a process
+//! without the name may have a lease. The process itself sets the name. So gpushd accepts the name only if the
+//! process's user holds that lease. All four uids of the process must be the uid of this user: the environment of a
+//! setuid program comes from the user that started the program. The name gives no access to a GPU.
 
 use std::{
     collections::HashMap,
@@ -41,10 +41,10 @@ pub(super) enum EnvironmentLease {
 /// What gpushd remembers about the environments of processes. The keys are pids.
 #[derive(Debug, Default)]
 pub(crate) struct Environments {
-    /// For each process, its start time and the lease of its user that it has named.
+    /// For each process, its start time, and the lease of the process's user that the process has named.
     leases: Mutex<HashMap<u32, (u64, String)>>,
-    /// For each executed program, what its environment names. gpushd reads each environment only once, because it may
-    /// be large.
+    /// For each executed program, the lease that its environment names. gpushd reads each environment only once,
+    /// because it may be large.
     read: Mutex<HashMap<u32, (Image, EnvironmentLease)>>,
 }
 
@@ -124,11 +124,11 @@ impl Environments {
 }
 
 /// Adds a process to a map. If the map is full, first removes the processes for which `is_current` returns `false`. So
-/// gpushd removes ended processes only while it reads new ones, and not at intervals.
+/// gpushd removes ended processes only while it reads new processes, and not at intervals.
 fn remember<T>(map: &mut HashMap<u32, T>, pid: u32, value: T, is_current: impl Fn(u32, &T) -> bool) {
     if map.len() == map.capacity() {
         map.retain(|pid, value| is_current(*pid, value));
-        // So the next removal comes only after at least as many new processes as the map has now.
+        // With this capacity, the map is full again only after it has at least doubled.
         map.reserve(map.len() + 1);
     }
     map.insert(pid, value);

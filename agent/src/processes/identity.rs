@@ -20,12 +20,13 @@ pub(super) struct Identity {
     pub(super) start: u64,
     /// Real, effective, saved and file system uid.
     pub(super) uids: [u32; 4],
-    /// Executed file; `None` if gpushd cannot read it, for example on a FUSE file system that only its user may read.
+    /// Executed file; `None` if gpushd cannot read it, for example on a FUSE file system that only the user who mounted
+    /// it may read.
     pub(super) file: Option<FileId>,
     /// Whether the file system of the executed file did not answer, so `file` is unknown for now.
     pub(super) file_hangs: bool,
-    /// Path of that file, as the process sees it. Ends with ` (deleted)` if the file no longer exists. `None` if the
-    /// kernel cannot report the path, for example because it is too long.
+    /// Path of the executed file, as the process sees it. Ends with ` (deleted)` if the file no longer exists. `None`
+    /// if the kernel cannot report the path, for example because it is too long.
     pub(super) path: Option<PathBuf>,
     /// Whether the process is in the pid and user namespaces of the host. In another user namespace, a user can give any
     /// path to any file.
@@ -60,7 +61,7 @@ pub(super) struct OpenedProcess {
 }
 
 impl OpenedProcess {
-    /// Opens a process; `None` if there is no such process, or gpushd may not read its identity. Blocks, because the
+    /// Opens a process; `None` if there is no such process, or gpushd may not read its identity. May block, because the
     /// file system of the program may not answer.
     pub(super) fn open(pid: u32) -> Option<Self> {
         let pidfd = PidFd::open(pid).ok()??;
@@ -70,7 +71,7 @@ impl OpenedProcess {
     }
 
     /// Reads the identity again; `None` if the process has ended. The process may have other uids now, or execute
-    /// another program. Blocks, as [`OpenedProcess::open`].
+    /// another program. May block, as [`OpenedProcess::open`].
     pub(super) fn identity_now(&self) -> Option<Identity> {
         Identity::of(self.pid).filter(|now| now.start == self.identity.start && self.is_alive())
     }

@@ -6,7 +6,7 @@ use gpush_store::NewAudit;
 
 use super::Unleased;
 
-/// Logs a warning about an unleased process. `done` says what gpushd did about it.
+/// Logs a warning about an unleased process. `done` says what gpushd did about the process.
 pub(super) fn warn(one: &GpuProcess, done: &str) {
     let process = &one.process;
     tracing::warn!(

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! If a process has a lease now, or its GPU was not read, gpushd forgets what it did about the
-//! process. If the process is unleased again later, gpushd begins again with a warning.
+//! process. If the process is unleased again later, gpushd treats it like a process that it has not
+//! seen before.
 
 use std::{
     collections::HashMap,
@@ -108,13 +109,13 @@ impl Unleased {
     }
 
     /// Returns what gpushd did about the process with this pid. If another process had the pid
-    /// before, ignores what gpushd did about that one.
+    /// before, ignores what gpushd did about that other process.
     pub(super) fn action(&self, pid: u32) -> Option<Action> {
         let start = proc::start(pid)?;
         self.actions().get(&pid).filter(|(of, _)| *of == start).map(|(_, action)| action.clone())
     }
 
-    /// Stores what gpushd did about a process. Returns whether this is new.
+    /// Stores what gpushd did about a process. Returns whether the action is new.
     pub(super) fn note(&self, pid: u32, start: u64, action: Action) -> bool {
         let before = self.actions().insert(pid, (start, action.clone()));
         match (before.filter(|(of, _)| *of == start).map(|(_, action)| action), action) {
@@ -149,7 +150,7 @@ impl Unleased {
     }
 
     /// Replaces the errors about files in `processes.allow` that gpushd cannot see. Logs the new
-    /// ones.
+    /// errors.
     pub(super) fn note_invisible(&self, invisible: Vec<ApiError>) {
         let mut known = self.invisible.lock().unwrap_or_else(PoisonError::into_inner);
         for error in invisible.iter().filter(|error| !known.contains(error)) {
