@@ -49,8 +49,8 @@ impl Lanes {
 }
 
 impl Claim {
-    /// Waits for the reconcilers and grants that ran on these GPUs at the time of the claim. No new ones can start
-    /// while the claim exists.
+    /// Waits until the reconcilers and grants that ran on these GPUs at the time of the claim have finished. No new
+    /// reconcilers and grants can start while the claim exists.
     pub(crate) async fn wait_until_alone(&self) {
         let mut finished = self.lanes.0.finished.subscribe();
         let is_alone = |lanes: &Lanes| {

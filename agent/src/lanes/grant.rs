@@ -19,8 +19,8 @@ impl Lanes {
         self.states().claimed.keys().cloned().collect()
     }
 
-    /// Registers a grant on all of these GPUs. An operation that claims one of the GPUs later
-    /// begins only after the grant.
+    /// Registers a grant on all of these GPUs. If an operation claims one of these GPUs later, the
+    /// operation begins only after the grant.
     ///
     /// # Errors
     /// If an operation has claimed one of the GPUs. Returns the UUID of the GPU, and the operation.

@@ -22,8 +22,8 @@ impl Lanes {
         })
     }
 
-    /// Waits for the lane of a GPU. Returns `None` if an operation is changing the GPU. That operation does the
-    /// reconciler's work itself, and wakes the reconcilers when it ends.
+    /// Waits until the lane of a GPU is free, and locks it. Returns `None` if an operation is changing the GPU. That
+    /// operation does the reconciler's work itself, and wakes the reconcilers when it ends.
     pub(crate) async fn lock(&self, uuid: &str) -> Option<LaneLock> {
         let (mut room, mut finished) = (self.room(), self.0.finished.subscribe());
         loop {

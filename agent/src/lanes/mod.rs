@@ -1,8 +1,8 @@
 //! One lane and one queue per GPU.
 //!
-//! A lane belongs to one reconciler or one operation at a time. An operation takes all lanes that it needs at once: for
-//! its own GPUs, and for GPUs that are reset together with them. The operation executes its MPS and time-slice steps
-//! itself. It waits only for the reconcilers and grants that were running before its claim.
+//! A lane belongs to one reconciler or one operation at a time. An operation takes all its lanes in one step: for its
+//! own GPUs, and for GPUs that are reset together with them. The operation executes its MPS and time-slice steps
+//! itself. An operation waits only for the reconcilers and grants that were running before its claim.
 //!
 //! ```text
 //!            lock                        claim (all GPUs of an operation at once)
@@ -21,7 +21,7 @@
 //! | operation | gets it | gets it, begins once the reconciler has finished | the same | refused | refused |
 //! | grant | gets it | gets it | gets it | refused | refused |
 //!
-//! Operations that wait and requests for leases share one queue, in the order of their arrival: see [`queue`]. An
+//! Waiting operations and waiting requests for leases share one queue, in the order of their arrival: see [`queue`]. An
 //! operation without `--wait` never enters the queue: it begins at once or is refused.
 //!
 //! All state of this module is in memory. After a restart of gpushd, the operations that have begun according to the
@@ -68,8 +68,8 @@ struct Inner {
     /// The state of the host. It shows which operation changes a GPU.
     host: state::State,
     known: Mutex<LaneStates>,
-    /// A new value wakes operations, leases and reconcilers that wait, because an operation has begun or ended, a lease
-    /// has ended, an entry has left the queue, or the state of an MPS daemon has changed.
+    /// A new value wakes all waiting operations, leases and reconcilers. gpushd sends it when an operation has begun or
+    /// ended, a lease has ended, an entry has left the queue, or the state of an MPS daemon has changed.
     room: watch::Sender<()>,
     /// A new value tells waiting tasks that a reconciler or a grant has finished.
     finished: watch::Sender<()>,
@@ -146,8 +146,8 @@ impl Lanes {
         self.states().closed.clone()
     }
 
-    /// Checks that no operation is changing a GPU, because a reading of it would soon be out of date. A GPU may be read
-    /// while its operation is still being planned.
+    /// Checks that no operation is changing a GPU, because a reading during a change would soon be out of date. A GPU
+    /// may be read while its operation is still being planned.
     ///
     /// # Errors
     /// If an operation is changing the GPU. The error names the operation.

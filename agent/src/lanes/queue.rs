@@ -11,8 +11,8 @@
 //! An entry is *first* if it conflicts with no earlier entry that is first. Only first entries delay later entries. So
 //! if an operation waits for one of its GPUs, it does not block its other GPUs.
 //!
-//! A first entry delays all later entries that conflict with it, even while it cannot begin itself. So no later entry
-//! overtakes it. An entry waits only for earlier entries, so no new entry can delay it.
+//! A first entry delays all later entries that conflict with it, even while the first entry itself cannot begin. So no
+//! later entry overtakes it. An entry waits only for earlier entries, so no new entry can delay it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -286,7 +286,7 @@ mod tests {
             let first: Vec<usize> = (0..all.len()).filter(|at| before[*at].is_none()).collect();
             for at in 0..all.len() {
                 let held_back_by = first.iter().find(|earlier| **earlier < at && conflict(&all[**earlier], &all[at]));
-                // Each entry waits only for the earliest of the first entries that it conflicts with.
+                // Each entry waits only for the earliest *first* entry that it conflicts with.
                 let waiter = held_back_by.map(|earlier| Waiter::Operation(earlier.to_string()));
                 prop_assert_eq!(before[at].as_ref().map(|ahead| ahead.waiter.clone()), waiter);
             }
