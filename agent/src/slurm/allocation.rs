@@ -28,7 +28,7 @@ pub(super) struct Allocation {
     unknown: Vec<SlurmDevice>,
 }
 
-/// The lease request of a job. `targets` are the MIG devices on which it may be granted.
+/// The lease request of a job. `targets` are the MIG devices on which the lease may be granted.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Wanted {
     pub(super) request: LeaseRequest,
@@ -95,7 +95,7 @@ impl Allocation {
         allocation
     }
 
-    /// Returns whether a GPU of the job has `owner = "slurm"`.
+    /// Returns whether the rule of a GPU of the job has `owner = "slurm"`.
     pub(super) fn is_owned(&self) -> bool {
         self.devices.iter().any(|device| device.owned)
     }
@@ -113,12 +113,12 @@ impl Allocation {
     /// Checks that gpushd can grant a lease on the job's devices now.
     ///
     /// # Errors
-    /// If it cannot. The error says why.
+    /// If gpushd cannot grant a lease there. The error says why.
     pub(super) fn check_node(&self) -> Result<(), ApiError> {
         if let Some(device) = self.unknown.first() {
             if let SlurmDevice::Detected { index, devices, minors: _ } = device {
-                // The code of this error does not drain the node, because it can still serve other
-                // jobs.
+                // Use an error code that does not drain the node, because the node can still serve
+                // other jobs.
                 return Err(ApiError::new(
                     Code::Unsupported,
                     format!("cannot tell which GPU has Slurm's index {index}"),
@@ -198,7 +198,7 @@ impl Allocation {
         };
         let count = match &share {
             // The job requests a MIG profile or size, and Slurm allocated whole GPUs: give the job
-            // one MIG device on them.
+            // one MIG device on these GPUs.
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole => members.max(1),
             LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default if members > 1 => {
@@ -219,7 +219,8 @@ impl Allocation {
     }
 }
 
-/// Returns the share for a job that requests none: all of its whole GPUs or MIG devices.
+/// Returns the share for a job that requests no share: all whole GPUs or MIG devices that Slurm
+/// allocated to the job.
 fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, ApiError> {
     if is_mig {
         return Ok(LeaseShare::MigSize { memory_mib: None, slices: None });

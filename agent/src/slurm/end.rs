@@ -17,8 +17,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How long Epilog waits for processes that gpushd cannot attribute to the job.
 const OUTSIDE: Duration = Duration::from_secs(3);
 
-/// Ends the leases of a job. Waits until their capacity is free, but not longer than the deadline
-/// of the hook. The caller must hold the lock of the job.
+/// Ends the leases of a job. Waits until the capacity of these leases is free, but not beyond the
+/// deadline of the hook. The caller must hold the lock of the job.
 ///
 /// # Errors
 /// If the end cannot be recorded.
@@ -40,9 +40,10 @@ pub(super) async fn end(
     if ending.is_empty() {
         return Ok(answer);
     }
-    // If the deadline has passed, the hook of another job reports this end late. In this case, the
-    // job may already run again without a lease, with processes in the same cgroup. So gpushd ends
-    // no process. The lease stays until the cgroup has no processes.
+    // If the deadline has passed, the end was not reported in time, and the hook of another job
+    // reports it now. In this case, the job may already run again without a lease, with processes
+    // in the same cgroup. So gpushd ends no process. The lease stays until the cgroup has no
+    // processes.
     let leftovers =
         if time_until(job.until_ms).is_zero() { Leftovers::Report } else { slurm.leases.config().slurm.leftovers };
     release_all(slurm, caller, ending.iter().copied(), leftovers).await?;
@@ -83,7 +84,8 @@ pub(super) async fn release_all(
     Ok(())
 }
 
-/// Adds the job to the description of what remains of a lease, and logs it.
+/// Logs why a lease has not ended although its job has. If gpushd does not know the reason yet,
+/// adds a sentence that says so.
 fn log_leftover(key: &JobKey, mut left: SlurmLeftover) -> SlurmLeftover {
     if left.waits_for.is_empty() {
         left.waits_for.push("gpushd does not know yet whether its processes have ended".to_owned());

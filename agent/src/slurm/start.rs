@@ -88,7 +88,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     }
     let wanted = match (allocation.request(job.request.as_ref(), job.uid), allocation.check_node()) {
         (wanted, Ok(())) => wanted,
-        // gpushd can never grant this request, whatever the state of the GPU, so refuse it.
+        // gpushd can never grant this request, even after the GPU becomes usable, so refuse it.
         (Err(refusal), Err(_)) if concerned && !allocation.has_unknown() => Err(refusal),
         (_, Err(error)) if concerned => return Err(error),
         (_, Err(_)) => return Ok(answer(SlurmOutcome::NotConcerned)),
@@ -99,7 +99,8 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
             && lease.state.name() == LeaseState::Active
             && wanted.as_ref().is_ok_and(|wanted| wanted.is_met_by(&lease.record));
         if is_same {
-            // The lease already exists: Prolog runs again, or it did not get the first answer.
+            // The lease already exists: Prolog runs again, or repeats its request because it did not get the first
+            // answer.
             let grant = Box::new(environment_of_job(&slurm.leases, caller, lease)?);
             return Ok(answer(SlurmOutcome::Granted { grant }));
         }
@@ -124,7 +125,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
         Err(error) if error.retryable && !of_job(&slurm.leases, key).is_empty() => Err(error),
         Err(error) if decide::is_refusal(error.code) => {
             if error.code == Code::Blocked {
-                // The GPU may look blocked only because its reading is late. That is no reason to refuse the job, so
+                // The GPU may look blocked only because its reading is old. That is no reason to refuse the job, so
                 // check the node again.
                 let seen = slurm.readings.host().await?;
                 Allocation::of(&seen.host, &seen.gpus(Viewer::Log), &job.devices).check_node()?;
