@@ -56,7 +56,7 @@ fn unknown(why: &str) -> ApiError {
         .retryable()
 }
 
-/// Removes the pid, user and command of a process. Only administrators may see them.
+/// Removes the pid, user and command of a process, because only administrators may see these details.
 pub(super) fn blank(holder: Holder) -> Holder {
     Holder { pid: None, uid: None, user: None, command: None, ..holder }
 }

@@ -39,7 +39,7 @@ use super::driver::Driver;
 use crate::{host_services::HostServices, state::State};
 
 /// Says where the output of a helper unit is. Every user may read an operation, but the output may
-/// name processes of any user. So it is only in the log, which only root reads.
+/// name processes of any user. So the output is only in the log, which only root may read.
 pub(crate) const LOGGED: &str = "its output is in the log of gpushd: `journalctl -u gpushd`";
 
 /// Changes MIG mode, resets GPUs, and reads them.

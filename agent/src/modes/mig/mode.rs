@@ -1,4 +1,4 @@
-//! Steps that change MIG mode. gpushd changes all GPUs of an operation together, because some can only be reset
+//! Steps that change MIG mode. gpushd changes all GPUs of an operation together, because some GPUs can only be reset
 //! together.
 
 use std::collections::BTreeMap;
@@ -37,8 +37,8 @@ enum SetModeResult {
     Pending(ApiError),
 }
 
-/// Sets MIG mode on several GPUs. Resets the GPUs that need it, but only if all GPUs accepted the mode. Returns the
-/// failures; the key is the position of the GPU.
+/// Sets MIG mode on several GPUs. Resets the GPUs that need a reset, but only if all GPUs accepted the mode. Returns
+/// the failures; the key is the position of the GPU.
 pub(crate) async fn execute(
     mig: &MigMode,
     purpose: &Purpose<'_>,

@@ -55,10 +55,10 @@ impl Drop for PauseGuard<'_> {
     }
 }
 
-/// Refuses a request that must read GPUs if a GPU is being reset.
+/// While a GPU is being reset, refuses a request that must read GPUs.
 ///
 /// # Errors
-/// [`Code::Resetting`] during a reset. The request may be repeated.
+/// [`Code::Resetting`] during a reset. The client may repeat the request later.
 pub(crate) fn not_resetting(host_services: &HostServices) -> Result<(), ApiError> {
     if host_services.driverless.try_read().is_ok() {
         return Ok(());
@@ -70,7 +70,7 @@ pub(crate) fn not_resetting(host_services: &HostServices) -> Result<(), ApiError
 
 impl MigMode {
     /// Resets GPUs, together with the GPUs that can only be reset with them. Closes all driver
-    /// handles of gpushd during the reset. Does not start if the operation is cancelled.
+    /// handles of gpushd during the reset. Does not start the reset if the operation is cancelled.
     pub(super) async fn reset(&self, purpose: &Purpose<'_>, due: &[&ModeChange]) -> Result<(), NotReset> {
         let mut uuids: Vec<String> = due.iter().map(|change| change.gpu.uuid.clone()).collect();
         uuids.extend(due.iter().flat_map(|change| change.peers.iter().cloned()));
