@@ -1,4 +1,4 @@
-//! Changes of overrides in a transaction: set, replaced or ended, with the audit record.
+//! Sets, replaces or ends overrides in a transaction, with the audit records.
 
 use gpush_api::{Actor, ApiError, Code, Operation};
 use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
@@ -6,7 +6,8 @@ use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
 use super::OverrideChange;
 use crate::state::OverrideEffect;
 
-/// Records the changes of overrides after an operation has succeeded. `lasting` contains UUIDs of GPUs and the changes.
+/// Records the changes of overrides after an operation has succeeded. `lasting` contains the UUID of each GPU and the
+/// change of its override.
 ///
 /// # Errors
 /// If the write fails.

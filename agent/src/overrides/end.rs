@@ -9,7 +9,8 @@ use tokio_util::sync::CancellationToken;
 use super::effect::{check_generation, end};
 use crate::state::{OverrideEffect, State, words};
 
-/// Interval at which gpushd checks for expired overrides, because the clock may be set forward.
+/// Longest pause between two checks for expired overrides. gpushd does not simply sleep until the
+/// next override expires, because the clock may be set forward.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Ends overrides when they expire, until gpushd stops.
@@ -59,7 +60,7 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect
     let written = store.write_ending(move |tx| {
         let mut effects = Vec::new();
         for one in &over {
-            // Skip the override if a newer one has replaced it meanwhile.
+            // Skip the override if a newer override has replaced it meanwhile.
             let same = |other: &Override| other.sequence == one.sequence;
             let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
             if on_record {

@@ -1,6 +1,6 @@
 //! Records of overrides. An operation that succeeds can set, replace or end the override of a GPU.
-//! Otherwise, the override stays until it is cleared or expires. [`crate::state`] contains the
-//! active overrides.
+//! Without such an operation, the override stays until it is cleared or expires. [`crate::state`]
+//! contains the active overrides.
 //!
 //! | file | subject |
 //! |---|---|

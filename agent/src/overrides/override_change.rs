@@ -20,7 +20,7 @@ pub(crate) enum OverrideChange {
         rule: Option<String>,
         /// The layout of the override, in canonical form.
         layout: Vec<String>,
-        /// When the override expires.
+        /// Time at which the override expires; `None` if it never does.
         expires_at: Option<Timestamp>,
     },
     /// Ends the override.
