@@ -53,7 +53,8 @@ impl ConfigCopy {
         })
     }
 
-    /// Replaces the copy, unless it is the same. After a crash of the host, the old or the new copy is complete.
+    /// Replaces the copy, unless it already has this content. After a crash of the host, either the old copy or the new
+    /// copy is complete.
     pub(super) fn write(&self, content: &[u8]) {
         let content = [HEADER.as_bytes(), content].concat();
         if fs::read(&self.0).is_ok_and(|kept| kept == content) {

@@ -91,7 +91,7 @@ pub(super) fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Confi
     let unreadable = |source| ConfigLoadError::Unreadable { path: path.to_owned(), source };
     // With this flag, opening a pipe without a writer does not block.
     let opened = fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
-    // This also refuses a missing file that another user could create.
+    // Check this even if the file is missing, to refuse a file that another user could create.
     check_trust("config file", path, trust)?;
     let file = match opened {
         Ok(file) => file,
@@ -137,7 +137,7 @@ fn check_trust(what: &'static str, path: &Path, trust: Trust) -> Result<(), Conf
     match trust {
         Trust::Logged => Ok(()),
         Trust::Required => match trust::check_file(path, own) {
-            // The file is missing, or is not a regular file. The caller reports this when it opens the file.
+            // The file is missing, or is not a regular file. The caller reports this error itself.
             Ok(()) | Err(Untrusted::Unreadable(_) | Untrusted::NotAFile) => Ok(()),
             Err(why) => Err(ConfigLoadError::Untrusted { what, path: path.to_owned(), why }),
         },

@@ -4,7 +4,8 @@
 //! only when gpushd starts again. Until then, gpushd uses the old values, and shows them next to the values in the
 //! file.
 //!
-//! gpushd keeps a copy of the last valid file in its state directory. A gpushd that systemd starts always serves:
+//! gpushd keeps a copy of the last valid file in its state directory. A gpushd that systemd starts always serves
+//! requests:
 //!
 //! ```text
 //! file usable ───────────────────────────────────────► the file
@@ -46,7 +47,7 @@ struct Inner {
     path: PathBuf,
     must_exist: bool,
     trust: Trust,
-    /// The copy of the last valid file. A gpushd that a user started has none.
+    /// The copy of the last valid file. A gpushd that a user started has no copy.
     copy: Option<ConfigCopy>,
     state: RwLock<CurrentSettings>,
 }
@@ -66,7 +67,7 @@ struct CurrentSettings {
 enum Source {
     /// The config file, with its content.
     File(Vec<u8>),
-    /// There is no file, or the first file has errors. So no rule claims a GPU.
+    /// There is no file, or the file had errors at the very first start of gpushd. So no rule claims a GPU.
     Defaults,
     /// The copy of the last valid file.
     Copy,
@@ -193,7 +194,7 @@ impl Settings {
         Arc::clone(&self.0.state.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// Returns the path of the file; `None` if the defaults apply.
+    /// Returns the path of the file; `None` if gpushd uses neither the file nor its copy.
     pub(crate) fn file(&self) -> Option<String> {
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
         match state.source {
@@ -202,7 +203,7 @@ impl Settings {
         }
     }
 
-    /// Returns whether gpushd knows its rules. If not, the active config has no rules, but an earlier one had.
+    /// Returns whether gpushd knows its rules. If not, the active config has no rules, but an earlier config had rules.
     pub(crate) fn rules_are_known(&self) -> bool {
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
         !matches!(state.source, Source::Unknown)
