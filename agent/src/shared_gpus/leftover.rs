@@ -8,8 +8,8 @@
 //!                          restore ── failed ─► reported in health; again after 1 s, 2 s … at most a minute
 //! ```
 //!
-//! The records survive gpushd, so the next gpushd continues. It does not check a GPU before it has reconciled the GPU's
-//! daemons for the first time, because until then it does not know which daemons exist.
+//! The records survive gpushd, so the next gpushd continues to restore the modes. gpushd does not check a GPU before it
+//! has reconciled the GPU's daemons for the first time, because until then gpushd does not know which daemons exist.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

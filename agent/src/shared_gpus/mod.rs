@@ -1,5 +1,5 @@
 //! Settings of whole GPUs while they are shared: the compute mode for MPS and time-slicing, and the time-slice level.
-//! gpushd records a new setting before it changes the GPU. Later it restores the previous value.
+//! gpushd records a new setting before it changes the GPU. Later, gpushd restores the previous value.
 //!
 //! ```text
 //!           original mode recorded, new mode set           original mode restored
@@ -10,11 +10,11 @@
 //! ```
 //!
 //! The driver resets both settings at a reboot. So after a reboot the records no longer apply, and the current values
-//! count as the original ones. gpushd makes only one change of a GPU's record at a time, so that it does not restore a
-//! setting that the next use needs. Changes of different GPUs do not wait for each other.
+//! count as the original values. gpushd makes only one change of a GPU's record at a time, so that it does not restore
+//! a setting that the next use needs. Changes of different GPUs do not wait for each other.
 //!
-//! If gpushd cannot read or restore a setting, the record stays. For MPS, `leftover` tries again; for time-slicing, the
-//! reconciler of time-slicing does.
+//! If gpushd cannot read or restore a setting, the record stays. For MPS, `leftover` tries again. For time-slicing, the
+//! reconciler of time-slicing tries again.
 
 mod leftover;
 
@@ -140,7 +140,7 @@ impl SharedGpus {
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
-        // If the mode is no longer needed, gpushd has already restored the previous mode, so do not set it again.
+        // If the mode is no longer needed, gpushd has already restored the previous mode, so do not set `wanted` again.
         if !is_needed() {
             return Ok(None);
         }
@@ -168,8 +168,9 @@ impl SharedGpus {
         Ok((now != wanted).then_some(now))
     }
 
-    /// Returns records for GPUs with running daemons whose records were lost with the database. A GPU in
-    /// EXCLUSIVE_PROCESS counts as set by gpushd, and gpushd will restore the driver's default mode.
+    /// Returns new records for GPUs with running daemons, after the earlier records were lost with the database. If a
+    /// GPU has the compute mode EXCLUSIVE_PROCESS, gpushd assumes that it has set this mode itself. Later, gpushd will
+    /// restore the driver's default mode.
     pub(crate) async fn records_of_running_daemons(&self, uuids: &[String]) -> Vec<SharedGpu> {
         let mut found = Vec::new();
         for uuid in uuids {
@@ -192,7 +193,7 @@ impl SharedGpus {
         self.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
     }
 
-    /// Restores the compute mode that a GPU had before gpushd set one for the sharing mode `by`. Changes nothing if
+    /// Restores the compute mode that a GPU had before gpushd set a mode for the sharing mode `by`. Changes nothing if
     /// another program has set a mode since. Returns the restored mode; `None` if gpushd changed nothing.
     ///
     /// # Errors
