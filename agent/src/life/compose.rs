@@ -50,7 +50,8 @@ pub(super) struct HostEnvironment {
     pub(super) host_services: Arc<HostServices>,
     /// Directory that contains one subdirectory for each MPS daemon.
     pub(super) mps_dir: PathBuf,
-    /// Directory of NVIDIA's MPS programs. Used if the config does not set their paths.
+    /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these
+    /// programs.
     pub(super) mps_programs: Option<PathBuf>,
 }
 
@@ -71,7 +72,7 @@ pub(super) struct Parts {
     /// Operations that a previous gpushd left unfinished, oldest first.
     pub(super) unfinished: Vec<UnfinishedOperation>,
     /// For each operation without a recorded end, a later operation that has begun on one of its
-    /// GPUs. The earlier operation must have ended.
+    /// GPUs. So the earlier operation must have ended.
     pub(super) superseded: BTreeMap<OperationId, OperationId>,
     /// The boot id, or a placeholder if it cannot be read.
     pub(super) boot_id: String,

@@ -12,8 +12,8 @@ use crate::{
     settings::{ConfigLoadError, Settings},
 };
 
-/// Reads the config. If the config cannot be used, a gpushd that a user started manually ends. As a service, gpushd
-/// continues, because users need their GPUs.
+/// Reads the config. If the config cannot be used, a gpushd that a user started gets the error and exits. A gpushd that
+/// systemd started continues, because users need their GPUs.
 pub(super) fn load(paths: &Paths) -> Result<Settings, ConfigLoadError> {
     let Paths { config, config_named, trust, state_dir, .. } = paths;
     if !notify::is_service() {
@@ -25,9 +25,9 @@ pub(super) fn load(paths: &Paths) -> Result<Settings, ConfigLoadError> {
     Ok(Settings::load_as_service(config, *config_named, *trust, &copy, has_history))
 }
 
-/// Checks the driver library of the command line. If trust is not required, logs whether the system service would trust
-/// the config file and the library. [`Settings`] checks the config file, and the library that it names, if trust is
-/// required.
+/// Checks the driver library of the command line. If trust is not required, logs a warning if the system service would
+/// not trust the config file or the library. If trust is required, [`Settings`] checks the config file, and the library
+/// that the file names.
 ///
 /// # Errors
 /// If trust is required, and another user could have written the library.

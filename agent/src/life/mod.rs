@@ -148,7 +148,7 @@ struct StartupContext {
     early: signals::EarlyStop,
     /// Directory that contains one subdirectory for each MPS daemon.
     mps_dir: PathBuf,
-    /// Directory of NVIDIA's MPS programs. Used if the config does not set their paths.
+    /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these programs.
     mps_programs: Option<PathBuf>,
     /// Restarts gpushd if the driver was loaded after gpushd started.
     late_driver: LateDriver,
