@@ -43,7 +43,7 @@ pub(super) enum LayoutResult {
     Stopping,
 }
 
-/// Applies the layout of a GPU's override or rule. If this needs an operation, waits for its end.
+/// Applies the layout of a GPU's override or rule. If this needs an operation, waits for the end of the operation.
 pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResult {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();

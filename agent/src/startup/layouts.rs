@@ -11,14 +11,14 @@
 //! ```
 //!
 //! Each GPU has a separate operation. So if one GPU cannot get its layout, this does not delay other GPUs. gpushd
-//! records each GPU when it is settled. If gpushd starts again on the same boot, it continues with the other GPUs.
-//! While the driver cannot identify a GPU, the record is not complete, because a rule may claim that GPU.
+//! records each GPU when it is settled. If gpushd starts again on the same boot, it continues with the GPUs that are
+//! not settled. While the driver cannot identify a GPU, the record is not complete, because a rule may claim that GPU.
 //!
 //! gpushd checks without limit whether it can try again, because a check is cheap; the pause between checks grows to
 //! the second value of [`PAUSE`]. A failed attempt has destroyed and created instances, so the number of attempts is
 //! limited. All [`ATTEMPTS`] together take about 16 s. This is longer than a monitoring tool keeps a handle open, and
-//! longer than services that start together with gpushd need. If all attempts fail, gpushd shows the difference as
-//! drift, and health shows the error.
+//! longer than services that start together with gpushd need for their start. If all attempts fail, gpushd shows the
+//! difference as drift, and health shows the error.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -51,7 +51,7 @@ pub(super) struct Layouts {
     is_wait_logged: bool,
 }
 
-/// How far the layouts of the boot are.
+/// The progress of the layouts of the boot.
 #[derive(Debug)]
 pub(super) enum Progress {
     /// All GPUs are settled.
@@ -84,7 +84,7 @@ impl Layouts {
         !self.record.settled.contains(uuid)
     }
 
-    /// Checks the GPUs whose layout is due, and starts the attempts to apply it.
+    /// Checks the GPUs whose layouts are due, and starts the attempts to apply these layouts.
     pub(super) async fn round(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Progress {
         let again = self.start_due(handles, attempts).await;
         let is_complete = again.is_none() && !attempts.has(AttemptPurpose::Boot);
@@ -167,7 +167,7 @@ impl Layouts {
                 handles.startup.forget(&subject);
                 None
             }
-            // If a user requested that operation, the next check marks the GPU as settled.
+            // If a user requested the operation that has claimed the GPU, the next check marks the GPU as settled.
             LayoutResult::Busy(_) => {
                 tried.checks += 1;
                 tried.again = now + pause(tried.checks - 1);

@@ -1,8 +1,8 @@
 //! Applies layouts when gpushd starts, and repairs drift if the config says so.
 //!
 //! MIG instances do not survive a reboot. So gpushd applies the layouts of the config when it starts for the first time
-//! on a boot. On later starts on the same boot gpushd changes nothing, because a difference may be intended. With
-//! `auto_reconcile`, gpushd also repairs drift: at start, after a reload and periodically.
+//! on a boot. After all GPUs are settled, later starts on the same boot change nothing, because a difference may be
+//! intended. With `auto_reconcile`, gpushd also repairs drift: at start, after a reload and periodically.
 //!
 //! ```text
 //! start ─► this boot recorded as complete? ─── yes ─► drift is shown
@@ -104,7 +104,7 @@ impl Startup {
         troubles.retain(|(subject, _)| subject.is_current(host));
     }
 
-    /// Returns which GPUs are settled: they have their layout, or gpushd no longer tries.
+    /// Returns which GPUs are settled: they have their layout, or gpushd no longer tries to apply it.
     pub(crate) fn layouts(&self) -> Option<LayoutsAtStart> {
         let recorded = self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let layouts = |record: &BootRecord| LayoutsAtStart {
@@ -287,7 +287,7 @@ impl DriftTimer {
         true
     }
 
-    /// Doubles the interval, once for each round.
+    /// Doubles the interval, but at most once in each round.
     fn attempt_failed(&mut self) {
         if !std::mem::replace(&mut self.has_failed, true) {
             self.interval = (self.interval * 2).min(RECONCILE.1);
@@ -302,7 +302,7 @@ impl DriftTimer {
 }
 
 /// Starts to apply the layout of each GPU with drift whose rule has mode `mig` or `mps`. Skips cordoned GPUs, and GPUs
-/// that have not got their layout of this boot yet.
+/// that are not settled on this boot yet.
 async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempts: &mut RunningAttempts) {
     if !handles.state.config().auto_reconcile {
         return;

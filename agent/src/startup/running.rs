@@ -1,5 +1,5 @@
-//! The attempts that are running. Each GPU has at most one attempt at a time, so a GPU whose change hangs does not delay
-//! the layouts of other GPUs.
+//! The attempts that are running. Each GPU has its own attempts, one at a time. So if the change of one GPU hangs, the
+//! layouts of other GPUs are not delayed.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub(super) struct EndedAttempt {
 #[derive(Debug, Default)]
 pub(super) struct RunningAttempts {
     tasks: JoinSet<EndedAttempt>,
-    /// By UUID of the GPU.
+    /// The purpose of each running attempt, by UUID of the GPU.
     running: BTreeMap<String, AttemptPurpose>,
 }
 
