@@ -19,7 +19,7 @@ use super::{Level, Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedul
 /// Reason that gpushd shows if the driver has no time-slice levels for a GPU.
 const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: Turing and later GPUs have them";
 
-/// Reason that gpushd shows if the driver reports no levels for a GPU that had one before.
+/// Reason that gpushd shows if the driver reports no levels for a GPU that had a level before.
 const DOUBTED: &str = "the GPU has no time-slice levels, although it had one before";
 
 /// Which task sets levels.
@@ -32,8 +32,8 @@ pub(super) enum Setter {
     Operation,
 }
 
-/// Reads the levels of all GPUs with one call of `nvidia-smi`, and sets those that differ. Returns the UUIDs of GPUs
-/// that it skipped because their lanes were not free.
+/// Reads the levels of all GPUs with one call of `nvidia-smi`, and sets the levels that differ from the desired levels.
+/// Returns the UUIDs of GPUs that were skipped because their lanes were not free.
 pub(super) async fn reconcile(
     timeslice: &Timeslice,
     pace: &mut Schedule,
@@ -136,7 +136,7 @@ async fn list(
             timeslice.clear_error(&TroubleSubject::Program);
             Some(reported)
         }
-        // Maintenance has begun meanwhile. gpushd already reports it elsewhere, so store no error.
+        // Maintenance has begun meanwhile. gpushd already reports the maintenance elsewhere, so store no error.
         Err(_) if timeslice.state.maintenance().is_some() => None,
         Err(error) => {
             let why = error.sentences().join(": ");
@@ -177,7 +177,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
     // If the GPU has a level other than the default, it supports levels. Then "not supported" is only a temporary
     // fault.
     let can_be_set = now != TimesliceLevel::Default || timeslice.was_set_before(uuid);
-    // Until gpushd has read the new level, the GPU may have the old or the new one. So record both.
+    // Until gpushd has read the new level, the GPU may have the old level or the new level. So record both levels.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default

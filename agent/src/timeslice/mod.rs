@@ -10,18 +10,19 @@
 //!                                                       └─► recorded ─► set ─► read ─────┘
 //! ```
 //!
-//! The reconciler sets the compute mode of each GPU in a separate task. It sets a level only while it holds the lane of
-//! the GPU. An operation already holds the lanes of its GPUs, so it sets both itself.
+//! The reconciler sets the compute mode of each GPU in a separate task. The reconciler sets a level only while it holds
+//! the lane of the GPU. An operation already holds the lanes of its GPUs, so it sets the compute modes and levels of
+//! these GPUs itself.
 //!
 //! NVML has no call for levels, so gpushd reads and sets them with `nvidia-smi compute-policy`. That program is slow,
 //! but one call reads all GPUs. While nothing changes, gpushd calls it at most once a minute, and only if a time-sliced
 //! GPU supports levels.
 //!
-//! The driver resets both settings at a reboot, at a GPU reset, and when the last process that uses
-//! the driver exits. gpushd sets them again when it detects that the driver or the GPU is back.
-//! Both settings apply only to new contexts, so they do not end or slow running processes. Neither
-//! setting isolates processes: they share memory and faults, and no process has a guaranteed share
-//! of the time.
+//! The driver resets the level and the compute mode at a reboot, at a GPU reset, and when the last
+//! process that uses the driver exits. gpushd sets both again when it detects that the driver or
+//! the GPU is back. Both settings apply only to new contexts, so they do not end or slow running
+//! processes. Neither setting isolates processes: the processes on a GPU share memory and faults,
+//! and no process has a guaranteed share of the time.
 //!
 //! | file | subject |
 //! |---|---|
@@ -119,11 +120,11 @@ struct LevelState {
     read_at: Timestamp,
     /// Why gpushd could not set the desired level.
     failed: Option<String>,
-    /// The level that this gpushd has last set or found on the GPU. Any other level is drift.
+    /// The desired level that this gpushd last set on the GPU, or found to be set already. Any other level is drift.
     kept: Option<TimesliceLevel>,
 }
 
-/// A level; or why gpushd does not know one.
+/// A level, or why gpushd does not know a level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Level {
     Known(TimesliceLevel),
@@ -166,7 +167,7 @@ impl Timeslice {
         self.wake.send_replace(());
     }
 
-    /// Wakes the reconciler, and makes it try again what has failed before.
+    /// Wakes the reconciler, and makes it repeat attempts that have failed before.
     pub(crate) fn restart_reconcile(&self) {
         self.afresh.store(true, Ordering::Relaxed);
         self.wake();
@@ -222,12 +223,12 @@ impl Timeslice {
         }
     }
 
-    /// Returns whether gpushd has last set or found this level on a GPU.
+    /// Returns whether this is the desired level that gpushd last set or found on a GPU.
     fn was_set(&self, uuid: &str, level: TimesliceLevel) -> bool {
         self.level_states().get(uuid).is_some_and(|seen| seen.kept == Some(level))
     }
 
-    /// Returns whether gpushd has last set or found another level than the driver's default on a GPU.
+    /// Returns whether the desired level that gpushd last set or found on a GPU was not the driver's default.
     fn was_set_before(&self, uuid: &str) -> bool {
         let own = TimesliceLevel::Default;
         self.level_states().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))
@@ -264,7 +265,7 @@ impl Timeslice {
         self.all_troubles().clear();
     }
 
-    /// Stores a problem. Logs it if it is new.
+    /// Stores a problem. Logs the error if it is new.
     fn note(&self, subject: TroubleSubject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {

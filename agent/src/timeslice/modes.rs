@@ -26,7 +26,7 @@ struct Running {
 }
 
 impl ModeTasks {
-    /// Starts a task for each GPU whose compute mode is not the desired one. The task locks the lane of the GPU.
+    /// Starts a task for each GPU that does not have its desired compute mode. The task locks the lane of the GPU.
     pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Schedule, aims: &[TimeslicedGpu]) {
         for aim in aims.iter().filter(|aim| differs(timeslice, aim)) {
             if !pace.may_try(&TroubleSubject::ComputeMode(aim.gpu.uuid.clone())) {
@@ -41,7 +41,7 @@ impl ModeTasks {
             self.tasks.spawn(async move {
                 let done = match timeslice.lanes.lock(&aim.gpu.uuid).await {
                     Some(_turn) => Some(apply(&timeslice, &aim).await),
-                    // An operation is changing the GPU. When it ends, it wakes this reconciler.
+                    // An operation is changing the GPU. When the operation ends, it wakes this reconciler.
                     None => None,
                 };
                 (aim, done)

@@ -38,7 +38,7 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
 }
 
 /// Sets the time-slice level and the compute mode of GPUs, as their rules require. The operation that calls this must
-/// hold their lanes. Returns one sentence for each failure.
+/// hold the lanes of these GPUs. Returns one sentence for each failure.
 pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
     if uuids.is_empty() {
         return Vec::new();

@@ -71,7 +71,7 @@ impl TimeslicedGpu {
     }
 }
 
-/// What gpushd found at its last check. If a GPU or the driver is new, it reads the levels at once.
+/// What gpushd found at its last check. If a GPU or the driver is new, gpushd reads the levels at once.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LastCheck {
     /// The UUID of each GPU, with the number of its desired level.
@@ -175,8 +175,8 @@ pub(super) fn targets(
     let aim = |(gpu, care): (&Gpu, &TimeslicePlan)| {
         let policy = match care {
             TimeslicePlan::Wait => return None,
-            // The MPS daemon still runs and needs its compute mode. gpushd checks the GPU again when the daemon has
-            // exited.
+            // The MPS daemon still runs and needs the compute mode for MPS. gpushd checks the GPU again when the daemon
+            // has exited.
             TimeslicePlan::Keep(_) if has_daemon(&gpu.uuid) => return None,
             TimeslicePlan::Keep(policy) => Some(policy.clone()),
             TimeslicePlan::Restore => None,

@@ -31,7 +31,7 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// Returns whether gpushd must read the levels now, because something is `new`, or the last
-    /// reading is old and there are levels to keep. If so, stores the time.
+    /// reading is old and there are levels to keep. If so, stores the time of this reading.
     pub(super) fn is_due(&mut self, new: bool, some_to_keep: bool) -> bool {
         let waited = self.read_at.is_none_or(|at| at.elapsed() >= INTERVAL);
         let due = new || some_to_keep && waited && self.may_try(&TroubleSubject::Program);
