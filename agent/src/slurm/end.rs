@@ -88,7 +88,7 @@ pub(super) async fn release_all(
 /// adds a sentence that says so.
 fn log_leftover(key: &JobKey, mut left: SlurmLeftover) -> SlurmLeftover {
     if left.waits_for.is_empty() {
-        left.waits_for.push("gpushd does not know yet whether its processes have ended".to_owned());
+        left.waits_for.push("gpushd does not know yet whether the processes of the lease have ended".to_owned());
     }
     let (lease, job, why) = (left.lease, key.job, left.waits_for.join(", "));
     tracing::warn!(lease = %lease, "job {job} has ended, but its GPUs stay reserved for lease {lease}: {why}");
