@@ -5,8 +5,8 @@
 //! cargo run --release -p gpush-core --example plan_bench [-- --json]
 //! ```
 //!
-//! Each time is the wall-clock time of a single call, so the percentiles are percentiles of plans,
-//! not of averages. `--json` prints one object for `cargo xtask bench`.
+//! A measured time is the wall-clock time of a single call. So the percentiles are percentiles of
+//! plans, not of averages. `--json` prints one object for `cargo xtask bench`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use gpush_core::layout::{Entry, Layout};
 use gpush_core::plan::{Target, plan};
 
 /// Number of attempts for each host. Only the best time is reported: a plan for a host takes so
-/// long that other processes may interrupt it. Single plans are timed once.
+/// long that other processes may interrupt it. A plan for a single GPU is timed once.
 const HOST_TRIES: usize = 3;
 
 /// Layouts with compute instances: several kinds of GPU instances, and GPU instances with many

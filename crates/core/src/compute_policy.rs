@@ -2,9 +2,9 @@
 //!
 //! NVML has no public call that reads the level, and nvidia-smi's output "is not guaranteed to be
 //! backwards compatible" (its manual). So the parser reads each line separately. In a line, it
-//! looks for a GPU (index, UUID or PCI address) and for a level, or for the reason why there is no
-//! level. It ignores frames, columns and other words. If a line cannot be parsed, the result does
-//! not contain the GPU of that line.
+//! looks for a GPU (index, UUID or PCI address). In the same line, it looks for a level, or for the
+//! reason why there is no level. It ignores frames, columns and other words. If a line cannot be
+//! parsed, the result does not contain the GPU of that line.
 //!
 //! ```text
 //! | GPU     Name           Value        |     a heading: no GPU, no level
@@ -43,14 +43,14 @@ impl GpuIdentifier {
 pub enum LevelReport {
     /// The GPU has this level.
     Level(TimesliceLevel),
-    /// The GPU does not support levels in general, or not in its current mode.
+    /// The GPU does not support levels, either in general or in its current mode.
     Unsupported,
-    /// nvidia-smi could not read the level. Contains its message, such as `GPU is lost`.
+    /// nvidia-smi could not read the level. Contains nvidia-smi's message, such as `GPU is lost`.
     Failed(String),
 }
 
-/// Returns what the output says about each GPU, in the order of the output. The text may include
-/// standard error.
+/// Returns what the output says about each GPU, in the order of the output. `output` may include
+/// nvidia-smi's standard error.
 #[must_use]
 pub fn levels(output: &str) -> Vec<(GpuIdentifier, LevelReport)> {
     let mut found: Vec<(GpuIdentifier, LevelReport)> = Vec::new();
@@ -91,7 +91,8 @@ fn parse_row(text: &str) -> Option<(GpuIdentifier, LevelReport)> {
     let mut words = split_words(text);
     let gpu = words.find_map(gpu_name)?;
     let rest: Vec<&str> = words.collect();
-    // Later versions may list more policies in the same row, so search for the policy's name.
+    // Later versions of nvidia-smi may list more policies in one row. So search for the name of the
+    // time-slice policy.
     let at = rest.iter().position(|word| ["timeslice", "time-slice"].contains(&word.to_lowercase().as_str()))?;
     let value = rest[at + 1..].iter().copied().filter(|word| *word != "=");
     let text = value.collect::<Vec<_>>().join(" ");

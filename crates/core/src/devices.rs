@@ -1,4 +1,4 @@
-//! The MIG devices of a host: which devices are free, and why the others are not.
+//! The MIG devices of a host: which devices are free, and why the other devices are not free.
 //!
 //! A device is `in_use` if the driver lists a process on it. Otherwise it is `reserved` if its GPU
 //! or its MPS daemon accepts no new work. Otherwise it is `granted` if a lease holds it. Otherwise
@@ -213,7 +213,8 @@ mod tests {
         assert_eq!(uses(&gpus, &[daemon("MIG-8")], &[lease("MIG-8")]), [DeviceUse::Free, DeviceUse::InUse]);
     }
 
-    /// Fault: `mig list --free` listed such a device, and a program that used the device bypassed MPS.
+    /// Fault: `mig list --free` listed an idle device that MPS shares, and a program that used the
+    /// device bypassed MPS.
     #[test]
     fn idle_device_that_mps_shares_is_not_available() {
         let devices = list(&host(), &[daemon("MIG-8")], &[]);
@@ -221,8 +222,8 @@ mod tests {
         assert_eq!(found, [(DeviceUse::Free, true), (DeviceUse::Free, false)]);
     }
 
-    /// Fault: a device that a queued operation destroys, and a device of a GPU without a rule, were
-    /// listed as available, but a lease request did not get them.
+    /// Fault: a device that a queued operation destroys was listed as available, and so was a
+    /// device of a GPU without a rule. But a lease request did not get these devices.
     #[test]
     fn device_is_available_only_if_a_request_gets_it() {
         let mut devices = list(&host(), &[], &[]);

@@ -13,7 +13,7 @@ use std::{fmt, time::Duration};
 
 use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp, civil::DateTime};
 
-/// The longest duration: 52 weeks. A longer one is probably a typing error.
+/// The longest duration: 52 weeks. A longer duration is probably a typing error.
 pub const LONGEST: Duration = Duration::from_secs(52 * 7 * 86_400);
 
 /// Examples for error messages.
@@ -95,8 +95,8 @@ fn with_units(text: &str) -> Result<Duration, DurationError> {
     if !text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase() || b == b'.') {
         return Err(DurationError::Malformed);
     }
-    // jiff does not report separately that a number is out of range, so the number of digits
-    // decides.
+    // jiff does not report separately that a number is out of range. So the number of digits
+    // determines the error.
     let digits = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
     let error = if digits > 9 { DurationError::TooLong } else { DurationError::Malformed };
     let span: Span = text.parse().map_err(|_| error.clone())?;
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(parse_positive("0h"), Err(DurationError::Zero));
     }
 
-    /// Fault: the text was cut off to one unit: `6d` for 6 days and 23 hours.
+    /// Fault: the text had only one unit, such as `6d` for 6 days and 23 hours.
     #[test]
     fn rough_durations_have_two_rounded_units() {
         let (hour, day) = (3600, 86_400);

@@ -107,8 +107,9 @@ impl Profile {
     /// Returns the compute instance profile of `Nc.PROFILE`, where N is `slices`.
     ///
     /// Several profiles can have the same number of slices: on Hopper and newer GPUs, a `1g.20gb`
-    /// with double memory offers `1c.1g.20gb` and `1g.20gb`. A profile with exactly this name is
-    /// preferred. If there is none, the number of slices decides.
+    /// with double memory offers `1c.1g.20gb` and `1g.20gb`. A profile with exactly the name
+    /// `Nc.PROFILE` is preferred. If no profile has this name, only the number of slices is
+    /// compared.
     #[must_use]
     pub fn compute_of(&self, slices: u8) -> Option<&Compute> {
         let name = format!("{slices}c.{}", self.profile.name);
@@ -148,7 +149,7 @@ pub struct Geometry {
     pub compute_slices: u8,
     /// Number of engines of each kind on the GPU. The driver does not report these numbers, so they
     /// are computed: for each profile, the engines of one instance are multiplied by the maximum
-    /// number of instances. The largest product counts.
+    /// number of instances. The result is the largest product.
     pub engines: EngineRow,
 }
 

@@ -32,14 +32,14 @@ pub use grammar::LayoutError;
 pub const NONE: &str = "none";
 
 /// The reserved word for a layout whose instances gpushd creates on demand for leases. Only config
-/// rules may use it.
+/// rules may use this word.
 pub const DYNAMIC: &str = "dynamic";
 
 /// Maximum count of one entry. No GPU has more GPU instances than this.
 pub const MOST: u8 = 8;
 
-/// Maximum number of entries, and of instances in all entries together. No GPU can have so many:
-/// the hardware allows at most 7 GPU instances with up to 8 compute instances each.
+/// Maximum number of entries, and of instances in all entries together. No GPU can have so many
+/// instances: the hardware allows at most 7 GPU instances with up to 8 compute instances each.
 pub const MOST_IN_ALL: usize = 64;
 
 /// Maximum total length of a layout's texts, in bytes.

@@ -7,8 +7,8 @@
 //! lost, unknown, held, changing, maintenance, stale ──► Wait: the state is unknown, or another change runs
 //! ```
 //!
-//! A cordon has no effect on this decision. A cordon blocks new work, and the level and the compute
-//! mode affect only programs that start later.
+//! A cordon has no effect on this decision. The level and the compute mode affect only programs that start later, so
+//! changing them during a cordon disturbs no running program.
 
 use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
 
@@ -25,8 +25,7 @@ pub enum TimeslicePlan {
     Keep(TimeslicePolicy),
     /// gpushd changes nothing for now.
     Wait,
-    /// The GPU is not time-sliced, or is no longer time-sliced: gpushd restores its earlier
-    /// settings.
+    /// The GPU is not time-sliced, or is no longer time-sliced: gpushd restores the earlier settings of the GPU.
     Restore,
 }
 

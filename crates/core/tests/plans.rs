@@ -109,7 +109,7 @@ fn plans_have_the_expected_text() {
 }
 
 /// On Hopper and newer GPUs, a `1g` GPU instance with double memory offers two compute profiles.
-/// Each of their names selects one profile.
+/// Each of the two names selects one profile.
 #[test]
 fn double_memory_names_mean_different_compute_profiles() {
     let ids = |key: &str, layout: &str| -> Vec<Vec<u32>> {
@@ -162,7 +162,7 @@ fn packing_uses_fewest_gpu_instances() {
     // First fit alone would need a third GPU instance, but only two fit on the GPU.
     assert_eq!(packed("1c.3g.40gb*2, 2c.3g.40gb*2"), [["1c.3g.40gb", "2c.3g.40gb"]; 2]);
     // Entries with different starts are in different GPU instances. A compute instance that
-    // occupies a whole GPU instance does not share it.
+    // occupies a whole GPU instance does not share this GPU instance.
     assert_eq!(packed("1c.3g.40gb@0, 1c.3g.40gb@4").len(), 2);
     assert_eq!(packed("3c.3g.40gb, 1c.3g.40gb"), [["3g.40gb"], ["1c.3g.40gb"]]);
     // The target has the order of the layout.
@@ -187,7 +187,7 @@ fn held_instances_are_kept_even_at_higher_cost() {
     let geometry = geometry("a100-80");
     let instances = standing(&geometry, "3g.40gb@0, 1g.10gb@4, 1g.10gb@6");
     let target = resolve(&geometry, "3g.40gb@4");
-    // The 3g.40gb cannot be kept, with or without an MPS daemon.
+    // The 3g.40gb cannot be kept, so the planner destroys it even if it has an MPS daemon.
     let mut holds = ProtectedInstances::default();
     holds.add_gpu_instance(1);
     assert!(plan_protecting(&geometry, &instances, &target, &holds).is_ok());

@@ -71,8 +71,8 @@ impl Config {
     }
 
     /// Returns the settings that differ between `self` and the file, and that take effect only
-    /// after a restart of gpushd. In `self`, these settings have their values from the start of
-    /// gpushd. All other settings of `self` are from the file.
+    /// after a restart of gpushd. In `self`, a setting that needs a restart has the value that it
+    /// had when gpushd started. All other settings of `self` are from the file.
     #[must_use]
     pub fn pending_restart(&self, in_file: &Self) -> Vec<PendingRestart> {
         let both = self.settings().into_iter().zip(in_file.settings());

@@ -16,7 +16,8 @@ const AT_END: [(&str, AtLeaseEnd); 2] = [("report", AtLeaseEnd::Report), ("end",
 
 const OWNERS: [(&str, LeaseOwner); 2] = [("users", LeaseOwner::Users), ("slurm", LeaseOwner::Slurm)];
 
-/// Reads the lease keys of a rule. GPUs of a rule with mode `unmanaged` cannot be leased.
+/// Reads the lease keys of a rule. Reports these keys in mode `unmanaged`, because gpushd grants no
+/// leases on the GPUs of such a rule.
 pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<LeaseTerms> {
     if mode == Some(Mode::Unmanaged) {
         for key in ["lease", "at_end", "owner"] {

@@ -127,14 +127,14 @@ pub struct Driver {
     pub start_s: u32,
     /// Maximum number of milliseconds for listing the GPUs or for reading one GPU.
     pub read_ms: u32,
-    /// Maximum number of seconds for one change.
+    /// Maximum number of seconds for one driver call that changes a GPU.
     pub change_s: u32,
 }
 
 impl Default for Driver {
     fn default() -> Self {
         // Without persistence mode, the first driver call initialises every GPU, which takes
-        // seconds for each. So the default of `start_s` is one minute.
+        // seconds for each GPU. So the default of `start_s` is one minute.
         Self { library: "libnvidia-ml.so.1".to_owned(), start_s: 60, read_ms: 10_000, change_s: 60 }
     }
 }
@@ -188,8 +188,9 @@ pub struct Health {
 /// - 140: unrecovered memory errors.
 ///
 /// The list does not include errors caused by applications (13, 31, 43, 45, 68, 109). It also omits
-/// a contained memory error (94), which ends only the affected program. gpushd does not need Xid
-/// errors to detect memory rows that wait for a replacement.
+/// a contained memory error (94), which ends only the affected program. Errors about memory rows
+/// that wait for a replacement are not in the list either, because gpushd reads these rows from the
+/// driver.
 pub const CORDON_XIDS: [u32; 10] = [46, 48, 62, 64, 74, 79, 95, 119, 120, 140];
 
 impl Default for Health {
@@ -251,7 +252,8 @@ pub struct Rule {
     /// Layout; set if and only if the mode is `mig`.
     pub layout: Option<RuleLayout>,
     /// How MPS clients share the GPUs. Always set in mode `mps`. In mode `mig`, set only if the
-    /// file contains the key. The policy then applies to the MIG devices that the layout shares.
+    /// rule has the key `mps`. The policy then applies to the MIG devices of the layout entries
+    /// that end in `:mps`.
     pub mps: Option<MpsPolicy>,
     /// How lease holders share the time of the GPUs; set if and only if the mode is `timeslice`.
     pub timeslice: Option<TimeslicePolicy>,
@@ -277,7 +279,8 @@ impl Rule {
         self.mode == Mode::Mig && self.layout == Some(RuleLayout::Dynamic)
     }
 
-    /// Returns the name of the rule, or a label such as `rule 2`. `position` starts at 0.
+    /// Returns the name of the rule, or a label such as `rule 2` if the rule has no name.
+    /// `position` starts at 0.
     #[must_use]
     pub fn label(&self, position: usize) -> String {
         self.name.clone().unwrap_or_else(|| format!("rule {}", position + 1))

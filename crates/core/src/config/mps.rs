@@ -27,8 +27,8 @@ pub struct Mps {
     pub health_s: u32,
     /// Maximum number of seconds until a new daemon answers.
     pub start_s: u32,
-    /// Pause in seconds before the restart after the second failure. Each further failure doubles
-    /// the pause. After the first failure there is no pause.
+    /// Pause in seconds before the restart that follows the second failure. Each further failure
+    /// doubles the pause. After the first failure there is no pause.
     pub pause_s: u32,
     /// Longest pause in seconds.
     pub longest_pause_s: u32,

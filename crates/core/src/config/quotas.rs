@@ -253,8 +253,8 @@ fn parse_memory(text: &str) -> Option<QuotaMemory> {
     text.to_ascii_uppercase().parse().ok().map(QuotaMemory::Limit)
 }
 
-/// Parses a decimal number with at most `places` digits after the point. Returns the number in
-/// units of the last digit.
+/// Parses a decimal number with at most `places` digits after the point. Returns the number times
+/// 10 to the power of `places`.
 fn decimal(text: &str, places: usize) -> Option<u32> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());

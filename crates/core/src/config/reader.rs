@@ -89,7 +89,7 @@ impl<'t> Reader<'t> {
         ));
     }
 
-    /// Shortens a span to its first line, which is the header of a table.
+    /// Shortens a span to its first line. The first line of a table is the header of the table.
     pub(super) fn clip(&self, span: Range<usize>) -> Range<usize> {
         let end = self.text.get(span.clone()).and_then(|text| text.find('\n')).map_or(span.end, |n| span.start + n);
         span.start..end
@@ -117,7 +117,8 @@ impl<'t> Reader<'t> {
             };
             let what = if is_table && section.header.is_empty() { "table" } else { "key" };
             let known = section.keys.iter().chain(tables).copied();
-            // A table in a list describes one object, so do not suggest another table for its keys.
+            // Only an entry of `processes.allow` is not in SECTIONS. Such an entry describes one
+            // object, so do not suggest that its keys belong to another table.
             let listed = !SECTIONS.iter().any(|own| own.header == section.header);
             let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);
             let within: Vec<String> = SECTIONS
@@ -259,7 +260,7 @@ impl<'t> Reader<'t> {
         self.absolute_text(table, key, example).map(|text| text.value)
     }
 
-    /// Reads an absolute path like [`Reader::absolute`], and returns it with its position.
+    /// Reads an absolute path like [`Reader::absolute`], and returns the path with its position.
     pub(super) fn absolute_text(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Text> {
         let example = format!("\"{example}\"");
         let text = self.word(table, key, &example)?;
@@ -328,7 +329,7 @@ impl<'t> Reader<'t> {
         (texts.len() == array.len()).then_some(texts)
     }
 
-    /// Returns the text of a value; `None` if it is not a string.
+    /// Returns the text of a value; `None` if the value is not a string.
     pub(super) fn text_of(&self, value: Value<'_, '_>) -> Option<Text> {
         let DeValue::String(text) = value.get_ref() else { return None };
         let span = value.span();

@@ -34,7 +34,7 @@ const MODES: [(&str, Option<Mode>); 6] = [
     ("hami", None),
 ];
 
-/// A selector, with the rule that contains it and its position in the file.
+/// A selector, with the position of the selector in the file and the rule that contains it.
 struct Claim {
     rule: usize,
     selector: Selector,
@@ -65,8 +65,8 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
             continue;
         };
         let header = reader.clip(item.span());
-        // If a key is misspelt, do not also report the key that the author probably meant as
-        // missing.
+        // A misspelt key is already reported with the known key that the author probably meant. Do
+        // not also report that this known key is missing.
         let meant = reader.report_unknown_keys(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);

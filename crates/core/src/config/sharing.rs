@@ -19,8 +19,8 @@ const USERS: [(&str, MpsUsers); 2] = [("one", MpsUsers::One), ("many", MpsUsers:
 const MPS_COMPUTE_MODES: [(&str, MpsComputeMode); 2] =
     [("exclusive_process", MpsComputeMode::ExclusiveProcess), ("keep", MpsComputeMode::Keep)];
 
-/// Returns the policy of a rule. A rule with mode `mps` always has a policy; a rule with mode `mig`
-/// has one only if the file contains it.
+/// Returns the policy of a rule. A rule with mode `mps` always has a policy. A rule with mode `mig`
+/// has a policy only if it has the key `mps`.
 pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<MpsPolicy> {
     if get(rule, "mps").is_none() {
         return (mode == Some(Mode::Mps)).then(MpsPolicy::default);

@@ -13,7 +13,7 @@ pub struct Slurm {
     pub agent_down: AgentDown,
     /// Seconds after which Prolog and Epilog give up. Slurm's PrologEpilogTimeout must be longer.
     pub deadline_s: u32,
-    /// What Epilog does about processes of a job that remain on its GPUs.
+    /// What Epilog does about processes of a job that still use the job's GPUs.
     pub leftovers: Leftovers,
     /// What Epilog does while a process outside the job's cgroup keeps a GPU of the job in use.
     pub unattributed: Unattributed,
@@ -31,7 +31,7 @@ pub enum AgentDown {
     Pass,
 }
 
-/// What Epilog does about processes of a job that remain on its GPUs.
+/// What Epilog does about processes of a job that still use the job's GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Leftovers {
     /// gpushd ends the processes in the job's cgroup with SIGTERM, then with SIGKILL.

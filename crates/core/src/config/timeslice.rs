@@ -17,7 +17,7 @@ const COMPUTE_MODES: [(&str, Option<ComputeMode>); 4] = [
     ("keep", None),
 ];
 
-/// Returns the policy of a rule. Only rules with mode `timeslice` have one.
+/// Returns the policy of a rule. Only rules with mode `timeslice` have a policy.
 pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<TimeslicePolicy> {
     if get(rule, "timeslice").is_none() {
         return (mode == Some(Mode::Timeslice)).then(TimeslicePolicy::default);

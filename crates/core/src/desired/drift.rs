@@ -20,7 +20,8 @@ pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
         Mode::NoRule | Mode::Unmanaged => Vec::new(),
         Mode::Exclusive | Mode::Mps => whole_gpu_obstacles(desired_state.mode, gpu),
         Mode::Timeslice => match whole_gpu_obstacles(desired_state.mode, gpu) {
-            // Checked only with MIG mode off, because MIG has no levels and only one compute mode.
+            // Check time-slicing only if MIG mode is off, because a GPU in MIG mode has no
+            // time-slice levels and only one compute mode.
             whole if whole.is_empty() => timeslice_state::drift(desired_state, gpu),
             not_whole => not_whole,
         },

@@ -23,7 +23,8 @@ pub fn needs_reset(architecture: Architecture) -> bool {
     }
 }
 
-/// Returns the reset that is needed to set MIG mode to `enable`. The reset has no details yet.
+/// Returns the reset that is needed to set MIG mode to `enable`, without the details that
+/// [`complete`] adds; `None` if no reset is needed.
 pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
     // If a mode change is only pending, cancelling it needs no reset.
     let changes = mig.enabled != enable;
@@ -58,8 +59,8 @@ enum Fabric {
 
 /// Completes the resets of plans: adds what each reset affects, and refuses resets that would
 /// destroy instances of other GPUs. This function cannot check whether a fabric manager is running.
-/// On a host with NVSwitches, it assumes a running fabric manager, unless the config stops that
-/// service before a reset.
+/// On a host with NVSwitches, it assumes a running fabric manager, unless the config lists the
+/// fabric manager among the services to stop before a reset.
 pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let stopped = holders::contains_service(&config.mode_change.services, holders::FABRIC_MANAGER);
     complete_resets(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
@@ -107,7 +108,7 @@ fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric:
     }
 }
 
-/// Returns why other GPUs of the same request prevent this reset: the operation creates instances
+/// Returns why other GPUs of the same request prevent this reset. The operation creates instances
 /// on these GPUs, and the later reset would destroy these instances.
 fn blocked_by_same_request(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
     if plan.mig_mode() == Some(true) {
@@ -124,8 +125,9 @@ fn blocked_by_same_request(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &
     peers.iter().filter_map(|at| filled(&gpus[*at])).collect()
 }
 
-/// Returns the positions of the GPUs that are reset together with the GPU at `own`: the GPUs of its
-/// group in the config and, if no fabric manager is running, the other GPUs on NVSwitches.
+/// Returns the positions of the GPUs that are reset together with the GPU at `own`. These are the
+/// other GPUs of its group in the config. If no fabric manager is running, these are also the other
+/// GPUs on NVSwitches.
 fn reset_peers(config: &Config, gpus: &[Gpu], own: usize, fabric: Fabric) -> Vec<usize> {
     let groups = config.mode_change.reset_together.iter().map(|group| group.matching(gpus));
     let mut peers: Vec<usize> = groups.filter(|group| group.contains(&own)).flatten().collect();

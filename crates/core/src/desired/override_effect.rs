@@ -7,7 +7,8 @@
 //! | the config's, GPU not named | keeps the override, because it is the desired layout |
 //! | the desired layout | keeps the override |
 //!
-//! For other GPUs, no rule has a layout that an override could replace.
+//! A request does not affect the override of any other GPU, because no rule gives that GPU a layout
+//! that an override could replace.
 
 use std::collections::BTreeMap;
 

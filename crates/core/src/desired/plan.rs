@@ -196,7 +196,8 @@ fn desired_layout(
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     check_mode(gpu, desired_state, others)?;
-    // A GPU that cannot be read shows no MIG, but may support MIG, so do not report that here.
+    // A GPU that cannot be read has no MIG data, but may support MIG. So report missing MIG only
+    // for a GPU that can be read.
     if gpu.mig.is_none() && check_plannable(gpu, true).is_ok() {
         return Err(no_mig(gpu, desired_state, others));
     }
@@ -351,8 +352,8 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
 }
 
 /// Refuses changes while the processes on the GPU are not known. An instance without a known
-/// process may be in use, so the plan destroys no instance and does not change MIG mode. New
-/// instances do not affect any process.
+/// process may be in use, so the plan destroys no instance and does not change MIG mode. The plan
+/// may create instances, because new instances do not affect any process.
 pub(super) fn unknown_users_error(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep]) -> Option<ApiError> {
     let destroys = steps.iter().any(|step| step.destroys().is_some());
     let spared = match (gpu.processes_known, changes_mode, destroys) {

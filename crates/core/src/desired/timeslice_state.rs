@@ -17,7 +17,8 @@ fn level_drift(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
         (TimesliceState::Known, Some(level)) if level != wanted => {
             Some(format!("the time-slice level is `{level}`, but the config says `{wanted}`"))
         }
-        // A GPU without levels behaves as at the level `default`, so `default` is no drift.
+        // A GPU without levels behaves as at the level `default`, so it has no drift if the desired
+        // level is `default`.
         (TimesliceState::Unsupported, _) if wanted != TimesliceLevel::Default => {
             Some(format!("the GPU has no time-slice levels, but the config has level `{wanted}`"))
         }

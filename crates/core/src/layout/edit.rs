@@ -1,4 +1,4 @@
-//! Adds entries to the current layout of a GPU, or removes entries from it.
+//! Adds entries to the current layout of a GPU, or removes entries from this layout.
 //!
 //! In the result, every current instance has its present placement, so that a plan keeps the
 //! instance.

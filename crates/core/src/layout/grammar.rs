@@ -288,8 +288,8 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     };
     let Some(compute) = compute else { return Ok((None, name.to_owned())) };
     match compute.parse::<u8>() {
-        // `1c.1g.20gb` and `1g.20gb` have one slice each, but are two different profiles on Hopper
-        // and newer GPUs.
+        // `n` may equal `slices`: `1c.1g.20gb` and `1g.20gb` have one slice each, but are two
+        // different profiles on Hopper and newer GPUs.
         Ok(n) if n > 0 && n <= slices => Ok((Some(n), name.to_owned())),
         Ok(_) | Err(_) => Err(piece.error(
             piece.at(0, compute.len() + 1),

@@ -1,5 +1,5 @@
-//! Leases as pure functions: how requests are read, placed, limited by quotas, and ordered in the
-//! queue, and the states of a lease.
+//! Pure functions for leases: they parse requests, apply quotas, order the queue, choose targets,
+//! and compute the states of a lease.
 //!
 //! ```text
 //! flags, Slurm spec ──request──► LeaseRequest ──quota──► queue ──placement──► machine ──► environment

@@ -5,14 +5,15 @@ use gpush_api::LeaseId;
 /// Maximum number of leases that a hint names.
 const MOST_NAMED: usize = 3;
 
-/// Returns a hint about what an administrator can do about the leases; `None` if there are none.
+/// Returns a hint about what an administrator can do about the leases; `None` if there are no
+/// leases.
 #[must_use]
 pub fn hint(leases: impl IntoIterator<Item = LeaseId>) -> Option<String> {
     let mut ids: Vec<LeaseId> = leases.into_iter().collect();
     ids.sort_unstable();
     ids.dedup();
     let first = ids.first()?;
-    // Without `--end`, a revoked lease still waits for its processes.
+    // Without `--end`, a revoked lease still waits until its processes end.
     let revoke = format!("`gpushctl lease revoke {first} --end --reason TEXT`");
     let more: Vec<String> = ids.iter().skip(1).take(MOST_NAMED).map(LeaseId::to_string).collect();
     Some(match more.as_slice() {

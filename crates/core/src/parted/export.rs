@@ -87,7 +87,8 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
     let who = format!("GPU {}", gpu.index);
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => {}
-        // Only the last reading is available, and the state may have changed since then.
+        // Only the last reading is available, and the state may have changed since then. So leave
+        // this GPU out.
         GpuState::Maintenance => {
             remarks.push(format!("{who} is left out: the host is in maintenance"));
             return None;

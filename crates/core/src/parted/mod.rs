@@ -19,9 +19,10 @@
 //!         "3g.40gb": 1
 //! ```
 //!
-//! gpush accepts every file that mig-parted accepts, except for entries that mig-parted ignores or
-//! executes only in part: indexes of GPUs that the host does not have, filters that are not PCI
-//! ids, and counts of zero. `docs/migrating-from-mig-parted.md` lists the differences.
+//! gpush accepts every file that mig-parted accepts, unless the file contains entries that
+//! mig-parted ignores or executes only in part. Such entries are indexes of GPUs that the host does
+//! not have, filters that are not PCI ids, and counts of zero. `docs/migrating-from-mig-parted.md`
+//! lists the differences.
 
 use gpush_api::ApiError;
 
@@ -89,7 +90,7 @@ pub struct Group {
     pub line: usize,
     /// GPU models that the group applies to; empty for all models.
     pub filter: Vec<DeviceId>,
-    /// GPUs of these models that the group applies to.
+    /// Which of the GPUs of these models the group applies to.
     pub devices: Devices,
     /// The desired state.
     pub want: DesiredMode,

@@ -143,7 +143,8 @@ fn matching_filter(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize
 fn matching_devices(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
     let indexes = match &group.devices {
         Devices::All => return Ok(parts.to_vec()),
-        // If the filter matches no model of this host, the indexes may be those of other hosts.
+        // If the filter matches no model of this host, the indexes may be for other hosts, so do
+        // not check them.
         Devices::Listed(_) if parts.is_empty() => return Ok(Vec::new()),
         Devices::Listed(indexes) => indexes,
     };

@@ -215,8 +215,8 @@ fn is_placed_by_gpush(profile: Option<&Profile>, want: &RequestedCompute) -> boo
     }
 }
 
-/// Groups equal requested compute instances, those that are hardest to place first. Also returns,
-/// for each group, the positions of its members in the request.
+/// Groups equal requested compute instances. The groups that are hardest to place come first. Also
+/// returns, for each group, the positions of its members in the request.
 fn group_equal(
     profile: Option<&Profile>,
     wanted: &[RequestedCompute],

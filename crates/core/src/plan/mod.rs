@@ -139,8 +139,8 @@ pub fn plan(geometry: &Geometry, instances: &[GpuInstance], target: &Target) -> 
 /// Returns a plan that changes a GPU from `instances` to `target` and respects `holds`.
 ///
 /// # Errors
-/// The simplest reason why no plan is possible. Leased instances are in use. Instances with an MPS
-/// daemon are destroyed only if no other plan is possible.
+/// The simplest reason why no plan is possible. Leased instances count as in use. Instances with an
+/// MPS daemon are destroyed only if no other plan is possible.
 pub fn plan_protecting(
     geometry: &Geometry,
     instances: &[GpuInstance],

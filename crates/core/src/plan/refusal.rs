@@ -20,7 +20,8 @@ use super::target::{RequestedInstance, Target};
 /// Maximum number of suggested names.
 const MOST_NAMES: usize = 3;
 
-/// Maximum edit distance of a suggested name whose number of slices differs.
+/// Maximum edit distance between the requested name and a suggested name with another number of
+/// slices.
 const MOST_EDITS: usize = 2;
 
 /// Maximum number of entries for which all subsets are searched. No GPU has room for more instances

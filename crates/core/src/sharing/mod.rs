@@ -289,13 +289,13 @@ fn daemon_start(gpu: &Gpu) -> DaemonStart {
 fn is_current(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Unknown | GpuState::Maintenance => false,
-        // The devices of a lost GPU certainly no longer exist.
+        // The devices of a lost GPU certainly no longer exist, so a newer reading is not necessary.
         GpuState::Lost => true,
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,
     }
 }
 
-/// Returns why the GPU does not support MPS with limits; `None` if the GPU supports them.
+/// Returns why the GPU does not support MPS with limits; `None` if the GPU does support it.
 #[must_use]
 pub fn mps_unsupported_reason(gpu: &Gpu) -> Option<String> {
     match gpu.architecture {

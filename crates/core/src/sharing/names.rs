@@ -6,8 +6,8 @@ use gpush_api::{ApiError, Code, MpsDaemon};
 
 use crate::{nearest::nearest, quote::Quoted};
 
-/// Number of hexadecimal digits in a short name. If the name would not be unique, it has more
-/// digits.
+/// Minimum number of hexadecimal digits in a short name. A name has more digits if it would
+/// otherwise not be unique.
 const DIGITS: usize = 8;
 
 /// Maximum length of a short name, which is part of the path of a socket. The length of such a path
@@ -24,7 +24,8 @@ pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
         Some(rest) => ('m', rest),
         None => ('g', upper.as_str()),
     };
-    // Old drivers derive the UUID of a MIG device from the UUID of its GPU: `MIG-GPU-…/1/0`.
+    // Old drivers derive the UUID of a MIG device from the UUID of its GPU: `MIG-GPU-…/1/0`. Remove
+    // both prefixes.
     let rest = rest.strip_prefix("GPU-").unwrap_or(rest);
     let digits: String = rest.chars().filter(char::is_ascii_hexdigit).map(|c| c.to_ascii_lowercase()).collect();
     let name = |length: usize| format!("{kind}{}", &digits[..length.min(digits.len())]);
@@ -49,7 +50,7 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
 
 /// Returns the position of the daemon that a text names. The text may be the short name of a
 /// target, a name such as `0:2g.20gb@2`, a UUID, or a prefix of a UUID. For a GPU that is shared as
-/// a whole, it may also be the index. Case is ignored.
+/// a whole, the text may also be the index of this GPU. Case is ignored.
 ///
 /// # Errors
 /// No daemon matches, or several daemons match. The error lists the daemons.
@@ -95,7 +96,7 @@ fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     let listed: Vec<String> = daemons.iter().map(listed).collect();
     let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)))
         .cause(format!("the targets are: {}", listed.join(", ")));
-    // The text may be the index of a GPU whose MIG devices are shared. The user must name one of
+    // If the text is the index of a GPU whose MIG devices are shared, the user must name one of
     // these devices.
     let on_it: Vec<String> = match typed.parse::<u32>() {
         Ok(gpu) => daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of).collect(),

@@ -19,8 +19,8 @@
 //! | Epilog | exit status |
 //! |---|---|
 //! | the job has no lease, its lease has ended, or the lease belongs to a later run | 0 |
-//! | the request of the job was refused | 0, without gpushd |
-//! | gpushd does not answer | as for Prolog; the end is delivered later |
+//! | the request of the job was refused | 0, without asking gpushd |
+//! | gpushd does not answer | as for Prolog; the end is reported to gpushd later |
 //! | processes of the job still use a GPU at the deadline | 1 |
 //! | only processes outside the job's cgroup use a GPU, `unattributed = "reserve"` | 0; the GPU remains reserved |
 //! | only processes outside the job's cgroup use a GPU, `unattributed = "drain"` | 1 |
@@ -116,8 +116,8 @@ pub fn prolog(started: Started, concern: Concern, agent_down: AgentDown) -> Verd
     }
 }
 
-/// Returns whether Prolog must note that the job has ended. gpushd may have granted a lease, or may yet grant one, that
-/// no task will use. `is_sent` says whether gpushd may have received the request.
+/// Returns whether Prolog must note that the job has ended. gpushd may have granted a lease that no task will use, or
+/// may still grant such a lease. `is_sent` says whether gpushd may have received the request.
 #[must_use]
 pub fn must_note_end(started: Started, concern: Concern, is_sent: bool) -> bool {
     match (started, concern) {
@@ -209,7 +209,7 @@ mod tests {
             assert!(!must_note_end(Started::Granted, concern, true), "{concern:?}");
         }
         assert!(must_note_end(Started::Broken, Concern::Request, true));
-        // If Prolog fails, Slurm drains the node, and Epilog ends the lease.
+        // If Prolog fails, Slurm drains the node, and Epilog ends the lease. So Prolog need not note the end.
         assert!(!must_note_end(Started::Broken, Concern::Gpus, true));
     }
 

@@ -59,8 +59,8 @@ pub enum NotMapped {
 }
 
 impl NotMapped {
-    /// Returns whether the node works, and only the numbering of its devices is unknown. In that
-    /// case, the job is refused, and the node stays in use.
+    /// Returns whether the only problem is that the numbering of the node's devices is unknown. In
+    /// that case, the job is refused, and the node stays in use.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -98,7 +98,8 @@ impl fmt::Display for NotMapped {
 
 impl std::error::Error for NotMapped {}
 
-/// Returns whether some device of the job has only an index, so that its numbering must be read.
+/// Returns whether some device of the job has only an index. If so, the caller must read how slurmd
+/// numbers the devices.
 #[must_use]
 pub fn has_indexes(job: &Job) -> bool {
     job.gres.len() > job.visible.iter().filter(|entry| DeviceUuid::new(entry).is_ok()).count()

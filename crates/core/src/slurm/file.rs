@@ -1,8 +1,8 @@
 //! The file of a job, which Prolog writes and TaskProlog reads, and the output of TaskProlog.
 //!
-//! TaskProlog runs as the user for each task, and needs no socket. It prints lines of Slurm's
-//! protocol: `export NAME=value`, `unset NAME`, `print TEXT`. The lines are built from typed values
-//! only.
+//! TaskProlog runs for each task, as the user of the job, and needs no socket. It prints lines of
+//! Slurm's protocol: `export NAME=value`, `unset NAME`, `print TEXT`. The lines are built from
+//! typed values only.
 
 use std::fmt::Write as _;
 
@@ -59,7 +59,7 @@ pub enum JobState {
     Passed,
 }
 
-/// The output of TaskProlog, and whether it fails.
+/// The output of TaskProlog, and whether TaskProlog fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskProlog {
     /// Lines of Slurm's protocol, each with a newline.
@@ -71,8 +71,9 @@ pub struct TaskProlog {
 impl JobFile {
     /// Returns the output of TaskProlog. `visible` is the task's `CUDA_VISIBLE_DEVICES`.
     ///
-    /// If Slurm gave the task fewer devices than the job has (`--gpus-per-task`), or the lease has
-    /// fewer devices than the job, the output does not change Slurm's variable.
+    /// In two cases, the output does not set `CUDA_VISIBLE_DEVICES`, so that the task keeps Slurm's
+    /// value: Slurm gave the task fewer devices than the job has (`--gpus-per-task`), or the lease
+    /// has fewer devices than the job. The output for an MPS lease always sets the variable.
     #[must_use]
     pub fn task_prolog(&self, visible: Option<&str>) -> TaskProlog {
         match &self.state {

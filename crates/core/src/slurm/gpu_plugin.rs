@@ -1,10 +1,10 @@
 //! The plugin with which a running slurmd finds GPUs.
 //!
-//! slurmd loads the plugin when it starts. gres.conf does not show which plugin slurmd uses:
-//! `AutoDetect` can have changed since then, and with `AutoDetect=nvml`, slurmd uses its plugin for
-//! NVML only if it can load NVML's library. Without this library, slurmd writes a line to its log
-//! and numbers the devices as with `AutoDetect=off`. The files that slurmd has mapped show the
-//! plugin. These rules were compared with slurmd 22.05 and 24.11.
+//! slurmd loads the plugin when it starts. gres.conf does not show which plugin slurmd uses, for two reasons.
+//! `AutoDetect` can have changed since the start of slurmd. With `AutoDetect=nvml`, slurmd uses its plugin for NVML
+//! only if slurmd can load NVML's library. Without this library, slurmd writes a line to its log and numbers the
+//! devices as with `AutoDetect=off`. The files that slurmd has mapped show the plugin. These rules were compared with
+//! slurmd 22.05 and 24.11.
 
 /// The GPU plugin of a running slurmd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

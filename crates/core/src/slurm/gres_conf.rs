@@ -26,7 +26,7 @@ pub struct GresConf {
     /// in the order of the library (NVML) and uses the records only as a check. In that case,
     /// [`GresConf::gpu`] does not return Slurm's order.
     pub auto_detect: Option<AutoDetect>,
-    /// Keys that this parser does not know. slurmd may know them, or refuse the file.
+    /// Keys that this parser does not know. slurmd may know these keys, or may refuse the file.
     pub unknown_keys: Vec<UnknownKey>,
     /// GPUs, in the order of their indexes.
     gpus: Vec<GresDevice>,
@@ -193,8 +193,8 @@ impl GresConf {
     }
 
     /// Orders the GPUs by the `Gres=` of the node in slurm.conf, such as `gpu:a:2,gpu:b:2`. Slurm
-    /// takes the types in this order. If there are more GPUs of a type than its count, Slurm
-    /// ignores the excess GPUs. Case does not matter in types. A text without GPUs changes nothing.
+    /// takes the types in this order. If a type has more GPUs than its count, Slurm ignores the
+    /// excess GPUs. Case does not matter in types. A text without GPUs changes nothing.
     #[must_use]
     pub fn ordered_by(mut self, gres: &str) -> Self {
         let wanted: Vec<_> = node_gres(gres).filter(|gres| gres.name == "gpu").collect();

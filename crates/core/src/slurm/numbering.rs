@@ -101,7 +101,8 @@ impl Numbering {
             return Self::Unknown(Unnumbered::NoGres);
         }
         let minors: Vec<u32> = conf.gpus().iter().filter_map(GresDevice::minor).collect();
-        // If the numbers differ, slurmd adds or drops devices, so the lines do not show its order.
+        // If gres.conf and slurm.conf have different numbers of devices, slurmd adds or drops devices. Then the lines
+        // do not show the order of slurmd.
         let lists_all = conf.gpus().len() == devices as usize && minors.len() == conf.gpus().len();
         Self::Nvml { devices, minors: if lists_all { minors } else { Vec::new() } }
     }

@@ -1,11 +1,12 @@
-//! The share that a job requests. If several of these sources contain a request, the first applies:
+//! The share that a job requests. A request can come from three sources. If several of them contain
+//! a request, the first one applies:
 //!
 //! 1. the option `--gpush` of the SPANK plugin;
 //! 2. the comment of the job ([`crate::lease::request::from_comment`]);
 //! 3. gres/mps, whose percentage is a thread percentage.
 //!
-//! In Prolog, gres/shard looks like gres/gpu, so neither requests a share. A job that needs a shard
-//! must use the first or the second source.
+//! In Prolog, gres/shard looks like gres/gpu. So gpush treats neither of the two as a request for a
+//! share. A job that needs a shard must use the first or the second source.
 
 use std::fmt;
 
@@ -89,7 +90,8 @@ pub fn requested(job: &Job) -> Result<Option<LeaseRequest>, BadRequest> {
     let Some(given) = &job.thread_percentage else { return Ok(explicit) };
     let given = match given.trim().parse::<Percentage>() {
         Ok(given) => given,
-        // Only a request for MPS needs the percentage, so ignore its error for other requests.
+        // Only a request for MPS needs the percentage, so ignore an invalid percentage for other
+        // requests.
         Err(_) if explicit.as_ref().is_some_and(|request| !matches!(request.share, LeaseShare::Mps { .. })) => {
             return Ok(explicit);
         }

@@ -6,7 +6,7 @@ use super::{HostList, KeyValue, lines};
 const DEEPEST: usize = 16;
 
 /// Paths at which slurm.conf is searched, in order, if the variable `SLURM_CONF` is not set. The
-/// second path is slurmd's copy if the controller serves the files.
+/// second path is slurmd's copy of a file that the controller serves.
 pub const SLURM_CONF_PATHS: [&str; 4] =
     ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/opt/slurm/etc/slurm.conf"];
 
@@ -74,7 +74,8 @@ impl SlurmConf {
         None
     }
 
-    /// Returns the `Gres=` of a node, which decides the number of GPUs and the order of their types.
+    /// Returns the `Gres=` of a node, which determines the number of GPUs and the order of their
+    /// types.
     #[must_use]
     pub fn node_gres(&self, node: &str) -> Option<String> {
         value(&self.node(&["NodeName"], node)?, "Gres").map(str::to_owned)

@@ -1,5 +1,5 @@
 //! Brackets: actions around the steps of an operation. A bracket is opened before the first step,
-//! and closed when the operation ends, whatever its outcome.
+//! and closed when the operation ends, even if the operation fails.
 //!
 //! ```text
 //! opened:      time-slice levels ─► MPS daemons ─► services ─► hook after (noted) ─► hook before ─► steps

@@ -2,10 +2,10 @@
 
 use gpush_api::{GpuPlan, MigModeStep, Step};
 
-/// Returns the plan that an interrupted operation must still execute. Its MIG steps come from
-/// `rest`, which was planned from a new reading. All other steps come from the `recorded` plan and
-/// are repeated, for two reasons: no reading shows whether they are done, and everything that a
-/// bracket stopped must remain stopped until the operation ends. Repeating these steps does no
+/// Returns the plan that an interrupted operation must still execute. The MIG steps of this plan
+/// come from `rest`, which was planned from a new reading. All other steps come from the `recorded`
+/// plan and are repeated, for two reasons. No reading shows whether they are done. Everything that
+/// a bracket stopped must remain stopped until the operation ends. Repeating these steps does no
 /// harm.
 ///
 /// The details of a reset come from the recorded plan.

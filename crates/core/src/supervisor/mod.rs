@@ -30,10 +30,10 @@
 //! New users are admitted only in `Ready`. In `Found`, users who were admitted before the restart
 //! keep their access.
 //!
-//! Three kinds of daemons are left running:
+//! The supervisor does not end three kinds of daemons on its own:
 //!
-//! - A hung daemon with clients, unless the policy says otherwise: the clients still compute, and a
-//!   restart would end them.
+//! - A hung daemon with clients, unless the policy has `restart_hung_with_clients`: the clients
+//!   still compute, and a restart would end them.
 //! - A daemon whose server had a fault. Such a daemon recovers when the affected clients have
 //!   ended.
 //! - A daemon whose control connection is held by another process, such as an administrator's

@@ -1,5 +1,5 @@
-//! Compute instances within GPU instances, and leases on them. The oracle searches random samples
-//! exhaustively.
+//! Compute instances within GPU instances, and leases on these compute instances. The oracle
+//! searches random samples exhaustively.
 //!
 //! The oracle tries every final state of the GPU instances, and every assignment of their
 //! placements to the requested GPU instances. For each existing GPU instance, it tries every final

@@ -68,7 +68,8 @@ fn dynamic_layout_wants_mig_mode_and_no_instances() {
         let plan = one(&config, &host, &request(&["0"], source));
         assert!(plan.error.is_none() && plan.steps.is_empty() && plan.keeps == [1], "{plan:?}");
     }
-    // The explicit layout of a request sets an override, and the rule's layout clears it.
+    // A request with an explicit layout sets an override, and a request for the rule's layout
+    // clears the override.
     let applied = request(&["0"], entries("7g.80gb"));
     let plans = plan_host(&config, &host, &applied).unwrap().plans;
     assert!(

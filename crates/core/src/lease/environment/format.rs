@@ -7,8 +7,8 @@ use super::Environment;
 /// An output format of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// POSIX shell, for `eval`: `export NAME='value'` for each variable, and `unset NAME` for
-    /// variables that do not apply.
+    /// POSIX shell, for `eval`: `export NAME='value'` for each variable, and `unset NAME` for each
+    /// variable that the environment does not contain.
     Shell,
     /// fish: the same variables as [`Self::Shell`], with `set -gx` and `set -e`.
     Fish,
@@ -48,8 +48,8 @@ pub(super) fn text(environment: &Environment, format: Format) -> String {
             }
         }
         Format::Csh => {
-            // csh replaces newlines in the output of a command with blanks, so each command ends
-            // with a semicolon.
+            // If a csh script evaluates the output of a command, csh replaces the newlines in that
+            // output with blanks. So each line of this output ends with a semicolon.
             for name in environment.unset() {
                 _ = writeln!(text, "unsetenv {name};");
             }

@@ -130,8 +130,8 @@ impl Environment {
         variables
     }
 
-    /// Returns the variables that the caller must remove from its environment, because they belong
-    /// to other leases or shares.
+    /// Returns the variables that the caller must remove from its environment. If the caller has
+    /// such variables, they belong to other leases or shares.
     #[must_use]
     pub fn unset(&self) -> Vec<&'static str> {
         let set: Vec<&str> = self.variables().iter().map(|(name, _)| *name).collect();

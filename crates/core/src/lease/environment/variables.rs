@@ -10,7 +10,7 @@ use gpush_api::{MemoryLimit, Percentage, Priority};
 
 use super::{DeviceUuid, Environment, MpsClient, PipeDirectory};
 
-/// Error: the environment of a lease cannot contain this variable, or must contain it.
+/// Error: a variable of the environment is missing or unknown, or its value has the wrong type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotAnEnvironment {
     /// Name of the variable that is missing, unknown or wrong.

@@ -42,7 +42,7 @@ pub enum GrantBy {
     /// A single commit. All targets exist already.
     Commit,
     /// An operation that creates the MIG devices. The commit that begins the operation records the
-    /// lease as `granting`, and the commit that ends the operation records it as `active`.
+    /// lease as `granting`, and the commit that ends the operation records the lease as `active`.
     Operation,
 }
 
@@ -66,15 +66,17 @@ pub enum ReleaseStep {
     Processes,
     /// No process is left, and the end is being recorded.
     Recording,
-    /// No process is left, but recording the end failed. The next [`Event::Tick`] retries it.
+    /// No process is left, but recording the end failed. The next [`Event::Tick`] starts another
+    /// attempt.
     Retry,
 }
 
 /// Number of remaining processes of a lease, by source; `None` if the source does not answer.
 ///
 /// Each source misses processes at some time. Between its start and `cuInit`, a process is not in
-/// the lists of the driver and of the daemon. A process that was moved is no longer in the cgroup.
-/// So the lease ends only when all three sources report no process.
+/// the lists of the driver and of the daemon. A process that was moved to another cgroup is no
+/// longer in the cgroup of the lease. So the lease ends only when all three sources report no
+/// process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Remaining {
     /// Processes in the cgroup of the lease. If the lease is bound to a process, only that process

@@ -16,7 +16,8 @@ pub enum NoAssignment {
     NotOffered {
         /// The requested kind.
         kind: LeaseKind,
-        /// Kinds that the GPUs offer, each with a request that one of them can meet: `mig=1g.10gb`.
+        /// Kinds that the GPUs offer, each with a request that one of the GPUs can meet:
+        /// `mig=1g.10gb`.
         offered: Vec<(LeaseKind, String)>,
         /// GPUs that offer nothing, by index.
         unoffered: Vec<(u32, Unoffered)>,

@@ -72,7 +72,7 @@ fn choices_on(
 }
 
 /// Returns whether the request may use a GPU. If an operation has claimed the GPU, only a
-/// reservation may use it, because the operation will end.
+/// reservation may use the GPU, because a reservation can wait for the end of the operation.
 fn may_use(gpu: &GpuOffer, wanted: &PlacementRequest, blocked: UseOccupied) -> bool {
     let selected = wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
     selected

@@ -111,7 +111,7 @@ impl NoAssignment {
     }
 }
 
-/// Names the GPUs that a request may use, and returns whether it is one GPU.
+/// Returns the names of the GPUs that a request may use, and whether there is exactly one such GPU.
 fn named_gpus(wanted: &PlacementRequest) -> (String, bool) {
     let indexes: Vec<String> = wanted.gpus.iter().flatten().map(u32::to_string).collect();
     match indexes.as_slice() {

@@ -7,9 +7,9 @@
 //! PlacementPolicy ─────┘
 //! ```
 //!
-//! A gang is placed completely or not at all. The search is exact: if an assignment is possible, it
-//! finds the best one. Assignments are compared by these criteria, in this order, summed over all
-//! members:
+//! A gang is placed completely or not at all. The search is exact: it finds the best assignment if
+//! any assignment is possible. Assignments are compared by these criteria, in this order, summed
+//! over all members:
 //!
 //! 1. smallest devices: memory slices, compute slices, engines;
 //! 2. fewest instances created, so that existing free instances are used first;
@@ -74,7 +74,7 @@ pub enum PlacementPolicy {
     Spread,
 }
 
-/// The requested share. A request without a kind has been resolved to the default kind.
+/// The requested share. A request without a kind gets the default kind before placement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RequestedShare {
     /// A MIG device.
@@ -159,7 +159,7 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// Returns whether the grant needs an operation because it creates an instance.
+    /// Returns whether the grant creates an instance, and therefore needs an operation.
     #[must_use]
     pub fn needs_operation(&self) -> bool {
         self.members.iter().any(|member| matches!(member, Member::Create { .. }))

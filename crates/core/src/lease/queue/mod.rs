@@ -21,8 +21,8 @@
 //!
 //! - A gang, or an operation on several GPUs, reserves nothing until it is the first entry on all
 //!   of its GPUs. So two such entries cannot wait for each other.
-//! - No later entry is placed on a reservation. So the capacity that an entry waits for never
-//!   grows, and later entries cannot overtake that entry indefinitely.
+//! - No later entry is placed on a reservation. So the number of occupied shares that an entry
+//!   waits for never grows, and later entries cannot overtake that entry indefinitely.
 //! - A grant that creates instances claims its GPUs. These GPUs accept grants again in the first
 //!   pass after the operation of the grant.
 //! - The queue itself holds no capacity. The caller reserves the capacity of a granted assignment
@@ -55,7 +55,7 @@ pub enum ClaimedTargets {
 pub enum QueuedEntry {
     /// A lease.
     Lease(PlacementRequest),
-    /// An operation. The map contains the targets that it removes or changes, by GPU index.
+    /// An operation. By GPU index, the targets that the operation removes or changes.
     Operation(BTreeMap<u32, ClaimedTargets>),
 }
 

@@ -180,8 +180,8 @@ fn blockers(world: &World, assignment: &Assignment) -> usize {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-    /// Random requests and releases. The number of instances that block the first entry never grows.
-    /// Every request is granted when the other leases have ended.
+    /// Makes random requests and releases. The number of instances that block the first entry never grows. Every
+    /// request is granted when the other leases have ended.
     #[test]
     fn first_entry_is_never_delayed_by_later_ones(seed in any::<u64>()) {
         let mut rng = fastrand::Rng::with_seed(seed);

@@ -1,8 +1,8 @@
 //! Quotas: limits for the leases of a user.
 //!
-//! Quotas are a list. For a user, only the first quota that names the user, one of the user's
-//! groups, or everybody applies. If there is no such quota, the [`Limits::standard`] apply, so that
-//! one user cannot lease a whole host. Root has no quota.
+//! Quotas are a list. Only one quota applies to a user: the first quota that names the user, one of
+//! the user's groups, or everybody. If there is no such quota, the [`Limits::standard`] apply, so
+//! that one user cannot lease a whole host. Root has no quota.
 //!
 //! Limits apply to the leases of one user. A quota for a group limits each member separately, not
 //! all members together.
@@ -60,7 +60,7 @@ pub struct Limits {
     /// Maximum memory of all leases together.
     ///
     /// A limit in [`MemoryAmount::Gpus`] does not apply to a lease with one member if the user has
-    /// no other lease. Otherwise the GPU of a host with one GPU could not be leased.
+    /// no other lease. Without this exception, no user could lease the GPU of a host with one GPU.
     pub memory: Option<MemoryAmount>,
     /// Maximum MPS percentage of all leases together, in tenths of a percent.
     pub mps_tenths: Option<u32>,
@@ -230,8 +230,8 @@ pub fn check_size(quota: &Effective, held: &[HeldLease], size: Size) -> Result<(
     }
 }
 
-/// Returns the GPUs that a request may use: the GPUs that the request names and the quota allows.
-/// `None` means all GPUs.
+/// Returns the GPUs that a request may use: the GPUs that the request names and that the quota also
+/// allows. `None` means all GPUs.
 ///
 /// # Errors
 /// The quota allows none of the GPUs that the request names.

@@ -1,4 +1,4 @@
-//! Checks the limits of a request, whether the request is text or JSON.
+//! Checks the limits of a request. A request in text and a request in JSON have the same limits.
 
 use gpush_api::{LONGEST_LEASE_S, LeaseKind, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS, MemoryLimit};
 

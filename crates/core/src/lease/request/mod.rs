@@ -7,9 +7,9 @@
 //! | key | flag | value | meaning |
 //! |---|---|---|---|
 //! | `mig` | `--mig` | `1g.10gb` | a MIG device of this profile |
-//! | `mem` | `--mem` | `10G`, `512M` | MIG: at least this memory; with `mps`: at most |
+//! | `mem` | `--mem` | `10G`, `512M` | MIG: at least this memory; with `mps`: at most this memory |
 //! | `slices` | `--slices` | `2` | MIG: at least this many compute slices |
-//! | `mps` | `--mps` | `25`, or none | a part of an MPS target with this percentage, or the rule's |
+//! | `mps` | `--mps` | `25`, or none | a part of an MPS target: this percentage, or the rule's |
 //! | `priority` | `--priority` | `below-normal` | with `mps`: priority of kernels |
 //! | `timeslice` | `--timeslice` | none | a time-slice replica |
 //! | `whole` | `--whole` | none | a whole GPU |

@@ -147,8 +147,8 @@ fn last_group_for_a_gpu_counts() {
     );
     let expected = ["0 1g.6gb*2,2g.12gb", "1 off", "2 1g.6gb*2,2g.12gb", "3 off"];
     assert_eq!(meant(&text, &host).unwrap(), expected);
-    // The rules that the import creates are equivalent, although the first matching rule applies,
-    // and not the last as in the file.
+    // The import creates equivalent rules, although the first matching rule of a config applies,
+    // but the last matching group of a mig-parted file.
     let file = file(&text);
     let imported = import(&file, Some(file.select(None).unwrap()));
     let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));

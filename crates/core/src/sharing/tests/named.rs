@@ -102,7 +102,8 @@ fn short_names_are_distinct() {
     assert_eq!(short_name("", &none), "gx2");
     let mut taken = BTreeSet::new();
     for n in 0..40 {
-        // The UUIDs of preset GPUs differ only in their last digits.
+        // The UUIDs of preset GPUs differ only in their last digits, so all digits that a short
+        // name can contain are equal.
         let name = short_name(&format!("GPU-00000000-0000-0000-0000-{n:012x}"), &taken);
         assert!(taken.insert(name));
     }
