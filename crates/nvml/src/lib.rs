@@ -1,4 +1,5 @@
-//! The NVIDIA driver as gpush uses it: a safe, complete MIG layer over NVML, and the worker process that uses it.
+//! The NVIDIA driver as gpush uses it: a safe, complete MIG layer over NVML, and the worker process that uses this
+//! layer.
 //!
 //! `driver` calls the library in the same process. gpushd makes these calls only in a separate
 //! process, `gpushd driver-worker`: `worker` implements that process, and `proto` is the protocol.

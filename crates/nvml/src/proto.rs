@@ -76,7 +76,7 @@ pub enum Request {
         gi: u32,
         /// Compute instance profile id.
         profile_id: u32,
-        /// Placement in compute slots; `None` leaves it to the driver.
+        /// Placement in compute slots; `None` if the driver chooses the placement.
         placement: Option<Placement>,
     },
     /// Destroy a compute instance.
@@ -215,8 +215,8 @@ pub enum ToWorker {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToParent {
-    /// Reports that the library is initialised, or why it is not. In the second case, the worker
-    /// exits.
+    /// Reports that the library is initialised, or why the initialisation failed. After a failure,
+    /// the worker exits.
     Ready(Result<Driver, DriverError>),
     /// The reply to a call.
     Reply {

@@ -114,7 +114,7 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
             return Ok(());
         }
     };
-    // Register before the worker reports that it is ready, so that no later event is missed.
+    // Register for events before the worker reports that it is ready, so that no event after the report is missed.
     let set = if events { listen(driver) } else { None };
     replies.send(&ToParent::Ready(Ok(info)));
     if let Some(set) = set {
@@ -144,7 +144,7 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Loads the library. The session lasts as long as the process, because its threads need it.
+/// Loads the library. The session lasts as long as the process, because the threads of the process need the session.
 fn open(library: Option<&Path>) -> Result<(&'static Driver, gpush_api::Driver), DriverError> {
     let driver = Driver::load(library)?;
     let info = driver.info()?;

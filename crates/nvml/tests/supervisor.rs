@@ -55,7 +55,7 @@ impl Stage {
         fs::rename(fresh, self.dir.path().join("behaviour")).unwrap();
     }
 
-    /// A gate at which a call waits until it is opened.
+    /// A gate at which a call waits until the gate is opened.
     fn gate(&self) -> Gate {
         let path = self.dir.path().join("gate");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();

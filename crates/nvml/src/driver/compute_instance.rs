@@ -1,8 +1,8 @@
 //! Compute instances of a GPU instance, and their MIG devices.
 //!
 //! The handle of a MIG device comes from the compute instance's info. Two other ways are worse: a
-//! search by UUID took seconds while other calls ran, and the MIG index changes with every
-//! mutation.
+//! search by UUID took seconds while other calls ran, and a MIG index changes whenever any instance
+//! is created or destroyed.
 
 use gpush_api::{ComputeInstance, Memory, Placement};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t};
@@ -57,7 +57,7 @@ impl<'d> OpenGpuInstance<'d> {
         (0..IDS).filter_map(|id| seek(id).transpose()).collect()
     }
 
-    /// Returns the compute instance with this id; `None` if there is none.
+    /// Returns the compute instance with this id; `None` if there is no such instance.
     ///
     /// # Errors
     /// Errors of the calls, except `NotFound`.
@@ -69,7 +69,7 @@ impl<'d> OpenGpuInstance<'d> {
     }
 
     /// Finds a compute instance like `find_compute_instance`, but returns an error if the driver
-    /// returns a handle and then refuses it.
+    /// returns a handle and then refuses this handle.
     fn seek(&self, id: u32) -> Result<Option<OpenComputeInstance<'d>>, DriverError> {
         let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
         // SAFETY: the GPU instance's handle is from this session; the call writes one pointer.

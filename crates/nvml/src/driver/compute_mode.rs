@@ -7,7 +7,8 @@ use super::Gpu;
 use crate::error::{DriverError, ErrorKind};
 
 impl Gpu<'_> {
-    /// Reads the compute mode; returns `None` if the GPU or the driver has none.
+    /// Reads the compute mode; returns `None` if the GPU or the driver does not support compute
+    /// modes.
     ///
     /// # Errors
     /// Errors of the call, except `NotSupported`; `Garbled` for an unknown mode.

@@ -235,7 +235,7 @@ mod tests {
             .collect()
     }
 
-    /// Old drivers report no names.
+    /// Old drivers report no names, so the profiles get the names of the rule.
     #[test]
     fn unnamed_or_ambiguous_profiles_get_the_names_of_the_rule() {
         let model = gpush_geometry::model("h100-80-sxm").unwrap();

@@ -39,8 +39,8 @@ impl Driver {
 }
 
 impl<'d> EventSet<'d> {
-    /// Registers for Xid errors and MIG configuration changes, as far as the GPU supports these
-    /// events. Returns `false` if the GPU supports neither of the two.
+    /// Registers a GPU for Xid errors and MIG configuration changes, as far as the GPU supports
+    /// these events. Returns `false` if the GPU supports neither of the two.
     ///
     /// # Errors
     /// Errors of the calls.

@@ -4,9 +4,9 @@
 //! gpush does not know, and a plan could collide with these instances. Therefore this module also
 //! tries all ids. The ids are physical slots, 0 to 14.
 //!
-//! A session may list handles of instances that other programs have destroyed. This module skips
-//! such handles, because every instance that exists is also found by its id. If the driver returns
-//! a handle for an id and then refuses it, the session is outdated, and the reading fails.
+//! A session may list handles of instances that other programs have destroyed. This module skips such handles, because
+//! every instance that exists is also found by its id. If the driver returns a handle for an id and then refuses this
+//! handle, the session is outdated, and the reading fails.
 
 use gpush_api::Placement;
 use nvml_wrapper_sys::bindings::{self as sys, nvmlGpuInstance_t};
@@ -66,7 +66,7 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// Returns the GPU instance with this id; `None` if there is none.
+    /// Returns the GPU instance with this id; `None` if there is no such instance.
     ///
     /// # Errors
     /// Errors of the calls, except `NotFound`.
@@ -77,8 +77,8 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// Finds a GPU instance like `find_gpu_instance`, but returns an error if the driver returns a
-    /// handle and then refuses it.
+    /// Finds a GPU instance like `find_gpu_instance`, but returns an error if the driver returns a handle and then
+    /// refuses this handle.
     fn seek(&self, id: u32) -> Result<Option<OpenGpuInstance<'d>>, DriverError> {
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
         // SAFETY: the call writes one pointer.
@@ -89,7 +89,7 @@ impl<'d> Gpu<'d> {
         }
     }
 
-    /// Finds a GPU instance like `find_gpu_instance`, but returns an error if there is none.
+    /// Finds a GPU instance like `find_gpu_instance`, but returns an error if there is no such instance.
     pub(super) fn gpu_instance(&self, id: u32) -> Result<OpenGpuInstance<'d>, DriverError> {
         self.find_gpu_instance(id)?.ok_or_else(|| {
             DriverError::new(ErrorKind::NotFound, "nvmlDeviceGetGpuInstanceById")

@@ -1,9 +1,9 @@
 //! NVML in this process: a safe and complete layer for MIG.
 //!
-//! nvml-wrapper loads the library, keeps the session and identifies GPUs. It does not support
-//! instances, and its `possible_placements` is always empty. So all MIG calls use the raw functions
-//! that nvml-wrapper exposes. If the library lacks a function, only that call fails
-//! ([`ErrorKind::MissingSymbol`]). Profile indexes that the driver does not know are skipped.
+//! nvml-wrapper loads the library, keeps the session and identifies GPUs. It does not support instances, and its
+//! `possible_placements` is always empty. So all MIG calls use the raw functions that nvml-wrapper exposes. If the
+//! library lacks a function, only calls of that function fail ([`ErrorKind::MissingSymbol`]). Profile indexes that the
+//! driver does not know are skipped.
 //!
 //! Each file has one subject: `load` (the library), `system` (versions), `lookup` (of GPUs), `reading` (of a whole
 //! GPU), `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG mode), `compute_mode`,
@@ -15,7 +15,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
 
 use crate::error::{DriverError, ErrorKind};
 
-/// Calls an NVML function. Returns an error if the loaded library does not contain it.
+/// Calls an NVML function. Returns an error if the loaded library does not contain this function.
 macro_rules! nvml {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $driver.lib().$function.as_ref() {

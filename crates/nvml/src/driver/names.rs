@@ -20,8 +20,8 @@ pub(super) fn gpu_profile(slices: u8, memory_mib: u64, board_mib: u64, index: u3
     format!("{slices}g.{gib}gb{}", attribute(index))
 }
 
-/// Sets the names of those compute instance profiles in `profiles` that have no name, or equal
-/// names. `gpu_profile` is their GPU instance profile.
+/// Sets the names of those compute instance profiles in `profiles` that have no name, or the same name as another
+/// profile. `gpu_profile` is the GPU instance profile.
 ///
 /// The profile that occupies the whole GPU instance has the GPU instance's name; the names of the
 /// other profiles are `Nc.NAME`. Two profiles can have as many slices as the GPU instance: indexes

@@ -1,7 +1,7 @@
 //! Peers of a GPU's NVLink ports: an NVSwitch, another GPU, or none.
 //!
-//! The query returns the type of the peer, whatever the state of the link is. This is necessary
-//! because GPUs whose link is down must still be reset together.
+//! The query returns the type of the peer even if the link is down. This is necessary because GPUs
+//! whose link is down must still be reset together.
 
 use gpush_api::NvLink;
 use nvml_wrapper_sys::bindings as sys;

@@ -7,8 +7,8 @@ use super::Gpu;
 use crate::error::DriverError;
 
 impl Gpu<'_> {
-    /// Reads the sensors. A value is absent if the driver does not report it, whatever the reason.
-    /// No decision depends on sensors, so a failure is not an error.
+    /// Reads the sensors. A value that the driver does not report is absent. No decision depends on
+    /// sensors, so a failure is not an error.
     pub(super) fn sensors(&self) -> Sensors {
         let utilization = self.utilization().ok();
         Sensors {

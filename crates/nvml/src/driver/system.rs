@@ -4,7 +4,8 @@ use super::{Driver, wrapped};
 use crate::error::DriverError;
 
 impl Driver {
-    /// Reads the versions and the path of the library, and whether it is simulated.
+    /// Reads the versions of the driver, NVML and CUDA, the path of the library, and whether the
+    /// library is the simulator.
     ///
     /// # Errors
     /// Errors of the three version calls.

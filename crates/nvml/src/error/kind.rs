@@ -10,7 +10,7 @@ pub enum ErrorKind {
     Uninitialized,
     /// 2: an argument is wrong. Also returned for a stale handle, or a profile index that the driver does not know.
     InvalidArgument,
-    /// 3: the GPU, its mode or its profiles do not support this.
+    /// 3: the GPU, its mode or its profiles do not support the call.
     NotSupported,
     /// 4: the process lacks permission.
     NoPermission,

@@ -158,7 +158,8 @@ impl DriverError {
             ErrorKind::NotNvml => "run `ldconfig -p | grep libnvidia-ml` to see which library the loader finds, or \
                 name the library: `gpushd --library PATH`"
                     .to_owned(),
-            // NVML cannot open a denied device to see whether the driver is loaded, so load it first.
+            // NVML cannot open a denied device to see whether the driver is loaded. So the hint begins with loading the
+            // driver.
             ErrorKind::DeviceDenied => "load the driver (`modprobe nvidia`), then run `systemctl restart gpushd`: \
                 systemd allows only the devices that existed when it started gpushd"
                 .to_owned(),
@@ -173,8 +174,8 @@ impl DriverError {
             ErrorKind::ResetRequired => {
                 format!("reset the GPU when it is idle: `gpushctl gpu reset {gpu}` (administrator)")
             }
-            // An open handle is enough for this error, but the driver's process lists do not
-            // contain the processes that hold handles.
+            // An open handle is enough for this error, but the driver's process lists do not contain the processes that
+            // hold handles. So the hint also names `fuser`.
             ErrorKind::InUse => format!(
                 "run `gpushctl gpu show {gpu}` to see which processes use the GPU; if there are none, run `fuser -v \
                 /dev/nvidia*` to see which programs have it open, often a monitor (nv-hostengine, dcgm-exporter, \

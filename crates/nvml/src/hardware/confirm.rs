@@ -56,7 +56,7 @@ pub(super) fn compute_instance(mig: &Mig, gi: u32, profile_id: u32, at: Option<P
     let mut found = instance.compute.iter().filter(|ci| {
         ci.profile_id == profile_id && at.is_none_or(|at| ci.placement.is_none_or(|p| p.start == at.start))
     });
-    // If two instances match, it is not known which of them is new.
+    // If two instances match, it is not known which of them is new, so the result is `None`.
     found.next().filter(|_| found.next().is_none()).cloned()
 }
 

@@ -88,7 +88,7 @@ pub struct Deadlines {
     /// time is allowed for a worker to end on request.
     pub grace: Duration,
     /// How long a failed start is remembered. Calls within this time get the same error. The first
-    /// call after this time tries again.
+    /// call after this time causes another attempt to start.
     pub retry: Duration,
 }
 
@@ -188,7 +188,7 @@ impl Hardware {
         Self { tx, status, events, unmended: Arc::default() }
     }
 
-    /// Returns the driver's versions and library, and whether it is simulated.
+    /// Returns the driver's versions and library, and whether the library is simulated.
     ///
     /// # Errors
     /// There is no driver, or its version differs from the library's.
@@ -315,7 +315,7 @@ impl Hardware {
     }
 
     /// Waits until the GPU has no call with an unknown outcome. If a worker hangs in the kernel,
-    /// this may never return, so use a timeout.
+    /// this function may never return, so use a timeout.
     pub async fn settle(&self, uuid: &str) -> Settled {
         self.ask(|tx| Message::Settle(uuid.to_owned(), tx)).await.unwrap_or(Settled::Gone)
     }
@@ -338,7 +338,7 @@ impl Hardware {
         self.ask(Message::Stop).await.unwrap_or(Ok(()))
     }
 
-    /// Makes later calls fail like [`Self::stop`], but does not wait for the worker to end.
+    /// Makes later calls fail, as [`Self::stop`] does, but does not wait for the worker to end.
     pub fn suspend(&self) {
         let (tx, _) = oneshot::channel();
         let _ = self.tx.send(Message::Stop(tx));
@@ -350,9 +350,9 @@ impl Hardware {
     }
 
     /// Ends the worker like [`Self::restart`], but starts no new worker before [`Self::unpause`].
-    /// Until then, calls wait without limit. A reset needs such a pause, because gpush must not
-    /// have an open handle, but operations on other GPUs must not fail. A pause is independent of
-    /// [`Self::stop`].
+    /// Until then, calls wait without limit. A reset needs such a pause: gpush must not have an
+    /// open handle during the reset, and operations on other GPUs must not fail. A pause is
+    /// independent of [`Self::stop`].
     ///
     /// # Errors
     /// As [`Self::restart`].

@@ -22,7 +22,7 @@ use crate::{
     reading,
 };
 
-/// The caller that waits for a ticket.
+/// The caller that waits for the answer to a request.
 enum Waiting {
     Driver(Sender<Result<gpush_api::Driver, DriverError>>),
     Call(Sender<Result<Answer, DriverError>>),

@@ -80,7 +80,8 @@ impl Machine {
         self.release_ended();
     }
 
-    /// Finds calls that have passed their deadline, answers them, and abandons their worker.
+    /// Finds calls that have passed their deadline. Answers the callers, and abandons the workers
+    /// of these calls.
     pub(super) fn find_late(&mut self, now: Instant) {
         let late: Vec<_> = self
             .flights

@@ -1,5 +1,6 @@
-//! The supervisor of the driver worker as a pure state machine: [`Machine::step`] takes an event and the time, and
-//! returns effects. It does not start processes, wait or read a clock.
+//! The supervisor of the driver worker as a pure state machine: [`Machine::step`] takes an event
+//! and the time, and returns effects. The machine does not start processes, does not wait, and does
+//! not read a clock.
 //!
 //! ```text
 //!              call                   ready
@@ -359,8 +360,8 @@ impl Machine {
         }
     }
 
-    /// Returns the calls in flight in a worker that must not end now, so that its end counts as a
-    /// crash. Returns `None` for any other worker.
+    /// Returns the calls in flight in a worker whose end counts as a crash, because the worker must
+    /// not end now. Returns `None` for any other worker.
     pub(super) fn calls_of_required_worker(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
@@ -382,7 +383,7 @@ impl Machine {
         }
     }
 
-    /// Returns why no worker can serve, if that is a failure.
+    /// Returns the failure because of which no worker can serve; `None` if there is no failure.
     pub(super) fn failure(&self) -> Option<&DriverError> {
         match &self.service {
             Service::Failed { error, .. } => Some(error),
