@@ -16,7 +16,8 @@ pub enum Agent {
     Reached {
         /// Version of gpushd.
         version: String,
-        /// Version of the calling program. It is in the same package as gpushd, so both versions must be equal.
+        /// Version of the calling program. This program is in the same package as gpushd, so both
+        /// versions must be equal.
         own: String,
         /// The errors in gpushd's health; empty when it is healthy.
         troubles: Vec<ApiError>,

@@ -59,8 +59,8 @@ fn count(gpus: usize) -> String {
     if gpus == 1 { "1 GPU".to_owned() } else { format!("{gpus} GPUs") }
 }
 
-/// Returns whether all users may read and write a device node. Returns `true` for a missing node, which another check
-/// reports.
+/// Returns whether all users may read and write a device node. Returns `true` for a missing node, because another check
+/// reports missing nodes.
 fn is_open_to_all(host: &Host, name: &str) -> bool {
     fs::metadata(host.path("dev").join(name)).map_or(true, |meta| meta.permissions().mode() & 0o006 == 0o006)
 }

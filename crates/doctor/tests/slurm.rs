@@ -221,7 +221,8 @@ fn file_that_slurmd_cannot_run_is_found() {
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }
 
-/// Fault: the doctor reported that Slurm drains the node. If TaskProlog cannot run, only the task fails.
+/// Fault: the doctor reported that Slurm drains the node, although only the task fails if
+/// TaskProlog cannot run.
 #[test]
 fn task_prolog_that_is_not_executable_fails_tasks() {
     let host = Planted::healthy();
@@ -309,7 +310,8 @@ fn script_whose_first_line_gpushctl_cannot_read_is_found() {
     }
 }
 
-/// Faults: `NoHold`, `RunInJob` and `ForceRequeueOnFail` had a warning, and `DeferBatch` had none.
+/// Faults: `NoHold`, `RunInJob` and `ForceRequeueOnFail` had a warning, and `DeferBatch` had no
+/// warning.
 #[test]
 fn prolog_flags_that_run_prolog_late_are_found() {
     let host = Planted::healthy();
@@ -472,7 +474,8 @@ fn slurmd_that_has_not_loaded_nvml_is_found() {
     assert!(host.findings()[0].causes[0].contains("restart slurmd"), "{:#?}", host.findings());
 }
 
-/// Fault: a gres.conf for all nodes with `AutoDetect=nvml` had findings on a node without GPUs of Slurm.
+/// Fault: if one gres.conf with `AutoDetect=nvml` served all nodes, a node without GPUs of Slurm
+/// had findings.
 #[test]
 fn node_without_gpus_of_slurm_has_no_finding_about_them() {
     let mut host = Planted::healthy();

@@ -64,7 +64,8 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         findings.extend(gpus::order(agent, &path, &numbering, has_owner));
         findings.extend(gpus::leased_by_users(agent, &path, &numbering));
     }
-    // In all other cases, slurmd finds the devices itself and compares them with gres.conf.
+    // If the numbering is not `Listed`, slurmd finds the devices itself and compares them with gres.conf. So the checks
+    // below do not apply.
     let Numbering::Listed(conf) = numbering else { return findings };
     // If `uses_lines` is true, the finding above already has both numbers, and slurmd may have read an older file.
     if configured > listed && !uses_lines {
@@ -81,8 +82,8 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
     findings
 }
 
-/// Compares the two orders: Slurm's own CUDA_VISIBLE_DEVICES uses the order of gres.conf, and CUDA
-/// uses the order of PCI addresses.
+/// Compares two orders of the GPUs. The indexes in Slurm's CUDA_VISIBLE_DEVICES are in the order of gres.conf, but CUDA
+/// reads indexes in the order of PCI addresses.
 fn order(host: &Host, path: &str, gpus: &[GresDevice]) -> Option<Finding> {
     let here: Vec<u32> = gpus.iter().filter(|gpu| gpu.files.len() == 1).filter_map(GresDevice::minor).collect();
     // The names of the directories are PCI addresses. `names` returns them sorted.

@@ -14,7 +14,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Reads slurm.conf; `None` when the host has none.
+    /// Reads slurm.conf; `None` when the host has no slurm.conf.
     pub(super) fn of(host: &Host) -> Option<Self> {
         let path = Self::paths(host).into_iter().find(|path| host.has(path))?.to_owned();
         let directory = path.rsplit_once('/').map_or(String::new(), |(directory, _)| directory.to_owned());

@@ -9,7 +9,7 @@ use gpush_core::duration;
 use super::files::Files;
 use crate::{Area, Finding, Host};
 
-/// Each hook, its command, and what does not work without it.
+/// Each hook, its command, and what does not work without the hook.
 const HOOKS: [(&str, &str, &str); 3] = [
     ("Prolog", "prolog", "jobs get no lease"),
     ("Epilog", "epilog", "leases of jobs do not end"),
@@ -54,7 +54,7 @@ fn scripts_of(host: &Host, files: &Files, key: &str) -> (Vec<String>, Vec<String
 }
 
 /// Returns the paths and texts of scripts. If a script calls another script that runs `command`,
-/// also returns that one, because a script of the site may call the script of the package.
+/// also returns the called script, because a script of the site may call the script of the package.
 fn texts(host: &Host, scripts: &[String], command: &str) -> Vec<(String, String)> {
     let mut texts: Vec<(String, String)> =
         scripts.iter().map(|script| (script.clone(), host.read(script).unwrap_or_default())).collect();
@@ -106,7 +106,7 @@ fn missing_gpushctl(host: &Host, script: &str, text: &str, command: &str) -> Opt
     Some(Finding::problem(Area::Slurm, message, hint).cause("Slurm drains a node whose Prolog or Epilog fails"))
 }
 
-/// Returns the scripts whose absolute paths are in a script, with their texts.
+/// Returns the scripts that a script names by absolute path, with the texts of the named scripts.
 fn called_scripts(host: &Host, text: &str) -> Vec<(String, String)> {
     let files = paths(text).filter(|path| host.path(path).is_file());
     let texts = files.filter_map(|path| Some((path.to_owned(), host.read(path)?)));
@@ -152,8 +152,8 @@ fn matching(host: &Host, pattern: &str) -> Vec<String> {
 }
 
 /// Reports a file that slurmd cannot run. slurmd runs every file in a hook's directory. If one of
-/// them cannot run, Prolog and Epilog fail, and Slurm drains the node. If TaskProlog fails, only
-/// the task fails.
+/// these files cannot run, Prolog and Epilog fail, and Slurm drains the node. If TaskProlog fails,
+/// only the task fails.
 fn not_executable(host: &Host, key: &str, script: &str) -> Option<Finding> {
     let meta = std::fs::metadata(host.path(script)).ok()?;
     if meta.is_file() && meta.permissions().mode() & 0o111 != 0 {

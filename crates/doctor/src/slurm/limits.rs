@@ -18,7 +18,7 @@ const ALLOC: [&str; 6] = ["Alloc", "Contain", "NoHold", "X11", "RunInJob", "Forc
 /// Flags that create the step `extern`.
 const CONTAIN: [&str; 3] = ["Contain", "X11", "RunInJob"];
 
-/// Time in seconds that slurmd needs around a hook.
+/// Time in seconds that slurmd needs before and after the run of a hook.
 const MARGIN_S: u32 = 5;
 
 pub(super) fn examine(host: &Host, files: &Files, config: &Config, has_owner: bool) -> Vec<Finding> {
@@ -95,7 +95,7 @@ fn constrains_devices(host: &Host, files: &Files) -> bool {
 }
 
 /// Checks that a hook gives up before Slurm ends it. If Slurm ends a hook, Slurm drains the node,
-/// whatever gpush's policy is.
+/// even with `agent_down = "pass"`.
 fn timeout(host: &Host, files: &Files, config: &Config) -> Option<Finding> {
     let of_config = || (config.slurm.deadline_s, "slurm.deadline_s of gpush's config".to_owned());
     let deadlines = hooks::deadlines(host, files).into_iter().map(|(script, option)| match option {
