@@ -77,23 +77,36 @@ fn detached(words: &[&str]) -> Option<ApiError> {
 }
 
 /// Options of nvidia-smi that gpushctl does not have: what nvidia-smi does, and a hint. `{gpu}` is replaced by the GPU
-/// after `-i`.
-const NVIDIA_SMI: [(&str, &str, &str); 15] = [
+/// after `-i`, and `{profiles}` by the names of the profiles after the option.
+const NVIDIA_SMI: [(&str, &str, &str); 17] = [
     ("-lgip", "list GPU instance profiles", "use 'gpushctl mig profiles'"),
     ("-lgipp", "list possible placements", "use 'gpushctl mig profiles'"),
     ("-lcip", "list compute instance profiles", "use 'gpushctl mig profiles'"),
     ("-lgi", "list GPU instances", "use 'gpushctl mig list'"),
     ("-lci", "list compute instances", "use 'gpushctl mig list'"),
-    ("-cgi", "create GPU instances", "use 'gpushctl mig add 1g.10gb -g {gpu}'"),
-    ("-cci", "create compute instances", "use 'gpushctl mig add 1c.3g.40gb -g {gpu}'"),
-    ("-dgi", "destroy GPU instances", "use 'gpushctl mig remove 1g.10gb -g {gpu}'"),
-    ("-dci", "destroy compute instances", "use 'gpushctl mig remove 1g.10gb -g {gpu}'"),
+    ("-cgi", "create GPU instances", CREATE),
+    ("--create-gpu-instance", "create GPU instances", CREATE),
+    ("-cci", "create compute instances", "name them in the entry, such as 'gpushctl mig add 1c.3g.40gb -g {gpu}'"),
+    ("-dgi", "destroy GPU instances", DESTROY),
+    ("--destroy-gpu-instance", "destroy GPU instances", DESTROY),
+    ("-dci", "destroy compute instances", DESTROY),
     ("-mig", "set the MIG mode", "use 'gpushctl mig on {gpu}' or 'gpushctl mig off {gpu}'"),
     ("-L", "list GPUs", "use 'gpushctl gpu list'"),
     ("-pm", "set the persistence mode", "gpush does not change this mode: use 'nvidia-smi -pm 1'"),
     ("--persistence-mode", "set the persistence mode", "gpush does not change this mode: use 'nvidia-smi -pm 1'"),
     ("-pl", "set the power limit", "gpush does not change this limit: use 'nvidia-smi -pl WATTS'"),
     ("--gpu-reset", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
+];
+
+const CREATE: &str = "use 'gpushctl mig add {profiles} -g {gpu}'; 'gpushctl mig profiles {gpu}' lists the profiles";
+
+const DESTROY: &str = "use 'gpushctl mig remove PROFILE@START -g {gpu}'; 'gpushctl mig list {gpu}' lists the instances";
+
+/// Commands of nvidia-smi. The fields are those of `NVIDIA_SMI`.
+const NVIDIA_SMI_COMMANDS: [(&str, &str, &str); 3] = [
+    ("topo", "show how GPUs are connected", "gpush does not show this: use 'nvidia-smi topo -m'"),
+    ("pmon", "show processes", "use 'gpushctl process list'"),
+    ("dmon", "show sensors", "use 'gpushctl status --watch'"),
 ];
 
 /// Options that both nvidia-smi and gpushctl have. If no command precedes such an option, the user meant nvidia-smi.
@@ -117,11 +130,34 @@ fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     let find = |table: &'static [(&str, &str, &str)], among: &[String]| {
         table.iter().find(|(option, ..)| among.iter().any(|word| word == option))
     };
-    let (option, what, hint) = find(&NVIDIA_SMI, &all).or_else(|| find(&NVIDIA_SMI_ALONE, &alone))?;
+    let first = words.first().and_then(|first| NVIDIA_SMI_COMMANDS.iter().find(|(command, ..)| command == first));
+    let found = find(&NVIDIA_SMI, &all).or_else(|| find(&NVIDIA_SMI_ALONE, &alone));
+    let (word, what, hint) = found.or(first)?;
     let after = |two: &&[&str]| two[0] == "-i" || two[0] == "--id";
     let gpu = words.windows(2).find(after).map_or("0", |two| two[1]);
-    let message = format!("`{option}` is an option of nvidia-smi, which uses it to {what}");
-    Some(ApiError::new(Code::BadRequest, message).hint(hint.replace("{gpu}", gpu)))
+    let kind = if word.starts_with('-') { "an option" } else { "a command" };
+    let message = format!("`{word}` is {kind} of nvidia-smi, which uses it to {what}");
+    let value = words.windows(2).find(|two| two[0] == *word).map_or("", |two| two[1]);
+    let hint = hint.replace("{gpu}", gpu).replace("{profiles}", &counted_profiles(value));
+    Some(ApiError::new(Code::BadRequest, message).hint(hint))
+}
+
+/// Writes a list of profile names as a layout: `3g.40gb,3g.40gb` as `3g.40gb*2`. For other values, such as profile ids,
+/// returns the placeholder `PROFILE`.
+fn counted_profiles(list: &str) -> String {
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for name in list.split(',') {
+        if !name.contains("g.") {
+            return "PROFILE".to_owned();
+        }
+        match counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    let entry =
+        |(name, count): &(&str, usize)| if *count == 1 { (*name).to_owned() } else { format!("{name}*{count}") };
+    counts.iter().map(entry).collect::<Vec<_>>().join(",")
 }
 
 /// Refuses `mps env`, and names `lease env` instead, because only a lease gives a program access to an MPS daemon.
@@ -238,7 +274,14 @@ mod tests {
     #[test]
     fn option_of_nvidia_smi_is_refused_with_the_gpushctl_command() {
         assert_eq!(hint("gpushctl mig -lgip").as_deref(), Some("use 'gpushctl mig profiles'"));
-        assert_eq!(hint("gpushctl mig -cgi 19,19 -C").as_deref(), Some("use 'gpushctl mig add 1g.10gb -g 0'"));
+        let create = |profiles: &str, gpu: u32| {
+            let add = format!("use 'gpushctl mig add {profiles} -g {gpu}'");
+            Some(format!("{add}; 'gpushctl mig profiles {gpu}' lists the profiles"))
+        };
+        assert_eq!(hint("gpushctl mig -cgi 19,19 -C"), create("PROFILE", 0));
+        assert_eq!(hint("gpushctl mig -cgi 3g.40gb,3g.40gb -C -i 7"), create("3g.40gb*2", 7));
+        assert_eq!(hint("gpushctl mig --create-gpu-instance 9,9"), create("PROFILE", 0));
+        assert!(hint("gpushctl mig -dgi -gi 3 -i 0").unwrap().contains("mig remove PROFILE@START -g 0"));
         assert_eq!(hint("gpushctl mig apply -f x.yaml").as_deref(), Some("write `--file x.yaml`"));
         assert_eq!(hint("gpushctl events -f"), None);
         for (line, command) in [
@@ -250,6 +293,7 @@ mod tests {
             ("gpushctl --gpu-reset -i 3", "use 'gpushctl gpu reset 3'"),
             ("gpushctl --query-gpu=name,uuid --format=csv", "use 'gpushctl gpu list -o csv'"),
             ("gpushctl -l 2", "use 'gpushctl status --watch'"),
+            ("gpushctl pmon", "use 'gpushctl process list'"),
         ] {
             assert_eq!(hint(line).as_deref(), Some(command), "{line}");
         }
