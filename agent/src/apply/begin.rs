@@ -36,7 +36,7 @@ pub(crate) struct Order {
     /// Whether the operation leaves overrides unchanged.
     #[serde(default)]
     pub(crate) once: bool,
-    /// When the override that the operation sets expires.
+    /// Time at which the override of this operation expires.
     #[serde(default)]
     pub(crate) expires_at: Option<Timestamp>,
     /// The generation of the desired state that the caller has seen. The request is refused if the
@@ -96,7 +96,8 @@ pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Res
 async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     refuse_now(engine)?;
     let config = engine.settings.config();
-    // The operation is planned again when it has its lanes. Only then does gpushd poll the MPS daemons.
+    // Use the last answers of the MPS daemons here. When the operation has its lanes, gpushd polls the daemons and
+    // plans again.
     let gpus = engine.planner.gpus(caller.viewer).await?;
     let planned = engine.planner.planned_with_needs(&gpus, &order.request).await;
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
@@ -179,7 +180,8 @@ impl Ready {
         let gpus = engine.planner.gpus_with(viewer, &readings).await?;
         let config = engine.settings.config();
         let mut plans = engine.planner.planned(&gpus, &order.request).await?;
-        // If other GPUs are reset together with a requested GPU, the claim must include these GPUs too.
+        // Other GPUs may be reset together with a requested GPU. If the claim does not include them all, the request is
+        // refused.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
         if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
@@ -262,8 +264,8 @@ fn new_operation(order: &Order, by: Actor, parts: &[Part]) -> OperationSpec {
     }
 }
 
-/// Returns the function that writes, in the transaction that records the operation, the audit record and the response
-/// for the idempotency key.
+/// Returns the function that writes the audit record and the response for the idempotency key. The function runs in the
+/// transaction that records the operation.
 fn begin_writes(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
     let (once, expected) = (order.once, order.expected);

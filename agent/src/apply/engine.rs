@@ -1,5 +1,5 @@
-//! The engine: the handles for queueing and beginning operations. `life` creates the engine; other
-//! modules pass the engine on.
+//! The engine: the handles for queueing and beginning operations. The module `life` creates the
+//! engine, and passes it to the other modules.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(crate) struct EngineHandles {
     pub(crate) readings: Readings,
     pub(crate) host_services: Arc<HostServices>,
     pub(crate) users: Users,
-    /// Requests with an idempotency key that are in flight.
+    /// Requests in flight that have an idempotency key.
     pub(crate) idempotency: Idempotency,
     /// The lanes and the queue of each GPU, which decide when operations and leases may begin.
     pub(crate) lanes: Lanes,

@@ -41,7 +41,7 @@ pub(crate) struct Executor {
     pub(crate) mig: MigMode,
     pub(crate) mps: Mps,
     pub(crate) timeslice: Timeslice,
-    /// Stops services and runs hooks around an operation, and notes this in the journal.
+    /// Stops services and runs hooks around an operation. Records these actions in the journal.
     pub(crate) services: Services,
     pub(crate) operations: Operations,
     /// Tasks that gpushd waits for before it exits.
@@ -114,8 +114,8 @@ impl Executor {
         why: ApiError,
     ) {
         if let Err(error) = ongoing.begin_rollback(&why).await {
-            // The rollback continues even if this record fails. But if gpushd crashes now, the next gpushd continues
-            // the operation instead of rolling it back.
+            // The rollback continues even if its start cannot be recorded. But if gpushd crashes now, the next gpushd
+            // continues the operation instead of rolling it back.
             let id = ongoing.id();
             tracing::warn!(operation = id, "cannot record that operation {id} is being rolled back: {error}");
         }
@@ -144,8 +144,8 @@ impl Executor {
         failures
     }
 
-    /// Undoes the brackets (stopped services, hooks), and records the end of an operation together
-    /// with the changes that result from it.
+    /// Undoes the brackets (stopped services, hooks), and records the end of an operation together with the changes
+    /// that result from the operation.
     async fn end(
         &self,
         ongoing: Arc<OperationHandle>,
@@ -219,7 +219,8 @@ impl Executor {
     }
 }
 
-/// Logs how an operation ended. Every user may read the error of an operation, so the error does not name processes.
+/// Logs how an operation ended. The logged error does not name processes, because every user may read the error of an
+/// operation.
 fn log_end(ongoing: &OperationHandle, state: OperationState, error: Option<&ApiError>) {
     let operation = ongoing.snapshot();
     match error {

@@ -34,8 +34,8 @@ pub(super) fn interrupted(message: &str) -> ApiError {
     ApiError::new(Code::Unavailable, message.to_owned())
 }
 
-/// Creates the error of an interrupted operation that cannot continue, because the later operation `by` has changed its
-/// GPUs.
+/// Creates the error of an interrupted operation that cannot continue, because the later operation `by` has changed the
+/// same GPUs.
 pub(super) fn superseded_error(id: &str, by: OperationId) -> ApiError {
     ApiError::new(Code::Internal, format!("the end of operation {id} was not recorded"))
         .cause(format!(

@@ -1,5 +1,5 @@
 //! Effects of an operation's end on leases: the lease of the operation becomes active or ends, and
-//! gpushd records which instances it has created.
+//! gpushd updates the record of the instances that gpushd has created.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub(super) struct LeaseChanges {
     lease: Option<Granted>,
-    /// For each GPU on which an operation created or destroyed instances: its UUID, and the
-    /// placements of all instances that gpushd has created there.
+    /// For each GPU on which the operation created or destroyed instances: the UUID of the GPU, and
+    /// the placements of all its instances that gpushd has created.
     created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -139,17 +139,19 @@ fn created_devices(mig: &Mig, plan: &GpuPlan) -> Vec<CreatedDevice> {
     devices.collect()
 }
 
-/// Returns, for each GPU on which the operation changed instances, which of the instances there
-/// gpushd has created.
+/// For each GPU on which the operation changed instances, returns the placements of the instances
+/// that gpushd has created.
 fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec<(String, BTreeSet<Placement>)> {
     let after = |plan: &GpuPlan| {
         let before = leases.created.get(&plan.uuid).cloned().unwrap_or_default();
         let after = match state {
             OperationState::Done => created_after(&before, plan),
             // After a failed rollback, the GPU may have instances of the old and of the new layout.
-            // So the set includes both. The next reading removes instances that do not exist.
+            // So the set includes both. The next reading removes the placements without an instance
+            // from the set.
             OperationState::Failed => before.union(&created_after(&BTreeSet::new(), plan)).copied().collect(),
-            // The rollback created the destroyed instances again at the same placements.
+            // The set stays the same: nothing was changed, or the rollback created the destroyed
+            // instances again at the same placements.
             OperationState::RolledBack
             | OperationState::NotStarted
             | OperationState::Queued

@@ -34,8 +34,7 @@ pub(crate) struct Part {
     pub(super) outcome: Vec<GpuInstance>,
     /// The change of the GPU's override, applied if the operation succeeds.
     pub(super) lasting: Option<OverrideChange>,
-    /// The reset that a change of the MIG mode may need, also during a rollback. `None` if no reset
-    /// is needed.
+    /// The reset that a change of the MIG mode may need, in the steps or in a rollback. `None` if no reset is needed.
     pub(super) reset: Option<Reset>,
 }
 
@@ -48,9 +47,10 @@ impl Part {
         Self { position, plan, before, found: reading.mig.clone(), outcome, lasting: None, reset }
     }
 
-    /// Creates the data for an operation that waits in the queue. Its plan is only displayed.
+    /// Creates the data for an operation that waits in the queue. The plan is for display only.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
-        // Every user can read the operation, but the steps may contain details that only the caller may see.
+        // Every user can read the operation, but the steps on instances may contain details that only the caller may
+        // see. So remove these steps.
         let steps = plan.steps.into_iter().filter(|step| !matches!(step, Step::Instance(_))).collect();
         let plan = GpuPlan { refusal: None, error: None, steps, keeps: Vec::new(), ..plan };
         Self { position, plan, before: None, found: None, outcome: Vec::new(), lasting: None, reset: None }
@@ -62,8 +62,8 @@ impl Part {
         Self { position, plan, before, found: None, outcome: outcome(intent), lasting: None, reset: None }
     }
 
-    /// Creates the data for an interrupted operation. `plan` has only the steps that are not done yet, as `reading`
-    /// shows.
+    /// Creates the data for an interrupted operation. `plan` has only the steps that, according to `reading`, are not
+    /// done yet.
     pub(super) fn interrupted(
         position: usize,
         intent: &GpuIntent,
@@ -98,7 +98,7 @@ impl Part {
         ModeChange { position: self.position, gpu: self.gpu(), may_reset: self.reset.is_some(), peers }
     }
 
-    /// Returns the UUIDs of the GPUs that are reset together with this one.
+    /// Returns the UUIDs of the GPUs that are reset together with this GPU.
     pub(super) fn peers(&self) -> impl Iterator<Item = &str> {
         self.reset.iter().flat_map(|reset| &reset.together).map(|peer| peer.uuid.as_str())
     }

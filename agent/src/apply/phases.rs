@@ -38,7 +38,7 @@ use crate::{
 pub(super) enum PartOutcome {
     /// All steps succeeded, and a reading then showed the planned layout.
     Done,
-    /// Stopped before a step, because another GPU failed or the operation was cancelled.
+    /// Stopped before a step, because a step on another GPU failed or the operation was cancelled.
     Stopped,
     /// A step failed.
     Troubled(Trouble),
@@ -55,11 +55,11 @@ struct Run<'a> {
     executor: &'a Executor,
     ongoing: &'a Arc<OperationHandle>,
     parts: &'a [Part],
-    /// How far each GPU has come. The index is the GPU's position in the plans.
+    /// The outcome on each GPU. The index is the GPU's position in the plans.
     ends: Vec<PartOutcome>,
 }
 
-/// Executes the steps of an operation. Returns how far each GPU has come, in the order of the plans.
+/// Executes the steps of an operation. Returns the outcome on each GPU, in the order of the plans.
 pub(super) async fn execute(executor: &Executor, ongoing: &Arc<OperationHandle>, parts: &[Part]) -> Vec<PartOutcome> {
     let ends = parts.iter().map(|_| PartOutcome::Stopped).collect();
     let mut run = Run { executor, ongoing, parts, ends };
@@ -76,13 +76,13 @@ pub(super) async fn execute(executor: &Executor, ongoing: &Arc<OperationHandle>,
     run.ends
 }
 
-/// Describes a running hook, as the step in progress of an operation.
+/// Returns the text that an operation shows as its current step while the hook `program` runs.
 pub(super) fn running_hook(program: &str) -> String {
     format!("running the hook {program}")
 }
 
 impl Run<'_> {
-    /// Stops the services that must not run during the steps, and runs the hook before the operation.
+    /// Stops the services that must not run during the steps, and then runs the hook `before`.
     ///
     /// # Errors
     /// If a service cannot be stopped or the hook fails. The error includes the position of the GPU whose plan needs
@@ -187,6 +187,7 @@ impl Run<'_> {
         }
         for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
             // If MIG mode was enabled without a reset, a process that has the GPU open makes the driver fail only now.
+            // So the error names such processes.
             if let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
                 && error.code == Code::Blocked
             {
@@ -215,7 +216,7 @@ impl Run<'_> {
                         return NextPhase::Stop;
                     }
                 }
-                // Collect the time-sliced GPUs, because one call of nvidia-smi sets all of them.
+                // Collect the time-sliced GPUs, because one call of nvidia-smi sets the time slice of all of them.
                 Step::Timeslice(TimesliceStep::Set) => time_sliced.push(part),
                 Step::MigMode(_) | Step::Instance(_) => {}
             }
@@ -232,7 +233,7 @@ impl Run<'_> {
         NextPhase::Go
     }
 
-    /// Executes one MPS step of the GPU at `position`, such as to start or stop an MPS daemon.
+    /// Executes one MPS step of the GPU at `position`, such as starting or stopping an MPS daemon.
     async fn mps_step(&self, mps: &crate::mps::Mps, position: usize, step: &MpsStep) -> Result<(), ApiError> {
         begin_step(self.ongoing, position, step::describe(&Step::Mps(step.clone())));
         let done = modes::mps::execute(mps, &self.ongoing.id(), &self.parts[position].plan.uuid, step).await;
@@ -272,7 +273,7 @@ async fn instance_steps(
         tracing::debug!(operation = ongoing.id(), gpu = part.plan.uuid, "{words}");
         begin_step(ongoing, part.position, words);
         mig::instances::execute(driver, &gpu, step, &mut known).await?;
-        // Does not send an event: the next step sends one at once.
+        // Does not send an event here, because the next step sends an event at once.
         ongoing.progress(part.position, |progress| progress.done += 1);
     }
     if part.plan.mig_mode() == Some(false) {

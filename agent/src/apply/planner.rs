@@ -83,8 +83,8 @@ impl Planner {
         Ok(Plans { plans })
     }
 
-    /// Plans a request for these GPUs. A running fabric manager changes which GPUs on NVSwitches are reset together. So
-    /// if a plan resets a GPU on an NVSwitch, gpushd checks whether a fabric manager runs.
+    /// Plans a request for `gpus`. A running fabric manager changes which GPUs on NVSwitches are reset together. So if
+    /// a plan resets a GPU on an NVSwitch, gpushd checks whether a fabric manager runs.
     pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
         self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
     }
@@ -117,7 +117,8 @@ impl Planner {
         request: &PlanRequest,
         plans: &[GpuPlan],
     ) -> Result<Needs, ApiError> {
-        // While a GPU is reset together with others, no lease may be granted on any of them.
+        // While a GPU is reset together with other GPUs, gpushd must not grant a lease on any of these GPUs. So by
+        // default, reserve each GPU as a whole.
         let all = operation::gpus(plans).into_iter();
         let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
         let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
@@ -142,8 +143,8 @@ impl Planner {
         self.mig.refuse_blocked_resets(viewer, gpus, &self.mps.idle(), plans).await;
     }
 
-    /// Returns all GPUs for use in plans. Leaves out processes that do no work for a user, such as idle MPS servers,
-    /// according to the last answers of the MPS daemons.
+    /// Returns all GPUs for use in plans, without the processes that do no work for a user, such as idle MPS servers.
+    /// The last answers of the MPS daemons determine which servers are idle.
     pub(super) async fn gpus(&self, viewer: Viewer) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &self.mps.idle());
@@ -158,8 +159,8 @@ impl Planner {
         self.gpus(viewer).await
     }
 
-    /// Returns the same as [`Planner::gpus_of`], but takes these GPUs from `readings`. Does not wait for readings of
-    /// other GPUs.
+    /// Returns the same as [`Planner::gpus_of`], but with the GPUs in `readings` as these readings show them. Waits for
+    /// readings of other GPUs only if a GPU in `readings` is not known yet.
     pub(super) async fn gpus_with(&self, viewer: Viewer, readings: &[Arc<Reading>]) -> Result<Vec<Gpu>, ApiError> {
         let host = self.mig.driver.readings.known();
         let is_listed =
@@ -175,7 +176,8 @@ impl Planner {
     }
 }
 
-/// Adds to a GPU's reasons the progress of the operation that changes it, and the operations that wait for it.
+/// Adds to a GPU's reasons the progress of the operation that changes the GPU, and the operations that wait for the
+/// GPU.
 pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
     gpu.reasons.extend(engine.queue.for_gpu(&gpu.uuid));
     let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();

@@ -11,11 +11,10 @@
 //!              └─ cancelled, timed out, or a final refusal ──► not started
 //! ```
 //!
-//! [`crate::lanes`] keeps the order of arrival of operations and lease requests. An operation that
-//! is first on all its GPUs reserves the targets or GPUs that its last plan needs exclusively.
-//! gpushd grants no lease on a reserved target or GPU until the operation has ended or left the
-//! queue. Existing uses of the GPUs continue. Operations without `--wait` never queue, and ignore
-//! the reservation.
+//! [`crate::lanes`] keeps the order of arrival of operations and lease requests. An operation that is first in the
+//! queue of each of its GPUs reserves the targets or GPUs that its last plan needs exclusively. gpushd grants no lease
+//! on a reserved target or GPU until the operation has ended or left the queue. Existing uses of the GPUs continue.
+//! Operations without `--wait` never queue, and ignore the reservation.
 //!
 //! One task serves the whole queue with one reading of the host, so more operations do not cause more driver calls.
 //! When an operation has claimed its GPUs, a separate task reads these GPUs again. So a GPU that does not answer delays
@@ -60,7 +59,7 @@ const MOST: usize = 256;
 #[derive(Debug)]
 pub(crate) struct OperationQueue {
     waiting: Mutex<BTreeMap<OperationId, QueuedOperation>>,
-    /// Counts the operations that were added or cancelled. Each change wakes the task that serves the queue.
+    /// Notified when an operation is added or cancelled. Each notification wakes the task that serves the queue.
     changes: watch::Sender<()>,
 }
 
@@ -77,7 +76,7 @@ struct QueuedOperation {
     place: Arc<QueuePlace>,
     until: Instant,
     /// Earliest time of the next attempt. Without this delay, the operation would wake itself: a failed attempt
-    /// releases its claim, and that wakes all waiting operations.
+    /// releases its claim, and each release wakes all waiting operations.
     again: Instant,
     /// Why the last attempt failed.
     last: Option<ApiError>,
@@ -137,8 +136,8 @@ impl OperationQueue {
         self.insert(ongoing, order, since, Arc::new(place), Instant::now());
     }
 
-    /// Adds an operation that was queued when the previous gpushd ended. Reserves all its GPUs until it is planned
-    /// again.
+    /// Adds an operation that was queued when the previous gpushd ended. Reserves all GPUs of the operation until the
+    /// operation is planned again.
     pub(crate) fn enqueue_recovered(
         &self,
         lanes: &Lanes,
@@ -194,7 +193,7 @@ impl OperationQueue {
 pub(crate) async fn run(engine: Engine) {
     let mut room = engine.lanes.room();
     let mut changes = engine.queue.changes.subscribe();
-    // The queue may already have operations that the previous gpushd left.
+    // The queue may already have operations that the previous gpushd had queued.
     changes.mark_changed();
     loop {
         let pause = async {
@@ -265,16 +264,17 @@ async fn round(engine: &Engine) {
     }
 }
 
-/// Tells administrators which processes and leases block an operation. Every user may read `why`, so it does not name
-/// processes.
+/// Tells administrators which processes and leases block an operation. Every user may read `why`, so `why` does not
+/// name processes.
 async fn report_in_full(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
     let in_full = if why.code == Code::Blocked { blocked_in_full(engine, one).await } else { None };
     one.ongoing.set_error_in_full(Some(in_full.unwrap_or_else(|| why.clone())));
 }
 
-/// Returns what blocks an operation, as an administrator may see it; `None` if nothing blocks it any more.
+/// Returns what blocks an operation, with the details for administrators; `None` if nothing blocks the operation any
+/// more.
 async fn blocked_in_full(engine: &Engine, one: &QueuedOperation) -> Option<ApiError> {
-    // The attempt has just polled the MPS daemons.
+    // The attempt has just polled the MPS daemons, so do not poll them again.
     let gpus = engine.planner.gpus(Viewer::Log).await.ok()?;
     let mut plans = engine.planner.planned(&gpus, &one.order.request).await.ok()?;
     engine.planner.refuse_blocked(Viewer::Log, &gpus, &mut plans).await;
@@ -295,7 +295,7 @@ fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim
         match ready {
             Ok(ready) => start(&engine, one, ready),
             Err(error) => {
-                // Until the attempt has failed, no other task ends the operation.
+                // Report before `attempt_failed`: after it, another task may end the operation.
                 report_in_full(&engine, &one, &error).await;
                 engine.queue.attempt_failed(one.ongoing.number());
                 cannot_begin(&engine, &one, error);
@@ -333,7 +333,7 @@ async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(
     Ok((meant, claim))
 }
 
-/// Creates the error that an operation waits for an entry ahead of it in the queue.
+/// Creates the error of an operation that waits for an earlier entry in the queue.
 pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
     let index = engine.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
@@ -345,7 +345,7 @@ pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
 fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
     engine.queue.waiting().remove(&one.ongoing.number());
     let QueuedOperation { ongoing, order, place, .. } = one;
-    // What blocked the operation earlier does not explain why it cannot start now.
+    // Remove what blocked the operation earlier: it would not explain an error of this start.
     ongoing.set_error_in_full(None);
     let engine = Arc::clone(engine);
     engine.executor.clone().in_background(ongoing, move |executor, ongoing| async move {
@@ -358,7 +358,8 @@ fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
                 return executor.run(ongoing, &parts).await;
             }
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
-            // A conflict means that a cancellation of this operation is already recorded.
+            // A conflict means that a cancellation of this operation is already recorded. Wait until the cancellation
+            // arrives.
             Err(error) if error.code == Code::Conflict => match timeout(READ, ongoing.cancelled().cancelled()).await {
                 Ok(()) => ongoing.why_cancelled(),
                 Err(_) => error,
@@ -403,7 +404,7 @@ fn keep_waiting(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
     }
 }
 
-/// Ends an operation that is cancelled or cannot begin. Does nothing if it has already left the queue.
+/// Ends an operation that is cancelled or cannot begin. Does nothing if the operation has already left the queue.
 fn end_waiting(engine: &Engine, one: &QueuedOperation, error: ApiError) {
     let Some(kept) = engine.queue.waiting().remove(&one.ongoing.number()) else { return };
     let mut error = error.outcome("nothing was changed");

@@ -10,8 +10,8 @@
 //! begun ─► wait for the driver ─► read each GPU ─► plan what remains ─► what to do (`recovery_action`) ─► end, forward or back
 //! ```
 //!
-//! The plan for the remaining steps uses the placements in the journal. So recovery recognizes
-//! instances that another program has created since, and never destroys them.
+//! The plan for the remaining steps uses the placements in the journal. So recovery recognizes instances that another
+//! program has created since the operation began, and never destroys them.
 //!
 //! gpushd serves the API during recovery. The operation keeps its GPUs until recovery has finished.
 //! If gpushd dies during recovery, the next gpushd repeats the recovery.
@@ -64,7 +64,7 @@ pub(crate) struct Recovery {
 impl Recovery {
     /// Takes over unfinished operations. Passes queued operations to `enqueue`, with the time of their request.
     /// Recovers all other operations in the background. Returns the UUIDs of the GPUs that an operation on this boot
-    /// may have changed. Operations that gpushd itself begins at its start do not count.
+    /// may have changed. Leaves out operations that gpushd itself begins at its start.
     ///
     /// Call this before gpushd serves any request. On return, the GPUs of the operations are claimed.
     pub(crate) async fn take_over(
@@ -114,7 +114,7 @@ impl Recovery {
         changed
     }
 
-    /// Starts the services that an ended operation stopped, and runs its last hook.
+    /// Starts the services that an ended operation stopped, and runs the hook `after` of the operation.
     fn undo_brackets(&self, id: OperationId, stage: OperationState) {
         let recovery = self.clone();
         self.executor.tasks.spawn(async move {
@@ -154,8 +154,8 @@ impl Recovery {
         }
     }
 
-    /// Waits for resets that the previous gpushd started and that still run. Pauses driver calls meanwhile, because no
-    /// process may open a GPU during a reset, not even to read it.
+    /// If resets that the previous gpushd started still run, pauses driver calls, and waits in the background until the
+    /// resets have ended. No process may open a GPU during a reset, not even to read it.
     async fn wait_for_resets(&self, unfinished: &[UnfinishedOperation]) {
         let mig = &self.executor.mig;
         let ids: Vec<String> = unfinished.iter().map(|left| left.record.id.to_string()).collect();
@@ -330,7 +330,7 @@ impl Recovery {
             let was_on = gpu.before.as_ref().is_some_and(|before| before.enabled);
             let mig = gpu.plan.mig_mode().unwrap_or(was_on);
             if !mig && gpu.plan.mig_mode().is_none() {
-                // The operation does not change MIG on this GPU.
+                // The operation does not change MIG on this GPU, so keep the recorded plan.
                 return gpu.plan.clone();
             }
             let layout = if mig { plan::exact_layout(&outcome(gpu)) } else { Vec::new() };
@@ -356,11 +356,11 @@ impl Recovery {
 /// The data of an interrupted operation.
 struct InterruptedOperation {
     parts: Vec<Part>,
-    /// How far each GPU has come, as the rollback expects it.
+    /// The outcome on each GPU, for the rollback.
     ends: Vec<PartOutcome>,
     /// One error for each GPU that another program has changed.
     others: Vec<ApiError>,
-    /// Whether the operation was being rolled back when gpushd ended, or was cancelled.
+    /// Whether the operation was cancelled, or was being rolled back when gpushd ended.
     rolling_back: bool,
     /// The error that caused the rollback.
     failed: Option<ApiError>,

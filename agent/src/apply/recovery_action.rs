@@ -16,7 +16,8 @@
 pub(super) struct RecoveryFacts {
     /// The operation began on this boot.
     pub(super) same_boot: bool,
-    /// The operation was being rolled back when gpushd exited, or has been cancelled since.
+    /// The operation was being rolled back when gpushd exited, or the operation has been cancelled
+    /// since.
     pub(super) rolling_back: bool,
     /// The journal has an error of the operation.
     pub(super) has_failed: bool,
@@ -41,7 +42,7 @@ pub(super) enum RecoveryAction {
     RolledBack,
     /// The host was rebooted, so the created instances are gone. The operation ends as failed.
     Rebooted,
-    /// The GPUs are restored as they were before the operation.
+    /// The GPUs are restored to their state before the operation.
     Back,
 }
 

@@ -67,9 +67,9 @@ enum RestoreScope {
     Mode,
 }
 
-/// Restores the MIG mode of GPUs that can only be reset together. gpushd cannot restore them one by one, because each
-/// GPU would block the reset of the others. Returns no errors: [`restore_previous_layout`] runs for each GPU afterwards
-/// and reports them.
+/// Restores the MIG mode of GPUs that can only be reset together. gpushd cannot restore these GPUs one by one, because
+/// each GPU would block the reset of the other GPUs. Returns no errors: [`restore_previous_layout`] runs for each GPU
+/// afterwards and reports the errors.
 pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part]) {
     let mut changed: Vec<&Part> = Vec::new();
     for &part in parts.iter().filter(|part| part.peers().next().is_some()) {
@@ -103,7 +103,7 @@ async fn off_together(mig: &MigMode, purpose: &Purpose<'_>, off: &[&Part]) -> bo
     switch_together(mig, purpose, off, false).await
 }
 
-/// Sets the MIG mode of these GPUs together. Returns whether that succeeded.
+/// Sets the MIG mode of these GPUs together. Returns whether this change succeeded.
 async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], enable: bool) -> bool {
     let changes: Vec<_> = parts.iter().map(|part| part.mode_change()).collect();
     mig::mode::execute(mig, purpose, &changes, enable).await.is_empty()
@@ -143,11 +143,11 @@ pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>
     }
 }
 
-/// Makes one attempt to restore the layout. Returns what could not be restored; `None` if all of it was restored.
+/// Makes one attempt to restore the layout. Returns what could not be restored; `None` if everything was restored.
 ///
-/// `stays` contains the ids of the instances that the driver refused to destroy. The attempt leaves these instances
-/// alone, and also instances whose processes the driver does not list. If `stays` is `None`, the attempt fails instead
-/// when it meets such an instance.
+/// `stays` contains the ids of the instances that the driver refused to destroy. The attempt destroys neither these
+/// instances nor instances whose processes the driver does not list. If `stays` is `None`, the attempt tries to destroy
+/// every instance, but fails if the driver does not list the processes of an instance to destroy.
 async fn once(
     mig: &MigMode,
     purpose: &Purpose<'_>,

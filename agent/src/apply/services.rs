@@ -6,10 +6,10 @@
 //!  services started ◄──────────────── hook after ◄──────── undone in reverse order
 //! ```
 //!
-//! Each such action is a bracket. gpushd notes a bracket in the journal before the action begins,
-//! and undoes the bracket when the operation ends. If gpushd has died, the next gpushd undoes the
-//! bracket. Undoing a bracket twice does no harm, because starting a running service has no effect.
-//! If undoing fails, the note stays in the journal, and health reports the service.
+//! Each such action is a bracket. gpushd notes a bracket in the journal before the action begins, and undoes the
+//! bracket when the operation ends. If gpushd has died, the next gpushd undoes the bracket. Starting a stopped service
+//! twice does no harm, because starting a running service has no effect. If a service cannot be started, the note stays
+//! in the journal, and health reports the service.
 //!
 //! Several operations may need to stop the same service. Each of these operations notes the
 //! service. The operation that ends last starts the service again. A lock ensures that no operation
@@ -35,7 +35,7 @@ const ATTEMPTS: u32 = 3;
 /// Pause after the first attempt; twice as long after the second.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// First and longest pause between later attempts.
+/// First and longest pause between the later attempts in the background.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// Name of the helper step for the hook before the operation.
@@ -55,7 +55,7 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Stops a service for an operation, if the service runs. Notes this in the journal first.
+    /// Stops a service for an operation, if the service runs. Notes the service in the journal first.
     ///
     /// # Errors
     /// If the state of the service is unknown, or the service cannot be stopped. If the stop failed, gpushd starts the
@@ -63,7 +63,8 @@ impl Services {
     pub(super) async fn stop(&self, operation: OperationId, service: &str) -> Result<(), ApiError> {
         let _lock = self.host_services.services.lock().await;
         let bracket = Bracket::Service { service: service.to_owned() };
-        // A previous gpushd may have noted the service in the journal and died before it stopped the service.
+        // If the service is noted already, stop it in any case: a previous gpushd may have noted the service and died
+        // before it stopped the service.
         if !self.noted(operation).await?.contains(&bracket) {
             let runs = self.is_active(operation, service).await?;
             if !runs && self.noted_by_others(operation, &bracket).await?.is_empty() {
@@ -309,7 +310,7 @@ impl Services {
         let ended = self.systemctl(operation, "is-active", service).await?;
         match ended.end {
             End::Exited(0) => Ok(true),
-            // Exit status of `systemctl is-active`: 3 for a unit that is not active, 4 for one that does not exist.
+            // Exit status of `systemctl is-active`: 3 for a unit that is not active, 4 for a unit that does not exist.
             End::Exited(3 | 4) => Ok(false),
             End::Exited(_)
             | End::Signalled(_)
