@@ -96,7 +96,7 @@ fn objects(host: &HostState, text: &str) -> Result<Objects, ApiError> {
     Ok(found)
 }
 
-/// Returns the UUIDs of the GPUs that `word` names. If `word` names another object, returns that name.
+/// Returns the UUIDs of the GPUs that `word` names. If `word` names another object, returns `word` itself.
 fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
     // Accept `GPU 4` in addition to `4`, because `gpushctl audit` prints `GPU 4`.
     let word = word.strip_prefix("GPU ").map_or(word, str::trim);

@@ -58,7 +58,7 @@ pub(super) async fn diff(
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
-    // Only administrators may read the config file, because it may differ from the active config.
+    // Every user may read the active config, but the file may differ from it. So only administrators may read the file.
     authorization.admin(&caller, "read the config file").await?;
     let viewer = caller.viewer;
     let diff = async move { Ok::<ConfigDiff, Failure>(differences.find(viewer).await) };

@@ -6,13 +6,13 @@
 //! data: {"id": …, "kind": …}   a gpush_api::Event
 //! ```
 //!
-//! The stream begins with an `id:` without an event: the position at which the stream starts. After each silence gpushd
-//! sends the current position again, which keeps the connection alive. Without the current position, a client that
-//! receives few events could only reconnect at an old position, whose events gpushd may no longer store. Clients of
-//! server-sent events do not treat such an id as an event.
+//! The stream begins with an `id:` without an event: the position at which the stream starts. If nothing was sent for
+//! 15 s, gpushd sends the current position, which also keeps the connection alive. Otherwise, a client that receives
+//! few events could only reconnect at an old position, and gpushd may no longer store the events after that position.
+//! Clients of server-sent events do not treat such an id as an event.
 //!
-//! gpushd sends the next chunk only after the client has read the last one. A client that does not read occupies only
-//! its connection. `listen::connection_timer` closes that connection after a time limit.
+//! gpushd sends the next chunk only after the client has read the previous chunk. A client that does not read occupies
+//! only its connection. `listen::connection_timer` closes that connection after a time limit.
 
 use std::{
     convert::Infallible,
@@ -123,7 +123,7 @@ fn stored_events(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Ev
     }
 }
 
-/// Sends the selected events to a client until it disconnects or the events end.
+/// Sends the selected events to a client until the client disconnects or there are no further events.
 async fn send_events(
     authorization: Authorization,
     mut caller: Caller,

@@ -28,7 +28,7 @@ impl Failure {
         Self::new(status, ApiError::new(Code::BadRequest, message))
     }
 
-    /// Creates the error that the caller has too many connections.
+    /// Creates the error for a caller with too many connections.
     pub(crate) fn busy(why: String) -> Self {
         ApiError::new(Code::Unavailable, why)
             .hint("close connections that are not needed, then try again")
@@ -44,7 +44,7 @@ impl Failure {
     }
 
     /// Creates the error for a request head that hyper refuses with `status`, because the head is
-    /// not HTTP/1.1 or too large.
+    /// not HTTP/1.1 or is too large.
     pub(crate) fn refused_head(status: StatusCode) -> Self {
         let (message, hint) = match status {
             StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => (

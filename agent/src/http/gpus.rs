@@ -191,8 +191,8 @@ impl FromRef<Handles> for CordonChange {
 }
 
 impl CordonChange {
-    /// Changes a GPU, unless an earlier request with the same idempotency key has already done it.
-    /// Returns the GPU.
+    /// Changes a GPU, unless an earlier request with the same idempotency key has already made the
+    /// change. Returns the GPU.
     async fn make<C, F>(&self, caller: &Caller, gpu: &str, request: Request, change: C) -> Result<Json<Gpu>, Failure>
     where
         C: FnOnce(String, Request) -> F + Send + 'static,

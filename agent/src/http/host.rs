@@ -30,7 +30,7 @@ pub(super) async fn enter(
     let entered = requests.once(request, |request| async move { control.enter(request, resets).await });
     if entered.await?.is_none() {
         // An earlier request with this key may have recorded maintenance, but failed to close the driver handles. So
-        // close them again.
+        // try again to close them.
         let control = maintenance.clone();
         requests.carry_out(async move { control.close_handles().await }).await?;
     }

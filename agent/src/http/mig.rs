@@ -102,7 +102,8 @@ pub(super) async fn apply(
     limiter.answer(&caller, StatusCode::ACCEPTED, begin).await
 }
 
-/// Refuses an expiry time for an operation that sets no override.
+/// Refuses an expiry time that has passed, and any expiry time for an operation that sets no
+/// override.
 fn check_expiry(once: bool, expires_at: Option<Timestamp>) -> Result<(), ApiError> {
     let Some(at) = expires_at else { return Ok(()) };
     let bad = |message: String| ApiError::new(Code::BadRequest, message);

@@ -1,4 +1,4 @@
-//! The API over HTTP: routes, and code that all of them share.
+//! The API over HTTP: routes, and code that all routes share.
 //!
 //! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each
 //! module has the paths of one subject. Responses that can be large go through the
@@ -58,7 +58,7 @@ use crate::{
 /// Maximum size of a request body in bytes.
 const BODY: usize = 64 << 10;
 
-/// The handles that the API uses. A handler gets the handles that it needs with axum's `State`.
+/// The handles that the API uses. A handler uses axum's `State` to get the handles that it needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
     pub(crate) state: State,

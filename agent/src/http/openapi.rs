@@ -1,7 +1,7 @@
 //! `/v1/openapi.json`: the description of this API.
 //!
 //! `docs/openapi.json` is generated from the code and committed, so gpushd contains only the finished text. A unit test
-//! compares it with the code. `cargo xtask openapi` makes the test write the file instead.
+//! compares this file with the code. `cargo xtask openapi` makes the test write the file instead.
 
 use axum::{http::header, response::IntoResponse};
 

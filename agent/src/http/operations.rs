@@ -119,7 +119,7 @@ pub(super) async fn one(
     limiter.answer(&caller, StatusCode::OK, async move { Ok::<Operation, Failure>(operation) }).await
 }
 
-/// Replaces the reasons why an operation waits or did not start by `in_full`: the same reasons with all details.
+/// Replaces the reasons why an operation waits or did not start. `in_full` has the same reasons with all details.
 fn report_in_full(operation: &mut Operation, in_full: ApiError) {
     match operation.state {
         OperationState::Waiting => {

@@ -76,7 +76,8 @@ pub(super) async fn end(
     Ok(tagged(Json(answer).into_response(), generation))
 }
 
-/// Finds the GPU that a text names: by any selector, or only by its UUID if there is no driver.
+/// Finds the GPU that a text names: by any selector, or only by its UUID if the driver does not
+/// list the GPU.
 fn find_gpu(
     state: &state::State,
     gpus: &Result<Vec<Gpu>, ApiError>,

@@ -83,8 +83,8 @@ impl Pool {
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // Acquire the permit of the uid first. So one uid never has more entries in the queue of the pool than it may
-        // hold permits.
+        // Acquire the permit of the uid first. So the entries of one uid in the queue of the pool are never more than
+        // the permits that the uid may hold.
         let share = Arc::clone(share).acquire_owned().await?;
         Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }
@@ -100,7 +100,8 @@ impl Wake for WakeTask {
 }
 
 impl ResponseLimiter {
-    /// Creates the limiter. It has two pools. Each has one permit for every two processors, at most [`MOST_PERMITS`].
+    /// Creates the limiter. It has two pools. Each pool has one permit for every two processors, at most
+    /// [`MOST_PERMITS`].
     pub(crate) fn new(own_uid: u32) -> Self {
         let permits = (available_parallelism().map_or(1, usize::from) / 2).clamp(1, MOST_PERMITS);
         Self::with_permits(permits, own_uid)
@@ -110,7 +111,7 @@ impl ResponseLimiter {
         Self(Arc::new(Inner { public: Pool::new(permits), privileged: Pool::new(permits), own_uid }))
     }
 
-    /// Runs `work` to its end. Each time gpushd polls `work`, it holds a permit of the caller's uid.
+    /// Runs `work` to its end. gpushd holds a permit of the caller's uid each time it polls `work`.
     ///
     /// # Errors
     /// If `work` panics.
@@ -205,7 +206,7 @@ mod tests {
             others.spawn(async move { limiter.run(&caller(1000), std::future::pending::<()>()).await.is_ok() });
         }
         tokio::task::yield_now().await;
-        // The waiting responses hold no permit, so both uids get one.
+        // The waiting responses hold no permit, so each of the two uids gets a permit.
         assert_eq!(limiter.run(&caller(1000), async { 1 }).await.unwrap(), 1);
         assert_eq!(limiter.run(&caller(1001), async { 2 }).await.unwrap(), 2);
         tx.send(7).unwrap();

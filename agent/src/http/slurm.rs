@@ -1,4 +1,4 @@
-//! `/v1/slurm/jobs`: calls of Slurm's hooks, only through the admin socket.
+//! `/v1/slurm/jobs`: requests of Slurm's hooks, only through the admin socket.
 
 use axum::{
     Json,

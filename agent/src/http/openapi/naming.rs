@@ -177,8 +177,8 @@ fn sources(folder: &std::path::Path, found: &mut Vec<String>) {
     }
 }
 
-/// In gpushd, only audit records are made with `json!`, so no type checks their fields. This test checks that each
-/// field has a known type, and that each time has whole seconds.
+/// In gpushd, only audit records are made with `json!`, so the compiler does not check the types of their fields. This
+/// test checks that each field has a known type, and that each time has whole seconds.
 #[test]
 fn fields_of_audit_records_have_known_types_and_whole_seconds() {
     let mut texts = Vec::new();
