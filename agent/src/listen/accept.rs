@@ -5,8 +5,8 @@
 //!                              └─ no: 503 and closed
 //! ```
 //!
-//! When gpushd stops, the loop ends at once. Connections may finish their current request, and are closed after
-//! [`DRAIN`].
+//! When gpushd stops, the loop ends at once. Connections can finish their current request. After [`DRAIN`], gpushd
+//! closes the connections that are still open.
 
 use std::{
     convert::Infallible,
@@ -70,7 +70,7 @@ const FIRST_REQUEST: Duration = Duration::from_millis(500);
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
 /// The socket that an accept loop serves. Each socket has its own loop, backlog and limits, so load on one socket does
-/// not affect the other.
+/// not affect the other socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SocketKind {
     /// The first socket, for all users.
@@ -112,7 +112,8 @@ pub(crate) async fn serve(
             }
             accepted = listener.accept() => accepted.and_then(|(stream, _)| stream.into_std()),
         };
-        // Accept further queued connections without tokio, which is faster: most of them may already be closed.
+        // Accept further queued connections without tokio. This is faster if most of these connections are already
+        // closed.
         let more = std::iter::repeat_with(|| accept_with(&listener, SocketFlags::CLOEXEC).map(StdStream::from));
         for accepted in std::iter::once(accepted).chain(more.map(|one| one.map_err(io::Error::from))).take(BATCH) {
             match accepted {
@@ -154,8 +155,8 @@ impl Limits {
         peer.uid == 0 || peer.uid == self.own
     }
 
-    /// Takes a slot for the connection of a client. Identifies the process of the client only if this can affect the
-    /// result.
+    /// Takes a slot for the connection of a client. Identifies the process of the client only if the identity of the
+    /// process can affect the result.
     fn take_slot(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
@@ -185,7 +186,8 @@ impl Limits {
     }
 }
 
-/// The peer of a connection. gpushd identifies its process only once, because the process may exit or change its user.
+/// The peer of a connection. gpushd identifies the process of the peer only once, because the process may exit or
+/// change its user.
 struct Client {
     peer: Peer,
     is_identified: bool,
@@ -204,8 +206,8 @@ impl Client {
     }
 }
 
-/// Returns whether the peer has closed the connection. If a client opens many connections, most of them are already
-/// closed, and need no further work.
+/// Returns whether the peer has closed the connection. A client that opens many connections has already closed most of
+/// them, and closed connections need no further work.
 fn is_closed(stream: &StdStream) -> bool {
     let mut byte = [0];
     matches!(recv(stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT), Ok(0))
@@ -301,8 +303,8 @@ async fn connection(
             request.extensions_mut().insert(ThroughAdminSocket);
         }
         let mut router = router.clone();
-        // Handle the request in a separate task, so that a panic becomes an error response. The task is aborted with
-        // the connection.
+        // Handle the request in a separate task, so that a panic becomes an error response. The task is aborted when
+        // the connection ends.
         let handler = AbortOnDropHandle::new(tokio::spawn(async move { router.call(request).await }));
         let pace = pace.clone();
         async move {

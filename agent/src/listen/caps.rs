@@ -43,7 +43,7 @@ const BURST: u32 = 100;
 /// Maximum number of accounts in memory. Above this number, gpushd removes accounts without open connections.
 const MOST_ACCOUNTS: usize = 1024;
 
-/// The rank of a caller, which determines how many connections it may have.
+/// The rank of a caller, which determines how many connections the caller may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rank {
     /// Any user.
@@ -67,7 +67,7 @@ pub(crate) enum SlotRefusal {
 #[derive(Debug, Clone, Copy)]
 struct Count {
     open: usize,
-    /// When the account may open its next connection without delay.
+    /// Time from which the account may open its next connection without delay.
     next: Instant,
 }
 
@@ -104,7 +104,7 @@ impl Caps {
 
     /// Returns how many connections may be open in total after a caller of this rank has connected.
     fn most(&self, rank: Rank) -> usize {
-        // If the total is small, the two reserves must not use up more than about half of it.
+        // If the total is small, the two reserves must not use up more than about half of the total.
         let reserved = RESERVED.min(self.in_all / 3);
         let admins = ADMINS.min(self.in_all / 6);
         match rank {
@@ -221,8 +221,8 @@ mod tests {
             delays.push(caps.take_slot(ALICE, Rank::User, now).unwrap().delay);
         }
         assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
-        // In this test, the delayed connections do not keep their slots. In practice they do, so far fewer connections
-        // are delayed at once.
+        // In this test, the delayed connections do not keep their slots. In practice they do, so the number of
+        // connections that are delayed at once is much smaller.
         assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
         assert_eq!(caps.take_slot(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
         assert_eq!(caps.take_slot(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);

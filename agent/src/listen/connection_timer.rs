@@ -43,7 +43,7 @@ enum ConnectionPhase {
     Head(Instant),
     Busy,
     Idle(Instant),
-    /// gpushd is writing an endless response. The time is when the peer last read something.
+    /// gpushd is writing an endless response. The value is the time at which the peer last read something.
     Streaming(Instant),
 }
 
@@ -260,7 +260,7 @@ mod tests {
         });
         for _ in 0..100 {
             tokio::time::sleep(IDLE / 2).await;
-            // The timer must ignore input: it checks whether the peer reads the stream.
+            // The timer must ignore input, because the timer checks whether the peer reads the stream.
             pace.bytes_received();
             pace.bytes_sent();
         }

@@ -143,12 +143,12 @@ pub(crate) struct Listening {
     pub(crate) listener: UnixListener,
     /// Name of the socket in logs.
     pub(crate) name: String,
-    /// The socket file. gpushd removes it when it stops. `None` if systemd owns the file.
+    /// The socket file. gpushd removes the file on exit. `None` if systemd owns the file.
     ours: Option<OwnedFile>,
 }
 
 /// A socket file of gpushd and the lock of its path. Dropping this value removes the file, unless another process has
-/// replaced it. Then it releases the lock.
+/// replaced the file. The drop then releases the lock.
 #[derive(Debug)]
 struct OwnedFile {
     path: PathBuf,
@@ -157,8 +157,8 @@ struct OwnedFile {
 }
 
 impl Listening {
-    /// Returns the sockets that systemd passed, if any. Call this before any thread starts, because it removes
-    /// environment variables.
+    /// Returns the sockets that systemd passed, if any. Call this function before any thread starts, because the
+    /// function removes environment variables.
     pub(crate) fn take_passed() -> Result<Option<PassedSockets>, SocketError> {
         let broken = |source| SocketError::HandedOver { source };
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
@@ -184,7 +184,7 @@ impl Listening {
         }
     }
 
-    /// Creates the socket at `path`. `option` is the command-line option that sets this path; errors name it.
+    /// Creates the socket at `path`. `option` is the command-line option that sets this path; errors name the option.
     pub(crate) fn bind(path: &Path, access: &SocketAccess, option: &'static str) -> Result<Self, SocketError> {
         let here = || path.to_owned();
         let failed = |source| SocketError::Bind { path: here(), source };
