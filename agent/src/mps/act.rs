@@ -1,8 +1,9 @@
 //! Actions on an MPS daemon: start, stop, restart, drain, and change the settings of its clients.
 //!
-//! gpushd stops or restarts a daemon that is in use only with `force`. Otherwise the error names the clients and the
-//! leases. A lease counts as use even before the holder's program connects. The program may take seconds until it calls
-//! `cuInit`. If the daemon stopped before that call, the program would run without MPS, and no error would say so.
+//! Without `force`, gpushd does not stop or restart a daemon that is in use. The error then names the clients and the
+//! leases. A lease counts as use even before the holder's program connects, because the program may take seconds until
+//! it calls `cuInit`. If the daemon stopped before that call, the program would run without MPS, and no error would say
+//! so.
 //!
 //! A stopped daemon stays stopped when gpushd restarts, until an administrator starts it.
 
@@ -56,7 +57,7 @@ impl MpsAction {
     }
 }
 
-/// Performs an action. Returns the daemon afterwards.
+/// Performs an action on a daemon. Returns the state of the daemon after the action.
 ///
 /// # Errors
 /// If the daemon is in use and `force` is not set, or the action cannot be recorded.
@@ -84,8 +85,8 @@ pub(crate) async fn act(
     if matches!(act, MpsAction::Start | MpsAction::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
     }
-    // A daemon that is not desired, for example after a stop, has no policy. So [`start`] must set its policy and start
-    // it.
+    // A daemon that is not desired, for example after a stop, has no policy. So [`start`] must set the policy and start
+    // the daemon.
     let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.last_report().wanted;
     let unless_used = !how.force;
     if unless_used && ends_use(act, &entry.daemon.last_report()) && mps.is_leased(&uuid) {
@@ -178,7 +179,8 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
             .hint("see the state of its GPU with `gpushctl status`, then try again")
             .retryable());
     };
-    // If an operation is changing the GPU, it may keep the daemon stopped until it ends.
+    // While an operation is changing the GPU, refuse the start: the operation may keep the daemon stopped until the
+    // operation ends.
     eligibility::not_changing(&mps.handles.state, target.gpu, &target.gpu_uuid)
 }
 

@@ -18,8 +18,8 @@ const TERMINATE: Duration = Duration::from_secs(5);
 /// Maximum time that the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
 
-/// Returns a function that asks the driver for the MPS clients of a target. gpushd calls it if the daemon does not
-/// report its clients.
+/// Returns a function that asks the driver for the MPS clients of a target. gpushd calls the function if the daemon
+/// does not report its clients.
 pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverClients {
     let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {
@@ -38,7 +38,7 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
     })
 }
 
-/// A target that is shared through MPS. Contains what decides whether a process may run there.
+/// A target that is shared through MPS. Contains the facts that decide whether a process may run on the target.
 #[derive(Debug)]
 pub(crate) struct SharedTarget {
     /// Whether a daemon is desired. If the daemon is stopped or about to be removed, this is `false`, and no lease is
@@ -113,7 +113,7 @@ pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<Mp
     clients
 }
 
-/// Returns a sentence for each problem on the target that the daemon does not prevent.
+/// Returns a sentence for each problem that the daemon of the target does not prevent.
 pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
     let mut findings = seen.findings.clone();
     let without = clients.iter().filter(|client| client.lease.is_none()).count();

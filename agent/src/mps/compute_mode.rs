@@ -2,8 +2,8 @@
 //! programs cannot bypass the daemon, and later restores the previous mode.
 //!
 //! The GPU needs EXCLUSIVE_PROCESS from just before an operation starts the daemon until all processes of the daemon
-//! have exited. If the daemon has never started, the GPU does not need the mode, even while gpushd still tries to start
-//! the daemon.
+//! have exited. If the operation could not start the daemon, the GPU no longer needs the mode, even if gpushd will try
+//! to start the daemon again.
 
 use std::{
     collections::BTreeMap,
@@ -36,8 +36,8 @@ impl Mps {
     }
 }
 
-/// Sets the compute mode of a GPU that is shared through MPS or will soon be. If this fails, health and the daemon's
-/// findings report the reason until an attempt succeeds.
+/// Sets the compute mode of a GPU that is shared through MPS or will soon be shared. If this fails, health and the
+/// daemon's findings report the reason until an attempt succeeds.
 pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: MpsComputeMode) {
     let gpu = &target.gpu_uuid;
     match wanted {
@@ -56,7 +56,7 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
             }
         }
         // During maintenance gpushd cannot access the driver. The state `maintenance` already explains why the mode is
-        // not set.
+        // not set, so do not report this error.
         Err(_) if mps.handles.state.maintenance().is_some() => {}
         Err(why) => {
             if mps.bypass_reasons().insert(gpu.clone(), why.clone()).as_ref() != Some(&why) {

@@ -87,7 +87,8 @@ pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
     Err(view::not_granting_error(&label, &entry, &seen, mps.record(target).stopped.is_some()))
 }
 
-/// Returns the settings for the clients of a lease: the requested values, limited by the settings of the daemon.
+/// Returns the settings for the clients of a lease: the requested values, and the values of the daemon for settings
+/// that were not requested.
 ///
 /// # Errors
 /// If a value exceeds a limit of the daemon or the memory of the target.
@@ -127,7 +128,7 @@ pub(crate) fn client_settings(
 }
 
 /// Admits lease holders to the MPS targets of a grant that is about to be recorded. If a daemon still belongs to a
-/// previous user, replaces it.
+/// previous user, replaces the daemon.
 ///
 /// # Errors
 /// If a daemon does not serve, or clients of another user are connected.
@@ -158,7 +159,7 @@ pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
             );
         }
         drop(turn);
-        // If no rule requires the daemon any more, the reconciler may stop it now.
+        // Wake the reconciler: if no rule requires the daemon any more, the reconciler can stop the daemon now.
         mps.wakes.wake(&entry.gpu_uuid);
     }
 }
@@ -193,9 +194,9 @@ pub(crate) fn named(mps: &Mps, pid: u32, uid: u32) -> io::Result<Option<String>>
     (mps.handles.named_lease)(pid, uid)
 }
 
-/// Returns whether a process is a client of another gpushd: its environment names a pipe directory
-/// that this gpushd does not manage. If so, the lease that the process names also belongs to the
-/// other gpushd, because lease numbers are unique only within one gpushd.
+/// Returns whether a process is a client of another gpushd: the environment of the process names a pipe directory that
+/// this gpushd does not manage. If so, the lease that the process names also belongs to the other gpushd, because lease
+/// numbers are unique only within one gpushd.
 ///
 /// # Errors
 /// gpushd has no free file descriptor or memory, or the kernel does not answer.

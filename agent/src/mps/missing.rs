@@ -18,7 +18,8 @@ use crate::{
     state::{HostState, no_driver, words},
 };
 
-/// Checks that gpushd knows the GPUs of the host. Before that, it cannot say that a target does not exist.
+/// Checks that gpushd knows the GPUs of the host. Until gpushd knows the GPUs, it cannot say that a target does not
+/// exist.
 ///
 /// # Errors
 /// If gpushd does not know the GPUs. The error says why.

@@ -18,7 +18,7 @@
 //! | `operation_steps` | daemons that an operation stops or starts |
 //! | `records` | what is recorded about daemons |
 //! | `multi_user_support` | whether a daemon can serve several users |
-//! | `missing` | errors for targets that gpushd does not have, or not yet |
+//! | `missing` | errors for targets that gpushd does not have, or does not have yet |
 //! | `leases` | functions of targets for leases: offers, admission of holders, clients |
 //! | `clients` | the clients of a daemon, and their leases |
 //! | `control_connection` | names the processes that prevent a daemon from answering |
@@ -112,7 +112,8 @@ pub(crate) struct Handles {
     pub(crate) own_uid: u32,
 }
 
-/// Reads the lease that a process names in its environment, by pid.
+/// Reads the lease that a process names in its environment. The arguments are the pid of the process and the uid of its
+/// user.
 pub(crate) type NamedLease = Arc<dyn Fn(u32, u32) -> std::io::Result<Option<String>> + Send + Sync>;
 
 impl fmt::Debug for Handles {
@@ -240,7 +241,7 @@ impl Mps {
         }
     }
 
-    /// Returns whether a whole GPU is an MPS target, even one that is about to be removed.
+    /// Returns whether a whole GPU is an MPS target, even if the target is about to be removed.
     pub(crate) fn has(&self, uuid: &str) -> bool {
         self.is_active(uuid) || self.entries().contains_key(uuid)
     }

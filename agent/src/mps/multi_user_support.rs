@@ -1,5 +1,5 @@
 //! Finds out whether an MPS daemon can serve several users at a time, which a rule requests with `users = "many"`. If
-//! it cannot, the target serves one user at a time, and a finding says so.
+//! the daemon cannot, the target serves one user at a time, and a finding says so.
 
 use std::{
     path::{Path, PathBuf},

@@ -11,8 +11,8 @@
 //!      └► rolled back: as before, according to the record
 //! ```
 //!
-//! An MPS server of gpushd without clients does not count as a use of its GPU. MIG mode allows only the default compute
-//! mode. So gpushd restores the compute mode when the daemon exits, before MIG mode is enabled.
+//! If an MPS server of gpushd has no clients, the server does not count as a use of its GPU. MIG mode allows only the
+//! default compute mode. So gpushd restores the compute mode when the daemon exits, before MIG mode is enabled.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ const MARGIN: Duration = Duration::from_secs(5);
 /// Interval at which gpushd checks whether all processes of an exited daemon have ended.
 const CHECK: Duration = Duration::from_millis(5);
 
-/// The daemons that an operation keeps stopped or starts. Removed when the operation ends.
+/// The daemons that an operation starts or keeps stopped. Removed when the operation ends.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OperationDaemons {
     /// UUIDs of the targets whose daemons the operation keeps stopped.
@@ -43,7 +43,7 @@ pub(super) struct OperationDaemons {
 }
 
 impl Mps {
-    /// Returns the daemons that any running operation keeps stopped or starts.
+    /// Returns the daemons that any running operation starts or keeps stopped.
     pub(super) fn all_operation_daemons(&self) -> OperationDaemons {
         let mut all = OperationDaemons::default();
         for moves in self.operation_daemons().values() {
@@ -53,8 +53,8 @@ impl Mps {
         all
     }
 
-    /// Forgets which daemons an operation keeps stopped or starts. Then only the records determine which daemons gpushd
-    /// starts or keeps stopped.
+    /// Forgets which daemons an operation starts or keeps stopped. After that, only the records determine which daemons
+    /// gpushd starts or keeps stopped.
     pub(crate) fn forget_operation(&self, operation: &str) {
         if self.operation_daemons().remove(operation).is_some() {
             self.wake_all();
@@ -104,7 +104,7 @@ pub(crate) async fn poll(mps: &Mps, asked: &BTreeSet<String>) {
 }
 
 /// Returns what a plan needs exclusively on its GPU: certain targets, or the whole GPU. While the operation waits, it
-/// reserves them, even if leases still use them. A refused plan reserves nothing.
+/// reserves these targets or this GPU, even if leases still use them. A refused plan reserves nothing.
 pub(crate) fn reserve_of_plan(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());
@@ -215,7 +215,8 @@ pub(crate) async fn stop_for_operation(
 ) -> Result<(), ApiError> {
     // If the daemon no longer exists, there is nothing to stop.
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
-    // While this lock is held, no lease can be granted. Closing admission refuses new clients.
+    // While this lock is held, no lease can be granted. After admission is closed, the daemon refuses new clients. So
+    // no new use can begin after the check below.
     let turn = entry.turn.lock().await;
     let shut = entry.daemon.send(DaemonRequest::CloseAdmission).await;
     let used = users(mps, uuid, &entry);

@@ -1,4 +1,5 @@
-//! Starts and stops daemons as desired. Each GPU has one task, which holds the lane of the GPU meanwhile.
+//! Starts and stops daemons as desired. Each GPU has one task, which holds the lane of the GPU while it starts and
+//! stops daemons.
 //!
 //! ```text
 //! a daemon was found, or its target is desired ──► an entry, with a supervisor task
@@ -110,8 +111,8 @@ pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     false
 }
 
-/// Returns whether a GPU has a daemon, or its rule or override requests one. If not, the reconciler need not read the
-/// GPU.
+/// Returns whether a GPU has a daemon, or whether its rule or override requests a daemon. Otherwise the reconciler need
+/// not read the GPU.
 fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     if mps.entries().values().any(|entry| entry.gpu_uuid == gpu_uuid) {
         return true;
@@ -121,8 +122,8 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
     let wish = desired::desired_state(&host.config, gpu.rule, &gpu.gpu);
     let is_wanted = match wish.mode.mps_scope() {
         MpsScope::WholeGpu => true,
-        // If the layout of the override cannot be parsed, gpushd does not know whether the layout
-        // requests a daemon.
+        // If the layout of the override cannot be parsed, gpushd does not know whether the layout requests a daemon. So
+        // assume that it does.
         MpsScope::MigDevices => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
         MpsScope::Nothing => false,
     };
@@ -159,7 +160,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| gets_daemon(mps, &moving, target)) {
         add_or_update(mps, target);
-        // Remove the settings that override the rule if the rule has changed.
+        // If the rule has changed, remove the settings that override it.
         records::drop_overridden_settings(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
@@ -239,7 +240,8 @@ async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<B
     }
     let place = TargetDir::of(&mps.base, &entry.short);
     if place.is_locked() {
-        // The processes of the daemon still exit or serve clients. Check again soon, but only for the first 5 seconds.
+        // The processes of the daemon are still exiting, or still serve clients. Check again soon, but only for the
+        // first 5 seconds.
         if entry.daemon.last_report().since > Timestamp::now() - SignedDuration::from_secs(5) {
             mps.wake_soon(&entry.gpu_uuid);
         }

@@ -23,8 +23,8 @@ impl Mps {
     }
 }
 
-/// Changes the record of a target. Writes `also` in the same transaction. Computes the new record from the latest one,
-/// so no concurrent change is lost.
+/// Changes the record of a target. Writes `also` in the same transaction. Computes the new record from the latest
+/// record, so no concurrent change is lost.
 ///
 /// # Errors
 /// If the commit fails. After an error, the record is unchanged.
@@ -50,7 +50,8 @@ fn apply_in_memory(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsT
     let record = change(known);
     let in_force = record.in_force.is_some();
     records.insert(uuid.to_owned(), record);
-    // Update the state while the records are locked, so that changes reach the state in their order.
+    // Update the state while the records are locked, so that changes reach the state in the order in which they were
+    // made.
     mps.handles.state.set_shared(uuid, in_force);
 }
 
@@ -97,7 +98,7 @@ fn with_started_daemon(record: MpsTarget) -> MpsTarget {
 
 type RecordChange = fn(MpsTarget) -> MpsTarget;
 
-/// For each whole GPU, by UUID, how an operation changes its record.
+/// For each whole GPU, by UUID, how an operation changes the record of the GPU.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RecordedSettings(Vec<(String, RecordChange)>);
 
@@ -114,8 +115,8 @@ impl RecordedSettings {
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
 
-    /// Returns changes that record all running daemons as started if a rule requests them. Used after a loss of the
-    /// database, when an administrator accepts the GPUs as they are.
+    /// For each running daemon that a rule requests, returns the change that records the daemon as started. Used after
+    /// a loss of the database, when an administrator accepts the GPUs as they are.
     pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
         let entries = mps.entries();
         let stands = |gpu: &&Gpu| {
@@ -133,7 +134,7 @@ impl RecordedSettings {
         self.0.iter().try_for_each(|(uuid, change)| tx.change_mps_target(uuid, change))
     }
 
-    /// Returns the UUIDs of those of the changed GPUs whose rules request EXCLUSIVE_PROCESS.
+    /// Returns the UUIDs of the changed GPUs whose rules request EXCLUSIVE_PROCESS.
     pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<String> {
         let config = mps.handles.state.config();
         let is_exclusive = |position: usize| {

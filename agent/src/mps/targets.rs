@@ -73,7 +73,8 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
         })));
         // Wake the requests for leases, because the daemon may admit clients now.
         shared.handles.lanes.make_room();
-        // The daemon may have started after its operation stopped waiting, and may then need the compute mode.
+        // The daemon may have started after its operation stopped waiting, and may then need the compute mode. So wake
+        // the reconciler.
         if matches!(seen.state, SupervisorState::Stopped | SupervisorState::Ready { .. }) {
             shared.wakes.wake(&woken);
         }
@@ -90,8 +91,8 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
     Daemon::of(short, uuid, place, mps.launcher.clone(), sources, changed)
 }
 
-/// Returns whether a target gets a daemon. A MIG device gets one because of its layout. A whole GPU gets one only if an
-/// operation has started it on this boot or is starting it.
+/// Returns whether a target gets a daemon. A MIG device gets a daemon if the layout of its GPU shares the device. A
+/// whole GPU gets a daemon only if an operation has started it on this boot or is starting it.
 pub(super) fn gets_daemon(mps: &Mps, moving: &OperationDaemons, target: &SharingTarget) -> bool {
     !target.full_gpu || mps.is_active(&target.uuid) || moving.starting.contains(&target.uuid)
 }
@@ -121,7 +122,7 @@ impl DesiredTargets {
     }
 
     /// Returns whether a target will soon appear: its GPU was read, and no operation is needed, but the reconciler has
-    /// not added it yet.
+    /// not added the target yet.
     pub(super) fn has_pending(&self, mps: &Mps) -> bool {
         let known: BTreeSet<String> = mps.entries().keys().cloned().collect();
         let comes = |target: &SharingTarget| !target.full_gpu || mps.is_active(&target.uuid);

@@ -140,7 +140,7 @@ pub(super) fn removed_target_error(label: &str, entry: &Entry, why: String) -> A
     }
 }
 
-/// Returns the error that a target grants no leases, with the state of its daemon as the reason.
+/// Returns the error for a target that grants no leases. The reason is the state of its daemon.
 pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_stopped: bool) -> ApiError {
     let state = match state(seen) {
         MpsState::Fault => "has failed".to_owned(),
@@ -179,7 +179,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let ill = entries.iter().filter_map(|(uuid, entry)| {
         let seen = entry.daemon.last_report();
         let ill = match seen.state {
-            // `BackingOff` without failures means that processes of the previous daemon still run.
+            // This includes `BackingOff` without failures: processes of the previous daemon still run.
             SupervisorState::Hung { .. }
             | SupervisorState::Fault { .. }
             | SupervisorState::GivenUp
@@ -196,7 +196,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let open = entries.iter().filter_map(|(uuid, entry)| {
         compute_mode::bypass_error(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
-    // If a GPU is too old for MPS, an administrator must change the config.
+    // Report each GPU that is too old for MPS, because an administrator must change the config.
     let too_old = DesiredTargets::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
@@ -208,7 +208,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 /// Returns all daemons, sorted by GPU and MIG device.
 ///
 /// # Errors
-/// If gpushd does not know the GPUs and has no daemons: an empty list would say that there are none.
+/// If gpushd does not know the GPUs and has no daemons. An empty list would say that the host has no MPS targets.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
     let entries = mps.entries().clone();
     if entries.is_empty() {
@@ -233,14 +233,14 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
     (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid))
 }
 
-/// Polls the daemon that a text names, and returns it.
+/// Polls the daemon that a text names, and describes this daemon.
 ///
 /// # Errors
 /// If the text matches no daemon, or several.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(mps, text)?;
-    // For other users, answers may be up to [`FRESH`] old. A daemon accepts only one connection at a time, so only
-    // administrators may cause a poll with every request.
+    // Only requests of administrators always cause a poll, because a daemon accepts only one connection at a time. For
+    // other users, answers may be up to [`FRESH`] old.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
     Ok(shown(mps, caller, &DesiredTargets::of(mps, caller.viewer), (&uuid, &entry), seen).await)
 }
