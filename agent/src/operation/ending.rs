@@ -63,7 +63,8 @@ impl fmt::Debug for Ending {
 }
 
 impl Operations {
-    /// Records the end of an operation. Returns the changes that were recorded with it, and the revision of the record.
+    /// Records the end of an operation. Returns the changes that were recorded with the end, and the revision of the
+    /// record.
     pub(super) async fn record_end(&self, ending: &Ending) -> Result<(EndEffects, u64), StoreError> {
         let (id, state, error, also) = (ending.id, ending.state, ending.error.clone(), ending.also.clone());
         let watch = self.active().get(&id).map(|live| live.watch.clone());
@@ -71,7 +72,8 @@ impl Operations {
             let effects = also.lock().unwrap_or_else(PoisonError::into_inner)(tx)?;
             match tx.end(id, state, error.clone()) {
                 Ok(_) => {}
-                // The operation was cancelled before it began. The record of the cancellation already contains its end.
+                // The operation was cancelled before it began. The record of the cancellation already contains the end
+                // of the operation.
                 Err(StoreError::Transition { from: OperationState::NotStarted, .. })
                     if state == OperationState::NotStarted => {}
                 Err(error) => return Err(error),
@@ -84,7 +86,8 @@ impl Operations {
         written.await
     }
 
-    /// Keeps the end of an operation that could not be recorded. Tries again in the background until it is recorded.
+    /// Keeps the end of an operation that could not be recorded. Tries again in the background until the end is
+    /// recorded.
     pub(super) async fn record_later(&self, ending: Ending) {
         self.0.unrecorded.lock().await.push(ending);
         let operations = self.clone();
@@ -99,7 +102,7 @@ impl Operations {
         });
     }
 
-    /// Records all ends that are not recorded yet, in their order.
+    /// Records all ends that are not recorded yet, oldest first.
     ///
     /// # Errors
     /// If an end still cannot be recorded.

@@ -1,7 +1,7 @@
 //! All operations, and the clients that wait for them.
 //!
 //! [`gpush_api::operation`] defines the states. The unfinished operations are in memory. The journal contains all
-//! operations, and answers requests about ended ones. The module `apply` recovers the unfinished operations of a
+//! operations, and answers requests about ended operations. The module `apply` recovers the unfinished operations of a
 //! previous gpushd.
 //!
 //! | file | subject |
@@ -188,12 +188,15 @@ impl Operations {
         Err(error.hint("try again when gpushd has started again: `systemctl status gpushd` shows its state"))
     }
 
-    /// Records that an operation has begun. Only after this call may gpushd make driver calls for it.
+    /// Records that an operation has begun. gpushd may make driver calls for the operation only after this call.
     ///
     /// # Errors
     /// If the operation cannot be recorded. After an error, the operation does not exist.
     pub(crate) async fn begin(&self, claim: Claim, new: OperationSpec) -> Result<Arc<OperationHandle>, ApiError> {
-        #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
+        #[expect(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method itself accepts only one lifetime of `Tx`, but the argument must accept all"
+        )]
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
         claim.begin(&record.id.to_string());
         intent.begun = Some(record.sequence);
@@ -210,8 +213,8 @@ impl Operations {
         }
     }
 
-    /// Returns whether an operation has begun on a GPU since gpushd started. GPUs that were only reset together with
-    /// others do not count.
+    /// Returns whether an operation has begun on a GPU since gpushd started. This excludes GPUs that were only reset
+    /// together with other GPUs.
     pub(crate) fn began_on(&self, uuid: &str) -> bool {
         self.0.requested.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
@@ -221,7 +224,10 @@ impl Operations {
     /// # Errors
     /// If the operation cannot be recorded. After an error, the operation does not exist.
     pub(crate) async fn enqueue(&self, new: OperationSpec) -> Result<Arc<OperationHandle>, ApiError> {
-        #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
+        #[expect(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method itself accepts only one lifetime of `Tx`, but the argument must accept all"
+        )]
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
         Ok(self.insert(record, None, false))
     }
@@ -342,8 +348,8 @@ impl Operations {
         }
     }
 
-    /// Returns why an operation waits or did not start, with the names of the processes in the way; `None` if this is
-    /// not known. Only administrators may see it.
+    /// Returns why an operation waits or did not start, with the names of the blocking processes; `None` if the reason
+    /// is not known. Only administrators may see this error.
     ///
     /// # Errors
     /// If the journal cannot be read.
@@ -410,7 +416,7 @@ impl Operations {
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(EventPayload::Change(change));
-        // If several callers cancel the operation, keep the first one.
+        // If several callers cancel the operation, keep the first caller.
         let _ = live.cancelled_by.set(by);
         live.watch.send_if_modified(|operation| {
             let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
@@ -451,7 +457,7 @@ impl Operations {
         written.await
     }
 
-    /// Removes an operation from memory. After that, the journal answers requests about it.
+    /// Removes an operation from memory. After that, the journal answers requests about the operation.
     fn forget(&self, id: OperationId) {
         self.active().remove(&id);
     }

@@ -1,4 +1,5 @@
-//! Names of GPUs in an operation's error. The first mention of a GPU has its index and UUID, later ones only its index.
+//! Names of GPUs in an operation's error. The first mention of a GPU has its index and UUID, later mentions have only
+//! its index.
 //!
 //! Several layers of gpushd add sentences to an error, each with the full names of GPUs. Without this module, the error
 //! would repeat their UUIDs. Commands in the error keep the UUID.
@@ -36,7 +37,7 @@ fn shorten_sentence(sentence: &mut String, names: &mut [GpuMention]) {
     }
 }
 
-/// Shortens a GPU's name in a sentence, unless this is its first mention.
+/// Shortens a GPU's name in a sentence, except at the first mention of the GPU in the error.
 fn shorten(sentence: &str, name: &mut GpuMention) -> String {
     let GpuMention { index, uuid, reported } = name;
     let (index, full) = (format!("GPU {index}"), format!("GPU {index} ({uuid})"));

@@ -1,8 +1,8 @@
 //! One unfinished operation, for the task that executes it.
 //!
-//! gpushd writes the records that recovery needs in advance: the plan before the first driver call, a rollback before
-//! its first step, and the end before clients see it. Progress is only informative, so gpushd does not wait until it is
-//! recorded.
+//! Recovery needs some records, which gpushd therefore writes in advance: the plan before the first driver call, a
+//! rollback before its first step, and the end before clients see it. Progress is only informative, so gpushd does not
+//! wait until it is recorded.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -28,7 +28,7 @@ struct EventNote {
 /// Maximum number of notes that an operation keeps.
 const MOST_NOTES: usize = 16;
 
-/// An unfinished operation. Dropping this value releases its GPUs.
+/// An unfinished operation. Dropping this value releases the GPUs of the operation.
 #[derive(Debug)]
 pub(crate) struct OperationHandle {
     pub(super) id: OperationId,
@@ -63,8 +63,8 @@ impl OperationHandle {
         &self.cancelled
     }
 
-    /// Returns the error of a cancelled operation. The error names the user who cancelled it, if this gpushd knows that
-    /// user.
+    /// Returns the error of a cancelled operation. The error names the user who cancelled the operation, if this gpushd
+    /// knows that user.
     pub(crate) fn why_cancelled(&self) -> ApiError {
         super::cancelled(self.id, self.cancelled_by.get())
     }
@@ -87,7 +87,7 @@ impl OperationHandle {
             let progress = operation.progress.get_mut(position)?;
             let before = progress.clone();
             change(progress);
-            // Publish no event when a step ends, because the next step begins at once and publishes one.
+            // Publish no event when a step ends, because the next step begins at once and publishes an event.
             let plan = operation.plans.get(position).map(std::slice::from_ref).unwrap_or_default();
             let reported = |error| wire::bounded(naming::once(error, plan), wire::FEW_CAUSES);
             progress.error = progress.error.take().map(reported);
@@ -166,8 +166,8 @@ impl OperationHandle {
         Ok(())
     }
 
-    /// Starts an operation that waited in the queue. `claim` contains its GPUs, and `plans` its current plans. Only
-    /// after this call may gpushd make driver calls for it.
+    /// Starts an operation that waited in the queue. `claim` contains the GPUs of the operation, and `plans` its
+    /// current plans. gpushd may make driver calls for the operation only after this call.
     ///
     /// # Errors
     /// If the start cannot be recorded. After an error, the operation has not started.
@@ -229,11 +229,11 @@ impl OperationHandle {
         Ok(())
     }
 
-    /// Ends the operation. `also` writes further changes in the transaction that records the end; `then` gets them.
-    /// Releases the GPUs before clients see the end, so that a client that waited for the end can use them.
+    /// Ends the operation. `also` writes further changes in the transaction that records the end; `then` gets these
+    /// changes. Releases the GPUs before clients see the end, so that a client that waited for the end can use them.
     ///
-    /// If the end cannot be recorded, gpushd shows it to clients anyway, with the failure as a cause or a note. gpushd
-    /// tries again until it is recorded.
+    /// If the end cannot be recorded, gpushd shows the end to clients anyway, with the failure as a cause or a note.
+    /// gpushd tries again until the end is recorded.
     pub(crate) async fn end(
         self: Arc<Self>,
         state: OperationState,
@@ -276,8 +276,8 @@ impl OperationHandle {
             for progress in &mut operation.progress {
                 progress.doing = None;
             }
-            // `update` adds 1 to the revision. Then it equals the revision in the journal, which answers later
-            // requests.
+            // `update` adds 1 to the revision. The revision then equals the revision in the journal, which answers
+            // later requests.
             operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
             Some(EventNote::default())
         });
