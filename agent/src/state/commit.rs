@@ -13,8 +13,8 @@ use super::{Change, State};
 pub(crate) struct Commits {
     store: Store,
     state: State,
-    /// Held from the commit of a change until it is applied. So changes have the same order in the store and in the
-    /// state.
+    /// Held from the commit of a change until the change is applied. So changes have the same order in the store and in
+    /// the state.
     order: Arc<Mutex<()>>,
 }
 
@@ -25,7 +25,8 @@ impl Commits {
     }
 
     /// Commits a change, and writes `also` in the same transaction. Then applies the change and publishes `event`. If
-    /// the change ends a condition, it uses the reserved space of the store, so it succeeds on a full disk.
+    /// the change ends a condition, the commit uses the reserved space of the store, so the commit succeeds even on a
+    /// full disk.
     ///
     /// # Errors
     /// If the commit fails. After an error, nothing has changed.
@@ -54,7 +55,8 @@ impl Commits {
                     Ok(cleared)
                 };
                 // During this commit, gpushd may set a new condition of this kind. The record of the new condition is
-                // written after this commit. So `cleared` does not contain this condition, and it stays.
+                // written after this commit. So `cleared` does not contain the new condition, and the new condition
+                // stays.
                 let cleared = self.store.write_ending(write).await?;
                 let ended = cleared.into_iter().map(|one| Change::Clear(scope.clone(), kind, Some(one.cause)));
                 self.state.apply(&ended.collect::<Vec<_>>());

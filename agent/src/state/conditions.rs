@@ -48,7 +48,7 @@ struct ActiveCondition {
     reason: String,
     by: Option<Actor>,
     since: Timestamp,
-    /// When this process set the condition, by the monotonic clock. `None` if an earlier gpushd set it.
+    /// Time at which this process set the condition, by the monotonic clock. `None` if an earlier gpushd set it.
     set: Option<Instant>,
     /// Decides when a degraded GPU is all right again.
     check: Option<Arc<dyn RecoveryCheck>>,
@@ -59,9 +59,9 @@ struct ActiveCondition {
 pub(crate) enum Change {
     /// Sets this condition.
     Set(NewCondition),
-    /// Marks a GPU as degraded until the check says that it is all right again.
+    /// Marks a GPU as degraded until the check says that the GPU is all right again.
     Degrade(NewCondition, Arc<dyn RecoveryCheck>),
-    /// Clears the conditions of this scope and kind; with a cause, only the one that has this cause.
+    /// Clears the conditions of this scope and kind; with a cause, only the condition with this cause.
     Clear(Scope, ConditionKind, Option<String>),
 }
 
@@ -163,7 +163,8 @@ impl Conditions {
         })
     }
 
-    /// Returns the conditions of a kind that apply to a GPU: its own ones, and those of the whole host.
+    /// Returns the conditions of a kind that apply to a GPU: the conditions of the GPU itself, and those of the whole
+    /// host.
     fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &ActiveCondition)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,

@@ -44,7 +44,7 @@ pub(super) struct ListedGpu {
     pub(super) identity: Identity,
     /// Whether the driver lists the GPU now.
     pub(super) listed: bool,
-    /// The driver's error, if it lists a GPU at this index but cannot identify it.
+    /// The driver's error, if the driver lists a GPU at this index but cannot identify the GPU.
     pub(super) list_error: Option<DriverError>,
     pub(super) last: LastReading<Arc<Reading>>,
 }
@@ -56,7 +56,7 @@ pub(crate) struct GpuSnapshot {
     pub(crate) gpu: Gpu,
     /// The reasons for the state, as types. The order is that of `gpu.reasons`.
     pub(crate) reasons: Vec<Reason>,
-    /// The position in the config of the rule for the GPU.
+    /// Which rule of the config claims the GPU: the position of the rule, or `None` if no rule does.
     pub(crate) rule: Option<usize>,
     /// The fields that events report about the GPU. `changed` is empty.
     pub(super) reported: GpuChange,
@@ -112,7 +112,7 @@ impl GpuSnapshot {
         }
     }
 
-    /// Creates a GPU of a snapshot. `listed_at` is when the driver listed the GPUs.
+    /// Creates a GPU of a snapshot. `listed_at` is the time at which the driver listed the GPUs.
     pub(super) fn compose(known: &SnapshotSources, sight: &ListedGpu, listed_at: Moment) -> Self {
         let uuid = &sight.identity.uuid;
         let (state, reasons) = state(known, sight);
@@ -127,7 +127,7 @@ impl GpuSnapshot {
             overridden: overridden.map(|one| super::overridden(one.clone(), Some(sight.identity.index))),
             state,
             cordons: known.conditions.cordons(uuid),
-            // If the GPU was never read, these fields are empty, and gpushd plans no change of it.
+            // If the GPU was never read, these fields are empty, and gpushd plans no change of the GPU.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
             timeslice: known.levels.get(uuid).cloned(),

@@ -45,7 +45,8 @@ pub(crate) struct HostState {
     pub(crate) answers: ResponseCache,
 }
 
-/// For each viewer, the response about all GPUs as JSON. It belongs to one snapshot, so it never becomes out of date.
+/// For each viewer, the response about all GPUs as JSON. The cache belongs to one snapshot, so its responses never
+/// become outdated.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ResponseCache(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
 

@@ -36,7 +36,7 @@ pub(crate) struct OpenLease {
     pub(crate) record: LeaseRecord,
     /// The state of the lease in this process.
     pub(crate) state: machine::State,
-    /// When the lease expires, by the monotonic clock of this process.
+    /// Time at which the lease expires, by the monotonic clock of this process.
     pub(crate) deadline: Option<Instant>,
     /// Position in the queue.
     pub(crate) queue: Option<LeaseQueuePosition>,
@@ -88,8 +88,8 @@ impl OpenLease {
         self.record.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
     }
 
-    /// Returns whether all known processes that the lease waits for have ended, or were killed and
-    /// are about to end. Reads processes and cgroups, so call it on a blocking thread.
+    /// Returns whether all known processes that the lease waits for have ended, or were killed and are about to end.
+    /// Reads processes and cgroups, so call this function on a blocking thread.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
             (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
@@ -97,7 +97,7 @@ impl OpenLease {
                 proc::try_start(*pid).is_ok_and(|found| found != *start) || proc::is_ending(*pid)
             }
             (LeaseState::Active, LeaseBinding::Scope { cgroup: Some(path), .. }) => {
-                // A new scope does not exist yet when its lease is granted.
+                // A missing scope does not count as ended: a new scope does not exist yet when its lease is granted.
                 cgroup::processes(path).is_some_and(|found| found.is_empty())
             }
             (LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Ended, _) => false,
@@ -190,7 +190,7 @@ fn is_exclusive(member: &LeaseMember) -> bool {
     }
 }
 
-/// Returns when a lease expires by the monotonic clock of this process.
+/// Returns the time at which a lease expires, by the monotonic clock of this process.
 fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
     let left = Duration::try_from(expires_at?.duration_since(Timestamp::now())).unwrap_or_default();
     Instant::now().checked_add(left)
@@ -201,17 +201,17 @@ fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
 pub(crate) struct Reservation {
     /// Uid of the user who gets the share.
     pub(crate) holder: u32,
-    /// The targets and the shares of them that the grant occupies.
+    /// The targets, and the share of each target that the grant occupies.
     pub(crate) members: Vec<LeaseMember>,
 }
 
-/// How the end of an operation has changed leases and created instances.
+/// How the end of an operation has changed leases, and the record of created instances.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OperationLeaseEffects {
     /// The lease for which the operation created MIG devices. It is now active, or has ended.
     pub(crate) lease: Option<LeaseRecord>,
-    /// For each GPU on which the operation created or destroyed instances: its UUID, and the placements of all
-    /// instances that gpushd has created there.
+    /// For each GPU on which the operation created or destroyed instances: the UUID of the GPU, and the placements of
+    /// all its instances that gpushd has created.
     pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
 }
 
@@ -226,7 +226,7 @@ pub(crate) struct LeaseTable {
     pub(crate) open: BTreeMap<LeaseId, Arc<OpenLease>>,
     /// Grants that are being recorded.
     pub(crate) reserved: BTreeMap<ReservationId, Reservation>,
-    /// The instances that gpushd has created. To grant a lease, gpushd may destroy only these.
+    /// The instances that gpushd has created. To grant a lease, gpushd may destroy only these instances.
     pub(crate) created: CreatedInstances,
     next: ReservationId,
 }
@@ -300,8 +300,8 @@ impl LeaseTable {
         active.map(|lease| lease.record.holder.uid).chain(reserved.map(|one| one.holder)).collect()
     }
 
-    /// Adds the leases on each target to its processes, so that plans treat it as in use even if no process uses it. A
-    /// grant that is being recorded has no id yet. It appears as a process without a pid, which every user may see.
+    /// Adds the leases to their GPUs, so that plans treat a leased target as in use even if no process uses the target.
+    /// A grant that is being recorded has no id yet. It is added as a process without a pid, which every user may see.
     pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
         self.add_leases_to(gpus);
         for member in self.reserved.values().flat_map(|one| &one.members) {

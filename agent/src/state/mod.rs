@@ -8,15 +8,15 @@
 //!                                                            difference from the one before ─► GPU events
 //! ```
 //!
-//! Each change replaces the snapshot, a [`HostState`] that never changes itself. While the lock is still held, gpushd
-//! publishes how the GPUs differ from the previous snapshot. So no difference is skipped, and each snapshot has the id
-//! of the last event before it.
+//! A snapshot, a [`HostState`], is immutable. Each change replaces the current snapshot. While the lock is still held,
+//! gpushd publishes how the GPUs differ from the previous snapshot. So no difference is skipped, and each snapshot has
+//! the id of the last event before it.
 //!
 //! Code that holds the lock never awaits. Changes that a user requests are committed first (`commit`), and applied in
 //! the order of the commits. A change that gpushd itself detects, such as a fault that cordons a GPU, takes effect at
 //! once and is recorded later. Otherwise a full disk would keep a broken GPU in use.
 //!
-//! A reading may change conditions. A response never does.
+//! A reading may change conditions, but a response never changes conditions.
 //!
 //! | file | subject |
 //! |---|---|
@@ -106,8 +106,8 @@ pub(crate) struct Initial {
     pub(crate) overrides: Overrides,
     /// A loss of the database that no administrator has accepted yet.
     pub(crate) lost: Option<Lost>,
-    /// When an administrator last accepted a loss of the database, in clock ticks since boot. `None` if this did not
-    /// happen on this boot.
+    /// Time at which an administrator last accepted a loss of the database, in clock ticks since boot. `None` if this
+    /// did not happen on this boot.
     pub(crate) known_since: Option<u64>,
     /// Recorded leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
@@ -171,7 +171,7 @@ impl State {
         self.0.snapshot.borrow().maintenance.clone()
     }
 
-    /// Returns the events, to publish one that does not come from a snapshot.
+    /// Returns the handle to publish an event that does not come from a snapshot.
     pub(crate) fn events(&self) -> &Events {
         &self.0.events
     }
@@ -181,7 +181,7 @@ impl State {
         self.sources().sights.get(uuid).map(|sight| sight.identity.index)
     }
 
-    /// Returns the current snapshot, but takes some GPUs from `readings`. Used to make plans.
+    /// Returns the current snapshot, but with the GPUs in `readings` as these readings show them. Used to make plans.
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
         self.expire_overrides();
         let known = self.sources();
@@ -258,7 +258,7 @@ impl State {
         });
     }
 
-    /// Stores on which GPUs a driver call may still take effect, because it has not returned.
+    /// Stores on which GPUs a driver call has not returned, and may therefore still take effect.
     pub(crate) fn set_unsettled(&self, uuids: &[String]) {
         let now: BTreeSet<String> = uuids.iter().cloned().collect();
         if self.sources().unsettled == now {
@@ -355,7 +355,7 @@ impl State {
         });
     }
 
-    /// Applies changes of overrides that are already recorded, and publishes them.
+    /// Applies recorded changes of overrides, and publishes these changes.
     pub(crate) fn override_effects(&self, effects: &[OverrideEffect]) {
         if effects.is_empty() {
             return;
@@ -373,7 +373,7 @@ impl State {
         self.sources().overrides.all()
     }
 
-    /// Returns the active override of a GPU, whether or not the driver lists it.
+    /// Returns the active override of a GPU, whether or not the driver lists the GPU.
     pub(crate) fn override_of(&self, uuid: &str) -> Option<Override> {
         self.expire_overrides();
         self.sources().overrides.of(uuid).cloned()
@@ -416,7 +416,7 @@ impl State {
         });
     }
 
-    /// Accepts a loss of the database because of which no GPU is held.
+    /// Accepts a loss of the database if no GPU is held because of it.
     pub(crate) fn acknowledge_loss(&self) {
         self.update(|known| {
             known.loss.lost = None;

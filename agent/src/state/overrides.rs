@@ -1,4 +1,5 @@
-//! The active overrides. An override replaces the layout from the config's rule until it is cleared or expires.
+//! The active overrides. An override replaces the layout from the config's rule until the override is cleared or
+//! expires.
 //!
 //! ```text
 //!                      begin                         end of the operation
@@ -87,7 +88,7 @@ pub(crate) struct Overrides {
 #[derive(Debug)]
 struct ActiveOverride {
     one: Override,
-    /// When the override expires, by the monotonic clock.
+    /// Time at which the override expires, by the monotonic clock.
     deadline: Option<Instant>,
 }
 
@@ -128,8 +129,8 @@ impl Overrides {
         all
     }
 
-    /// Applies recorded changes. They may arrive out of order, so ignores a change if a newer change of the same GPU is
-    /// already applied.
+    /// Applies recorded changes. Ignores a change if a newer change of the same GPU is already applied, because changes
+    /// may arrive out of order.
     pub(super) fn apply(&mut self, effects: &[OverrideEffect]) {
         for effect in effects {
             let generation = effect.generation();
@@ -152,7 +153,7 @@ impl Overrides {
         }
     }
 
-    /// Sets the generation, unless it is already higher. Called after a reload, for example.
+    /// Sets the generation, unless the present generation is higher. Called after a reload, for example.
     pub(super) fn raise_generation(&mut self, generation: u64) {
         self.generation = self.generation.max(generation);
     }

@@ -1,5 +1,5 @@
 //! The data from which snapshots are made: the last input of each kind. The lock of [`State`](super::State) protects
-//! it.
+//! this data.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,9 +51,10 @@ impl fmt::Display for Holder {
 #[derive(Debug)]
 pub(super) struct SnapshotSources {
     pub(super) config: Arc<Config>,
-    /// Whether `config` has the rules. If gpushd could not read them, `config` has no rules, but an earlier one had.
+    /// Whether `config` has the rules. If gpushd could not read them, `config` has no rules, but an earlier config may
+    /// have had rules.
     pub(super) rules_are_known: bool,
-    /// For each GPU, by UUID, the position in the config of the rule that claims it.
+    /// For each GPU, by UUID, which rule of the config claims it: the position of the rule, or `None` if no rule does.
     pub(super) claims: BTreeMap<String, Option<usize>>,
     pub(super) loss: Loss,
     pub(super) conditions: Conditions,
@@ -66,7 +67,7 @@ pub(super) struct SnapshotSources {
     pub(super) unsettled: BTreeSet<String>,
     /// For each GPU that an operation has claimed, by UUID, that operation.
     pub(super) lanes: BTreeMap<String, Holder>,
-    /// UUIDs of the GPUs with an MPS daemon for the whole GPU in force.
+    /// UUIDs of the GPUs on which an MPS daemon for the whole GPU is in force.
     pub(super) shared: BTreeSet<String>,
     /// Time-slice levels as last read.
     pub(super) levels: BTreeMap<String, TimesliceView>,
@@ -122,8 +123,8 @@ impl SnapshotSources {
         })
     }
 
-    /// Matches the driver's list with the known GPUs. If the driver lists a GPU but cannot identify it, gpushd takes it
-    /// for the GPU that last had this index, unless that GPU now has another index.
+    /// Matches the driver's list with the known GPUs. If the driver lists a GPU but cannot identify it, gpushd assumes
+    /// that it is the GPU that last had this index, unless that GPU now has another index.
     pub(super) fn match_list(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {
@@ -147,8 +148,8 @@ impl SnapshotSources {
             match self.sights.values_mut().find(|sight| !sight.listed && sight.identity.index == index) {
                 Some(sight) => {
                     sight.listed = true;
-                    // The worker did not identify this GPU because of an earlier driver call. Show no error here,
-                    // because `unsettled` already shows this.
+                    // Because of an earlier driver call, the worker did not identify this GPU. Show no error here,
+                    // because `unsettled` already shows the reason.
                     sight.list_error = Some(error.clone()).filter(|error| error.kind != ErrorKind::Unsettled);
                 }
                 None => self.nameless.push((index, error.clone())),

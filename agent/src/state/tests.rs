@@ -274,7 +274,7 @@ fn gpu_that_is_not_listed_is_lost_and_sorts_last() {
     let host = state.now();
     let order: Vec<(u32, GpuState)> = host.gpus.iter().map(|gpu| (gpu.gpu.index, gpu.gpu.state)).collect();
     assert_eq!(order, [(1, GpuState::Ready), (0, GpuState::Lost)]);
-    // If the driver cannot identify GPU 0, gpushd takes it for the GPU that last had index 0.
+    // If the driver cannot identify GPU 0, gpushd assumes that it is the GPU that last had index 0.
     let nameless = Listed { index: 0, identity: Err(DriverError::new(ErrorKind::Garbled, "identifying")) };
     state.set_list(good(vec![nameless, Listed { index: 1, identity: Ok(identity(1)) }]));
     assert_eq!(states(&state), [GpuState::Unknown, GpuState::Ready]);

@@ -19,7 +19,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    /// Returns whether both show the same snapshot.
+    /// Returns whether `self` and `other` show the same snapshot.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.host, &other.host) && self.late == other.late
     }
@@ -36,7 +36,7 @@ impl Observed {
     }
 
     /// Returns which viewer's response to use. If a user may see nothing more than everyone else, returns
-    /// [`Viewer::Agent`], so that these users share one response.
+    /// [`Viewer::Agent`], so that all such users share one response.
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {
             Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,
@@ -129,7 +129,7 @@ pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
     error.to_api().context(format!("GPU {index} can't be identified"))
 }
 
-/// Returns the error for a response that needs GPUs while gpushd cannot show any.
+/// Returns the error that gpushd reports instead of the GPUs while it cannot show any GPU.
 pub(crate) fn no_driver(error: &DriverError) -> ApiError {
     let message = error.to_api();
     if error.is_driver_unavailable() {
@@ -156,7 +156,7 @@ pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override
     }
 }
 
-/// Returns whether the user has a process on the GPU, or has set its cordon or override.
+/// Returns whether the user has a process on the GPU, or has set a cordon or the override of the GPU.
 fn concerns(gpu: &Gpu, uid: u32) -> bool {
     let authors = gpu.cordons.iter().filter_map(|cordon| cordon.by.as_ref());
     let mut authors = authors.chain(gpu.overridden.as_ref().map(|one| &one.by));

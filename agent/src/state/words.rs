@@ -39,8 +39,8 @@ pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
         .hint("when the work on the host is done, end maintenance with `gpushctl maintenance leave` (administrator)")
 }
 
-/// Returns the error for a request that needs readings although gpushd was started in maintenance
-/// and has none.
+/// Returns the error for a request that needs readings, if gpushd was started in maintenance and
+/// has no readings.
 pub(crate) fn not_read_error(maintenance: &Maintenance) -> ApiError {
     let causes = vec!["gpushd was started during maintenance, and has not read the GPUs".to_owned()];
     ApiError { causes, ..refusal(maintenance) }.retryable()

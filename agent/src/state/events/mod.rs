@@ -77,7 +77,8 @@ impl Events {
     pub(crate) fn publish(&self, what: EventPayload) {
         let mut ring = self.ring();
         let last = ring.push(|number| Event { id: self.id(number), at: Timestamp::now(), what });
-        // Notify listeners while the ring is still locked, so that they see events in their order.
+        // Notify listeners while the ring is still locked, so that the listeners see the events in the order of the
+        // ring.
         self.0.news.send_modify(|news| news.last = last);
     }
 

@@ -21,7 +21,7 @@ pub(crate) struct CgroupLeases {
 }
 
 impl CgroupLeases {
-    /// Returns the lease that the process belongs to, whatever its environment names.
+    /// Returns the lease that the process belongs to, even if its environment names another lease.
     pub(crate) fn certain(&self) -> Option<LeaseId> {
         only(&self.certain)
     }
@@ -55,8 +55,8 @@ impl OpenLease {
         }
     }
 
-    /// Returns whether the cgroup of a Slurm job may belong to this lease's job, according to its
-    /// path. A path without a node fits the jobs of all clusters and nodes of the host.
+    /// Returns whether the cgroup of a Slurm job may belong to this lease's job, according to the path of the cgroup. A
+    /// path without a node fits the jobs of all clusters and nodes of the host.
     pub(crate) fn fits_job(&self, found: &cgroup::SlurmJob) -> bool {
         let LeaseBinding::Job { job, node, .. } = &self.record.binding else { return false };
         u64::from(*job) == found.id
@@ -66,7 +66,7 @@ impl OpenLease {
 }
 
 impl LeaseTable {
-    /// Returns those of the leases `among` whose cgroup contains a process. `cgroups` is the text of
+    /// Returns which of the leases in `among` have a cgroup that contains a process. `cgroups` is the text of
     /// `/proc/PID/cgroup` of the process.
     pub(crate) fn by_cgroup(&self, among: &[LeaseId], cgroups: &str) -> CgroupLeases {
         let leases = self.holding().filter(|lease| among.contains(&lease.id()));

@@ -4,7 +4,7 @@
 //! its result. If a reading fails or takes too long, callers get the last good reading, marked as stale.
 //!
 //! A caller waits for a reading only until a certain time after the reading began. So if a reading hangs, it delays
-//! only callers that ask soon after it began.
+//! only callers that ask soon after the reading began.
 
 use std::{
     fmt,
@@ -44,7 +44,7 @@ pub(crate) struct LastReading<V> {
     pub(crate) good: Option<(V, Moment)>,
     /// The error of the last attempt; `None` if it succeeded.
     pub(crate) error: Option<DriverError>,
-    /// Whether the last attempt failed, or the value has changed since it began.
+    /// Whether the last attempt failed, or the value has changed since the last attempt began.
     pub(crate) stale: bool,
 }
 
@@ -74,7 +74,7 @@ impl<V: fmt::Debug> fmt::Debug for Cached<V> {
 
 struct Inner<V> {
     state: Mutex<CachedState<V>>,
-    /// How many readings have finished. Wakes callers that wait.
+    /// Notified when a reading has finished. Wakes the callers that wait.
     ended: watch::Sender<()>,
     on_change: OnChange<V>,
 }
@@ -85,9 +85,9 @@ struct CachedState<V> {
     error: Option<DriverError>,
     /// The start of the last finished attempt.
     begun: Option<Instant>,
-    /// When gpushd last changed the value. Readings that began before do not show the change.
+    /// Time at which gpushd last changed the value. Readings that began earlier may not show the change.
     changed: Option<Instant>,
-    /// When the running reading began.
+    /// Time at which the running reading began.
     running: Option<Instant>,
 }
 

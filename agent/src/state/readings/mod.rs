@@ -1,4 +1,4 @@
-//! Reads the hardware. Only this module does. The results go to the [`State`].
+//! Reads the hardware. No other module reads the hardware. The results go to the [`State`].
 //!
 //! There are two kinds of readings:
 //!
@@ -7,7 +7,7 @@
 //!   waits at most until 75 ms after the reading began; after that time, a GPU that hangs is shown
 //!   as last read, marked stale. So after a GPU's first reading, a response takes less than 100 ms,
 //!   even if the driver hangs.
-//! - [`Readings::now`] serves changes: the reading begins after the call.
+//! - [`Readings::now`] is for changes of GPUs: the reading begins after the call.
 //!
 //! GPUs are identified by UUID. A GPU that the driver no longer lists stays known, as lost, until gpushd exits.
 
@@ -30,11 +30,11 @@ use self::identify::identify;
 use super::{HostState, Observed, State, view, words};
 use crate::coalesced::Coalesced;
 
-/// How long callers wait for a newer reading. After that, they get the last one.
+/// How long callers wait for a newer reading. After that, they get the last reading.
 const WAIT: Duration = Duration::from_millis(75);
 
-/// How long callers wait for the first reading of a GPU. It is long because without persistence mode, the driver must
-/// first initialize each GPU.
+/// How long callers wait for the first reading of a GPU. This time is long because, without persistence mode, the
+/// driver must first initialize each GPU.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// Reads the hardware into the [`State`]. A handle, cheap to clone.
@@ -78,7 +78,8 @@ impl Readings {
         Some(self.gpus().entry(uuid.to_owned()).or_insert_with(cache).clone())
     }
 
-    /// Returns the host as it was at most one second ago, or as last read. During maintenance, gpushd reads nothing.
+    /// Returns the host with readings that are at most one second old. If the driver does not answer in time, returns
+    /// older readings. During maintenance, gpushd reads nothing.
     ///
     /// # Errors
     /// If there is no driver, the driver has not answered yet, or gpushd has read nothing before maintenance began.
@@ -106,7 +107,8 @@ impl Readings {
         }
     }
 
-    /// Returns the host as it was at most one second ago, or as last read.
+    /// Returns the host with readings that are at most one second old. If the driver does not answer in time, returns
+    /// older readings.
     ///
     /// # Errors
     /// If there is no driver, or the driver has not answered yet.
@@ -136,7 +138,7 @@ impl Readings {
     }
 
     /// Returns the host as last read. If the last reading of the GPU `uuid` is older than one second, reads this GPU
-    /// again and waits for it. Does not wait for other GPUs.
+    /// again and waits for the reading. Does not wait for other GPUs.
     ///
     /// # Errors
     /// As [`Readings::host`].
