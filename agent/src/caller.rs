@@ -61,8 +61,8 @@ pub(crate) struct Caller {
 impl Caller {
     /// Identifies a caller according to the access rules of the config. Looks up groups on a blocking thread.
     pub(crate) async fn of(peer: Peer, access: &Access, users: &Users, own_uid: u32) -> Self {
-        // Only other users on this host may need an admin group: root needs no group, and groups in a container do not
-        // count.
+        // Only a user on this host who is neither root nor the user of gpushd can need an admin group. Groups in a
+        // container do not count.
         let may_need_group = peer.is_on_this_host && peer.uid != 0 && peer.uid != own_uid;
         let is_member = may_need_group && users.is_in_one_of(&peer.groups, &access.admin_groups).await;
         Self::new(peer, own_uid, is_member)

@@ -15,8 +15,8 @@ use crate::{
 /// Cause of a cordon that an administrator has set.
 const ADMIN: &str = "admin";
 
-/// Cordons a GPU. Replaces an earlier cordon of an administrator, but keeps its reason if the
-/// request has none.
+/// Cordons a GPU. Replaces an earlier cordon of an administrator, but keeps the reason of the
+/// earlier cordon if the request has no reason.
 ///
 /// # Errors
 /// If the change cannot be recorded.

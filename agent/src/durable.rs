@@ -30,8 +30,8 @@ pub(crate) struct StoredState {
     pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, and ended operations whose stopped services must still be started. Oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// For each operation without a recorded end, a later operation that has begun on one of its GPUs. The earlier
-    /// operation must have ended, because it released that GPU.
+    /// For each operation without a recorded end, a later operation that has begun on one of its GPUs. So the earlier
+    /// operation has ended and released this GPU, although its end was not recorded.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
     /// Conditions of GPUs, such as degraded. A condition that an operation set includes the operation's
     /// plan for the GPU.
@@ -48,7 +48,7 @@ pub(crate) struct StoredState {
     pub(crate) generation: u64,
     /// The last recorded numbers of remapped memory rows, by UUID of the GPU.
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
-    /// The loss of the database, if it was lost on this boot and no administrator has accepted the loss yet.
+    /// The loss of the database, if the loss was on this boot and no administrator has accepted it yet.
     pub(crate) lost: Option<Lost>,
     /// Time from which gpushd has recorded every grant on this boot. `None` if no loss of the database was accepted on
     /// this boot.
@@ -76,8 +76,8 @@ fn machine_id(host_root: &Path) -> Option<String> {
     (!id.is_empty() && id != "uninitialized").then(|| text::plain(id))
 }
 
-/// Opens the store of a state directory. Locks the store until the last handle is dropped. Blocks, so call it before
-/// the runtime starts.
+/// Opens the store of a state directory. Locks the store until the last handle is dropped. Blocks, so call this
+/// function before the runtime starts.
 ///
 /// # Errors
 /// If the store cannot be opened, usually because another gpushd uses it.
@@ -127,7 +127,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         }
         let mut noticed = BTreeMap::new();
         for (uuid, rows) in view.observations()? {
-            // Ignore a record that another version wrote in another format. gpushd writes it again.
+            // Ignore a record that another version wrote in another format. gpushd records the rows again later.
             noticed.extend(serde_json::from_value(rows).ok().map(|rows| (uuid, rows)));
         }
         let unfinished = view.unfinished()?;
@@ -229,7 +229,7 @@ fn record_other_host(store: &Store, notes: &[Note]) {
     }
 }
 
-/// If a newer gpushd has written the database, returns the error for every change.
+/// If a newer gpushd has written the database, returns the error with which gpushd refuses every change.
 pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     notes.iter().find_map(|note| match note {
         Note::NewerSchema { file, found, known } => {
@@ -246,7 +246,7 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     })
 }
 
-/// Returns what the operation that set a condition planned for the GPU. `None` if no operation set the condition.
+/// If an operation set the condition, returns the plan of this operation for the GPU. Otherwise returns `None`.
 fn plan_of_condition(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
     let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
         return Ok(None);
@@ -258,7 +258,7 @@ fn plan_of_condition(view: &View<'_>, condition: &Condition) -> Result<Option<Pa
 
 /// Finds operations without a recorded end that must have ended, because a later operation has begun on one of their
 /// GPUs. An operation keeps its GPUs until it ends. The order of the requests does not show which operation began
-/// first, because operations may wait in the queue.
+/// first, because operations may wait in the queue. So this function compares when the operations began.
 fn superseded(
     view: &View<'_>,
     unfinished: &[UnfinishedOperation],
@@ -353,7 +353,7 @@ mod tests {
         let StoredState { store, .. } = open();
         let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();
         let end = |id| store.write_ending(move |tx| tx.end(id, OperationState::Done, None)).wait().map(drop).unwrap();
-        // This operation waits in the queue while another operation begins and ends. Only then does it begin.
+        // This operation waits in the queue while another operation begins and ends. It begins after that.
         let patient = store.write(|tx| Ok(tx.enqueue(new(&[0]))?.id)).wait().unwrap();
         end(begin(&[0, 1]));
         store.write(move |tx| tx.start(patient, intent(&[0]), Vec::new())).wait().unwrap();

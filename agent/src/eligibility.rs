@@ -1,4 +1,4 @@
-//! Checks whether a GPU accepts new leases. docs/states.md has the table.
+//! Checks whether a GPU accepts new leases. docs/states.md shows in which states a GPU does.
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 

@@ -1,6 +1,6 @@
-//! Idempotency keys: gpushd does not execute a repeated request with the same `Idempotency-Key`
-//! again. The repeated request gets the same operation, or the current state of its object. gpushd
-//! recognizes a repeated request even after a restart.
+//! Idempotency keys: gpushd does not execute a repeated request with the same `Idempotency-Key` again. The repeated
+//! request gets the same operation, or the current state of the object of the first request. gpushd recognizes a
+//! repeated request even after a restart.
 
 use std::{
     collections::HashMap,

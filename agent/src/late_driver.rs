@@ -9,12 +9,12 @@
 //!         └─ yes ─► did gpushd already restart for these major numbers? ─ no ─► record them, stop
 //! ```
 //!
-//! This module reads `/proc/devices`, and opens no device. Only driver workers open devices, and none runs during
+//! This module reads `/proc/devices`, and opens no device. Only driver workers open devices, and no worker runs during
 //! maintenance.
 //!
 //! The record in `/run` limits the restarts to one for each load of the driver. gpushd removes the record when the
 //! recorded driver is no longer loaded, or when a worker serves. A host without a driver has no major numbers, so
-//! gpushd does not restart there.
+//! gpushd does not restart on such a host.
 
 use std::{collections::BTreeSet, fs, io, path::PathBuf, time::Duration};
 
@@ -32,7 +32,7 @@ pub(crate) struct LateDriver {
     /// File with the major numbers for which gpushd has already restarted.
     record: PathBuf,
     at_start: BTreeSet<u32>,
-    /// Whether gpushd is a systemd service, so that systemd starts it again after it stops.
+    /// Whether gpushd is a systemd service, so that systemd starts gpushd again after gpushd stops.
     is_service: bool,
 }
 
@@ -95,8 +95,8 @@ impl LateDriver {
         }
     }
 
-    /// Returns whether gpushd must restart now: it may not open the driver's devices, and has not restarted for this
-    /// load of the driver. Records the restart.
+    /// Returns whether gpushd must restart now: systemd denies gpushd the driver's devices, and gpushd has not
+    /// restarted for this load of the driver. Records the restart.
     ///
     /// # Errors
     /// If the restart cannot be recorded. Without the record, gpushd could restart again and again.

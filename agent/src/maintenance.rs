@@ -27,8 +27,8 @@ use crate::{
     state::{Change, Commits, Holder, LeaseTable, OpenLease, State, readings::Readings, words},
 };
 
-/// Maximum time that gpushd waits for the worker to end. It is longer than all time limits of driver calls, after which
-/// gpushd kills the worker.
+/// Maximum time that gpushd waits for the worker to end. It is longer than every time limit of a driver call. If a call
+/// exceeds its limit, gpushd kills the worker.
 const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Enters and leaves maintenance. A handle, cheap to clone.
@@ -197,7 +197,7 @@ fn in_use(attempt: &str, index: Option<u32>, uuid: &str, holder: &Holder) -> Api
     error.retryable()
 }
 
-/// Returns the error for leases that block maintenance or the resets; `None` if there are none.
+/// Returns the error for leases that block maintenance or the resets; `None` if no lease does.
 fn leased(attempt: &str, leases: &LeaseTable, resets: &[String]) -> Option<ApiError> {
     let concerns = |lease: &&OpenLease| {
         resets.is_empty() || lease.record.members.iter().any(|member| resets.contains(&member.gpu))

@@ -1,4 +1,4 @@
-//! Detects changes without a request: errors that the driver reports, and a driver that appears, disappears or is
+//! Detects changes that no request caused: errors that the driver reports, and a driver that appears, disappears or is
 //! replaced.
 //!
 //! ```text
@@ -139,7 +139,7 @@ impl Monitor {
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
         let cordons = !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed);
         let reason = format!("the driver reported Xid {xid}{known}{at}");
-        // The log entry of a new cordon contains the Xid.
+        // Do not log the Xid twice: the log entry of a new cordon contains it.
         if !(cordons && self.state.cordon_for_fault(&event.uuid, &format!("xid-{xid}"), reason)) {
             tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{on}{at}");
         }
@@ -158,7 +158,7 @@ fn log(change: &DriverChange) {
     }
 }
 
-/// The state of the driver that was published last.
+/// The last published state of the driver.
 #[derive(Debug, Default)]
 struct DriverSeen {
     /// Version of the last working driver.

@@ -136,7 +136,7 @@ pub(crate) enum Command {
 /// Returns the man page gpushd(8).
 pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
     use clap::CommandFactory;
-    // Users need no subcommand.
+    // The subcommands are internal, so the man page must not show that a subcommand is required.
     let mut command = Arguments::command().subcommand_required(false);
     command.build();
     let see_also = ["gpush-config(5)", "gpushctl(1)", "systemctl(1)", "nvidia-smi(1)"].map(str::to_owned);

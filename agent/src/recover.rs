@@ -7,7 +7,7 @@
 //! the config as drift. A process that was already running may have had a lease. So the lack
 //! of a lease is no reason for gpushd to end such a process.
 //!
-//! If records from before this boot are lost, no GPU is held, because no grant survives a reboot.
+//! If the database was lost before this boot, no GPU is held, because no grant survives a reboot.
 //! But overrides and cordons are lost too. So health reports the loss until an administrator
 //! accepts it, or until the next boot.
 
@@ -64,9 +64,10 @@ pub(crate) struct LossAcceptance {
     pub(crate) state: State,
     pub(crate) readings: Readings,
     pub(crate) store: Store,
-    /// Provides the running MPS daemons, which stay.
+    /// Provides the running MPS daemons. Recovery does not stop them.
     pub(crate) mps: Mps,
-    /// Records the current compute modes, which stay.
+    /// Records the current compute modes of the GPUs with running MPS daemons. Recovery does not
+    /// change these modes.
     pub(crate) shared_gpus: SharedGpus,
     /// Locked while maintenance begins or ends, or a loss of the database is accepted.
     pub(crate) host_lock: Arc<Mutex<()>>,

@@ -1,4 +1,5 @@
-//! A request that gpushd executes at once, and what it records about it: caller, reason and idempotency key.
+//! A request that gpushd executes at once, and what gpushd records about the request: caller, reason and idempotency
+//! key.
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_store::{NewAudit, StoreError, Tx};
@@ -17,8 +18,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Returns a function that writes, in the transaction of the change, the audit record and the response for the
-    /// idempotency key.
+    /// Returns a function that writes the audit record and the response for the idempotency key. Call the function in
+    /// the transaction of the change.
     pub(crate) fn recorded(
         self,
         action: &'static str,

@@ -1,7 +1,7 @@
 //! The watchdog of systemd. gpushd notifies systemd as long as its accept loop and its store answer.
 //!
 //! gpushd does not check driver threads: if a GPU hangs, this is no reason to restart a gpushd that serves the other
-//! GPUs. It does not check the tasks of operations either, because they may run for minutes.
+//! GPUs. gpushd does not check the tasks of operations either, because these tasks may run for minutes.
 //!
 //! ```text
 //! every half of WatchdogSec: ping the accept loop ─► it answers ─► ping the store ─► it answers ─► notify
