@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: measures the release builds of the programs for docs/benchmarks.md.
 //!
-//! The command measures counts, and ratios within one run. Both are also valid for other machines. Absolute times
-//! are valid only for one machine, so the command shows them only if the target is a time. The document contains no
-//! date, so a second run on the same machine changes little.
+//! The command measures counts, and ratios within one run. Both are also valid for other machines. Absolute times are
+//! valid only for one machine, so the command shows them only if the target is a time. The document contains no date,
+//! so a second run on the same machine changes little in the document.
 
 use std::{
     fmt::Write as _,
@@ -168,7 +168,7 @@ fn targets(report: &Value) -> Vec<Target> {
 }
 
 /// Returns the part of the document that was measured on hosts with a GPU. This run cannot repeat these measurements,
-/// so it keeps the part.
+/// so the new document keeps the part.
 fn kept(before: &str) -> &str {
     before.find("\n## On a real GPU").map_or("", |at| &before[at..])
 }

@@ -1,7 +1,7 @@
 //! Installs what the tests need in addition to cargo, as far as possible, and reports what is
 //! missing.
 //!
-//! It installs the following:
+//! This module installs the following:
 //! - A private Python environment in `target/venv`, with the NVML clients and the API fuzzer of
 //!   `tests/clients/requirements.txt`. The packages of `requirements-alone.txt` are installed
 //!   without their dependencies. The system's Python is never changed.

@@ -6,8 +6,8 @@
 //!    invariants from outside gpushd.
 //! 3. Random steps on leases, compared with a reference model.
 //! 4. Mixed requests, after which gpushd must not use more memory than before.
-//! 5. The packages for hosts, built twice in different folders with different umasks: on Debian 11, 12 and 13, an
-//!    upgrade under 2,000 requests, lintian and rpmlint.
+//! 5. The packages for hosts. They are built twice, in different folders with different umasks, and must be equal. On
+//!    Debian 11, 12 and 13, a test upgrades the packages under 2,000 requests. lintian and rpmlint check the packages.
 //! 6. The packages for Arm hosts. The test runs their programs in an emulator, because this machine cannot run them.
 //!
 //! If a test fails, its message has the seed and the step. `--seed` repeats the run.

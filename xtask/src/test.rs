@@ -182,7 +182,7 @@ fn tests_and_repeats(verbose: bool) -> Vec<Step> {
 }
 
 fn demo(programs: &Path, verbose: bool) -> Step {
-    // The build step may have replaced the file of this process. So run the xtask that it has built.
+    // The build step may have replaced the file of this process. So run the xtask that the build step has built.
     let mut command = Command::new(programs.join("xtask"));
     command.args(["demo", "--every-preset", "--built"]);
     step::run("demo", command, verbose)

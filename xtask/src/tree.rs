@@ -74,7 +74,7 @@ fn forbidden() -> Vec<(String, &'static str)> {
     let mut list: Vec<(String, &str)> = Vec::new();
     let root = workspace::root();
     // If the checkout is in a folder with a short path, such as `/w`, this path would match too
-    // often.
+    // often. So do not forbid a short path.
     if root.components().count() > 2 {
         list.push((format!("{}/", root.display()), "the path of a checkout"));
     }

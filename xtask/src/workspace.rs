@@ -33,8 +33,8 @@ pub(crate) fn scratch() -> Result<PathBuf> {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // `cargo run` sets environment variables about the crate of xtask. Another cargo must not get
-    // them.
+    // `cargo run` sets environment variables about the crate of xtask. A cargo that xtask starts
+    // must not get them.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {

@@ -1,8 +1,9 @@
 //! Checks the dependencies between crates, which ARCHITECTURE.md shows.
 //!
-//! The check reads normal dependencies from `cargo metadata`. Some crates must stay pure, or must
-//! not ship certain crates. For these, the check also follows indirect dependencies. Tests may use
-//! the simulator, so the check does not limit dev-dependencies.
+//! The check reads normal dependencies from `cargo metadata`. Some crates must not depend on
+//! certain crates, for example because they do no I/O. For these crates, the check also follows
+//! indirect dependencies. Tests may use the simulator, so the check does not limit
+//! dev-dependencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 

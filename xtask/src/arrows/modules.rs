@@ -20,7 +20,7 @@ use crate::workspace;
 const DOCUMENT: &str = "ARCHITECTURE.md";
 const SRC: &str = "agent/src";
 
-/// Dependencies. Each is a pair: the module that uses, and the module that is used.
+/// Dependencies. Each is a pair: the using module, and the used module.
 type Arrows = BTreeSet<(String, String)>;
 
 /// Checks the dependencies between the agent's modules. Returns a summary.

@@ -176,8 +176,8 @@ mod tests {
         }
     }
 
-    /// Removes fields of the real API, and checks that the comparison finds this. To save time,
-    /// removes only every fifth field.
+    /// Removes fields of the real API, and checks that the comparison finds each removal. To save
+    /// time, removes only every fifth field.
     #[test]
     fn removal_of_any_field_of_the_api_is_found() {
         let api = read_json(&workspace::root().join(CURRENT_API)).unwrap();

@@ -1,9 +1,9 @@
 //! Compares two JSON schemas of an OpenAPI document. Every value that was valid before must still
 //! be valid.
 //!
-//! What may change depends on the direction. The new schema of a request may allow more, but must
-//! not require more. The new schema of a response may contain more, but must not lack anything. A
-//! field or a value must not be removed in either direction, because a client may write or read it.
+//! What may change depends on the direction. The new schema of a request may allow more, but must not require more. The
+//! new schema of a response may contain more, but must still contain everything that the old schema contains. A field
+//! or a value must not be removed in either direction, because a client may write or read it.
 //!
 //! A schema is expanded into its alternatives: `$ref` is followed, `allOf` is merged, and each
 //! entry of `oneOf` is an alternative. An alternative of the old schema is compared with the

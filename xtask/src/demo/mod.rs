@@ -255,7 +255,7 @@ fn used(tour: &Tour, session: &Session) -> Result<Value> {
     Ok(instances.iter().find(|instance| instance["profile"] == tour.used).cloned().unwrap_or_default())
 }
 
-/// Runs a command, and compares its exit code with the required one.
+/// Runs a command, and compares its exit code with the required exit code.
 fn types(session: &Session, wrong: &mut Vec<String>, line: &str, status: i32) -> Result<()> {
     typed(line);
     let mut words = line.split_whitespace();

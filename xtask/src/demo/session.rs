@@ -79,7 +79,8 @@ impl Session {
         let mut shell = self.command(&program);
         shell.env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
         let status = shell.status().with_context(|| format!("{program} cannot be started"))?;
-        // The exit code of a shell is that of its last command, which does not matter here.
+        // Ignore the exit code of the shell, because it is the exit code of the last command in the
+        // shell.
         Ok(status.signal().is_none())
     }
 

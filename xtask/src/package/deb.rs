@@ -62,8 +62,8 @@ pub(super) fn packages(profile: Profile) -> impl Iterator<Item = Package> {
     Package::ALL.into_iter().filter(move |package| profile == Profile::Release || *package != Package::Symbols)
 }
 
-/// Returns lintian's overrides for a package: each line with its name, and the comment above this
-/// line.
+/// Returns lintian's overrides for a package: each line with the name of the package, and the
+/// comment above this line.
 fn overrides_of(text: &str, package: Package) -> String {
     let own = format!("{}: ", package.name());
     let (mut kept, mut comment) = (String::new(), String::new());

@@ -44,7 +44,7 @@ use self::{arch::Arch, build::Profile, contents::Package, scripts::Values, stage
 use crate::workspace::{self, Build};
 
 /// Version of the packages to which tests upgrade. Its config has one more line, so that the upgrade must decide
-/// between the new config and the administrator's.
+/// between the new config and the administrator's config.
 pub(crate) const LATER: &str = "99.0.0";
 
 /// Limits for the package `gpush`, in bytes: of the file, and of the installed files.

@@ -27,7 +27,7 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     if !workspace::is_installed("rpmbuild") {
         bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
     }
-    // Only tests use such a package, so strong compression would waste time.
+    // Only tests use a package of debug builds, so strong compression would waste time.
     let payload = if release.profile == Profile::Release { "w9.xzdio" } else { "w1.gzdio" };
     let work = out.join("work").join("rpm");
     let root = work.join("root");
