@@ -116,7 +116,7 @@ pub(crate) enum Command {
     /// Run driver calls for the gpushd that started this process
     #[command(hide = true)]
     DriverWorker,
-    /// Run a program for gpushd; the program continues if gpushd ends
+    /// Run a program for gpushd; the program continues to run if gpushd ends
     #[command(hide = true)]
     Helper {
         /// Directory of the run

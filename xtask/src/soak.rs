@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     /// Number of mixed requests between two measurements of resident memory
     #[arg(long, default_value = "10000", value_name = "NUMBER")]
     requests: u64,
-    /// Seed of the random numbers [default: one that is always the same]
+    /// Seed of the random numbers [default: a fixed seed]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 }

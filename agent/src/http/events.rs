@@ -64,14 +64,15 @@ pub(super) struct EventParameters {
     /// Only events of these GPUs: selectors separated by commas.
     gpu: Option<String>,
     /// `false` returns the events that gpushd still has as one JSON list, instead of a stream. With
-    /// `Last-Event-ID`, the list has only the later events.
+    /// `Last-Event-ID`, the list has only the events after that event.
     follow: Option<bool>,
 }
 
 /// Streams changes as server-sent events, whose `data` is an `Event`.
 ///
-/// With the header `Last-Event-ID`, the stream starts with the later events. If gpushd no longer
-/// has them, the stream starts with a `resync`. This request causes no driver call.
+/// With the header `Last-Event-ID`, the stream starts with the events after that event. If gpushd
+/// no longer has these events, the stream starts with a `resync`. This request causes no driver
+/// call.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/events", operation_id = "streamEvents", tag = "events",
     params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client received")),

@@ -10,8 +10,9 @@ use crate::{
 
 /// Enters maintenance: gpushd closes all its driver handles before it answers. For administrators.
 ///
-/// The request is refused while an operation changes a GPU, or a lease is in use. If it names GPUs, only leases of
-/// these GPUs count. Maintenance survives restarts of gpushd and of the host.
+/// The request is refused while an operation changes a GPU, or a lease is in use. If the request
+/// names GPUs, gpushd considers only the leases of these GPUs. Maintenance survives restarts of
+/// gpushd and of the host.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = MaintenanceRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
@@ -61,7 +62,7 @@ pub(super) async fn leave(
 
 /// Accepts the loss of the database. For administrators.
 ///
-/// GPUs in the state `held` are released, and stay as they are.
+/// GPUs in the state `held` are released. Their layouts do not change.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = ReasonRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),

@@ -63,7 +63,8 @@ pub(super) async fn request(
 
 /// Lists the leases that have not ended, in the order of arrival.
 ///
-/// With `ended`, the last ended leases follow, the latest first. Users see only their own ended leases.
+/// With `ended`, the list then continues with the last ended leases, the latest first. Users see
+/// only their own ended leases.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<Lease>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -111,7 +112,7 @@ pub(super) async fn environment(
     Ok(Json(leases::environment(&leases, &caller, &id).await?))
 }
 
-/// Releases a lease, or cancels a queued one. For its holder and administrators.
+/// Releases a lease, or cancels a queued lease. For its holder and administrators.
 ///
 /// The capacity of the lease is free when all processes of the lease have ended.
 #[cfg_attr(test, utoipa::path(
@@ -152,7 +153,7 @@ pub(super) async fn renew(
 
 /// Revokes a lease. For administrators.
 ///
-/// With `end`, or if the rule has `at_end = "end"`, gpushd ends its processes after the notice.
+/// With `end`, or if the rule has `at_end = "end"`, gpushd ends the processes of the lease after the notice.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/revoke", operation_id = "revokeLease", tag = "leases", request_body = LeaseRevokeRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),

@@ -103,7 +103,7 @@ pub(super) async fn restart(
 
 /// Drains a daemon. For administrators.
 ///
-/// gpushd admits no new clients. It stops the daemon when the clients have ended, or at the deadline.
+/// gpushd admits no new clients. gpushd stops the daemon when the clients have ended, or at the deadline.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
@@ -139,7 +139,7 @@ async fn act(
     }
 }
 
-/// Sets limits for clients, which override those of the rule. For administrators.
+/// Sets limits for clients. These limits override the limits of the rule. For administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/settings", operation_id = "setMps", tag = "mps", request_body = MpsSetRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),

@@ -35,7 +35,7 @@ const PAGE: (usize, usize) = (100, 200);
 pub(super) struct ListParameters {
     /// Maximum number of operations, 1 to 200; 100 by default.
     limit: Option<usize>,
-    /// Only operations before the one with this id. For the previous page, use the first id of a page.
+    /// Only operations before the operation with this id. For the previous page, use the first id of a page.
     before: Option<String>,
 }
 
@@ -138,8 +138,8 @@ fn report_in_full(operation: &mut Operation, in_full: ApiError) {
 
 /// Cancels an operation. For administrators.
 ///
-/// A waiting operation ends at once. A running one is rolled back, unless it finishes first. `GET /v1/operations/{id}`
-/// shows the result.
+/// A waiting operation ends at once. A running operation is rolled back, unless it finishes first.
+/// `GET /v1/operations/{id}` shows the result.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/operations/{id}/cancel", operation_id = "cancelOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`")),

@@ -45,7 +45,7 @@ pub(super) async fn list(
 
 /// Clears the override of a GPU. For administrators.
 ///
-/// The GPU stays as it is, unless `auto_reconcile` is on.
+/// The layout of the GPU does not change, unless `auto_reconcile` is on.
 #[cfg_attr(test, utoipa::path(
     delete, path = "/v1/overrides/{gpu}", operation_id = "endOverride", tag = "config",
     params(

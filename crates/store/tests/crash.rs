@@ -2,7 +2,10 @@
 //! calls fail, or kills the process at a call. Without `strace`, the tests that use it report that they were skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
-#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    reason = "each method accepts only one lifetime of `Tx`"
+)]
 
 mod scene;
 

@@ -3,7 +3,10 @@
 //! this boot may be lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
-#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    reason = "each method accepts only one lifetime of `Tx`"
+)]
 
 mod scene;
 

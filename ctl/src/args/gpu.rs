@@ -123,6 +123,6 @@ Examples:
     },
     /// End maintenance: gpushd opens the GPUs again
     Leave(Why),
-    /// Show whether the host is in maintenance, and its start and reason
+    /// Show whether the host is in maintenance, since when, and why
     Status,
 }

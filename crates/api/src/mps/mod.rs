@@ -254,7 +254,8 @@ pub struct MpsDaemon {
     /// clients may run until they finish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends: Option<String>,
-    /// Version of the daemon, or of the driver, and the protocol that gpushd uses with the daemon.
+    /// Protocol that gpushd uses with the daemon, and the version of the daemon (of the driver, if
+    /// the daemon does not report its version).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
     /// Value of `CUDA_MPS_PIPE_DIRECTORY` for clients.

@@ -195,7 +195,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
         Devices::Listed(indexes) => {
             if !group.filter.is_empty() {
                 remarks.push(format!(
-                    "{place}: the device-filter is left out: a rule selects GPUs by index or by product name"
+                    "{place}: the device-filter is left out, because the rule selects the GPUs of this group by index"
                 ));
             }
             let fresh: Vec<u32> = indexes.iter().copied().filter(|index| claimed.indexes.insert(*index)).collect();

@@ -141,7 +141,11 @@ impl<'c> Answers<'c> {
         let parts = vec![
             part("version.json", "versions of gpushctl, gpushd and the driver", document(Ok(versions))),
             part("status.json", "GPUs, MPS daemons and leases as `gpushctl status` shows them", document(status)),
-            part("gpus.json", "GPUs with the profiles of the driver", document(gpus.as_ref().map_err(Clone::clone))),
+            part(
+                "gpus.json",
+                "GPUs with the MIG profiles that the driver offers",
+                document(gpus.as_ref().map_err(Clone::clone)),
+            ),
             part("leases.json", "leases, and the last leases that ended", document(leases)),
             part("operations.json", "the last operations", document(operations)),
             part("events.json", "events that gpushd keeps", document(events)),
