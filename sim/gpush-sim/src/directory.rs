@@ -21,7 +21,7 @@ const CONTROL: &str = "nvidia-cuda-mps-control";
 /// creates it.
 const AGENT: &str = "gpushd";
 /// Pid of a host's simulated fabric manager. It is higher than any pid on Linux, so no real process
-/// has it.
+/// has this pid.
 const FABRIC_MANAGER: &str = "4194305";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
@@ -97,7 +97,7 @@ fn fabric_manager(dir: &Path) -> std::io::Result<()> {
 pub(crate) struct Environment {
     /// Variables that are set.
     pub(crate) set: [(&'static str, PathBuf); 8],
-    /// Variables with a list of directories, and the directory that is added at the start of each
+    /// Variables with a list of directories, each with the directory to add at the start of its
     /// list.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
@@ -168,7 +168,8 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
                 );
             }
         }
-        // If the directory was never a host, do not remove it. A damaged host can be removed.
+        // If the directory has no `state`, it was never a host, so do not remove it. A damaged host
+        // can be removed.
         Err(silicon::HostError::NotAHost { .. }) if !dir.join("state").exists() => {
             bail!("{} is not a simulated host: nothing is removed", dir.display())
         }
@@ -179,7 +180,7 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
 }
 
 /// Ends the sleepers and daemons of a host, and removes the files that [`lay`] and silicon have
-/// created. If the directory is then empty, also removes the directory.
+/// created. If the directory is empty after that, removes the directory, too.
 pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     for process in sleepers(dir).into_iter().chain(daemons(dir)) {
         crate::process::end(process);

@@ -169,8 +169,8 @@ enum Command {
 }
 
 impl Source {
-    /// Returns the description of the requested host. If the source looks like a path, it is a
-    /// file. Otherwise, it is a preset.
+    /// Returns the description of the requested host. If `source` looks like a path, reads the
+    /// description from this file. Otherwise, `source` is the name of a preset.
     fn description(&self) -> anyhow::Result<Description> {
         let path = Path::new(&self.source);
         let is_file = path.is_file() || self.source.contains('/') || self.source.ends_with(".toml");
@@ -270,8 +270,8 @@ fn main() -> ExitCode {
         return nvidia_smi::main(&called);
     }
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // Check first whether this process is a sleeper, because a sleeper has the file name of the
-    // program that it simulates.
+    // Check first whether this process is a sleeper, because a sleeper may have the file name of an
+    // MPS program.
     let sleeps = arguments.first().is_some_and(|first| first == process::SLEEPER);
     if !sleeps && let Some(ended) = mps_sim::main(&called, &arguments) {
         return ended;

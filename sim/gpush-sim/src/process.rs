@@ -124,8 +124,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
                 Some(gpu) => std::fs::remove_file(below.join("fd").join(gpu.to_string())),
                 None => std::fs::remove_dir_all(below),
             };
-            // Ignore an error here. If the process was registered before this directory existed,
-            // there is no file.
+            // Ignore an error: a process may be registered without files in `proc`.
             let _ = shown;
             let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
             if gone == 0 {
@@ -203,7 +202,6 @@ fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     Ok(pid)
 }
 
-/// Ends a sleeper.
 pub(crate) fn end(sleeper: Pid) {
     if sleeper.is_alive() {
         let _gone = kill(nix::unistd::Pid::from_raw(sleeper.pid.cast_signed()), Signal::SIGKILL);

@@ -77,8 +77,8 @@ fn supervise(mut child: Child, signals: &mut SignalsInfo<WithOrigin>) -> anyhow:
             return Ok(status);
         }
         for origin in signals.wait() {
-            // A signal from the kernel comes from the terminal, which has also sent it to the program. So pass on
-            // only signals that a process sent.
+            // A signal that the kernel sends comes from the terminal, and the program gets it, too. So only pass on
+            // signals that a process has sent.
             let meant_for_us = matches!(origin.cause, Cause::Sent(_));
             if let Ok(signal) = Signal::try_from(origin.signal)
                 && signal != Signal::SIGCHLD

@@ -29,8 +29,8 @@ impl TestHost {
     }
 
     fn command(&self) -> Command {
-        // If the tests run under nohup, the test process ignores SIGHUP, and a shell cannot trap an
-        // ignored signal. So restore the default signal handling.
+        // Restore the default signal handling. If the tests run under nohup, child processes
+        // inherit that SIGHUP is ignored, and a shell cannot trap an ignored signal.
         let mut command = Command::new("env");
         command
             .args(["--default-signal", env!("CARGO_BIN_EXE_gpush-sim")])
@@ -156,7 +156,7 @@ fn signals_reach_the_program() {
     let place = TestHost::new();
     let mut tried = 0;
     for (signal, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGHUP, "HUP"), (Signal::SIGINT, "INT")] {
-        // While a shell waits in `wait`, it runs a trap immediately.
+        // Use `wait`, because a shell runs a trap immediately only while it waits in `wait`.
         let script = format!("trap 'kill $!; exit 42' {name}; sleep 60 & echo ready; wait");
         let (mut child, line) = started(&place, &script);
         assert_eq!(line, "ready");

@@ -152,7 +152,7 @@ fn fault_rules_make_compute_policy_fail() {
 #[test]
 fn only_root_sets_levels_and_all_users_read_them() {
     // With `owner_is_root = false`, the owner of the host has no root permissions. If the test runs
-    // as root, it has root permissions on every host.
+    // as root, it has root permissions on every host, so it is skipped.
     let place = TestHost::new(&format!("owner_is_root = false\n{HOST}"));
     if Host::open(&place.path("host")).unwrap().privileged() {
         println!("SKIPPED: run as root");

@@ -1,5 +1,5 @@
 //! The command language of the MPS control daemon. The answers are those of the real daemon. An
-//! error is ordinary text in the answer, or appears only in the log.
+//! error has no special form: it is ordinary text in the answer, or appears only in the log.
 
 use std::time::Duration;
 

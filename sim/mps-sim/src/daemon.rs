@@ -61,7 +61,7 @@ pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode
     let mut command = Command::new(own);
     std::os::unix::process::CommandExt::arg0(&mut command, called);
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    // The name under which this program is called selects what it does: see main.rs.
+    // Call the program under the same name, because the name selects what the program does: see main.rs.
     command
         .arg(options::BEHIND)
         .args(users.argument())
@@ -90,7 +90,7 @@ pub(crate) fn behind(place: Environment, users: Users) -> anyhow::Result<ExitCod
     let lines = Lines::Directory(place.log.clone());
     serve(place, users, &lines, || {
         println!("{LISTENS}");
-        // No process reads the daemon's later output and errors.
+        // From now on, no process reads the daemon's output and errors, so send them to /dev/null.
         if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
             let _as_it_is = nix::unistd::dup2_stdout(&null).and_then(|()| nix::unistd::dup2_stderr(&null));
         }

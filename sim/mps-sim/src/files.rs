@@ -27,8 +27,8 @@ use crate::{
     wire::Socket,
 };
 
-/// Minimum length in bytes at which the path of a pipe directory is too long for the paths of its
-/// sockets.
+/// If the path of a pipe directory has at least this length in bytes, the daemon does not start,
+/// because the paths of the sockets would be too long.
 const TOO_LONG: usize = 88;
 const PID: &str = "nvidia-cuda-mps-control.pid";
 /// A pid that no process has, because it is higher than any pid on Linux.

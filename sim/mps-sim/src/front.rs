@@ -27,8 +27,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let heard = Arc::clone(&socket);
     std::thread::spawn(move || {
         answers(&heard);
-        // Exit here even if standard input is still open: another process holds the control
-        // connection, or the daemon has ended.
+        // The daemon has closed the connection or has ended. So exit, even if the standard input is
+        // still open.
         std::process::exit(0)
     });
     for line in io::stdin().lock().lines() {

@@ -4,7 +4,7 @@
 //! No program that ships uses this crate. `gpush-sim` puts the programs into the directory `bin` of
 //! a simulated host under their real names, and tests run them through [`main`]. The programs
 //! behave as NVIDIA's programs were observed to behave. The README.md of this crate describes the
-//! observations, and what is unknown.
+//! observations, and the behaviour that is still unknown.
 //!
 //! ```text
 //!  user interface ──4──► control_privileged ─┐                       ┌── clients with their limits

@@ -31,7 +31,7 @@ pub(crate) enum Action {
     },
     FrontEnd,
     Help,
-    /// Print the help, as an error.
+    /// Print the help, and exit with an error.
     Usage,
     /// Fail, because the user is not root and requests `-multiuser-server`.
     OnlyRoot,
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// The control program 555.58.02 was observed to behave in this way.
+    /// This behaviour was observed with the control program of version 555.58.02.
     #[test]
     fn version_555_rejects_unknown_arguments() {
         let of = |words: &[&str]| Action::of_several(words, true);

@@ -1,8 +1,8 @@
 //! The server. It serves the clients that the daemon passes to it, and answers the daemon's queries
 //! about these clients.
 //!
-//! This server also works with NVIDIA's control daemon, because the two daemons send the same queries (README.md). The
-//! protocol between the server and its clients exists only in this simulation:
+//! This server also works with NVIDIA's control daemon, because NVIDIA's daemon and the simulated daemon send the same
+//! queries (README.md). The protocol between the server and its clients exists only in this simulation:
 //!
 //! ```text
 //! client ► its credentials and `percentage=25 memory=0=2G`     from its environment

@@ -202,7 +202,6 @@ impl Servers {
         self.settle(log);
     }
 
-    /// Starts a server for a user.
     pub(crate) fn start(&mut self, uid: u32, log: &Log) {
         let uid = self.users.uid(uid);
         self.waiting.push(Waiting::Start { uid });

@@ -1,5 +1,5 @@
-//! Values of commands. They are parsed and printed as the real daemon does, including its
-//! peculiarities.
+//! Values of commands. This module parses and prints them as the real daemon does, including the
+//! peculiarities of the real daemon.
 
 /// Parses an active thread percentage, above 0 and at most 100. Text after the number is ignored.
 pub(crate) fn percentage(text: &str) -> Option<f64> {

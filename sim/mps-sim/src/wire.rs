@@ -71,7 +71,6 @@ pub(crate) struct Peer {
     pub(crate) uid: u32,
 }
 
-/// One packet.
 #[derive(Debug, Default)]
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
@@ -100,7 +99,6 @@ impl Socket {
         Ok(Self(fd))
     }
 
-    /// Accepts the next connection.
     pub(crate) fn accept(&self) -> io::Result<Self> {
         // `UnixListener` is meant for stream sockets, but its `accept` also works for SEQPACKET sockets.
         let listener = std::os::unix::net::UnixListener::from(self.0.try_clone()?);

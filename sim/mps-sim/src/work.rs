@@ -34,13 +34,13 @@ use crate::{
 /// Number of multiprocessors of the device.
 const MULTIPROCESSORS: u32 = 100;
 
-/// Iterations per second of a process that has the whole device to itself, with large kernels. The
-/// next constant is for small kernels.
+/// Iterations per second with large kernels, of a process that has the whole device to itself. The next constant is for
+/// small kernels.
 const LARGE: f64 = 1000.0;
 const SMALL: f64 = 100.0;
 
-/// Interval between lines about the progress. A client on a real GPU prints two lines per second.
-/// Tests should not wait that long.
+/// Interval between lines about the progress. A client on a real GPU prints only two lines per second. Here, the
+/// interval is shorter, so that tests do not wait for long.
 const TELLS: Duration = Duration::from_millis(50);
 
 /// Memory of a process in MiB, in addition to its allocations.

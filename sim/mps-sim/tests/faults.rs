@@ -150,7 +150,7 @@ async fn busy_ui_makes_the_daemon_report_busy() {
     let daemon = Daemon::start().await;
     daemon.fault(Kind::BusyUi, None);
     let busy = daemon.control.default_percentage(SHORT).await.unwrap_err();
-    // Both errors are right, because the deadline may expire during any attempt.
+    // Accept both errors, because the deadline may expire during any attempt to connect.
     let reported = matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. }));
     assert!(reported, "{busy:?}");
     daemon.is_well().await;

@@ -116,8 +116,8 @@ impl Ptr<c_char> {
         Ok(())
     }
 
-    /// Reads a text from the caller. Valid names are UTF-8, so returns `INVALID_ARGUMENT` for a
-    /// text that is not UTF-8.
+    /// Reads a text from the caller. Returns `INVALID_ARGUMENT` for a text that is not UTF-8,
+    /// because all valid names are UTF-8.
     pub(crate) fn text(self) -> Outcome<String> {
         let from = self.not_null()?;
         // SAFETY: the caller guarantees a zero-terminated string that remains valid during the

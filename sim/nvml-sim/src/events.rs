@@ -19,7 +19,7 @@ use crate::entry::exports;
 const SUPPORTED: u64 = XID_CRITICAL_ERROR | MIG_CONFIG_CHANGE;
 /// Instance id in an event that concerns no instance.
 const NO_INSTANCE: u32 = u32::MAX;
-/// Interval at which a waiting call checks whether another thread has freed its set.
+/// Interval at which a waiting call checks whether another thread has freed the event set.
 const SLICE: Duration = Duration::from_secs(1);
 
 /// The output of `nvmlEventSetWait`. This function is older than MIG, so the output has no instance
@@ -31,7 +31,6 @@ pub(crate) struct EventDataV1 {
     data: u64,
 }
 
-/// An event set.
 #[derive(Clone, Default)]
 struct EventSet {
     /// For each registered GPU: the selected event types, and the position of the queue at

@@ -19,9 +19,9 @@ const VERSION: u32 = 1;
 /// Number of metrics in the 550 driver.
 const METRICS: u32 = 98;
 
-/// The start of `nvmlGpmMetricsGet_t`. An array of metrics follows, whose length differs between
-/// versions of the header. So the library accesses only as many entries as the caller gives in its
-/// count.
+/// The start of `nvmlGpmMetricsGet_t`. An array of metrics follows. The length of this array
+/// differs between versions of the header. So the library accesses only as many entries as the
+/// count in this struct says.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct MetricsHead {

@@ -9,8 +9,8 @@ use crate::entry::{Change, exports};
 const MEMORY_LOCATIONS: u32 = 8;
 
 exports! {
-    /// Returns whether persistence mode is on: the driver then keeps the GPU initialised while no
-    /// client has it open.
+    /// Returns whether persistence mode is on. In persistence mode, the driver keeps the GPU
+    /// initialised while no client has it open.
     fn nvmlDeviceGetPersistenceMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.persistence.into()))?)
     }

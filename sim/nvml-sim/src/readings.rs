@@ -1,7 +1,8 @@
 //! Memory, load, temperature, power, clocks and PCIe: the readings that monitors show.
 //!
-//! For a MIG device, only the memory can be read. Its other readings return `NOT_SUPPORTED`. For a
-//! GPU in MIG mode, the load also returns `NOT_SUPPORTED`, as with real drivers.
+//! For a MIG device, only the memory can be read. All other functions return `NOT_SUPPORTED` for a
+//! MIG device. As with real drivers, the functions for the load also return `NOT_SUPPORTED` for a
+//! GPU in MIG mode.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -49,7 +50,7 @@ exports! {
     /// the GPU's memory.
     fn nvmlDeviceGetBAR1MemoryInfo(device: Opaque, info: Ptr<nvmlBAR1Memory_t>) |call| {
         let memory = call.device(device, memory)?;
-        // The BAR1 window of a board covers all of its memory. A MIG device has a part of the
+        // The BAR1 window of a board covers all memory of the board. A MIG device has a part of the
         // window.
         let total = memory.total_mib.next_power_of_two() * MIB;
         let used = memory.total_mib.min(1) * MIB;

@@ -21,12 +21,11 @@ const CUDA_RELEASE: u32 = 12;
 
 /// An open session.
 pub(crate) struct Session {
-    /// The simulated host.
     pub(crate) host: Host,
     /// The state when the session began. If a fault rule makes the session stale, calls that list objects return this
     /// state.
     pub(crate) at_init: Arc<Machine>,
-    /// Pid of the process that has registered itself as a client of the driver.
+    /// Pid of the process that this session has registered as a client of the driver.
     registered: AtomicU32,
 }
 

@@ -1,6 +1,6 @@
 //! Functions of the driver that no known client needs. They return `NOT_SUPPORTED`.
 //!
-//! Some clients resolve all driver symbols that they know before their first call, so these
+//! Before their first call, some clients resolve all driver symbols that they know, so these
 //! functions must exist. They ignore their arguments. Fault rules also apply to them.
 
 use silicon::Return;

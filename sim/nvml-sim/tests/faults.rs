@@ -166,7 +166,7 @@ fn hung_call_delays_no_other_and_ends_with_its_rule() {
             // SAFETY: the handle is valid. It is passed to this thread as a number.
             unsafe { library.nvmlGpuInstanceDestroy(address as *mut _) }
         });
-        // When the call has started to hang, the counter of its rule is not 0.
+        // Wait until the call hangs: the counter of its fault rule is then not 0.
         while client.host.faults().unwrap().iter().all(|(_, counter)| counter.fired == 0) {
             std::thread::yield_now();
         }

@@ -341,8 +341,8 @@ fn null_pointers_are_invalid_arguments_and_change_nothing() {
 
 #[test]
 fn only_root_and_the_owner_can_change_the_host() {
-    // The library checks the effective uid of the caller. So a child process changes its uid to
-    // `nobody`, and calls the library.
+    // The library checks the effective uid of the caller. So let a child process change its uid to
+    // `nobody` and call the library.
     for (description, wanted) in [("owner_is_root = false\n", NO_PERMISSION), ("", OK)] {
         let client = Client::of(&format!("{description}[[gpu]]\nmodel = \"a100-40\"\n"));
         // SAFETY: a plain system call.

@@ -1,7 +1,8 @@
 //! The library exports exactly the symbols of driver 550, and `gpush_sim`.
 //!
 //! If a symbol is missing, clients that resolve all symbols at their start fail (nvtop). If the
-//! library has a symbol of a newer driver, clients choose a call that then fails (nvitop).
+//! library had a symbol of a newer driver, some clients would choose this call, which then fails
+//! (nvitop).
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // tests only
@@ -65,7 +66,8 @@ fn exported(elf: &[u8]) -> BTreeSet<String> {
 #[test]
 fn every_function_accepts_zero_arguments() {
     // Each function has at most eight arguments, which are pointers or numbers. The test passes
-    // zeros: NULL, an empty buffer, GPU 0, or an invalid handle.
+    // zeros. Depending on the argument, a zero means NULL, an empty buffer, GPU 0, or an invalid
+    // handle.
     type Zeros = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
     const SESSION: [&str; 4] = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"];
     const NO_SESSION: [&str; 2] = ["nvmlErrorString", "nvmlSystemGetNVMLVersion"];

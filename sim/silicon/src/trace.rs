@@ -1,5 +1,5 @@
-//! The trace: a file `DIR/trace` with one line for each call that changes the state. No process
-//! writes it unless the file exists.
+//! The trace: a file `DIR/trace` with one line for each call that changes the state. The calls are
+//! traced only if this file exists.
 //!
 //! Format of a line: `pid function gpu arguments -> NAME (code)`. Each process writes a line in one
 //! append, so lines of different processes never mix.

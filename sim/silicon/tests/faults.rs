@@ -42,7 +42,7 @@ fn rule_passes_some_calls_fails_some_and_ends() {
     let other = Host::open(host.dir()).unwrap();
     assert_eq!(rcs(&other, &call, 1), [None]);
     assert_eq!(host.faults().unwrap()[0].1.seen, 6);
-    // If a rule is changed, it starts with new counters.
+    // A changed rule starts with new counters.
     write(&host, "[[fault]]\nfunction = \"nvmlGpuInstanceDestroy\"\nrc = 19\ntimes = 1\n");
     assert_eq!(rcs(&other, &call, 2), [Some(19), None]);
 }

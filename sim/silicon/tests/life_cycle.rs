@@ -40,7 +40,7 @@ fn ampere_waits_for_a_reset_and_survives_a_reboot() {
     machine.reboot("second".to_owned());
     assert_eq!(modes(&machine), (true, true));
     assert!(machine.gpus()[0].instances.is_empty(), "instances do not survive a reboot");
-    // Until a reset or a reboot activates the pending change, the change can be reverted.
+    // A pending change can be reverted until a reset or a reboot activates it.
     assert_eq!(machine.set_mig_mode(0, false, CALLER), Ok(Return::ResetRequired));
     assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::Success));
     assert_eq!(modes(&machine), (true, true));

@@ -131,7 +131,8 @@ fn concurrent_updates_are_not_lost() {
             invariants::check(&host.read().unwrap());
         }
     };
-    // The children use the host that the parent has opened, while threads of the parent use it too.
+    // The children use the `Host` that the parent has opened. At the same time, threads of the
+    // parent use it, too.
     let children: Vec<SystemPid> = (0..3).map(|_| child(|| count(&host))).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| count(&host));

@@ -71,7 +71,6 @@ fn level(text: &str) -> Result<Timeslice, String> {
     known.copied().ok_or_else(|| format!("{text} is no time-slice level: 0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG"))
 }
 
-/// Executes the request.
 pub(super) fn act(host: &Host, asked: Asked) -> Result<ExitCode, HostError> {
     let failures = match asked {
         Asked::Help => {
@@ -133,8 +132,8 @@ fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostE
             Some(rc) => Err(rc),
             None if !host.privileged() => Err(Return::NoPermission),
             None => host.update(|machine| {
-                // nvidia-smi has the driver open while it runs. Without persistence mode, the
-                // setting is lost when nvidia-smi ends.
+                // While nvidia-smi runs, it has the driver open. If it is the only client and
+                // persistence mode is off, the setting is lost when nvidia-smi ends.
                 machine.open(Pid::own());
                 let done = machine.set_timeslice(gpu, level);
                 machine.close(Pid::own());

@@ -89,8 +89,9 @@ fn mode(text: &str) -> Option<bool> {
     }
 }
 
-/// Returns the host that the environment names. Without such a variable, returns the host to which
-/// the program's path belongs (`DIR/bin/nvidia-smi`), because a caller may clear the environment.
+/// Returns the host that the environment names. A caller may clear the environment. So if the
+/// environment names no host, returns the host to which the program's path belongs
+/// (`DIR/bin/nvidia-smi`).
 fn host(called: &Path) -> Result<Host, HostError> {
     if std::env::var_os(silicon::host::STATE_VARIABLE).is_some() {
         return Host::from_environment();

@@ -43,9 +43,10 @@ pub(crate) enum Branch {
     V555,
 }
 
-/// For each behaviour that differs: whether 535, 550 and 555 have it, and how this is known. The
-/// tests treat a real daemon as 550 or later if it has the command `get_server_status`. They treat
-/// it as 555 if its program file contains the word `-multiuser-server`.
+/// For each behaviour that differs: whether the versions 535, 550 and 555 have this behaviour, and
+/// how this is known. The tests treat a real daemon as 550 or later if it has the command
+/// `get_server_status`. They treat a real daemon as 555 if its program file contains the word
+/// `-multiuser-server`.
 pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
     (Trait::KnowsServerStatus, [false, true, true], "seen with 535.309, 550.163 and 555.58"),
     (Trait::WritesPidFile, [false, true, true], "535.309 was seen not to write it, 550.163 and 555.58 to write it"),
@@ -118,8 +119,8 @@ impl Setup {
         }
     }
 
-    /// Returns whether the control program supports several users. For a real program, its program
-    /// file shows this. For a simulated program, the table [`DIFFERENCES`] shows this.
+    /// Returns whether the control program supports several users. For NVIDIA's program, the
+    /// program file shows this. For the simulated program, the table [`DIFFERENCES`] shows it.
     pub(crate) fn serves_several_users(&self) -> bool {
         match self.which {
             Which::Real => {

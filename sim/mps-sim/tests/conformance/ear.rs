@@ -28,7 +28,8 @@ pub(crate) async fn twenty_concurrent_callers_are_answered(setup: Setup) {
     for asked in asked.collect::<Vec<_>>() {
         assert_eq!(asked.await.unwrap().unwrap(), Percentage::ALL);
     }
-    // Each of these callers opens its own control connection. They block each other, and retry.
+    // Each of these callers opens its own control connection. The callers block each other, and
+    // retry.
     let asked = (0..20).map(|_| {
         let control = Control::of(&daemon.setup.pipe);
         tokio::spawn(async move { control.default_percentage(LONG).await })

@@ -1,5 +1,5 @@
-//! The same checks for NVIDIA's control daemon and for the simulated daemon, with gpush's own
-//! protocol crate. So the checks specify the daemon behaviour that gpush relies on.
+//! Runs the same checks on NVIDIA's control daemon and on the simulated daemon, with gpush's own
+//! protocol crate. So the checks specify the daemon behaviour on which gpush relies.
 //!
 //! The real daemon needs no GPU, but the real server does. So both daemons use the simulated
 //! server, which they find through `PATH`. If the real daemon is not installed, its checks are

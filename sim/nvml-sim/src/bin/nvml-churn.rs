@@ -25,7 +25,7 @@ use silicon::machine::Placement;
 const CLIENTS: usize = 6;
 /// Maximum time until a client is killed, in µs from the start of its round.
 const LIFE_US: u64 = 2_000;
-/// Every n-th client is a separate program, with this n. The others are forks.
+/// One of this many clients is a separate program. The others are forks.
 const OWN_PROGRAM: u64 = 20;
 /// Return codes that a client may get: SUCCESS, INVALID_ARGUMENT (if another client has destroyed
 /// the instance), NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES.

@@ -53,8 +53,8 @@ pub struct Description {
     /// Whether calls take as long as on hardware.
     #[serde(default)]
     pub latencies: bool,
-    /// Whether a fabric manager runs on the host. It has an effect only if the GPUs are connected
-    /// to an NVSwitch.
+    /// Whether a fabric manager runs on the host. The fabric manager has an effect only if the GPUs
+    /// are connected to an NVSwitch.
     #[serde(default = "yes")]
     pub fabric_manager: bool,
     /// GPUs, in order.

@@ -263,8 +263,8 @@ impl Host {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(_) => return,
-                // If the file is invalid, a user may be editing it, so the rule still counts. The
-                // wait also ends when the host is removed.
+                // If the file is invalid, a user may be editing it. So the rule still counts, and the call continues to
+                // hang. If the host was removed, the call returns.
                 Err(_) if self.dir().exists() => std::thread::sleep(Duration::from_millis(5)),
                 Err(_) => return,
             }
@@ -300,7 +300,7 @@ impl Host {
     /// If the file cannot be written, or no rule has this position.
     pub fn clear_faults(&self, position: Option<usize>) -> Result<usize, HostError> {
         let Some(position) = position else {
-            // If the file is invalid, count no rules: removing all rules repairs the file.
+            // If the file is invalid, count no rules and continue, because the removal of all rules repairs the file.
             let count = self.rules()?.current().map_or(0, |rules| rules.len());
             self.write_faults(&RuleFile { fault: Vec::new() })?;
             return Ok(count);

@@ -48,8 +48,8 @@ impl Living {
     }
 }
 
-/// Opens a pidfd of a live process. Opens it before it checks the process, so the pidfd cannot
-/// refer to a later process with the same pid.
+/// Opens a pidfd of a live process. First opens the pidfd and then checks the process, so the pidfd cannot refer to a
+/// later process with the same pid.
 fn watch(pid: Pid) -> Option<OwnedFd> {
     let process = rustix::process::Pid::from_raw(i32::try_from(pid.pid).ok()?)?;
     let held = pidfd_open(process, PidfdFlags::empty()).ok()?;

@@ -277,8 +277,8 @@ impl Host {
         if let Some((generation, bytes)) = self.region.read() {
             return self.decode(generation, &bytes);
         }
-        // In every attempt, writers overwrote the slot while this process copied it. So hold the
-        // lock, and read once: no writer can publish meanwhile.
+        // In every attempt, writers overwrote the slot while this process copied it. So take the
+        // lock and read again: no writer can publish while this process holds the lock.
         let _held = self.local()?.lock.hold()?;
         let (generation, bytes) =
             self.region.read().ok_or_else(|| HostError::Damaged { dir: self.dir.display().to_string() })?;

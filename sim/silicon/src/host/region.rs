@@ -41,7 +41,7 @@ const LAYOUT: u64 = 1;
 /// Header length in bytes: one page.
 const HEADER: usize = 4096;
 /// Maximum duration of a single wait. A writer may be killed before it wakes the waiting processes,
-/// so a wait must end by itself.
+/// so every wait has a timeout.
 const MISSED: Duration = Duration::from_secs(1);
 /// Number of words at the start of a slot, before its bytes.
 const SLOT_WORDS: usize = 3;

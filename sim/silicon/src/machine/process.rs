@@ -19,7 +19,7 @@ pub enum ProcessKind {
     /// A client of an MPS server. The server itself is a compute process.
     Mps,
     /// A process that only has a handle open, such as a monitor that leaks a handle. The driver
-    /// does not list the process, but the object is in use.
+    /// does not list the process, but treats the GPU or the instance as in use.
     Handle,
 }
 

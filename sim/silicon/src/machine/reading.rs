@@ -124,9 +124,9 @@ fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
 }
 
 impl Machine {
-    /// Returns the energy in mJ that a GPU has used since its driver was loaded. It depends only on
-    /// the time, and is the energy of an idle GPU. If the counter followed the load, every reading
-    /// would have to change the state.
+    /// Returns the energy in mJ that a GPU has used since its driver was loaded. The energy depends
+    /// only on the time, and is the energy of an idle GPU. If the counter followed the load, every
+    /// reading would have to change the state.
     ///
     /// # Errors
     /// `NotSupported` before Volta, `GpuIsLost`, `InvalidArgument`.

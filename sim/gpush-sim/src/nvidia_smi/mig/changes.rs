@@ -1,7 +1,7 @@
 //! The changes of `nvidia-smi mig`: creates and destroys GPU instances and compute instances.
 //!
-//! Each change applies the fault rules and is written to the trace. Its name there is the NVML
-//! function that the real program calls.
+//! Each change applies the fault rules and is written to the trace. The trace names a change by the
+//! NVML function that the real program calls.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,8 @@
 //! `nvidia-smi mig`: lists, creates and destroys GPU instances and compute instances.
 //!
 //! The options and the output are those of the real program, as far as programs that edit MIG
-//! layouts use them. Each call applies the fault rules and is written to the trace. Its name there
-//! is the NVML function that the real program calls.
+//! layouts use them. Each call applies the fault rules and is written to the trace. The trace names
+//! a call by the NVML function that the real program calls.
 
 mod changes;
 mod tables;
@@ -87,7 +87,6 @@ fn numbers(words: Option<Vec<String>>) -> Result<Option<Vec<u32>>, String> {
     words.map(|words| words.iter().map(number).collect()).transpose()
 }
 
-/// Executes the command.
 pub(super) fn act(host: &Host, asked: &Asked) -> Result<ExitCode, HostError> {
     let command = asked.command.clone().unwrap_or(Command::Help);
     if command == Command::Help {
