@@ -133,8 +133,8 @@ exit $rc
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Returns the calls so far, and clears them. If a script records a call at the same time, this
-    /// call may be lost.
+    /// Returns the recorded calls, and deletes the records. If a script records a call at the same
+    /// time, this record may be lost.
     #[must_use]
     pub fn take_calls(&self) -> Vec<String> {
         let calls = self.calls();
@@ -149,7 +149,7 @@ exit $rc
         self.dir.join(name)
     }
 
-    /// Returns the environment that a hook received.
+    /// Returns the environment of a hook, which the hook has written to the file `name`.
     #[must_use]
     pub fn reported(&self, name: &str) -> String {
         fs::read_to_string(Path::new(&self.file(name))).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! A GPU as recorded from a real driver in `docs/hardware/<model>-<driver>.json`, and how it
-//! differs from another reading.
+//! A GPU as recorded from a real driver in `docs/hardware/<model>-<driver>.json`, and the differences between this
+//! record and another record.
 //!
 //! The record contains only values that are the same for every board of the model under this
 //! driver: no UUID, no process and no usage. For a GPU instance profile without an instance, the

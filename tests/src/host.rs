@@ -1,8 +1,8 @@
 //! A simulated host under test.
 //!
-//! The harness runs the real `gpush-sim` and the real simulated library, as a user does. It does
-//! not depend on the format of the simulator's state, and links no code of the simulator. Each test
-//! has a separate host in a temporary directory. Dropping the host removes the directory.
+//! The harness runs the programs and the library of the simulator, as a user does. It does not
+//! depend on the format of the simulator's state, and links no code of the simulator. Each test has
+//! a separate host in a temporary directory. Dropping the host removes the directory.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -205,7 +205,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The simulated daemons end together with their host, but NVIDIA's control daemon does not.
+        // The simulated daemons end together with their host. NVIDIA's control daemons do not, so
+        // kill them.
         if self.dir.join("real").exists() {
             for pid in crate::mps::controls(&self.dir) {
                 let _ended = crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);
@@ -238,8 +239,8 @@ pub fn program(name: &str) -> PathBuf {
 
 fn gpush_sim() -> Command {
     let mut command = Command::new(program("gpush-sim"));
-    // A developer may have another simulated host active. So the environment of the test must not
-    // select the host.
+    // A developer may have selected another simulated host in the environment. So remove this
+    // selection.
     command.env_remove("NVML_SIM_STATE").env("GPUSH_SIM_LIBRARY", program("libnvidia_ml.so"));
     command
 }

@@ -1,5 +1,5 @@
-//! Driver calls and duration of an apply with gpush, and with the method "permute and retry", on
-//! the same simulated driver.
+//! Driver calls and duration of a layout change: with gpush, and with the method "permute and
+//! retry" on the same simulated driver.
 
 use std::{
     process::{Command, Stdio},
@@ -54,7 +54,6 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// Cost of an apply.
 #[derive(Debug, Default)]
 struct Cost {
     creates: usize,
@@ -216,8 +215,8 @@ fn wanted_text(model: &Model, wanted: &[&str]) -> String {
     ids.collect::<Vec<_>>().join(",")
 }
 
-/// Returns each GPU instance profile with two ids: its own, and that of the compute instance
-/// profile that occupies all of it.
+/// Returns each GPU instance profile with two ids: the id of this profile, and the id of the
+/// compute instance profile that fills the whole GPU instance.
 fn all_profiles(model: &Model) -> Vec<(String, (u32, u32))> {
     let ids = model.gi_profiles.iter().filter_map(|profile| {
         let whole = profile.compute.iter().find(|compute| compute.name == profile.name)?;

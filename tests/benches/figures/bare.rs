@@ -42,7 +42,7 @@ fn is_ready() {
 }
 
 /// Starts a server that sends `length` bytes as response to every request on this socket. The
-/// server uses the agent's HTTP stack.
+/// server uses the same HTTP stack as gpushd.
 pub(crate) fn server(socket: &Path, length: usize) -> Bare {
     started(own(&["serve-static", &socket.display().to_string(), &length.to_string()]))
 }

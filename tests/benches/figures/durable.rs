@@ -16,11 +16,11 @@ const CHANGES: usize = 500;
 
 const CORDON: &str = "/v1/gpus/0/cordon";
 
-/// The tables that such a change writes: one row about its object, one row of the audit trail, and
-/// the head of the journal.
+/// The tables that a change without a driver call writes: one row about its object, one row of the
+/// audit trail, and the head of the journal.
 const TABLES: [&str; 3] = ["conditions", "audit", "head"];
 
-/// Opens an SQLite database with these tables and durable commits.
+/// Opens an SQLite database with the tables [`TABLES`] and durable commits.
 fn plain(file: &Path) -> Connection {
     let database = Connection::open(file).expect("a database");
     database.pragma_update(None, "journal_mode", "WAL").expect("a log");
@@ -32,7 +32,7 @@ fn plain(file: &Path) -> Connection {
     database
 }
 
-/// Measures changes by gpushd and plain commits of the same size, alternately.
+/// Alternately measures changes by gpushd, and plain commits of the same size.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, "");

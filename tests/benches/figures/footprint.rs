@@ -12,8 +12,8 @@ const IDLE: Duration = Duration::from_secs(70);
 /// Idle time of an agent without the slow poll.
 const SILENT: Duration = Duration::from_secs(20);
 
-/// Returns two numbers of driver calls of an agent without the slow poll: while it is idle, and
-/// during one request for all GPUs.
+/// Returns two numbers of driver calls of an agent without the slow poll: the calls while the agent
+/// is idle, and the calls during one request for all GPUs.
 fn calls() -> (u64, u64) {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
@@ -71,7 +71,7 @@ pub(crate) fn run() -> Report {
     let bare = bare::initialised(&host);
     let agent = ctl::agent(&host);
     ctl::must(&host, &agent, &["mig", "apply", "--gpu", "all", "--layout", "1g.10gb*7"]);
-    // First let the agent answer requests, and measure it after that.
+    // Let the agent answer some requests before the measurement.
     for _ in 0..100 {
         assert_eq!(agent.gpus().len(), 8);
     }

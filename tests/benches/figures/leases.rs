@@ -32,7 +32,7 @@ const GRANTS: usize = 300;
 const CLIENTS: usize = 32;
 /// Number of rounds. Each client gets one lease per round.
 const ROUNDS: usize = 20;
-/// Number of runs of a command, and number of first MPS leases of a user.
+/// Number of measured runs of a command. Also the number of measured first MPS leases of a user.
 const FEW: usize = 20;
 /// Number of rounds of dynamic grants. Each round fills a GPU with seven MIG devices, which takes
 /// seconds.
@@ -40,11 +40,11 @@ const DYNAMIC_ROUNDS: usize = 3;
 /// Number of ended leases in the long history.
 pub(crate) const HISTORY: usize = 10_000;
 
-/// The tables that a grant writes: a lease, its number, one row of the audit trail, and the head of
-/// the journal.
+/// The tables that a grant writes. It writes one row each: the lease, the last lease number, a
+/// record of the audit trail, and the head of the journal.
 const TABLES: [&str; 4] = ["leases", "facts", "audit", "head"];
 
-/// An SQLite database with these tables and durable commits.
+/// An SQLite database with the tables [`TABLES`] and durable commits.
 pub(crate) struct Plain(Connection);
 
 impl Plain {
@@ -115,7 +115,8 @@ fn rate(agent: &Agent, rounds: usize) -> f64 {
     grants / slowest
 }
 
-/// Requests a lease, and waits until all clients have a lease. Adds the elapsed seconds to `sum`.
+/// Requests a lease, and waits until all clients have a lease. Adds the seconds until then to
+/// `sum`.
 fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f64) {
     let begun = Instant::now();
     let granted = grant(client, REPLICA);
@@ -124,8 +125,8 @@ fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f
     granted
 }
 
-/// Delays of the two driver calls of a dynamic grant, as on hardware. Every call has the same
-/// delay, so that the time of gpushd can be separated from the time of the driver.
+/// Delays of the two driver calls of a dynamic grant, as on hardware. The delay of a call does not
+/// vary, so that the time of gpushd can be separated from the time of the driver.
 const DELAYS: [&str; 2] =
     ["nvmlDeviceCreateGpuInstance* --delay-ms 250", "nvmlGpuInstanceCreateComputeInstance* --delay-ms 75"];
 
@@ -228,8 +229,8 @@ pub(crate) fn make_history(agent: &Agent) {
     rate(agent, HISTORY.div_ceil(CLIENTS));
 }
 
-/// Returns the duration of a grant in seconds for two agents, measured alternately. The first agent
-/// has no history. The second agent has [`HISTORY`] ended leases.
+/// Returns the durations of a grant in seconds: of two agents, which are measured alternately. The
+/// first agent has no history. The second agent has [`HISTORY`] ended leases.
 fn histories() -> (f64, f64) {
     let hosts = [(); 2].map(|()| Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n"));
     let agents = hosts.each_ref().map(|host| {

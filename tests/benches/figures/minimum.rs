@@ -28,7 +28,7 @@ pub(crate) struct Minimum {
     pub(crate) creates: usize,
 }
 
-/// Returns the minimum. Returns `None` if the layout needs the destruction of an instance in use.
+/// Returns the minimum. Returns `None` if an instance in use would have to be destroyed.
 pub(crate) fn minimum(model: &Model, standing: &[Instance], wanted: &[&str]) -> Option<Minimum> {
     let mut best: Option<usize> = None;
     for keep in 0..1_u32 << standing.len() {

@@ -103,7 +103,7 @@ impl Times {
         assert_eq!(act(agent, "0", "start", &json!({})).status, 200);
         until(|| daemon(agent, "0").state == MpsState::Ready);
         self.starts.push(began.elapsed());
-        // Wait, because gpushd counts earlier failures for one second.
+        // Wait one second. After that, gpushd no longer counts earlier failures of the daemon.
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(act(agent, "0", "restart", &json!({})).status, 200);
         let pid = reaches(agent, "0", MpsState::Ready).pid.expect("a pid");
@@ -116,7 +116,7 @@ impl Times {
         reaches(agent, "0", MpsState::Ready);
     }
 
-    /// Adds a row for each measured time, and the targets.
+    /// Adds a row for each measured time to the report, and checks the times against their targets.
     fn report(self, whose: &str, report: &mut Report) {
         let [own, starts, noticed, again] = [self.own, self.starts, self.noticed, self.again].map(milliseconds);
         let rows = [

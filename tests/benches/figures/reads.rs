@@ -23,8 +23,8 @@ const CLIENTS: (usize, usize, usize) = (200, 10, 5);
 const HANG: Duration = Duration::from_secs(10);
 const CONFIG: &str = "[driver]\nread_ms = 15000\n";
 
-/// Requests the GPUs and the fixed response alternately, while `go_on` returns true. Returns the
-/// durations of both kinds of requests in seconds.
+/// Alternately requests the list of GPUs from gpushd and the fixed response from the reference
+/// server, while `go_on` returns true. Returns the durations of both kinds of requests in seconds.
 fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool) -> (Vec<f64>, Vec<f64>) {
     let mut times = (Vec::new(), Vec::new());
     while go_on(times.0.len()) {
@@ -74,7 +74,7 @@ fn hangs(agent: &Agent) {
     }
 }
 
-/// Measures reads, and compares them with a fixed response.
+/// Measures requests for the list of GPUs, and compares them with requests for a fixed response.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     let agent = Agent::start_public(&host, CONFIG);

@@ -24,7 +24,7 @@ impl Report {
         Self { title: title.into(), note: note.into(), columns, ..Self::default() }
     }
 
-    /// Adds a target, with its measurement and whether the target was met.
+    /// Adds a target, the measurement, and whether the measurement meets the target.
     pub(crate) fn target(&mut self, what: &str, wanted: &str, measured: &str, met: bool) {
         self.targets.push(json!({ "what": what, "wanted": wanted, "measured": measured, "met": met }));
     }
@@ -36,7 +36,6 @@ impl Report {
     }
 }
 
-/// Returns the median.
 pub(crate) fn median(values: Vec<f64>) -> f64 {
     percentile(values, 0.5)
 }

@@ -55,8 +55,8 @@ fn seconds(machine: &Machine, bind: &str, count: usize) -> Vec<f64> {
     machine.sh(&line).lines().map(|line| line.parse().expect("seconds")).collect()
 }
 
-/// Requests `count` leases with scopes, and waits until they have ended. Returns the durations of
-/// the requests in seconds, the total duration, and how many scopes are left.
+/// Requests `count` leases with scopes, and waits until the leases have ended. Returns the
+/// durations of the requests in seconds, the total duration, and how many scopes are left.
 fn create_and_end(machine: &Machine, count: usize) -> (Vec<f64>, Duration, usize) {
     let begun = Instant::now();
     let each = seconds(machine, "scope", count);
@@ -68,8 +68,8 @@ fn create_and_end(machine: &Machine, count: usize) -> (Vec<f64>, Duration, usize
     (each, all, scopes(machine))
 }
 
-/// Returns the D-Bus calls of gpushd during [`COUNTED`] grants. Leaves out `RemoveMatch`, because
-/// no grant waits for it.
+/// Returns the number of D-Bus calls of gpushd during [`COUNTED`] grants. Does not count
+/// `RemoveMatch`, because no grant waits for that call.
 fn calls(machine: &Machine) -> usize {
     machine.sh(
         "systemd-run --quiet --unit=monitor --property=StandardOutput=file:/srv/monitor busctl monitor --json=short",
@@ -98,8 +98,8 @@ fn used(machine: &Machine) -> u64 {
     machine.property("gpushd.service", "CPUUsageNSec").parse().expect("nanoseconds")
 }
 
-/// Returns for each thread of gpushd and its driver worker how often it has waited (voluntary
-/// context switches).
+/// Returns how often each thread of gpushd and of its driver worker has waited (voluntary context
+/// switches).
 fn waits(machine: &Machine) -> BTreeMap<String, u64> {
     let all = "for pid in $(cat /sys/fs/cgroup/system.slice/gpushd.service/cgroup.procs); do cat /proc/$pid/task/*/status; done";
     let each = "awk '/^Pid:/ { pid = $2 } /^voluntary_ctxt_switches/ { print pid, $2 }'";
@@ -117,8 +117,8 @@ fn idle(machine: &Machine) -> (f64, f64) {
     let (used_before, waits_before) = (used(machine), waits(machine));
     std::thread::sleep(PERIOD);
     let used = used(machine) - used_before;
-    // A thread that has ended does not count. The threads for blocking calls end when they have
-    // nothing to do.
+    // Leave out threads that have ended: these are threads for blocking calls, which end when they
+    // have nothing to do.
     let since = |(thread, count): (&String, &u64)| count - waits_before.get(thread).unwrap_or(&0);
     let waits: u64 = waits(machine).iter().map(since).sum();
     (used as f64 / PERIOD.as_secs_f64() / 1e7, waits as f64 / PERIOD.as_secs_f64())

@@ -95,7 +95,7 @@ impl Hooks {
         let mut command = Command::new(hook);
         command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // The simulated programs find their host through these variables. gpush's hooks do not read
-        // them.
+        // these variables.
         command.envs(host.env());
         command.env_remove("PATH").env("SLURM_CONF", &self.slurm_conf).env("SLURM_CLUSTER_NAME", "bench");
         command.env("SLURMD_NODENAME", "n1").env("SLURM_JOB_ID", job.to_string()).env("SLURM_JOB_UID", uid.to_string());
@@ -109,8 +109,8 @@ impl Hooks {
         assert!(status.success(), "{} of job {job}: {status}", hook.display());
     }
 
-    /// Runs Prolog and Epilog of a job, and calls `check` between them. Returns the duration of
-    /// both in seconds.
+    /// Runs Prolog and Epilog of a job, and calls `check` between them. Returns the total duration
+    /// of the two hooks in seconds.
     fn job(&self, host: &Host, job: u32, gpu: usize, check: impl FnOnce()) -> f64 {
         let begun = Instant::now();
         self.run(&self.prolog, host, job, gpu);
@@ -304,8 +304,8 @@ fn mps() -> MpsFigures {
 }
 
 /// Returns for jobs of a real Slurm how many seconds more gpush's hooks take than hooks that do
-/// nothing: for one job, and for jobs at the same time. The same script calls both kinds of hooks
-/// and records the times.
+/// nothing: for one job, and for concurrent jobs. The same script calls both kinds of hooks and
+/// records their durations.
 fn in_slurm() -> Option<[f64; 2]> {
     let site = Site::start(HOST, WHOLE, |setup, host, _| {
         let conf = format!("AutoDetect=off\nName=gpu File={}/nvidia[0-7]\n", setup.devices().display());
@@ -356,7 +356,7 @@ fn in_slurm() -> Option<[f64; 2]> {
     Some(figures)
 }
 
-/// Returns the difference between the last two words of a line. Both are times in seconds.
+/// Returns the difference between the last two words of a line, which are times in seconds.
 fn seconds(line: &str) -> f64 {
     let mut words = line.split(' ').rev().map(|word| word.parse::<f64>().expect("seconds"));
     let mut next = || words.next().expect("two times");

@@ -16,7 +16,7 @@ use crate::{
 
 /// Number of starts of the agent.
 const STARTS: usize = 15;
-/// Number of boots with a full history, and number of operations in that history.
+/// Number of measured boots with a full history. The next constant is the number of operations in this history.
 const BOOTS: usize = 7;
 const OPERATIONS: usize = 1000;
 /// Seven GPUs with layouts, and one for leases.

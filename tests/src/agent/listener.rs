@@ -34,8 +34,8 @@ impl Agent {
         let status = listener.line().expect("an answer");
         assert!(status.starts_with("HTTP/1.1 200 "), "{status}");
         while !listener.line().expect("a head").is_empty() {}
-        // The first message has no event: it names the position at which the stream begins. The
-        // listener gets every later event.
+        // The first message has no event: the message only names the position at which the stream
+        // begins. The listener gets every later event.
         assert_eq!(listener.piece().expect("a place"), None);
         listener
     }

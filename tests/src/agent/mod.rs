@@ -105,7 +105,7 @@ impl Agent {
     }
 
     /// Returns the content of the log file. gpushd writes a log line after the event that the line
-    /// reports. So if a test expects a line, it calls [`Agent::wait_for_log`] instead.
+    /// reports. So a test that expects a line calls [`Agent::wait_for_log`] instead.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -201,7 +201,7 @@ impl Agent {
         assert_eq!(self.wait().signal(), Some(9));
     }
 
-    /// Sends bytes without changes. Returns everything that gpushd sends until it closes the
+    /// Sends bytes without changes. Returns everything that gpushd sends before it closes the
     /// connection.
     ///
     /// # Panics

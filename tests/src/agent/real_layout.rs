@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::host::Host;
 
 /// Returns the instances of a GPU as `gpush-sim` reports them, in the order of placement:
-/// `3g.40gb@4[3g.40gb@0]`. If MIG mode is off, the first element says so.
+/// `3g.40gb@4[3g.40gb@0]`. If MIG mode is off, the only element is `MIG off`.
 ///
 /// # Panics
 /// If the host does not have this GPU.

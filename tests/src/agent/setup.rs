@@ -51,7 +51,7 @@ impl<'h> Setup<'h> {
     }
 
     /// Sets an environment variable of gpushd. If the simulated host sets a variable with this
-    /// name, replaces its value.
+    /// name, replaces the value from the host.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
@@ -166,7 +166,7 @@ impl<'h> Setup<'h> {
         self.spawn(None)
     }
 
-    /// Starts gpushd on the socket at this path, and waits until gpushd is ready.
+    /// Starts gpushd, whose socket is at this path, and waits until gpushd is ready.
     ///
     /// # Panics
     /// If gpushd ends instead.
@@ -200,7 +200,7 @@ impl<'h> Setup<'h> {
         let started = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second()).expect("a time");
         let child = command.spawn().expect("gpushd can be started");
         // `command` still has copies of the descriptors that the child inherited. If these copies
-        // stayed open, the peers would not notice that the child closes its descriptors.
+        // stayed open, the peers would not notice when the child closes its own copies.
         drop(command);
         Agent { child, socket, config, log, notify, started, _public: None }
     }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::{Agent, PATIENCE};
 
 impl Agent {
-    /// Polls until `look` returns a value. Use it for a state that has no revision for a long poll.
+    /// Polls until `look` returns a value. Use this function only for a state without a revision.
+    /// With a revision, a test can use a long poll instead.
     ///
     /// # Panics
     /// If `look` returns no value within [`PATIENCE`].
@@ -21,7 +22,8 @@ impl Agent {
         }
     }
 
-    /// Polls until a condition is true. Use it for a state that has no revision for a long poll.
+    /// Polls until a condition is true. Use this function only for a state without a revision. With
+    /// a revision, a test can use a long poll instead.
     ///
     /// # Panics
     /// If the condition does not become true within [`PATIENCE`].
@@ -29,8 +31,8 @@ impl Agent {
         self.until(what, || is_so().then_some(()));
     }
 
-    /// Waits until all readings that the API shows are newer than this call. Tests call it after
-    /// they have changed the hardware without gpushd.
+    /// Waits until all readings that the API shows are newer than this call. A test calls this
+    /// function after it has changed the hardware without gpushd.
     ///
     /// # Panics
     /// If a GPU gets no newer reading in time.
@@ -61,8 +63,7 @@ impl Agent {
         })
     }
 
-    /// Waits until gpushd has finished the layouts at its start: it has applied or refused each of
-    /// them.
+    /// Waits until gpushd has applied or refused each layout that it must apply at its start.
     ///
     /// # Panics
     /// If gpushd does not finish within [`PATIENCE`].

@@ -1,5 +1,6 @@
 //! Compares what the driver layer reads from this host's GPUs with the output of nvidia-smi, and
-//! records each GPU as a fixture. Changes nothing. `tests/gpu/run` runs this program.
+//! records each GPU as a fixture. The program does not change the GPUs. `tests/gpu/run` runs this
+//! program.
 //!
 //! `gpu_check OUT [--library PATH] [--simulated]` writes to OUT: `readings.json`,
 //! `fixtures/<model>-<driver>.json`, and the original output of nvidia-smi. With `--simulated`, it
@@ -160,8 +161,8 @@ fn through_worker(arguments: &Arguments, readings: &[Reading], tally: &mut Tally
     })
 }
 
-/// Runs nvidia-smi and stores its output in a file. Returns the output. If there is none, returns
-/// the reason as an error.
+/// Runs nvidia-smi and stores its output in a file. Returns the output. If nvidia-smi has no
+/// output, returns the reason as an error.
 fn nvidia_smi(out: &Path, file: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new("nvidia-smi").args(arguments).output().map_err(|e| format!("nvidia-smi: {e}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -4,7 +4,7 @@
 //! `gpu_mps OUT CLIENT.py` writes `mps.json`, `mps.md` and the logs to OUT. gpushd and gpushctl
 //! come from the directory of this program. The program reads two environment variables:
 //! - `GPU_CLIENT`: the command of the clients, instead of `python3 CLIENT.py`. If it is set, the
-//!   program accepts a simulated GPU, because such a client may support one.
+//!   program accepts a simulated GPU, because this client may support a simulated GPU.
 //! - `GPU_SECONDS`: the duration of each measurement.
 
 use std::{

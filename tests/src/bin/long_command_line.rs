@@ -27,8 +27,9 @@ struct MemoryMap {
 }
 
 fn main() {
-    // A program that reads the command line needs more memory for a word than the size of the word,
-    // so use very short words. The last byte must be 0. Otherwise the kernel shows only one page.
+    // Use very short words: a program that reads the command line needs additional memory for each
+    // word, so many words make it need the most memory. The last byte must be 0. Otherwise the
+    // kernel shows only one page.
     let words = b"x\0".repeat(LENGTH / 2).leak();
     let stat = std::fs::read_to_string("/proc/self/stat").expect("our own stat");
     let (_, numbers) = stat.rsplit_once(')').expect("a stat line");

@@ -1,8 +1,8 @@
 //! The checks. A check starts with a running MPS daemon without clients, and leaves the daemon in
 //! that state.
 //!
-//! A check fails only because of outcomes, and of ratios within one run. It prints times but does
-//! not check them, because a time is valid for one machine only.
+//! A check fails only because of an outcome, or because of a ratio of times within one run. It
+//! prints times but does not check them, because a time is valid for one machine only.
 
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,8 @@ const TIMES: usize = 3;
 /// higher clock rate and more memory bandwidth.
 const SLACK: f64 = 20.0;
 
-/// A memory limit in MiB. The next constants are allocations below and above this limit. Matrices
-/// and libraries need memory too.
+/// A memory limit in MiB. The next constants are allocations below and above this limit. A client
+/// also needs memory for matrices and libraries, so the allocations are not close to the limit.
 const LIMIT_MIB: u64 = 2048;
 const BELOW_MIB: u64 = 1024;
 const ABOVE_MIB: u64 = 3072;
@@ -56,8 +56,8 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
     service.idle().await?;
     let mut speeds = vec![Vec::new(); PERCENTAGES.len()];
     let mut multiprocessors = [0; PERCENTAGES.len()];
-    // The percentages alternate. If the GPU heats up and becomes slower, this affects all
-    // percentages equally.
+    // The percentages alternate. If the GPU heats up and becomes slower, all percentages are
+    // affected equally.
     for _ in 0..TIMES {
         for (at, percentage) in PERCENTAGES.iter().enumerate() {
             let work = Work { seconds: Some(seconds), wait: true, ..Work::default() };
@@ -147,9 +147,9 @@ async fn client_killed(service: &mut Service) -> Result<Found, String> {
     })
 }
 
-/// Kills a control daemon. Checks that gpushd notices this, waits until the client of the daemon's
-/// server has ended, and then starts another daemon. The result also says what happened to the
-/// client.
+/// Kills a control daemon. Checks that gpushd notices this, that it waits until the client of the
+/// daemon's server has ended, and that it then starts another daemon. The result also says what
+/// happened to the client.
 async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
     let before = service.idle().await?;
     let pid = before.pid.ok_or("gpushd does not tell the daemon's pid")?;

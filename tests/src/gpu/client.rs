@@ -27,8 +27,8 @@ pub struct Work {
     pub allocate: u64,
     /// Whether the client uses kernels that need only a small part of the GPU.
     pub small: bool,
-    /// Whether the client waits for a command before it computes. With this, several clients begin
-    /// at the same time.
+    /// Whether the client waits for a command before it computes. So several clients can begin to
+    /// compute at the same time.
     pub wait: bool,
 }
 
@@ -90,7 +90,8 @@ pub struct Ended {
 #[derive(Debug)]
 pub struct Client {
     child: Child,
-    /// The process group of the client. It also contains the programs that started the client.
+    /// The process group of the client. The group also contains the programs that started the
+    /// client.
     group: Pid,
     stdin: Option<ChildStdin>,
     lines: UnboundedReceiver<String>,
@@ -177,7 +178,7 @@ impl Client {
     /// If the client completes no such iteration.
     pub async fn computes(&mut self) -> Result<(), String> {
         // The next line of the client may belong to an iteration that began before this call. So
-        // wait for the line after it.
+        // wait for the line after that line.
         while self.lines.try_recv().is_ok() {}
         let mut before = None;
         loop {
@@ -206,7 +207,7 @@ impl Client {
         if status.success() { Ok(ended) } else { Err(format!("a client that was done ended with {status}")) }
     }
 
-    /// Asks the client to end, as its user would, and waits until it has ended.
+    /// Sends SIGTERM to the client, and waits until the client has ended.
     ///
     /// # Errors
     /// As for [`Client::ended`].
@@ -228,7 +229,8 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // If the child was reaped, the kernel may have given its pid to another process.
+        // Send no signal if the child was reaped: the kernel may have given its pid to another
+        // process.
         if self.child.id().is_some() {
             let _ended_by_itself = killpg(self.group, Signal::SIGTERM);
         }

@@ -20,7 +20,8 @@ const HOSTS_OWN: &str = "/run/gpush/gpushd.sock";
 /// The reason why the checks do not run.
 #[derive(Debug)]
 pub enum Stop {
-    /// The host lacks something that the checks need. They are skipped, which is not a failure.
+    /// The host lacks something that the checks need. The checks are skipped, which is not a
+    /// failure.
     Skipped(String),
     /// The host has everything that the checks need, but something does not work.
     Failed(String),
@@ -72,7 +73,8 @@ impl Settings {
 
 impl Ground {
     /// Examines the first GPU and the host. `simulated` means that the client supports a simulated
-    /// driver. PyTorch does not: it would compute on a real GPU that was not examined.
+    /// driver. PyTorch does not support one: on a simulated host, it would compute on a real GPU
+    /// that was not examined.
     ///
     /// # Errors
     /// If a prerequisite is missing, or something prevents the checks.

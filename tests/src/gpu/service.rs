@@ -35,7 +35,7 @@ use super::{
 /// The index of the first GPU, as an argument of `gpushctl mps`.
 pub const TARGET: &str = "0";
 
-/// Time limit within which remaining processes must end. After that, they are killed.
+/// Time limit within which remaining processes must end. Then they are killed.
 const GOING: Duration = Duration::from_secs(20);
 
 /// The separate gpushd, and all processes that the service has started.
@@ -171,7 +171,7 @@ impl Service {
         self.ctl(&["mps", "show", TARGET]).await
     }
 
-    /// Returns the MPS daemon as gpushd saw it at its last poll.
+    /// Returns the MPS daemon as gpushd saw it when it last polled the daemon.
     ///
     /// # Errors
     /// If gpushd does not list the daemon.
@@ -205,7 +205,7 @@ impl Service {
         }
     }
 
-    /// Waits until the MPS daemon is ready and has no clients. Every check starts then.
+    /// Waits until the MPS daemon is ready and has no clients. Every check starts in this state.
     ///
     /// # Errors
     /// If the daemon does not reach this state in time.
@@ -235,7 +235,7 @@ impl Service {
         command
     }
 
-    /// Makes copies of gpushctl and of the client that all users can run.
+    /// Copies gpushctl and the client, so that all users can run the copies.
     ///
     /// # Errors
     /// If a file cannot be copied.
@@ -316,8 +316,8 @@ impl Service {
         Client::start(command, self.path(&format!("client-{}.stderr", self.clients)))
     }
 
-    /// Checks that a client computes through the MPS daemon. If a client cannot connect to the
-    /// daemon, it computes without it and reports no error.
+    /// Checks that a client computes through the MPS daemon. This is necessary because a client
+    /// that cannot connect to the daemon computes without MPS and reports no error.
     ///
     /// # Errors
     /// If the client does not use the daemon.
@@ -379,7 +379,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // If `end` has run, `gpushd` is `None`. End gpushd before its daemons, because it would
+        // If `end` has run, `gpushd` is `None`. End gpushd before its daemons, because gpushd would
         // restart them.
         if let Some(gpushd) = &mut self.gpushd {
             let _gone_already = gpushd.start_kill();
@@ -412,7 +412,6 @@ fn started(scratch: &Path) -> Vec<i32> {
     pids.filter(named).collect()
 }
 
-/// Sends a signal to each process.
 fn signal(pids: &[i32], signal: Signal) {
     for pid in pids {
         let _gone_already = kill(Pid::from_raw(*pid), signal);

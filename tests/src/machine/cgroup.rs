@@ -2,7 +2,7 @@
 //!
 //! `systemd-nspawn --keep-unit` creates its cgroups below the cgroup in which it starts. So two
 //! machines need two cgroups. The name of a cgroup contains the pid of the test program. If a test
-//! program was killed, the next one removes its cgroups.
+//! program was killed, the next test program removes the cgroups of the killed program.
 
 use std::{
     fs, io,
@@ -107,7 +107,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Removes the cgroups of test programs that no longer exist.
+/// Removes the cgroups of test programs that no longer run.
 fn sweep(hierarchy: &Path) {
     for entry in fs::read_dir(hierarchy).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -118,7 +118,8 @@ fn sweep(hierarchy: &Path) {
     }
 }
 
-/// Kills the processes in a cgroup. Then removes its directories, the deepest ones first.
+/// Kills the processes in a cgroup, and removes the directories of the cgroup, the deepest
+/// directories first.
 fn remove(dir: &Path) {
     let until = Instant::now() + EMPTY;
     while dir.exists() && !remove_once(dir) && Instant::now() < until {
@@ -128,8 +129,8 @@ fn remove(dir: &Path) {
 
 fn remove_once(dir: &Path) -> bool {
     for pid in fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default().lines() {
-        // If a process is outside this pid namespace, cgroup.procs shows 0. kill(2) with 0 would
-        // signal the process group of the caller.
+        // If a process is outside this pid namespace, cgroup.procs shows the pid 0. kill(2) with 0
+        // would signal the process group of the caller.
         if let Ok(pid) = pid.parse::<i32>()
             && pid > 1
         {

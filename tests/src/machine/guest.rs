@@ -92,6 +92,7 @@ impl Machine {
 
     /// Makes gpushd use a simulated host, which `toml` describes. The sandbox of the unit gets one exception: the
     /// directory of the simulated host. If the package gpush-sim is installed, its programs simulate the host.
+    /// Otherwise, the built programs do.
     ///
     /// # Panics
     /// If the description is refused.
@@ -106,7 +107,8 @@ impl Machine {
         let script = format!(r#"eval "$({simulator} env {HOST})"; env"#);
         let text = self.sh(&script);
         let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];
-        // Leave out the variables for socket and state directory, because gpushd uses those of its unit.
+        // Leave out the variables for socket and state directory, because gpushd uses the socket and the state
+        // directory of its unit.
         let set = text.lines().filter(|line| seen.iter().any(|name| line.starts_with(name)));
         let set: String = set.map(|line| format!("Environment=\"{line}\"\n")).collect();
         self.write(

@@ -1,8 +1,8 @@
 //! A machine with a real systemd: Debian in a container, booted for one test.
 //!
 //! A real service manager controls the units, sockets and processes. A boot takes less than a
-//! second. Every machine starts from the same files ([`root`]). What a machine writes stays in
-//! memory and disappears with the machine.
+//! second. Every machine of a kind starts from the same files ([`root`]). The files that a machine
+//! writes are in memory, and disappear with the machine.
 //!
 //! ```text
 //! root, made once ──boot──► running ──install──► gpush as in docs/install.md
@@ -62,8 +62,8 @@ pub struct Machine {
     scratch: tempfile::TempDir,
     root: &'static Path,
     kind: Kind,
-    // This must be the last field. It is then dropped after the machine has stopped, when the
-    // cgroup is empty.
+    // This must be the last field. So it is dropped after the machine has stopped. The cgroup is
+    // then empty.
     _cgroup: Cgroup,
 }
 
@@ -334,17 +334,18 @@ impl Machine {
         self.sh(&format!("kill -KILL {pid}"));
     }
 
-    /// Stops systemd in the machine. Processes that have lost their parent then stay zombies, and
-    /// callers of systemd wait.
+    /// Suspends systemd in the machine with SIGSTOP. While systemd is suspended, processes that
+    /// have lost their parent stay zombies after their end, and callers of systemd wait.
     ///
     /// # Panics
     /// If the machine has ended.
     pub fn stop_init(&self) {
-        // The kernel delivers SIGSTOP to an init only if the sender is outside its pid namespace.
+        // The kernel delivers SIGSTOP to an init only if the sender is outside the pid namespace of
+        // this init.
         kill(self.init, Signal::SIGSTOP).expect("the machine runs");
     }
 
-    /// Continues systemd after [`Machine::stop_init`].
+    /// Lets systemd continue after [`Machine::stop_init`].
     ///
     /// # Panics
     /// If the machine has ended.

@@ -29,8 +29,8 @@ const OF_HOST: &str = "rpm";
 /// Packages of the machine with Debian 13, which has Slurm 24.11.
 const SLURM: &str = "slurmd,slurmctld,slurm-client,munge";
 
-/// Returns the directory of the root file system. The first call creates it. If that fails, every
-/// caller gets the error.
+/// Returns the directory of the root file system. The first call creates the directory. If the
+/// creation fails, every caller gets the error.
 pub(super) fn root(debian: Debian) -> Result<&'static Path, String> {
     static ROOTS: [OnceLock<Result<PathBuf, String>>; 3] = [const { OnceLock::new() }; 3];
     let make = || match debian {
@@ -51,7 +51,7 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
     if sources.is_empty() {
         return Err(format!("apt has no source of Debian's {release} here"));
     }
-    // The package archive of this host also has the packages of the wanted release. So change only
+    // The package archive of this host also has the packages of the wanted release. So only change
     // the name of the release in the lists of sources.
     sources.iter_mut().for_each(|(_, text)| *text = text.replace(&release, wanted_release));
     let release = wanted_release;
@@ -65,8 +65,8 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
         return Ok(root);
     }
     let begun = Instant::now();
-    // Remove the recipe file first. If this run does not finish, the next run then creates the
-    // directory again.
+    // Remove the recipe file first. If this run does not finish, the next run creates the directory
+    // again, because it finds no recipe file.
     let _ = fs::remove_file(&note);
     if root.exists() {
         fs::remove_dir_all(&root).map_err(why)?;

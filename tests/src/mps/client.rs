@@ -25,8 +25,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a program with this environment in addition to that of the host, and waits for its
-    /// first line.
+    /// Starts a program, and waits for its first line. The program gets this environment in
+    /// addition to the environment of the host.
     ///
     /// # Panics
     /// If the program cannot be started.

@@ -1,7 +1,7 @@
 //! MPS daemons on a simulated host: as gpushd reports them, and as `/proc` shows them.
 //!
-//! Tests also find daemons without gpushd. The environment of a control daemon, and of each process
-//! that it has started, names its pipe directory.
+//! Tests also find daemons without gpushd: the environment of a control daemon, and of each process
+//! that the daemon has started, names the pipe directory of the daemon.
 
 mod client;
 mod served;
@@ -42,8 +42,8 @@ pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     serde_json::from_value(answer.json()).expect("a daemon")
 }
 
-/// Returns all daemons as gpushd saw them at its last poll. While gpushd starts the driver, the
-/// list is empty.
+/// Returns all daemons as gpushd saw them when it last polled them. While gpushd starts the driver,
+/// the list is empty.
 ///
 /// # Panics
 /// If the request fails.
@@ -280,7 +280,7 @@ pub fn parts(base: &Path) -> Vec<Part> {
         let mut words = called.split(|byte| *byte == 0).map(String::from_utf8_lossy);
         let (name, argument) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let role = match Path::new(name.as_ref()).file_name().and_then(|name| name.to_str()) {
-            // A control daemon without `-f` is a front-end.
+            // The control program without `-f` is a front-end, not a daemon.
             Some(CONTROL) if argument == "-f" => Role::Control,
             Some(SERVER) => Role::Server,
             Some(_) | None => Role::Other,
@@ -307,8 +307,8 @@ pub fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Returns whether a user other than the owner has access to a directory. Only the group bits of
-/// the mode show this: they are the mask of the access list.
+/// Returns whether a user other than the owner has access to a directory. The group bits of the
+/// mode show this, because they are the mask of the access list.
 #[must_use]
 pub fn is_open(dir: &Path) -> bool {
     fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o070 != 0)

@@ -1,4 +1,4 @@
-//! A gpushd with a ready MPS daemon and a lease. Tests of faults start with it.
+//! A gpushd with a ready MPS daemon and a lease. Tests of faults start in this state.
 
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,7 @@ impl Served {
     }
 
     /// Starts gpushd with [`Self::CONFIG`] on a host. `programs` is a directory with the MPS
-    /// programs. If it is not given, gpushd uses those of the host.
+    /// programs. If `programs` is `None`, gpushd uses the programs of the host.
     ///
     /// # Panics
     /// If the daemon is not ready in time.
@@ -76,7 +76,8 @@ impl Served {
         self.agent = start(&self.host, &self.config, self.programs.as_deref());
     }
 
-    /// Starts a client of the lease. Waits until a server serves it and gpushd lists it.
+    /// Starts a client of the lease. Waits until a server serves the client and gpushd lists the
+    /// client.
     ///
     /// # Panics
     /// If the client is not served.
@@ -90,7 +91,7 @@ impl Served {
         client
     }
 
-    /// Waits until another daemon than the first one is ready, and is the only daemon.
+    /// Waits until a daemon other than the first one is ready, and no other daemon runs.
     ///
     /// # Panics
     /// If no other daemon is ready in time.

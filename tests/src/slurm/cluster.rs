@@ -145,7 +145,7 @@ impl Cluster {
         self.nodes[node] = self.slurmd(&format!("n{}", node + 1));
     }
 
-    /// Ends slurmctld, and starts it again. It keeps its state.
+    /// Ends slurmctld, and starts it again with its saved state.
     ///
     /// # Panics
     /// If slurmctld does not end.
@@ -214,7 +214,7 @@ impl Drop for Cluster {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        // Kill also the processes that a daemon has started since the first loop.
+        // Also kill the processes that a daemon has started since the first loop.
         for pid in self.processes() {
             let _ = kill(pid, Signal::SIGKILL);
         }

@@ -27,7 +27,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Prepares a cluster. If this machine cannot run one, reports a skipped test and returns
+    /// Prepares a cluster. If this machine cannot run a cluster, reports a skipped test and returns
     /// `None`.
     ///
     /// # Panics
@@ -42,8 +42,8 @@ impl Setup {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
         let devices = dir.path().join("dev");
         fs::create_dir(&devices).expect("a directory");
-        // slurmd gives an index only to a character device. The devices need no driver, because
-        // slurmd opens them only with ConstrainDevices.
+        // slurmd gives an index only to a character device. The devices need no driver: without
+        // ConstrainDevices, slurmd does not open them.
         for minor in 0..8 {
             let path = devices.join(format!("nvidia{minor}"));
             let (kind, mode) = (SFlag::S_IFCHR, Mode::from_bits_truncate(0o666));
@@ -79,7 +79,7 @@ impl Setup {
         self.dir().join("dev")
     }
 
-    /// Returns the path of slurm.conf. The file exists when the cluster runs.
+    /// Returns the path of slurm.conf. The file does not exist before [`Setup::start`].
     #[must_use]
     pub fn slurm_conf(&self) -> PathBuf {
         self.dir().join("slurm.conf")

@@ -24,8 +24,9 @@ pub struct Site {
 
 impl Site {
     /// Starts gpushd with this config on a host, and a cluster with gpush's hooks. `change` may
-    /// change the settings of the cluster. If it adds a hook, this hook replaces gpush's hook. If
-    /// this machine cannot run a cluster, reports a skipped test and returns `None`.
+    /// change the settings of the cluster. If `change` adds a hook, this hook replaces gpush's hook
+    /// of the same kind. If this machine cannot run a cluster, reports a skipped test and returns
+    /// `None`.
     #[must_use]
     pub fn start(host: &str, config: &str, change: impl FnOnce(Setup, &Host, &Agent) -> Setup) -> Option<Self> {
         Self::start_with(host, config, Agent::start, change)
@@ -81,8 +82,8 @@ impl Site {
         self.cluster.dir().join("jobs")
     }
 
-    /// Returns the names of the files of jobs. Leaves out files in this directory that the hooks
-    /// keep for all jobs.
+    /// Returns the names of the files of jobs. Leaves out the files in this directory that belong
+    /// to no single job.
     #[must_use]
     pub fn job_files(&self) -> Vec<String> {
         let mut names = crate::mps::names(&self.jobs());

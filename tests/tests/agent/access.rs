@@ -15,7 +15,7 @@ use gpush_tests::{
 use nix::unistd::{Group, geteuid};
 use serde_json::{Value, json};
 
-/// The uid of `nobody`, who is in none of the agent's groups.
+/// The uid of `nobody`, who belongs to none of the agent's groups.
 const NOBODY: u32 = 65534;
 
 /// Returns whether the test can send requests as another user. If not, prints the reason.
@@ -82,8 +82,8 @@ fn unprivileged_user_can_read_and_plan_but_not_change() {
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus", None).status, 200);
     assert_eq!(ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted)).status, 200);
     assert_eq!((real_layout(&host, 0), host.trace()), (before, Vec::new()));
-    // The API shows which user requested an operation, but hides the pid of the process that
-    // requested it.
+    // The API shows which user requested an operation, but hides the pid of the process that sent
+    // the request.
     let operations = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/operations", None).json();
     assert_eq!((&operations[0]["by"]["uid"], &operations[0]["by"]["pid"]), (&json!(0), &Value::Null));
 }
@@ -166,8 +166,8 @@ fn other_users_processes_are_redacted() {
     assert_eq!(mine["command"], "sleep 987654");
     assert_eq!(other, &json!({"kind": "compute", "memory_mib": 700}), "of others only that they are there");
 
-    // If gpushd refuses a plan, the error must hide processes of other users, in every field and
-    // sentence.
+    // If gpushd refuses a plan, no field and no sentence of the error may show processes of other
+    // users.
     let wanted = json!({"selectors": ["0"], "layout_source": {"entries": ["7g.80gb"]}});
     let plan = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted));
     let text = String::from_utf8(plan.body.clone()).unwrap();
@@ -184,8 +184,8 @@ fn other_users_processes_are_redacted() {
     let _ = own.wait();
 }
 
-/// The owner of a process chooses its command line. So the API must escape every part of it that
-/// could deceive a reader.
+/// The owner of a process chooses its command line. So the API must escape every part of the
+/// command line that could deceive a reader.
 #[test]
 fn command_line_is_escaped_for_the_terminal() {
     let host = Host::up("a30x4");
@@ -217,8 +217,8 @@ fn one_user_cannot_use_all_connections() {
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
     let agent = Agent::start_public(&host, "");
     let mut operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
-    // Wait until the operation hangs. After that, the operation does not change, so a long poll
-    // does not return.
+    // Wait until the operation hangs. From then on, the operation does not change, so a long poll
+    // does not return before its timeout.
     while operation.progress[0].doing.is_none() {
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
         operation = serde_json::from_value(agent.get(&path).json()).unwrap();

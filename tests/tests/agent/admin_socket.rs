@@ -52,7 +52,7 @@ fn overloaded_user_socket_does_not_block_root() {
         return;
     }
     // The limit of open files applies to all tests in this program, and to the programs that they
-    // start. So raise it only as far as necessary.
+    // start. So raise the limit only as far as necessary.
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(needed), hard).unwrap();
     let host = Host::up("a30x4");
     let (agent, runtime) = users_own(&host);

@@ -75,7 +75,8 @@ fn two_thousand_generated_requests_match_the_description() {
         .args(["--url", &url, "--seed", "20261122", "--max-examples", &EXAMPLES.to_string()])
         .args(["--checks", "all", "--phases", "examples,coverage,fuzzing", "--no-color"])
         // The schema permits any string as the name of a GPU or a layout, but gpushd refuses the
-        // name of an object that does not exist. So leave out this check.
+        // name of an object that does not exist. So leave out the check that gpushd accepts all
+        // valid data.
         .args(["--exclude-checks", "positive_data_acceptance"])
         // Leave out this path, because its response never ends.
         .args(["--exclude-path", "/v1/events"])

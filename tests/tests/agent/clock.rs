@@ -87,7 +87,8 @@ fn clock_set_back_while_running_keeps_operation_order() {
     let back = done(&agent, &["3g.40gb", "1g.10gb"]);
     assert!(back.created_at < ahead.created_at, "{back:?}");
     agent.until("end of the override", || agent.gpu(1).overridden.is_none().then_some(()));
-    // gpushd orders readings by monotonic time, so no reading seems to come from the future.
+    // gpushd orders readings by monotonic time, so no reading seems to come from the future after
+    // the system clock was set back.
     let gpu = agent.gpu(0);
     assert_eq!((gpu.state, gpu.stale), (GpuState::Ready, false), "{:?}", gpu.reasons);
     let trail = audit(&agent);

@@ -119,7 +119,7 @@ fn full_disk_refuses_new_changes_and_finishes_recorded_ones() {
                     }
                     Ok(operation) => {
                         // If gpushd has recorded the operation, it executes the operation, even if
-                        // it cannot record the end.
+                        // it cannot record the end of the operation.
                         assert_eq!(agent.follow(operation).state, OperationState::Done, "{what}");
                         carried_out += 1;
                     }
@@ -157,7 +157,7 @@ fn full_disk_is_reported_and_waiting_operations_remain() {
     // When gpushd has used up the remaining free space, it refuses changes.
     agent.await_that("refusal", || agent.begin(&["1"], &["7g.80gb"]).is_err());
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
-    // The GPU is idle now, so only the full disk prevents the start of the operation.
+    // The GPU is now idle, so only the full disk still prevents the start of the operation.
     host.end_process(pid);
     agent.wait_for_log("cannot begin yet");
     assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));

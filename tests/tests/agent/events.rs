@@ -1,7 +1,7 @@
 //! Events. A listener gets each event once, and does not slow down gpushd. If a listener has missed
 //! events, gpushd reports that to the listener.
 //!
-//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
+//! The helper functions may use `unwrap`, because a panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -65,7 +65,7 @@ fn each_change_is_one_event_in_order() {
     assert!(!serde_json::to_string(&reported).unwrap().contains("\"plans\""));
 
     // Before the end of the operation, an event shows that the GPU is free and has its new
-    // instances. gpushd sends it even if no client reads the GPU.
+    // instances. gpushd sends this event even if no client reads the GPU.
     let gpu = reported.iter().rev().find_map(|event| match &event.what {
         EventPayload::Gpu(change) if change.gpu == 1 => Some(change),
         _ => None,
@@ -116,7 +116,7 @@ fn driver_appearance_is_an_event() {
     }
     let reported: (bool, bool, bool) = loop {
         match next() {
-            // Before this event, an event may have reported that the driver is missing.
+            // Ignore an earlier event, which may report that the driver is missing.
             (false, false, true) => {}
             other => break other,
         }
@@ -301,11 +301,11 @@ fn unread_event_stream_delays_nothing_and_bounds_memory() {
     }
     let after = resident(agent.pid());
     println!("{reported} events; resident {before} KiB, then {after} KiB");
-    // gpushd stores the last thousand events only once, however many listeners have not read them.
-    // On this host, an event has at most 1.5 kB.
+    // gpushd stores the last thousand events once, not once for each listener that has not read
+    // them. On this host, an event has at most 1.5 kB.
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
-    // A listener that begins to read late first gets the events that gpushd had already sent. Then
-    // it gets a resync instead of the events that it has missed.
+    // If a listener begins to read late, it first gets the events that gpushd had already sent, and
+    // then a resync instead of the events that it has missed.
     let heard = deaf.until(|event| matches!(event.what, EventPayload::Resync(_)));
     let Some(EventPayload::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
     assert_eq!(resync.reason, ResyncReason::Missed);

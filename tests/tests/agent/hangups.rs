@@ -1,5 +1,5 @@
-//! A client requests a change and disconnects immediately. If gpushd has recorded the change, it
-//! executes the change nevertheless.
+//! A client requests a change and disconnects immediately. If gpushd has recorded the change,
+//! gpushd executes it although the client has disconnected.
 
 use std::{io::Write, time::Duration};
 

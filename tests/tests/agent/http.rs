@@ -159,7 +159,8 @@ fn incomplete_request_head_times_out() {
         assert!(rest.is_empty() || parse(&rest).unwrap().status >= 400, "{}", String::from_utf8_lossy(&rest));
         tried += 1;
     }
-    // If the body of a request does not arrive, the agent answers when its time limit has passed.
+    // If the body of a request does not arrive, the agent answers 408 when the time limit for the
+    // body has passed.
     let mut slow = agent.connect();
     slow.write_all(
         b"POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
@@ -231,7 +232,8 @@ fn ten_megabyte_body_is_refused_before_it_is_read() {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert!(sent < most, "all of it was taken");
-        // The test continues to write, so the kernel may have dropped the response.
+        // The test was still writing when gpushd closed the connection, so the kernel may have
+        // dropped the response.
         if let Some(answer) = parse(&answer) {
             assert_eq!(answer.status, 413);
         }
@@ -373,7 +375,7 @@ fn plan_lists_steps_per_gpu_and_changes_nothing() {
     assert_eq!(refusal(4), Some("no_mig"));
     assert!(plans[1]["error"]["hint"].as_str().unwrap().contains("1g.6gb"), "{}", plans[1]);
     assert_eq!(host.trace(), []);
-    // If a request would apply these plans, gpushd refuses the whole request.
+    // If a request asks gpushd to apply these plans, gpushd refuses the whole request.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
     assert_eq!(refused.message, "4 of 6 GPUs cannot be changed: GPUs 1, 3, 4, 5");

@@ -101,8 +101,8 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     assert!(entry.contains("CODE_FILE") && entry.contains("agent/src/apply/"), "{entry}");
     assert!(entry.contains("TARGET") && entry.contains("gpushd::apply::"), "{entry}");
     assert!(entry.contains("\nGPUSH_OPERATION"), "{entry}");
-    // gpushd checks whether a journal exists by sending an empty message, which is the first
-    // message.
+    // Skip the first message: it is empty, because gpushd only uses it to check whether a journal
+    // exists.
     assert!(reported.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{reported:?}");
     // The test does not read now. The kernel buffers a few messages, and gpushd's queue has room
     // for a thousand more. gpushd drops all further messages.

@@ -342,8 +342,8 @@ fn full_disk_expires_leases_without_repeated_log_lines() {
     agent.stop();
 }
 
-/// If even the reserve of disk space is used up, gpushd retries often, but logs one line for each
-/// lease.
+/// If even the reserve of disk space is used up, gpushd often retries to record the ends of leases,
+/// but does not log every attempt.
 #[test]
 fn unrecorded_lease_end_is_logged_once_per_lease() {
     const LEASES: usize = 16;

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::leases::{MIG, WHOLE, leases, request, two_gpus};
 
-/// A client that, like gpushctl, repeats its request with the same key while gpushd does not run.
+/// A client that repeats its request with the same key while gpushd does not run, as gpushctl does.
 struct Waiting(thread::JoinHandle<LeaseGrant>);
 
 impl Waiting {
@@ -130,8 +130,8 @@ fn free_capacity_is_kept_for_a_disconnected_queued_client() {
     let agent = Agent::start(&host, WHOLE);
     release(&agent, holder);
     lease_becomes(&agent, holder, LeaseState::Ended);
-    // The client of the queued request has not reconnected yet. Nevertheless, gpushd does not grant
-    // its GPU to another request.
+    // The client of the queued request has not reconnected yet. Nevertheless, gpushd keeps the GPU
+    // for the queued request, and refuses another request for this GPU.
     request(&agent, &body).expect_err("the GPU is kept");
     let answer = parse(&send(&socket, &text).expect("an answer")).expect("HTTP");
     assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));

@@ -62,7 +62,7 @@ fn gang_of_whole_gpus_gets_all_or_none() {
 #[test]
 fn replicas_of_a_time_sliced_gpu_are_counted() {
     let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n");
-    // This request names no kind of share. The host offers only replicas.
+    // This request names no kind of share. gpushd grants a replica, because the host offers only replicas.
     let replica = || request(&agent, &json!({}));
     let first = replica().expect("a replica");
     replica().expect("another one");
@@ -72,8 +72,8 @@ fn replicas_of_a_time_sliced_gpu_are_counted() {
     replica().expect("the free one");
 }
 
-/// The gpushd of a test is not the gpushd of the system, so it creates no scopes. A lease is then
-/// bound to the process that the request names, and the answer says why.
+/// The gpushd of a test is not the gpushd of the system, so it creates no scopes. A lease is then bound to the process
+/// that the request names, and the answer says why the lease has no scope.
 #[test]
 fn lease_without_a_scope_has_the_named_end_and_a_reason() {
     let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 8 }\n");
@@ -128,8 +128,7 @@ fn granted_leases_are_the_same_after_a_crash() {
     assert_eq!(leases(&agent), before);
     assert_eq!(before[0].id, granted.lease.id);
     assert_eq!(before[0].binding, LeaseBinding::Time);
-    // While the capacity of the first lease is still in use, gpushd grants another lease with
-    // another number.
+    // While the first lease still holds its GPU, gpushd grants the other GPU. The new lease has a higher number.
     let other = agent.until("a lease", || request(&agent, &json!({ "share": { "kind": "whole" } })).ok());
     assert!(other.lease.id > granted.lease.id && other.lease.members[0].gpu != granted.lease.members[0].gpu);
     let renewed = agent.post(&format!("/v1/leases/{}/renew", granted.lease.id), &json!({ "duration_s": 7200 }));
@@ -198,8 +197,8 @@ fn expired_lease_ends_its_processes_if_configured() {
     let ended = lease_becomes(&agent, id, LeaseState::Ended);
     assert_eq!(ended.reason, Some(EndReason::Expired));
     assert!(!std::path::Path::new(&format!("/proc/{process}/stat")).exists() || has_ended(process));
-    // If the rule does not end processes, they continue. The lease stays `releasing` until they
-    // have ended.
+    // Without `at_end = "end"` in the rule, the processes of an expired lease continue. The lease stays `releasing`
+    // until the processes have ended.
     agent.reload(WHOLE);
     let id = request(&agent, &body).expect("a lease").lease.id;
     let process = host.process("--gpu 0");

@@ -111,7 +111,7 @@ fn connection_without_request_is_answered_while_gpushd_stops() {
     let mut head = [0; 12];
     idle.read_exact(&mut head).unwrap();
     agent.signal(Signal::SIGTERM);
-    // When gpushd stops, it closes idle connections at once. Their requests are answered.
+    // When gpushd stops, it at once closes connections whose requests are all answered.
     idle.read_to_end(&mut Vec::new()).unwrap();
     early.write_all(request).unwrap();
     let mut answer = String::new();
@@ -160,7 +160,8 @@ fn two_sigterms_at_once_count_as_one() {
     let host = Host::up("a30x4");
     let mut agent = Agent::start(&host, "");
     let socket = agent.socket().to_owned();
-    // `timeout 2 gpushd` sends the signal to its child, and then again to the process group.
+    // `timeout 2 gpushd` sends the signal to its child, and then again to the process group. So
+    // gpushd gets the signal twice.
     agent.signal(Signal::SIGTERM);
     agent.signal(Signal::SIGTERM);
     assert!(agent.wait().success(), "{}", agent.log());

@@ -57,8 +57,8 @@ fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
         "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n",
     );
     agent.wait_for_layouts_at_start();
-    // MIG is enabled on GPU 1, but the rule of the GPU says `exclusive`. `mig assert` without a GPU
-    // ignores this, and `apply` disables MIG.
+    // MIG is enabled on GPU 1, but the rule of the GPU says `exclusive`. Without a GPU as argument,
+    // `mig assert` ignores this difference, and `apply` disables MIG.
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
     assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(3));
@@ -67,8 +67,8 @@ fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
     assert_eq!(gpushctl(&agent, &["gpu", "cordon", "0", "--reason", "fan"]).0, Some(0));
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");
-    // If a second drain has no reason, the first reason stays. A client that resumes a drain sends
-    // no reason.
+    // If a second drain has no reason, the first reason stays. This matters because a client that
+    // resumes a drain sends no reason.
     assert_eq!(gpushctl(&agent, &["gpu", "drain", "0"]).0, Some(0));
     assert_eq!(agent.gpu(0).cordons[0].reason, "fan");
 }

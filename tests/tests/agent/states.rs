@@ -80,7 +80,7 @@ fn cordon_survives_restart_and_yields_to_named_requests() {
     assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
     assert!(health(&agent).errors.is_empty(), "an administrator's cordon does not degrade health");
 
-    // If a request names the cordoned GPU, it changes the layout. The GPU stays cordoned.
+    // If a request names the cordoned GPU, gpushd changes the layout. The GPU stays cordoned.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
@@ -129,7 +129,7 @@ fn xid_cordons_gpu_and_uncordon_lasts_until_next_xid() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    // If a program causes the Xid error, gpushd does not cordon the GPU.
+    // A program can cause Xid 13, so gpushd does not cordon the GPU for this Xid error.
     host.sim("xid", &["13", "--gpu", "0"]);
     agent.wait_for_log("Xid 13");
     host.sim("xid", &["79", "--gpu", "1"]);
@@ -190,7 +190,7 @@ fn pending_row_remap_cordons_once_across_restarts() {
     let agent = Agent::start(&host, "");
     agent.settle_reads();
     assert_eq!(agent.gpu(0).state, GpuState::Ready, "it still waits, which is known");
-    // A second pending row is a new fault. A row that cannot be replaced is also a new fault.
+    // gpushd treats a second pending row as a new fault, and also a row that cannot be replaced.
     host.sim("remap", &["--gpu", "0", "--uncorrectable"]);
     cordoned(&agent);
     done(&agent, "/v1/gpus/0/uncordon", "that too");
@@ -327,7 +327,7 @@ fn lost_database_holds_managed_gpus_until_recover() {
     let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.hint.unwrap().contains("gpushctl recover"));
-    // If no rule manages a GPU, gpushd does not hold it.
+    // A GPU that no rule manages does not get the state `held`.
     assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
     let reported = health(&agent);
     let reported = cause(&reported, "the database was lost").expect("health says it");
@@ -437,7 +437,8 @@ fn gpus_of_nvidia_mig_manager_are_not_changed() {
     let refused = agent.begin(&["2"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.message.contains("GPU 2 (") && refused.causes[0].contains(link.to_str().unwrap()), "{refused:?}");
-    // If a request names the layout that already exists, it changes nothing.
+    // If a request names the layout that already exists, gpushd accepts the request and changes
+    // nothing.
     assert_eq!(agent.apply(&["2"], &["none"]).state, OperationState::Done);
     let settled = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
     agent.until("verdict on the layouts", || settled().then_some(()));

@@ -330,7 +330,8 @@ fn operation_continues_after_ctrl_c() {
         gpushctl(&agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut line = String::new();
-    // gpushctl prints that the operation has started. Its second creation hangs now.
+    // gpushctl prints that the operation has started. The second creation of the operation hangs
+    // now.
     stderr.read_line(&mut line).expect("text");
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     kill(Pid::from_raw(child.id().try_into().expect("a pid")), Signal::SIGINT).expect("it is there");
@@ -430,8 +431,8 @@ fn lost_gpu_is_an_error_and_others_work() {
     // The other GPU still works.
     let other = run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "1g.10gb", "--quiet"]);
     assert!(other.ends_with("[exit 0]\n"), "{other}");
-    // An agent that has never read the lost GPU knows only its index in the driver's list. Requests
-    // can use this index.
+    // An agent that has never read the lost GPU knows only the index of this GPU in the driver's
+    // list. Requests can use this index.
     drop(agent);
     let agent = Agent::start(&host, "");
     assert!(run(&agent, &["status"]).contains("! GPU 0 can't be identified"));

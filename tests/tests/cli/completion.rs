@@ -1,6 +1,6 @@
 //! Completion in a real bash on a terminal. A simulated host provides the values.
 //!
-//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
+//! The helper functions may use `unwrap`, because a panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{

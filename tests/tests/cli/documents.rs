@@ -190,8 +190,8 @@ fn manual_install_puts_files_where_units_expect_them() {
         let tool = line.split(' ').next().unwrap_or_default();
         let line = match tool {
             "systemd-sysusers" => line.replacen(tool, &format!("{tool} --root={}", root.display()), 1),
-            // In a directory, systemd cannot start units, so this command only enables them. The
-            // test checks below which units are enabled.
+            // With `--root`, systemctl cannot start units, so this command only enables them.
+            // Below, the test checks which units are enabled.
             "systemctl" if line.contains("enable") => {
                 line.replacen(tool, &format!("{tool} --root={}", root.display()), 1).replace("--now ", "")
             }

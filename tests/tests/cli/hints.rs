@@ -1,7 +1,7 @@
 //! Hints. The tests run the commands that hints suggest. Each command must exist and solve the
 //! problem, and the user who reads the hint must be allowed to run it.
 //!
-//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
+//! The helper functions may use `unwrap`, because a panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -29,14 +29,14 @@ fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
     let output = transcript::gpushctl(agent, &[&["--json"], args].concat(), 80).output().unwrap();
     assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    // This is the error of the command, or the error of the first plan.
+    // The JSON output has the error of the command, or the error of its first plan.
     let error = [&document["error"], &document["plans"][0]["error"]].into_iter().find(|error| error.is_object());
     let hint = error.unwrap_or_else(|| panic!("{args:?}: {document}"))["hint"].as_str().unwrap().replace('\'', "`");
     let quoted = hint.split('`').skip(1).step_by(2).filter_map(|command| command.strip_prefix("gpushctl "));
     quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
-/// Runs the suggested command that begins with `start`. It must succeed.
+/// Runs the suggested command that begins with `start`. The command must succeed.
 fn type_hint(agent: &Agent, args: &[&str], start: &str) {
     let commands = hinted(agent, args);
     let command = commands.iter().find(|command| command.join(" ").starts_with(start));
@@ -114,7 +114,7 @@ fn hinted_commands_of_leases_and_layouts_work() {
     let lease = devices(&agent, &["0", "--profile", "3g.40gb"]).remove(0);
     assert_eq!((lease.usage, lease.available), (DeviceUse::Granted, false));
     assert!(lease.grants[0].expires_at.is_some(), "holder and end are shown: {lease:?}");
-    // The last device of the profile is not free. The list shows who holds it.
+    // The last device of the profile is not free. The list shows who holds the device.
     let free = ["mig", "list", "--free", "--profile", "3g.40gb", "-o", "uuid"];
     let (code, text) = run(&agent, &free);
     assert_eq!(code, i32::from(Code::Blocked.exit_status()), "{text}");

@@ -53,7 +53,8 @@ fn request(agent: &Agent, words: &[&str]) -> String {
     id.trim().to_owned()
 }
 
-/// A command that has replaced the process of `gpushctl run`. It ends when its stdin closes.
+/// A command that has replaced the process of `gpushctl run`. The command ends when its stdin
+/// closes.
 struct Held {
     child: Child,
     /// The first line that the command printed.
@@ -172,8 +173,8 @@ fn lease_is_entered_shown_renewed_and_ended() {
 #[test]
 fn lease_is_kept_by_its_program_and_not_by_its_shell() {
     let (_host, agent) = started();
-    // Bind the lease to this process, as a login shell would. This process does not belong to the
-    // lease.
+    // Bind the lease to this test process, which plays the part of a login shell. The test process
+    // does not belong to the lease.
     let id = request(&agent, &["--whole", "--with", &std::process::id().to_string()]);
     let words = ["run", "--lease", &id, "--", "/bin/sh", "-c", "echo started; read _"];
     let mut command = gpushctl(&agent, &words, 100);
@@ -298,8 +299,8 @@ fn blocking_leases_are_named() {
     assert!(code == 8 && text.contains(&id), "{text}");
 }
 
-/// Starts a gpushctl command in the environment of the simulated host. Its nvidia-smi then knows
-/// the GPUs of that host.
+/// Starts a gpushctl command in the environment of the simulated host. In this environment,
+/// nvidia-smi is the simulated program, which knows the GPUs of this host.
 fn on_host(host: &Host, agent: &Agent, args: &[&str]) -> Child {
     let mut command: Command = host.command(program("gpushctl"));
     command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
@@ -354,7 +355,7 @@ fn reset_ignores_leases_of_other_gpus() {
         let trail = done(&agent, &["audit", "-g", gpu]);
         assert_eq!(trail.contains("maintenance.enter") && trail.contains("reset of GPU 1"), has_reset, "{trail}");
     }
-    // Without GPUs, `maintenance enter` is for the whole host.
+    // Without GPUs as arguments, `maintenance enter` is for the whole host.
     let (code, text) = run(&agent, &["maintenance", "enter"]);
     assert!(code == 4 && text.contains(&id), "{text}");
 }
@@ -386,7 +387,8 @@ fn leased_devices_are_shown_as_granted_in_every_list() {
     let usage = |profile: &str| devices.iter().find(|one| one.profile == profile).expect("a device").usage;
     assert_eq!((usage("3g.40gb"), usage("1g.10gb")), (DeviceUse::Granted, DeviceUse::Free));
     done(&agent, &["lease", "release", &id, &whole]);
-    // gpushd first asks the driver whether a process of the lease still runs.
+    // Wait: before gpushd ends the leases, it asks the driver whether a process of a lease still
+    // runs.
     agent.until("no device is granted", || (!done(&agent, &["status"]).contains('◐')).then_some(()));
 }
 

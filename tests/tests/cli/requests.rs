@@ -1,7 +1,7 @@
 //! `gpushctl` with a real agent. Even if gpushd is killed, it executes a request only once.
 //! gpushctl follows waiting operations, and shows events and the audit trail.
 //!
-//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
+//! The helper functions may use `unwrap`, because a panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -138,7 +138,7 @@ fn waiting_operation_is_followed_and_cancelled() {
         assert!(!format!("{answer:?}").contains(&pid.to_string()), "another user does not: {answer:?}");
     }
     // The command that cancels the operation succeeds. The other command, which follows the
-    // operation, reports that it was cancelled.
+    // operation, reports that the operation was cancelled.
     let cancelled = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(cancelled.status.code(), Some(0), "{cancelled:?}");
     let (status, text) = ended(child);
@@ -146,7 +146,8 @@ fn waiting_operation_is_followed_and_cancelled() {
     let again = run(&agent, &["operation", "cancel", &id]);
     assert_eq!(again.status.code(), Some(4), "{again:?}");
 
-    // After Ctrl-C, the agent keeps the operation, and starts it when it is possible.
+    // After Ctrl-C, the agent keeps the operation, and starts it as soon as the operation can
+    // start.
     let (mut child, _reader, _) = waiting();
     kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -190,7 +191,8 @@ fn events_continue_after_an_agent_restart() {
         });
         serde_json::from_str::<Event>(lines.last().unwrap()).unwrap().what.kind()
     };
-    // When the listener has got an event, it is connected. Repeat the apply until then.
+    // Only an event shows that the listener is connected. So repeat the apply until the listener
+    // gets an event.
     let reported = std::thread::scope(|scope| {
         let listening = scope.spawn(|| next_end(&mut reader));
         while !listening.is_finished() {

@@ -1,6 +1,6 @@
 //! `gpushctl support-bundle`: what the archive contains, and what it must never contain.
 //!
-//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
+//! The helper functions may use `unwrap`, because a panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -72,7 +72,7 @@ fn support_bundle_has_all_facts_and_no_secrets() {
     let agent = Agent::start(&host, CONFIG);
     agent.wait_for_layouts_at_start();
     let _job = Job::start(&host);
-    // The process blocks a change, so gpushd's messages name it.
+    // The process blocks a change, so gpushd's messages name the process.
     let refused = transcript::gpushctl(&agent, &["mig", "apply", "none", "-g", "0", "--json"], 80).output().unwrap();
     assert!(String::from_utf8_lossy(&refused.stdout).contains("hunter2"), "{refused:?}");
 

@@ -1,7 +1,7 @@
 //! Everyday commands with the real gpushd: apply, add, remove, reset, a list of free devices, and
 //! the environment of a lease that gpushd refuses.
 //!
-//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
+//! The helper functions may use `unwrap`, because a panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -119,7 +119,7 @@ fn apply_and_ready_say_that_the_host_is_in_maintenance() {
     assert!(code == 4 && text.contains("in maintenance: new driver") && text.contains("maintenance leave"), "{text}");
 }
 
-/// Fault: an idle GPU could not be reset while gpushd ran.
+/// Fault: while gpushd ran, `gpu reset` failed even for an idle GPU.
 #[test]
 fn only_idle_gpu_is_reset() {
     let host = Host::up(TWO);
@@ -139,8 +139,8 @@ fn only_idle_gpu_is_reset() {
     assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
 }
 
-/// Does the same as `run`, in the environment of the simulated host. Its nvidia-smi then knows the
-/// GPUs of that host.
+/// Does the same as `run`, in the environment of the simulated host. In this environment, nvidia-smi is the simulated
+/// program, which knows the GPUs of this host.
 fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     let mut command: Command = host.command(program("gpushctl"));
     command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
@@ -176,8 +176,8 @@ fn assert_or_apply_succeeds_with_an_exclusive_rule() {
     assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
 }
 
-/// Fault: if gpushd refused the lease, `eval "$(gpushctl … )"` of its environment succeeded
-/// nevertheless.
+/// Fault: if gpushd refused the lease, the shell command `eval "$(gpushctl … )"`, which sets the environment of the
+/// lease, still succeeded.
 #[test]
 fn evaluated_environment_of_a_refused_lease_fails() {
     let host = Host::up(TWO);
@@ -230,8 +230,8 @@ fn operation_that_never_started_is_not_called_rolled_back() {
     assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
 }
 
-/// Fault: `mig list --free` listed devices that a queued operation was about to destroy, and `available`
-/// was true on a GPU without a rule. A lease request got neither.
+/// Fault: `mig list --free` listed devices that a queued operation was about to destroy, and `available` was true on a
+/// GPU without a rule. But a lease request could get neither kind of device.
 #[test]
 fn available_device_is_one_that_a_lease_request_gets() {
     let host = Host::up(TWO);
@@ -254,7 +254,7 @@ fn available_device_is_one_that_a_lease_request_gets() {
     agent.await_that("nothing is reserved", || devices(&agent, &small).iter().all(|one| one.available));
     done(&agent, &lease);
 
-    // A program may use a device of a GPU without a rule, but gpushd grants no lease on it.
+    // A program may use a device of a GPU without a rule, but gpushd grants no lease on this device.
     done(&agent, &["mig", "apply", "7g.80gb", "-g", "1", "--once"]);
     let device = devices(&agent, &["1"]).remove(0);
     assert_eq!((device.usage, device.available), (DeviceUse::Free, false));
@@ -280,7 +280,7 @@ fn operations_of_a_gpu_are_found_on_later_pages() {
     let of_gpu_1 = done(&agent, &[&list[..], &["-g", "1"]].concat());
     assert!(of_gpu_1.starts_with("op-") && of_gpu_1.lines().count() == 1 && of_gpu_1 != last, "{of_gpu_1}");
     assert_eq!(done(&agent, &[&list[..], &["-g", "0"]].concat()), last);
-    // Fault: a finished operation was listed as if it had not begun.
+    // Earlier fault: a finished operation was listed as if it had not begun.
     let all: Vec<gpush_api::OperationSummary> =
         serde_json::from_str(&done(&agent, &["op", "list", "-o", "json"])).unwrap();
     assert!(all.len() == 3 && all.iter().all(|one| one.begun && one.gpu_uuids.len() == 1), "{all:?}");

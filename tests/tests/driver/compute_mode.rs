@@ -42,7 +42,7 @@ async fn compute_mode_is_read_set_and_read_back() {
     for uuid in &list {
         assert_eq!(mode(&hardware, uuid).await, Some(ComputeMode::Default));
     }
-    // The call succeeds although the GPU is in use.
+    // The driver sets the mode although the GPU is in use.
     host.process("--gpu 0");
     for wanted in [ComputeMode::ExclusiveProcess, ComputeMode::Prohibited, ComputeMode::Default] {
         for uuid in [&list[0], &list[2]] {

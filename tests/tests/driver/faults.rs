@@ -43,7 +43,8 @@ async fn hung_creation_leaves_gpu_unknown_and_others_served() {
     for uuid in &list[1..] {
         hardware.read(uuid).await.unwrap();
     }
-    // gpush finally kills the worker. The next reading shows that the worker's call had no effect.
+    // `settle` kills the worker that hangs. The next reading shows that the worker's call had no
+    // effect.
     assert!(matches!(hardware.settle(&list[0]).await, Settled::Gone | Settled::Nothing));
     assert!(!alive(worker));
     assert_eq!(mig(&hardware.read(&list[0]).await.unwrap()).instances, []);
@@ -162,7 +163,8 @@ async fn random_worker_kills_lose_no_call() {
             tokio::spawn(async move { hardware.read(&uuid).await })
         });
         let others: Vec<_> = others.collect();
-        // A creation takes about half a millisecond. The delays are spread over this time.
+        // A creation takes about half a millisecond. With delays from 0 to 1.5 ms, the kill comes at
+        // different moments during the creation, or after it.
         let killer = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_micros(round * 37 % 1500)).await;
             signal::kill(Pid::from_raw(i32::try_from(worker).unwrap()), signal::SIGKILL).is_ok()

@@ -1,6 +1,6 @@
-//! Unmodified programs on a simulated host that read the driver's files, call nvidia-smi, or use
-//! rare NVML functions: slurmd's AutoDetect, nvsmi, migedit and codecarbon. If a program is not
-//! installed, its test prints `SKIPPED`.
+//! Unmodified programs that read the driver's files, call nvidia-smi, or use rare NVML functions:
+//! slurmd's AutoDetect, nvsmi, migedit and codecarbon. They run on a simulated host. If a program
+//! is not installed, its test prints `SKIPPED`.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -44,8 +44,8 @@ fn stand_in() -> String {
     format!("{} mps-client --compute", program("gpush-sim").display())
 }
 
-/// Returns the directory in which the checks create their scratch directory. If a check leaves a
-/// file, it stays there.
+/// Returns the directory in which the checks create their scratch directory. A file that a check
+/// leaves stays in this directory.
 fn scratch(host: &Host) -> PathBuf {
     let dir = host.scratch("tmp");
     fs::create_dir_all(&dir).expect("a directory");
@@ -56,8 +56,8 @@ fn out(host: &Host) -> PathBuf {
     host.scratch("out")
 }
 
-/// Returns a command that runs a program of the checks on a host, with short measurements. They are
-/// long enough without a GPU.
+/// Returns a command that runs a program of the checks on a host, with short measurements. Without
+/// a real GPU, short measurements are enough.
 fn on(host: &Host, command: &str) -> Command {
     let mut command = host.command(command);
     let programs = program("gpu_mps").parent().expect("a directory").to_owned();
@@ -67,7 +67,7 @@ fn on(host: &Host, command: &str) -> Command {
 }
 
 /// Runs `tests/gpu/run` with `client`, or with the default client. `mps_programs` is a directory
-/// with MPS programs. If it is not given, the programs come from the host's `bin`.
+/// with MPS programs. If `mps_programs` is `None`, the programs come from the host's `bin`.
 fn run(host: &Host, client: Option<&str>, mps_programs: Option<&Path>) -> Output {
     let mut command = on(host, tests_gpu().join("run").to_str().expect("a path"));
     command.arg(out(host));

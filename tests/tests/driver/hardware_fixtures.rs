@@ -106,7 +106,8 @@ async fn recording_matches_itself_and_differences_are_found() {
 }
 
 /// A program that prints what nvidia-smi would print on an H200 with two instances: a 3g.71gb
-/// without a compute instance, and a 1g.18gb with a compute instance. It lists only one profile.
+/// without a compute instance, and a 1g.18gb with a compute instance. The program lists only one
+/// profile.
 struct Smi {
     pci: String,
     uuid: String,

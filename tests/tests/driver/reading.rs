@@ -157,7 +157,8 @@ async fn instances_list_their_processes_and_memory() {
         vec![(small_pid, ProcessKind::Compute, Some(1024)), (client_pid, ProcessKind::MpsClient, Some(200))];
     expected.sort_unstable();
     assert_eq!(processes, expected);
-    // The list also has a GPU instance without a compute instance, and the processes that use it.
+    // The reading also has the GPU instance without a compute instance, with the processes that use
+    // this GPU instance.
     assert_eq!((second.id, second.compute.len(), second.memory), (bare.id, 0, None));
     assert_eq!(second.processes.iter().map(|p| p.pid.unwrap()).collect::<Vec<_>>(), [owner_pid]);
     assert_eq!(reading.processes, []);
@@ -358,7 +359,8 @@ async fn events_name_their_instances() {
     assert_eq!((event.uuid.as_str(), event.kind, event.gi), (list[2].as_str(), EventKind::Xid(79), Some(made.id)));
 }
 
-/// A GPU in MIG mode reports no utilization. If one sensor fails, only its value is absent.
+/// A GPU in MIG mode reports no utilization. If one sensor fails, only the value of this sensor is
+/// absent.
 #[tokio::test]
 async fn sensor_that_is_not_supported_is_absent() {
     let host = Host::up("dgx-a100");

@@ -71,7 +71,8 @@ fn under_load(agent: &Agent, what: &str, heavy: impl Fn() -> usize + Sync) {
          /v1/version {version:?}, /v1/health {health:?}, in calm {calm:?}",
         answers.len()
     );
-    // If a cheap read had to wait for expensive requests, it would take as long as one of them.
+    // If a cheap read had to wait for expensive requests, it would take as long as an expensive
+    // request.
     assert!(version * 2 < usual, "{what}: /v1/version took {version:?}, a heavy answer {usual:?}");
     assert!(health < usual, "{what}: /v1/health took {health:?}, a heavy answer {usual:?}");
 }
@@ -90,8 +91,8 @@ fn cheap_reads_are_not_delayed_by_expensive_requests() {
     under_load(&agent, "operations", || agent.get("/v1/operations").body.len());
 }
 
-/// The reading of one GPU hangs, and six plans wait for it. Reads must not wait for the plans, not
-/// even reads of the user who requested the plans.
+/// The reading of one GPU hangs, and six plans wait for it. Reads must not wait for the plans. This
+/// includes reads of the user who requested the plans.
 #[test]
 fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     let host = Host::up("a30x4");

@@ -68,7 +68,7 @@ fn requests(agent: &Agent, count: usize) {
 }
 
 /// Writes a log as large as the log of a control daemon after a day of polls. gpushd must read only
-/// a part of it.
+/// a part of this log.
 fn fill_log(agent: &Agent) {
     let directory = daemon(agent, "0").log_directory.expect("a log directory");
     let mut text = String::new();

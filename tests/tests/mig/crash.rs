@@ -20,12 +20,12 @@ use crate::faults::fault_at;
 
 const CONFIG: &str = "[driver]\nchange_s = 5\n";
 
-/// A change of layout. It must keep an instance that is in use.
+/// A change of layout. The change must keep an instance that is in use.
 struct Change {
     name: &'static str,
     before: &'static [&'static str],
     after: &'static [&'static str],
-    /// Start slice of the instance in use. It is the same in both layouts.
+    /// Start slice of the instance in use. The slice is the same in both layouts.
     used: Option<u64>,
 }
 
@@ -77,7 +77,8 @@ fn occupy(host: &Host, change: &Change) -> Option<(u64, u32)> {
     Some((gi, host.process(&format!("--gpu 0 --gi {gi} --ci 0"))))
 }
 
-/// Checks what the next agent has done. The state that the operation reports must be true.
+/// Checks what the next agent has done. The hardware must match the state that the operation
+/// reports.
 fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &str) -> OperationState {
     let operation = agent.follow(agent.operation(id));
     let [before, after] = layouts;
@@ -191,8 +192,8 @@ fn kill_during_recovery_is_recovered() {
             let before = real_layout(&host, 0);
             host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
-            // Kill each gpushd that recovers the operation at its first change, until no change is
-            // left.
+            // Kill each gpushd as soon as its recovery of the operation has made one change. Repeat
+            // this until no change is left.
             let mut deaths = 0;
             loop {
                 host.clear_faults();
@@ -204,8 +205,8 @@ fn kill_during_recovery_is_recovered() {
                 }
                 agent = match Setup::on(&host).config(CONFIG).try_start() {
                     Ok(agent) => agent,
-                    // The fault rule has killed gpushd before it was ready. This point is also
-                    // tested.
+                    // The fault rule has killed gpushd before gpushd was ready. Such a kill also
+                    // counts.
                     Err(_) => {
                         deaths += 1;
                         continue;

@@ -21,7 +21,7 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     command.args(args).env_clear().env("LANG", "C.UTF-8").env("GPUSH_SOCKET", agent.socket());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("gpushctl can be started");
-    // Ignore an error: if the command does not read its standard input, gpushctl closes it.
+    // Ignore an error: a command that does not read its standard input may end before this write.
     let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
     child.wait_with_output().expect("gpushctl ends")
 }

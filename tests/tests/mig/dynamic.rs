@@ -110,7 +110,7 @@ fn only_own_free_devices_are_destroyed_for_a_lease() {
     assert!(refused.code == Code::Blocked, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("does not destroy 1g.10gb@6")), "{refused:?}");
     assert_eq!(real_layout(&host, 0).len(), 2, "nothing was destroyed");
-    // If another program has created a free device that meets the request, gpushd uses it.
+    // If another program has created a free device that meets the request, gpushd uses this device.
     let used = ask(&agent, "1g.10gb", &json!({})).expect("a lease");
     assert_eq!(real_layout(&host, 0).len(), 2);
     // gpushd created a device at this place before, and now an administrator creates one there. The
@@ -177,8 +177,8 @@ fn ask_and_die(agent: &mut Agent, profile: &str) {
     agent.wait();
 }
 
-/// Creates two free devices that belong to gpushd. If gpushd grants the whole GPU, it must destroy
-/// them first.
+/// Creates two free devices that belong to gpushd. Before gpushd can grant the whole GPU, it must
+/// destroy these devices.
 fn prepare(agent: &Agent) {
     for profile in ["3g.40gb", "2g.20gb"] {
         let one = ask(agent, profile, &json!({})).unwrap_or_else(|error| panic!("{profile}: {error:?}"));
@@ -187,7 +187,8 @@ fn prepare(agent: &Agent) {
 }
 
 /// Kills gpushd before and after each driver call of a grant. If `fault` makes one of these calls
-/// fail, kills gpushd only around the calls after it. Counts the outcomes of the leases.
+/// fail, kills gpushd only around the calls after the failed call. Counts the outcomes of the
+/// leases.
 fn kill_around(fault: Option<&str>) -> BTreeMap<String, u32> {
     let (host, mut agent) = started();
     prepare(&agent);

@@ -107,10 +107,12 @@ fn open_handle_blocks_mode_change_and_is_named() {
         assert!(begun.elapsed() < PATIENCE, "{}", agent.log());
         looks.insert(agent.gpu(0).observed_at);
     }
-    // The operation and the requests of this test read the GPU, each at most once a second.
+    // The operation and the requests of this test each cause at most one reading a second. So six
+    // readings take at least a second.
     assert!(begun.elapsed() >= Duration::from_secs(1), "{looks:?}");
     monitors.iter().for_each(|pid| host.end_process(*pid));
-    // While a process has a GPU open, the simulated driver refuses to reset it.
+    // While a process has a GPU open, the simulated driver refuses to reset the GPU. So the success
+    // shows that the operation has waited.
     let operation = agent.follow(waiting);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(real_layout(&host, 0).len(), 3);
@@ -199,7 +201,7 @@ fn failed_hook_or_reset_restores_everything() {
     assert_eq!(resets(&host), [Some(0), Some(0)]);
     host.clear_faults();
 
-    // gpushd restores the layout if the reset that disables MIG mode fails.
+    // If the reset that disables MIG mode fails, gpushd restores the layout.
     assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
     let before = real_layout(&host, 0);
     host.fault("gpu-reset --rc UNKNOWN --times 1");
@@ -244,7 +246,7 @@ fn next_gpushd_waits_for_reset_in_progress() {
     let around = Around::of(&host);
     let agent = Agent::start(&host, &around.config(&[], ""));
     let config = around.config(&[], "");
-    // Let the reset take long. If a process opened the GPU meanwhile, the reset would fail.
+    // Let the reset take long. gpushd must not open the GPU meanwhile: the reset would fail.
     host.fault("gpu-reset --delay-ms 1500 --times 1");
     let _ = agent.begin(&["0"], LAYOUT).expect("an operation");
     let calls = || std::fs::read_to_string(around.file("calls")).unwrap_or_default();

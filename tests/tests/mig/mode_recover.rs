@@ -28,7 +28,7 @@ fn die_of(agent: &mut Agent, body: &Value) {
     agent.wait();
 }
 
-/// Starts the next agent. Returns it and the operation that it has recovered.
+/// Starts the next agent. Returns the agent, and the operation that it has recovered.
 fn next(host: &Host, config: &str) -> (Agent, Operation) {
     host.clear_faults();
     let agent = Agent::start(host, config);

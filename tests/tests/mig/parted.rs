@@ -1,7 +1,7 @@
 //! Files of mig-parted with the real `gpushctl` and a real agent, on simulated hosts. gpush must
 //! not have these faults of mig-parted: a change of one GPU resets or clears another GPU, an index
-//! or filter that matches no GPU is no error, and the error for a missing GPU does not name this
-//! GPU.
+//! or filter that matches no GPU is not reported as an error, and the error for a missing GPU does
+//! not name this GPU.
 
 use std::{
     io::Write,
@@ -75,7 +75,7 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", "100").env("GPUSH_SOCKET", agent.socket());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("gpushctl can be started");
-    // Ignore an error: if the command does not read its standard input, gpushctl closes it.
+    // Ignore an error: a command that does not read its standard input may end before this write.
     let _ = child.stdin.take().expect("a pipe").write_all(stdin.as_bytes());
     child.wait_with_output().expect("gpushctl ends")
 }
@@ -237,8 +237,9 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
         std::thread::yield_now();
     }
     host.start_trace();
-    // The saved file names the missing GPU, so the restore fails. It also fails with a list of
-    // indexes, and with `all`, which includes the missing GPU.
+    // The saved file names the missing GPU, so the restore fails. A label for `all` also fails,
+    // because `all` includes the missing GPU. A label with indexes fails, because the indexes are
+    // ambiguous while the GPU is missing.
     let restored = gpushctl(&agent, &["mig", "apply", "--file", "-"], &saved);
     let printed = String::from_utf8_lossy(&restored.stderr).into_owned();
     assert!(restored.status.code().is_some_and(|status| status != 0), "{printed}");

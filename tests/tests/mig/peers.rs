@@ -6,8 +6,8 @@ use gpush_tests::{
     host::Host,
 };
 
-/// Fault 1: mig-parted destroyed idle instances, and only then the change failed because of an
-/// instance in use.
+/// Fault 1: if an instance was in use, mig-parted first destroyed the idle instances. Only then did
+/// the change fail.
 #[test]
 fn impossible_layout_destroys_no_idle_instance() {
     let host = Host::up("dgx-a100");
@@ -38,7 +38,8 @@ fn impossible_layout_destroys_no_idle_instance() {
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
-/// Fault 1 with several GPUs: if gpushd cannot change one GPU of a request, it changes no GPU.
+/// Fault 1 must not occur with several GPUs either: if gpushd cannot change one GPU of a request,
+/// it changes no GPU.
 #[test]
 fn one_impossible_plan_leaves_all_gpus_untouched() {
     let host = Host::up("dgx-a100");

@@ -13,8 +13,8 @@ fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
     serde_json::from_value::<Plans>(answer.json()).expect("an answer with plans").plans
 }
 
-/// A process that has just started must block a plan at once. So gpushd must not use a reading from
-/// before this start.
+/// A process that has just started must block a plan at once. So gpushd must not plan with a
+/// reading from before the start of the process.
 #[test]
 fn plan_includes_process_started_a_moment_ago() {
     let host = Host::up("a30x4");
@@ -30,8 +30,8 @@ fn plan_includes_process_started_a_moment_ago() {
     }
 }
 
-/// If the reading of a GPU hangs, the plan of this GPU has an error instead of steps. The other
-/// GPUs have their plans.
+/// If the reading of a GPU hangs, the plan of this GPU has an error instead of steps. The plans of
+/// the other GPUs are complete.
 #[test]
 fn unreadable_gpu_has_no_plan_and_others_do() {
     let host = Host::up("a30x4");
@@ -52,8 +52,8 @@ fn unreadable_gpu_has_no_plan_and_others_do() {
     host.clear_faults();
 }
 
-/// While an operation changes a GPU, a plan for this GPU does not wait. It names the operation, as
-/// an apply does, and does not show the previous instances as present.
+/// While an operation changes a GPU, a plan for this GPU does not wait. The plan names the
+/// operation, as the error of an apply does, and does not show the previous instances as present.
 #[test]
 fn plan_during_change_names_operation_and_hides_old_layout() {
     let host = Host::up("a30x4");
@@ -81,8 +81,8 @@ fn plan_during_change_names_operation_and_hides_old_layout() {
     assert!(plans(&agent, &["0"], &["1g.6gb"])[0].steps.is_empty());
 }
 
-/// A preset describes the same GPUs as the simulated host with its name. `config check` uses the
-/// preset offline.
+/// A preset describes the same GPUs as the simulated host with the same name. `config check` uses
+/// the preset offline.
 #[test]
 fn offline_preset_matches_simulated_host() {
     let mut compared = 0;

@@ -1,7 +1,7 @@
 //! Operations that cannot start immediately: gpushd refuses or queues them, or they wait until
 //! instances are idle.
 //!
-//! Helper functions outside `#[test]` may also panic. A panic makes the test fail.
+//! The helper functions may use `unwrap`, because a panic makes the test fail.
 #![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
@@ -61,7 +61,8 @@ fn waiting_operation_begins_when_instance_is_idle() {
     assert!(!operation.begun && !operation.waits_for.is_empty(), "{operation:?}");
     let reasons = operation.waits_for.join("; ");
     assert!(reasons.contains(&pid.to_string()), "root reads which process blocks the operation: {reasons}");
-    // A waiting operation claims no GPU. So a change that does not conflict with it is possible.
+    // A waiting operation claims no GPU. So a change that does not conflict with the waiting
+    // operation is possible.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
     host.end_process(pid);
     let operation = agent.follow(operation);
@@ -91,7 +92,7 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::NotStarted, Code::Cancelled), "{error:?}");
     assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
-    // The response now comes from the journal. It has the same outcome.
+    // The response now comes from the journal, and still has the same outcome.
     let recorded = agent.operation(&waiting.id).error.unwrap();
     assert_eq!(recorded.outcome.as_deref(), Some("nothing was changed"));
     let again = agent.cancel(&waiting.id);
@@ -159,7 +160,8 @@ fn reported_cancellation_is_true_after_agent_dies() {
     let mut agent = Agent::start(&host, "");
     let pid = in_use(&host, &agent);
     let before = real_layout(&host, 0);
-    // Cancel an operation that has not started. gpushd records its end before it answers.
+    // Cancel an operation that has not started. gpushd records the end of the operation before it
+    // answers.
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     agent.kill();
@@ -323,7 +325,7 @@ fn waiting_operation_begins_while_other_gpu_hangs() {
         .into();
     let hangs = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
     let works = agent.follow_until(wait_for(&agent, &["1"], &["7g.80gb"], 3600), is_waiting);
-    // The first reading shows that GPU 0 is idle, so the operation claims it. The next reading
+    // The first reading shows that GPU 0 is idle, so the operation claims GPU 0. The next reading
     // hangs.
     host.fault("nvmlDeviceGetComputeMode --gpu 0 --after 1 --hang");
     host.end_process(users[0]);

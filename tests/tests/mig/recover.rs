@@ -30,8 +30,8 @@ fn begin(agent: &mut Agent, entries: &[&str]) -> String {
 }
 
 /// Starts an agent with this config, and requests a change from `BEFORE` to a 4g.40gb and a 3g.40gb
-/// at 4. When the agent has destroyed the 2g.20gb, a fault rule kills it. Returns the id of the
-/// operation.
+/// at 4. When the agent has destroyed the 2g.20gb, a fault rule kills the agent. Returns the id of
+/// the operation.
 fn killed_half_way(host: &Host, config: &str) -> String {
     let mut agent = Agent::start(host, config);
     agent.until("layout at start", || {
@@ -73,8 +73,8 @@ fn operation_resumes_on_same_boot_and_layout_stays() {
     assert_eq!(real_layout(&host, 0).len(), 2);
 }
 
-/// If two operations on a GPU start one after the other, the one that starts later also ends later,
-/// even if it was requested first.
+/// If two operations on a GPU start one after the other, the operation that starts later also ends
+/// later, even if it was requested first.
 #[test]
 fn queued_operation_resumes_though_later_one_ended() {
     let host = Host::up("dgx-a100");
@@ -138,7 +138,7 @@ fn foreign_instances_are_kept_by_recovery() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "3g.40gb@4"]).state, OperationState::Done);
-    // When gpushd has destroyed both instances, the fault rule kills it.
+    // When gpushd has destroyed both instances, the fault rule kills gpushd.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();
@@ -150,7 +150,7 @@ fn foreign_instances_are_kept_by_recovery() {
     let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
     // Another program has created an instance. gpushd restores the part of the previous layout that
-    // does not overlap with it.
+    // does not overlap with this instance.
     assert_eq!(real_layout(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, 0), theirs);
     assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
@@ -165,7 +165,7 @@ fn foreign_instances_are_kept_by_recovery() {
         assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");
     }
     assert_eq!(agent.gpu(0).state, GpuState::Degraded);
-    // gpushd accepts a new request. The plan includes the instance of the other program.
+    // gpushd accepts a new request. Its plan takes the instance of the other program into account.
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
@@ -191,8 +191,8 @@ fn recovery_without_driver_waits_and_is_reported() {
         Some(agent.operation(&id)).filter(|operation| operation.state == OperationState::Interrupted)
     });
     assert!(shown.ended_at.is_none());
-    // The operation cannot continue, so a stop of gpushd does not wait for it. gpushd keeps its
-    // record.
+    // The operation cannot continue, so gpushd does not wait for it when it stops. gpushd keeps the
+    // record of the operation.
     agent.stop();
     let agent = Agent::start(&host, "");
     host.clear_faults();
@@ -219,7 +219,8 @@ fn recovery_keeps_instance_entered_by_process() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
-    // When gpushd has destroyed the 2g.20gb, and not yet the 3g.40gb, the fault rule kills it.
+    // The fault rule kills gpushd when it has destroyed one of the two GPU instances, and not yet
+    // the other.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --kill after --parent");
     let id = begin(&mut agent, &["7g.80gb"]);
     host.clear_faults();

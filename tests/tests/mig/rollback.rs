@@ -1,5 +1,5 @@
-//! During an apply, driver calls fail, kill the worker or hang. After that, the GPU must have the
-//! new or the previous layout and report it correctly, or it must be degraded.
+//! During an apply, driver calls fail, kill the worker or hang. After that, the GPU must have the new or the previous
+//! layout, as the operation reports, or the GPU must be degraded.
 
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
@@ -60,7 +60,7 @@ fn failure_of_any_call_restores_previous_layout() {
     {
         assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
         let before = real_layout(&host, 0);
-        // If a call returns IN_USE, gpushd repeats it once in a new session.
+        // If a call returns IN_USE, gpushd repeats the call once in a new session.
         let times = if *code == "IN_USE" { 2 } else { 1 };
         let rule = fault_at(&calls, k, &format!("--rc {code}"));
         host.fault(&rule.replace("--times 1", &format!("--times {times}")));
@@ -220,7 +220,7 @@ fn unlisted_handle_is_refused_with_hint_to_its_holder() {
 fn own_session_handle_blocks_nothing() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // The leaked handle blocks the first creation. gpushd repeats it in a new driver session.
+    // The leaked handle blocks the first creation. gpushd repeats this creation in a new driver session.
     assert_eq!(agent.apply(&["0"], &["1g.10gb*7"]).state, OperationState::Done);
     host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
     let operation = agent.apply(&["0"], &["3g.40gb*2"]);
@@ -299,8 +299,8 @@ fn mode_without_effect_is_rolled_back() {
 #[test]
 fn unchanged_gpu_lost_at_read_back_is_named() {
     let mut lost = 0;
-    // The fault rule also counts other readings. So the number of the call at which the GPU must
-    // become lost differs between runs.
+    // The GPU must become lost at one certain call. The number of this call differs between runs,
+    // because the fault rule also counts other readings. So try several numbers.
     for after in (0..5).cycle().take(50) {
         if lost > 0 && after == 0 {
             break;
@@ -387,8 +387,8 @@ fn unknown_outcome_with_neither_layout_stays_degraded() {
 #[test]
 fn unchanged_gpu_altered_by_others_is_named_and_kept() {
     let mut changed = 0;
-    // The fault must hit the last reading of the operation. Its number differs between runs, because the fault rule
-    // also counts readings that are not part of the operation. So try several numbers.
+    // The fault must hit the last reading of the operation. The number of this reading differs between runs, because
+    // the fault rule also counts readings that are not part of the operation. So try several numbers.
     for after in (0..18).map(|round| round % 6) {
         if changed > 0 && after == 0 {
             break;

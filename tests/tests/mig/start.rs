@@ -63,8 +63,8 @@ fn killed_agent_restarts_without_changing_layouts() {
     let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"2g.12gb\", \"1g.6gb*2\"]\n";
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
-    // When gpushd has applied the layouts, it records the boot. If it is killed before that, it
-    // applies the layouts again.
+    // When gpushd has applied the layouts, it records the boot. Only if gpushd is killed before
+    // that, the next gpushd applies the layouts again.
     agent.wait_for_layouts_at_start();
     assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
@@ -131,7 +131,8 @@ fn impossible_layout_affects_one_gpu_and_retries_end() {
     let mended = agent.follow(agent.begin_with(&json!({ "selectors": ["0"] })).unwrap());
     assert_eq!(mended.state, OperationState::Done);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
-    // gpushd has given up. It does not apply the layout after a restart in the same boot either.
+    // gpushd has given up this layout. After a restart in the same boot, gpushd does not apply it
+    // either.
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     let agent = Agent::start_again(&host, CONFIG);
@@ -156,7 +157,8 @@ fn transient_driver_error_delays_but_keeps_layouts() {
         agent.wait_for_layouts_at_start();
         assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
-        // If the worker dies, the call for the other GPU also fails, and gpushd must retry.
+        // If the worker dies, the current call for the other GPU also fails. gpushd must retry that
+        // operation, too.
         assert_eq!(on(&agent, 1).last(), Some(&OperationState::Done), "{fault}");
         let health = agent.get("/v1/health").json();
         assert_eq!(health["status"], "ok", "{fault}: {health}");

@@ -68,7 +68,8 @@ fn reset_group_rolls_back_together() {
     let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
-    // GPU 0 now needs longer than all rollback attempts of one GPU. The others must not give up.
+    // The rollback of GPU 0 now takes longer than all rollback attempts of another GPU. The other
+    // GPUs must wait for GPU 0 and not give up.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
     let operation = agent.apply(&["all"], &["1g.10gb*7"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());

@@ -1,6 +1,6 @@
-//! Access to pipe directories. If a client connects just before a stop, gpushd finds it. While the
-//! daemon does not serve, access is closed. If two administrators send requests at the same time,
-//! both requests take effect.
+//! Access to pipe directories. If a client connects just before a stop, gpushd finds the client.
+//! While the daemon does not serve, access is closed. If two administrators send requests at the
+//! same time, both requests take effect.
 
 use std::path::Path;
 
@@ -75,8 +75,8 @@ fn client_waiting_for_its_server_counts_as_client() {
     reaches(&agent, "0", MpsState::Stopped);
 }
 
-/// While a server is not ready, gpushd does not probe it. So only the driver can report its
-/// clients.
+/// While a server is not ready, gpushd does not probe it. So only the driver can report the clients
+/// of the server.
 #[test]
 fn unprobed_server_is_used_unless_driver_lists_no_client() {
     let host = Host::up(HOST);
@@ -96,8 +96,8 @@ fn unprobed_server_is_used_unless_driver_lists_no_client() {
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not list")), "{untold:#?}");
     host.clear_faults();
-    // The lease ends when gpushd has seen that the driver lists no client and that no client waits
-    // for the server.
+    // Retry: the lease ends when gpushd has seen that the driver lists no client, and that no
+    // client waits for the server.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     clear_faults(&host);
     reaches(&agent, "0", MpsState::Stopped);
@@ -138,7 +138,8 @@ fn slow_daemon_is_not_treated_as_idle() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    // The last probe has found no client. The next probe takes longer than a request waits.
+    // The last probe has found no client. The next probe takes longer than a stop request waits for
+    // it.
     let mut client = Client::start(&host, &environment);
     release_all(&agent, "0");
     fault(&host, "slow-hello --ms 1200");
@@ -258,7 +259,8 @@ fn concurrent_settings_are_both_applied() {
     }
 }
 
-/// If a client connects before the restart request has returned, the restart must not end it.
+/// If a client connects before the restart request has returned, the restart must not end the
+/// client.
 #[test]
 fn restart_of_a_stopped_daemon_ends_no_new_client() {
     let host = Host::up(HOST);

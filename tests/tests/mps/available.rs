@@ -77,7 +77,7 @@ fn targets_without_a_driver_are_an_error_and_not_an_empty_list() {
 }
 
 /// gpushd finds the daemon of a lost GPU through the directory of the daemon. If a request names
-/// the target by the index of the GPU, it gets the error of the GPU.
+/// the target by the index of the GPU, the response is the error of the lost GPU.
 #[test]
 fn target_on_a_lost_gpu_is_refused_with_gpu_lost() {
     let host = served();

@@ -123,8 +123,8 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     loop {
         driver.set_compute_mode(&uuid, ComputeMode::Default).await.expect("the compute mode can be set");
         host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
-        // If the mode is not 0, gpushd has corrected it before the fault rule was active. In this
-        // case, try again.
+        // If the mode is not 0, gpushd corrected it before the fault rule was active. In this case,
+        // set the mode again.
         if mode(&host) == 0 {
             break;
         }
@@ -147,7 +147,7 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
         "[mps]\ncontrol = \"/nonexistent/nvidia-cuda-mps-control\"\n{}",
         &SHARED["[mps]\nhealth_s = 1\n".len()..]
     );
-    // Start without a rule. So gpushd starts no operation.
+    // Start gpushd without a rule, so that it starts no operation.
     let agent = Agent::start(&host, "");
     agent.reload(&missing);
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
@@ -157,8 +157,8 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
     assert_eq!(mode(&host), 0, "{}", agent.log());
     agent.settle_reads();
     assert_eq!(mode(&host), 0, "retries do not change the mode\n{}", agent.log());
-    // The fault rule kills gpushd when it has set the mode, before it starts a daemon. For the next
-    // gpushd, the GPU has no rule, so it restores the mode.
+    // The fault rule kills gpushd when it has set the mode, before it starts a daemon. The config
+    // of the next gpushd has no rule for the GPU, so this gpushd restores the mode.
     host.fault("nvmlDeviceSetComputeMode --kill after --parent --times 1");
     let body = json!({ "selectors": ["0"], "layout_source": "wanted" }).to_string();
     let head = format!(

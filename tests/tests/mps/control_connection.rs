@@ -54,7 +54,7 @@ fn half_open(pipe: &str) -> Ended {
     Ended(Command::new("sleep").arg("600").stdin(fd).spawn().expect("the process can be started"))
 }
 
-/// Starts a client of the daemon. While a daemon has a client, gpushd does not end it.
+/// Starts a client of the daemon. While a daemon has a client, gpushd does not end the daemon.
 fn client(host: &Host, pipe: &str) -> Ended {
     let mut command = Command::new(program("gpush-sim"));
     command.arg("mps-client").env("NVML_SIM_STATE", host.dir()).env("CUDA_MPS_PIPE_DIRECTORY", pipe);

@@ -139,8 +139,8 @@ fn stop_with_clients_is_refused_and_stop_persists() {
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);
 
-        // If a user has stopped the daemon, it stays stopped after a restart and a kill of gpushd,
-        // until a request starts it.
+        // If a user has stopped the daemon, it stays stopped until a request starts it. A restart
+        // or a kill of gpushd does not start it.
         agent.stop();
         let agent = start(host, programs, &config(""));
         agent.await_that("the GPU of the target is known", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
@@ -206,7 +206,8 @@ fn settings_take_effect_at_once_for_new_clients() {
         let now = daemon(&agent, "0");
         assert_eq!(now.in_force.as_ref().map(|settings| settings.percentage.to_string()).as_deref(), Some("33.3"));
 
-        // When the rule changes, the new rule replaces settings that users have made with requests.
+        // When the rule changes, the settings of the new rule replace the settings that users have
+        // changed by request.
         agent.write_config(config("mps = { percentage = 60 }\n"));
         agent.signal(Signal::SIGHUP);
         let other = becomes(&agent, "0", "with the settings of the new rule", |daemon| {
@@ -235,7 +236,8 @@ fn target_without_a_rule_is_drained_ended_and_forgotten() {
     agent.write_config(MANAGE);
     agent.signal(Signal::SIGHUP);
     let short = daemon(&agent, "0").target;
-    // The lease stays active. When it is released, gpushd waits only for its client.
+    // The lease stays active. When the lease is released, gpushd only waits for the client of the
+    // lease, and then ends the daemon.
     let reported = |daemon: &MpsDaemon| daemon.findings.iter().any(|finding| finding.contains("no lease is granted"));
     let kept = becomes(&agent, &short, "without new leases", reported);
     assert_eq!((kept.leases.len(), compute_mode(&host, 0)), (1, json!(3)));

@@ -1,5 +1,5 @@
-//! A drain has a deadline for its clients. The deadline holds even if the daemon ends, and the API
-//! reports it.
+//! A drain has a deadline for the clients of the daemon. The deadline holds even if the daemon
+//! ends, and the API reports the deadline.
 
 use gpush_api::{Code, EventPayload, LeaseState, MpsState};
 use gpush_tests::{
@@ -118,7 +118,7 @@ fn drain_deadline_of_leftovers_survives_a_gpushd_restart() {
     let again = left.clients_end_at.expect("a time");
     assert!((again - until).get_seconds().abs() <= 2, "{until} and {again}");
     assert_eq!(left.state, MpsState::Draining);
-    // If several drains are requested, the deadline of the last one counts.
+    // If several drains are requested, the deadline of the last drain counts.
     assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
     assert_eq!(client.says(), "lost");
     reaches(&agent, "0", MpsState::Stopped);
@@ -186,7 +186,7 @@ fn ended_server_is_reported_to_event_listeners() {
     assert!(signal(server.cast_signed(), Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
     let reported = "an MPS server ended";
-    // A request makes gpushd probe the daemon.
+    // Each request of this loop makes gpushd probe the daemon.
     becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(reported)));
     let is =
         |what: &EventPayload| matches!(what, EventPayload::Mps(change) if change.reasons.concat().contains(reported));
@@ -209,8 +209,8 @@ fn server_with_an_older_memory_limit_is_reported() {
     client.end();
 }
 
-/// gpushd replaces a daemon that was stopped with SIGSTOP. It has sent commands to that daemon,
-/// which must not end the new daemon.
+/// gpushd replaces a daemon that is suspended by SIGSTOP. The commands that gpushd has sent to the
+/// suspended daemon must not end the new daemon.
 #[test]
 fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
     for real in [false, true] {

@@ -63,7 +63,7 @@ fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
 #[test]
 fn ended_daemon_is_not_restarted_in_maintenance() {
     let served = Served::up();
-    // Maintenance needs that no GPU is leased. So release the leases.
+    // gpushd refuses maintenance while a GPU has a lease. So release the leases.
     release_all(&served.agent, "0");
     served.agent.await_that("no lease", || daemon(&served.agent, "0").leases.is_empty());
     assert_eq!(served.agent.post("/v1/maintenance/enter", &json!({ "reason": "a look" })).status, 200);

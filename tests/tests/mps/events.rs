@@ -49,8 +49,8 @@ fn too_many_clients_are_reported() {
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let first = served.client();
     assert_eq!(daemon(&served.agent, "0").findings, [] as [String; 0]);
-    // Two programs use the environment of one lease. Both have access, and the daemon does not
-    // limit the number of clients.
+    // Two programs use the environment of one lease. Both can connect, because the daemon does not
+    // limit the number of clients. So gpushd only reports that there are too many.
     let second = served.client();
     let reported = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
     assert_eq!(reported.findings, ["2 clients are connected, but only 1 is allowed"]);

@@ -1,5 +1,5 @@
-//! A program needs seconds from its start until it calls cuInit. So gpushd treats a daemon with a
-//! lease as in use.
+//! A program calls cuInit only seconds after its start, and is a client of the MPS daemon only from
+//! then on. So gpushd treats a daemon with a lease as in use, even if the daemon has no clients.
 
 use std::{
     io::{BufRead, BufReader, Write},

@@ -116,7 +116,7 @@ impl World {
             }
             "server-dies --times 1" => {
                 // The fault affects only a new server. So end the present server. The client that
-                // starts below then needs a new one.
+                // starts below then needs a new server.
                 self.client = None;
                 kill(self.of(Role::Server));
                 self.goes_wrong(deed, |world| drop(Client::start(&world.host, &world.environment)));

@@ -133,9 +133,9 @@ fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
     drop(host);
 }
 
-/// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and at once
-/// requests its share again. If `reaps` is true, the parent of the client waits for it before the
-/// request.
+/// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and at once requests its share
+/// again. If `reaps` is true, the parent of the client reaps the client before the request. Otherwise, the client is
+/// still a zombie at the request.
 fn request_right_after_a_kill(rounds: usize, reaps: bool) {
     let (host, agent) = ready(CONFIG);
     let run = || {
@@ -156,7 +156,7 @@ fn request_right_after_a_kill(rounds: usize, reaps: bool) {
         if reaps {
             killed.wait().expect("its end");
         }
-        // The request has no `wait`. gpushd still lets it wait, because the process of a lease has
+        // The request has no `wait`. Nevertheless, gpushd lets the request wait, because the process of a lease has
         // ended.
         let asked = std::time::Instant::now();
         match lease(&agent, "0", &json!({ "percentage": 50 })) {
@@ -348,8 +348,8 @@ fn concurrent_restarts_end_no_client() {
     assert!(served > 0 && lost.is_empty(), "{lost:?} of {served}");
 }
 
-/// The pipe directory is deleted while gpushd does not run. gpushd still knows the user, from the
-/// lease.
+/// The pipe directory is deleted while gpushd does not run. gpushd still knows the user, because the lease names the
+/// user.
 #[test]
 fn lease_keeps_its_user_when_the_directory_is_deleted() {
     if !geteuid().is_root() {

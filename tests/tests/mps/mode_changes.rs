@@ -72,7 +72,7 @@ fn plan_and_refused_apply_probe_the_daemon_once() {
     mps::lease(&agent, "0", &json!({})).expect("a lease");
     agent.reload(rule(MIG));
     let log = mps::daemon(&agent, "0").log_directory.expect("a directory");
-    // Each probe sends this command once.
+    // Each probe sends this command once, so its count in the log is the number of probes.
     let logged = "Cmd:get_default_client_priority";
     let probes = || fs::read_to_string(format!("{log}/control.log")).expect("a log").matches(logged).count();
     let show = |more: usize, before: usize| {
@@ -201,7 +201,8 @@ fn failed_daemon_start_rolls_the_operation_back() {
     assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
 }
 
-/// The operation must not affect the daemon and the client of the other device.
+/// An operation that removes one MIG device must not affect the daemon and the client of another
+/// device.
 #[test]
 fn removed_mig_device_ends_only_its_own_daemon() {
     let host = Host::up(HOPPER);
@@ -248,7 +249,7 @@ fn restarted_gpushd_completes_or_rolls_back_a_mode_change() {
                 agent.reload(rule(to));
                 host.fault(&format!("{call} --gpu 0 --kill {moment} --parent --times 1"));
                 let begun = asked(&agent);
-                // Not every mode change makes all of these calls.
+                // A mode change does not make all of these calls, so gpushd may survive.
                 let survived = begun.and_then(|id| agent.outlives(&id)).is_some();
                 if survived {
                     agent.stop();

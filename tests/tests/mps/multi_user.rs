@@ -1,5 +1,5 @@
 //! Clients of several users on one server, which runs as root. The rule has `users = "many"`, which
-//! needs a control program that supports it.
+//! needs a control program with the option `-multiuser-server`.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -78,8 +78,8 @@ fn rule_with_several_users_serves_one_before_driver_555() {
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
 }
 
-/// While a daemon is in use, it keeps its setting. gpushd reports the change, and applies it when
-/// the daemon is idle.
+/// If the setting `users` changes while the daemon is in use, gpushd reports the change, and
+/// applies it only when the daemon is idle.
 #[test]
 fn change_of_users_waits_until_the_daemon_is_idle() {
     if skipped() {

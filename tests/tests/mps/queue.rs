@@ -70,8 +70,8 @@ fn waiting_operation_blocks_new_leases_on_its_device() {
     release(&agent, other);
 }
 
-/// In addition to the lease, a process that the driver lists blocks the operation. When the
-/// operation is cancelled, it blocks no lease.
+/// A lease, and a process that the driver lists, block the operation. After the operation is
+/// cancelled, it does not block new leases.
 #[test]
 fn cancelled_operation_no_longer_blocks_leases() {
     let host = Host::up(HOST);

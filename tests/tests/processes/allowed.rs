@@ -100,7 +100,7 @@ fn process_is_allowed_by_file_and_user_and_not_by_its_name() {
     // This process has the same name and the same first argument, but another program file.
     let named = Job::start(Command::new(&other).arg0(&allowed).arg("1000"), NOBODY).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, named.pid(), UnleasedStep::Asked);
-    // The allowed file, executed by another user, without and with code that this user loads.
+    // Another user executes the allowed file: first without, and then with code that this user loads into the process.
     let plain = Job::start(Command::new(&allowed).arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, plain.pid(), UnleasedStep::Asked);
     let mut preloaded = Command::new(&allowed);

@@ -19,7 +19,7 @@ fn process_without_a_lease_is_shown_as_unleased_by_default() {
     );
     let seen = listed(&agent, guest.pid().cast_unsigned()).expect("the guest is seen");
     assert!(seen.unleased.is_none() && seen.lease.is_some_and(|lease| lease.starts_with('L')));
-    // An MPS server is never an unleased process, whatever its user.
+    // An MPS server is never an unleased process, even if its user has no lease.
     let all: GpuProcesses = serde_json::from_value(agent.get("/v1/processes").json()).unwrap();
     assert_eq!(all.processes.iter().filter(|one| one.unleased.is_some()).count(), 1, "{all:#?}");
     let mut command = host.command(program("gpushctl"));

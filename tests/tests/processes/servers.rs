@@ -10,8 +10,8 @@ use super::{END, HOST, NOBODY, RULE, all, lease_of, listed, start_on, witness};
 
 #[test]
 fn new_mps_server_is_shown_as_server_and_not_as_unleased() {
-    // The next probe is an hour away, so the last list of servers that gpushd has does not contain
-    // the new server.
+    // The next probe of the daemon is an hour away. So the list of servers from gpushd's last probe
+    // does not contain the new server.
     let config = format!("{END}[mps]\nhealth_s = 3600\n{RULE}");
     let Some((host, agent)) = start_on("servers that are new", HOST, &config) else { return };
     let taken = lease_of(NOBODY, &agent);

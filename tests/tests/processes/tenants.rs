@@ -22,8 +22,8 @@ fn lease(agent: &Agent, uid: u32, share: &serde_json::Value) -> LeaseGrant {
     serde_json::from_value(answer.json()).expect("a lease")
 }
 
-/// Starts a program as a user on a GPU or MIG device. `granted` is the lease whose environment it
-/// gets.
+/// Starts a program as a user on a GPU or MIG device. `granted` is the lease whose environment the
+/// program gets.
 fn job(host: &Host, uid: u32, place: &str, granted: Option<&LeaseGrant>) -> Job {
     let environment = granted.into_iter().flat_map(|granted| granted.environment.iter().cloned());
     Job::start(Command::new("/bin/sleep").arg("1000").envs(environment), uid).on(host, place)

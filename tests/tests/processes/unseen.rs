@@ -44,7 +44,7 @@ fn no_process_is_unleased_in_maintenance() {
     assert!(deaf.lives());
 }
 
-/// If its database is lost, gpushd does not know which leases it had granted.
+/// If the database is lost, gpushd does not know which leases it granted before the loss.
 #[test]
 fn no_process_is_unleased_until_database_loss_is_accepted() {
     let config = format!("{END}{FAST}{RULE}");

@@ -157,7 +157,7 @@ fn change_of_auto_detect_without_a_restart_of_slurmd_refuses_jobs() {
 }
 
 /// Slurm gets only some GPUs of a node, with whole GPUs and MIG devices. The lines that `gpushctl slurm gres-conf`
-/// prints must match the devices that slurmd finds.
+/// prints must match the devices that slurmd detects.
 #[test]
 fn printed_lines_of_a_node_with_whole_gpus_and_mig_devices_serve_both() {
     let Some(plugins) = plugins() else { return };

@@ -62,7 +62,7 @@ fn process_that_slurm_leaves_in_the_cgroup_of_the_job_is_ended_by_epilog() {
     let (gpu, pid) = (gpu.to_string(), left.id().to_string());
     site.host.sim("process", &["add", "--gpu", &gpu, "--kind", "compute", "--pid", &pid]);
     fs::write(&go, "").expect("a file");
-    // Epilog ends the process. This test is its parent, so it must reap the process.
+    // Epilog ends the process. This test is the parent of the process, so the test must reap it.
     site.cluster.until("end of the process", || left.try_wait().ok().flatten());
     completed(site.cluster.ended(job));
     site.assert_clean();

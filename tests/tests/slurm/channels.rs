@@ -89,7 +89,8 @@ fn gres_mps_gives_its_percentage_and_a_second_user_is_refused() {
     let gpus: Vec<Gpu> = site.agent.gpus();
     let shared: Vec<String> = site.leases().iter().flat_map(|lease| &lease.members).map(|m| m.gpu.clone()).collect();
     assert_eq!(shared, [gpus[0].uuid.clone()]);
-    // Slurm gives both users the same GPU.
+    // Slurm gives both users the same GPU. gpush refuses the second user, because an MPS daemon
+    // serves one user at a time.
     refused(&site.cluster.run_job(BOB, &["--gres=mps:30"], ENV), "GPU 0");
     std::fs::write(&end, "").expect("a file");
     completed(site.cluster.ended(first));

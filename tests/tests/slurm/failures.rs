@@ -121,7 +121,7 @@ fn node_that_cannot_serve_is_drained_with_the_reason_in_the_log() {
     drains(&site, "GPU 2 is lost");
 }
 
-/// gpushd is stopped by SIGSTOP: the kernel accepts connections for it, but it does not answer.
+/// gpushd is stopped by SIGSTOP: the kernel accepts connections for it, but gpushd does not answer.
 /// Prolog must end within its own deadline.
 #[test]
 fn prolog_ends_while_gpushd_is_stopped() {

@@ -31,7 +31,8 @@ fn two_hundred_jobs_of_two_users_leave_nothing() {
     for user in [ALICE, BOB] {
         let _array = cluster.sbatch(user, &["--array=1-100%4", "--gres=shard:1", "--comment=gpush:timeslice"], &script);
     }
-    // Two users have four jobs each. These first jobs wait for each other.
+    // Each of the two users has four jobs at a time. The first eight jobs run until the test has
+    // seen eight leases at the same time.
     let mut most = 0;
     cluster.until("eight leases at a time", || {
         most = most.max(site.leases().len());

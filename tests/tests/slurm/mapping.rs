@@ -127,7 +127,7 @@ fn mig_devices_are_leased_by_their_uuid() {
     site.assert_clean();
 }
 
-/// Without NVML, slurmd gives every device an index. It does not know the UUIDs of MIG devices.
+/// Without NVML, slurmd gives every device an index. slurmd then does not know the UUIDs of MIG devices.
 #[test]
 fn node_with_whole_gpus_and_mig_devices_serves_both() {
     let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n";

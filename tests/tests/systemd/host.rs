@@ -95,7 +95,7 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
     machine.write(devices, "Character devices:\n235 nvidia-uvm\n");
     assert_eq!(present(&machine), "0", "a host without a driver");
 
-    // The second load has the same major numbers as the first.
+    // The driver is loaded twice. The second load has the same major numbers as the first load.
     for _ in 0..2 {
         machine.sh(&format!("systemctl stop gpushd.service; {absent}"));
         machine.write(devices, "Character devices:\n235 nvidia-uvm\n");
@@ -124,7 +124,7 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
     assert_eq!(restarts(&machine), "1", "once");
 }
 
-/// The commands of docs/install.md that select entries of the journal by object.
+/// Runs the commands of docs/install.md that select entries of the journal by object.
 #[test]
 fn journalctl_finds_entries_by_their_objects() {
     let Some(machine) = machine("journalctl with the fields of gpushd") else { return };
@@ -162,8 +162,8 @@ fn systemd_logs_no_warning_about_units() {
     }
 }
 
-/// In the sandbox of its unit, gpushd can write the marker of its state directory. Its memory is
-/// limited.
+/// In the sandbox of its unit, gpushd can write the marker of its state directory. The unit limits
+/// the memory of gpushd.
 #[test]
 fn emptied_state_directory_under_systemd_is_reported() {
     let Some(machine) = machine("an emptied state directory under systemd") else { return };

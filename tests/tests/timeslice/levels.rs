@@ -141,8 +141,8 @@ async fn foreign_level_is_drift_and_is_repaired() {
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(2);
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
-    // gpushd notices within a minute that another program has changed a level. After a reload, it
-    // notices this immediately.
+    // gpushd notices within a minute that another program has changed a level. After a reload,
+    // gpushd notices the change immediately.
     reload(&mut agent, LONG);
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
@@ -170,7 +170,7 @@ fn level_is_polled_once_a_minute() {
     smi(&host, "compute-policy --set-timeslice 0 -i 0");
     while !are(&host, SET) {
         assert!(begun.elapsed() < Duration::from_secs(100), "{}", agent.log());
-        // For readings of GPUs, gpushd does not run nvidia-smi.
+        // gpushd does not run nvidia-smi to read GPUs.
         let _ = agent.gpus();
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -325,7 +325,7 @@ fn hung_nvidia_smi_is_ended_and_delays_nothing() {
     assert!(begun.elapsed() < Duration::from_secs(5));
     agent.await_that("the timeout is reported", || troubles(&agent).contains("did not end in time"));
     assert_eq!(turns(&agent, 0).state, TimesliceState::Unknown);
-    // While nvidia-smi hangs, gpushd can stop.
+    // gpushd can stop even while nvidia-smi hangs.
     reload(&mut agent, LONG);
     std::thread::sleep(Duration::from_millis(300));
     let begun = Instant::now();
@@ -350,8 +350,8 @@ fn gpu_with_recorded_level_is_not_unsupported() {
     host.clear_faults();
     reload(&mut agent, LONG);
     await_kept(&agent);
-    // gpushd has recorded the level that it applied. So the first reading after a restart gives the
-    // same result.
+    // gpushd has recorded the level that it applied. So even after a restart, gpushd knows that the
+    // GPU has levels, although nvidia-smi reports NOT_SUPPORTED.
     agent.stop();
     host.fault("compute-policy-list --rc NOT_SUPPORTED");
     let mut agent = Agent::start(&host, NOBODY);

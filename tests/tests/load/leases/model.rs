@@ -47,7 +47,6 @@ pub(super) struct Target {
     pub(super) processes: BTreeSet<u32>,
 }
 
-/// A lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lease {
     pub(super) holder: u32,
@@ -61,11 +60,10 @@ pub(super) struct Lease {
 /// The answer that gpushd must give to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// A grant.
     Granted,
-    /// gpushd refuses the request. It may grant a later request.
+    /// gpushd refuses the request, but may grant the same request later.
     Blocked,
-    /// gpushd refuses the request, because it could not grant it in any state of the host.
+    /// gpushd refuses the request, because it could not grant the request in any state of the host.
     Impossible,
 }
 
@@ -88,7 +86,7 @@ impl Model {
     }
 
     /// Returns how many members of this share gpushd could grant at present. If `idle` is true,
-    /// returns how many it could grant on an idle host.
+    /// returns how many members gpushd could grant on an idle host.
     fn room(&self, share: &Share, idle: bool) -> usize {
         let of = |(uuid, target): (&String, &Target)| {
             if target.share != *share {

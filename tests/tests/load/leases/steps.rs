@@ -41,8 +41,7 @@ const STEPS: &[Step] = &[
     ("reboot", reboot),
 ];
 
-/// If the test draws a step that takes long, it executes the step only once in this number of
-/// draws, on average.
+/// On average, a slow step is executed only once in this number of draws.
 const RARE: usize = 8;
 
 /// Runs one random step.

@@ -89,8 +89,8 @@ fn targets_are_those_of_the_model(world: &mut World) {
         let ids: BTreeSet<String> = target.leases.iter().map(|lease| lease.id.clone()).collect();
         let clients = target.clients.len();
         let pid = (!target.stopped).then_some(target.pid.cast_unsigned());
-        // Retry until both match: a lease ends a moment after its process, and gpushd polls a
-        // daemon at most once a second.
+        // Retry until gpushd matches the model: a lease ends a moment after its process, and gpushd
+        // polls a daemon at most once a second.
         let now = becomes(
             world.agent(),
             name,

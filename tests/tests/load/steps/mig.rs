@@ -60,7 +60,7 @@ fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&st
     world.count(format!("operation {:?}", operation.state));
 }
 
-/// Checks a refusal. gpushd may refuse the operation only because instances are in use.
+/// Checks a refusal. The only permitted reason is that instances are in use.
 fn refused(world: &mut World, gpus: &[usize], error: &ApiError) {
     let in_use = gpus.iter().any(|gpu| !world.cuts[*gpu].held.is_empty());
     if error.code != Code::Blocked || !in_use {
@@ -110,7 +110,7 @@ pub(super) fn apply_and_kill(world: &mut World, rng: &mut fastrand::Rng) -> bool
     let gpu = MIG[rng.usize(..MIG.len())];
     let layout = layout(rng);
     world.operates = true;
-    // The calls are so slow that the kill can happen at any step.
+    // The calls are so slow that the kill can happen during any step of the operation.
     world.host.fault(&format!("nvmlDeviceCreateGpuInstance* --gpu {gpu} --delay-ms {}", 1 + rng.usize(..30)));
     let begun =
         world.agent().begin_with(&json!({ "selectors": names(&[gpu]), "layout_source": { "entries": layout } }));

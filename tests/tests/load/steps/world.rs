@@ -196,7 +196,6 @@ pub(super) fn sleeper() -> Child {
     Command::new("sleep").arg("100000").spawn().expect("sleep")
 }
 
-/// Kills a process.
 pub(super) fn kill(pid: i32) {
     let _ = gpush_tests::mps::signal(pid, Signal::SIGKILL);
 }

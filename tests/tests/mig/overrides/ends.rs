@@ -34,7 +34,7 @@ fn auto_reconcile_follows_override_and_its_end() {
     // operation.
     let _ = agent.settle();
     done(&agent, &whole("to be cleared"));
-    // Repairing drift means to restore the layout of the override.
+    // While the override is active, a repair of drift restores the layout of the override.
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     agent.until("the override's layout", || (real_layout(&host, 0) == WHOLE).then_some(()));

@@ -136,7 +136,7 @@ fn layout_applied_once_is_drift() {
     assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(overrides(&agent).overrides, []);
     assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb*2", "extra 7g.80gb@0"]);
-    // If a layout is applied with `once`, an active override also stays.
+    // A layout that is applied with `once` does not end an active override.
     done(&agent, &whole("it stays"));
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     assert_eq!(only(&agent).reason, "it stays");
@@ -157,8 +157,8 @@ fn rule_layout_ends_override_and_new_layout_replaces_it() {
     done(&agent, &whole("third"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
-    // This request has a layout for each GPU, like a request from a mig-parted file. GPUs that it
-    // does not name keep their overrides.
+    // This request has a layout for each GPU, like a request from a mig-parted file. GPUs that the
+    // request does not name keep their overrides.
     done(&agent, &whole("fourth"));
     let each = json!([{ "selector": "1", "mig_enabled": true, "layout": ["1g.10gb*7"] }]);
     done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));
@@ -210,7 +210,7 @@ fn failed_operation_keeps_previous_override() {
     assert_eq!(error.code, Code::LayoutImpossible);
     assert_eq!(only(&agent).reason, "it stands");
     assert!(agent.gpu(0).drift.is_empty());
-    // Cancel an operation while it is queued behind another one.
+    // Cancel an operation while it is queued behind another operation.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
     let first = agent
         .begin_with(&json!({ "selectors": ["0"], "layout_source": { "entries": ["1g.10gb"] }, "once": true }))

@@ -38,7 +38,7 @@ fn reload_of_overridden_rule_is_refused_until_cleared() {
         assert_eq!(agent.get("/v1/config").json()["trouble"]["code"], "conflict");
         assert_eq!(agent.gpu(0).rule.as_deref(), Some("other"));
     }
-    // If a signal requests the reload, gpushd also refuses this file.
+    // gpushd also refuses this file if a signal, and not an API request, asks for the reload.
     let before = agent.log().matches("has an override by").count();
     agent.signal(Signal::SIGHUP);
     agent.until("refusal", || (agent.log().matches("has an override by").count() > before).then_some(()));

@@ -1,5 +1,5 @@
 //! A process that is not the daemon holds the daemon's `control_lock`. Any user with a lease can
-//! wait for this lock, and gets it when the daemon ends.
+//! start a process that waits for this lock and gets it when the daemon ends.
 
 use std::{
     fs::{self, OpenOptions},

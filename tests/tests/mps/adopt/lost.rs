@@ -96,8 +96,8 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives());
         served.agent.wait_for_log("cannot read spec.json");
-        // gpushd has written a new spec, which also names the user. The next gpushd needs no other
-        // source for the user.
+        // gpushd has written a new spec, which also names the user. So the next gpushd can read the
+        // user from this spec.
         let again: serde_json::Value =
             serde_json::from_slice(&fs::read(served.place().join("spec.json")).expect("a spec")).expect("JSON");
         let user: serde_json::Value = serde_json::from_str(&user).expect("JSON");
@@ -107,7 +107,8 @@ fn daemon_with_a_damaged_spec_is_adopted() {
         served.restart(|_| {});
         assert_eq!(pid_of(&reaches(&served.agent, &served.target, MpsState::Ready)), served.pid);
         client.end();
-        // gpushd knows the desired state only when the driver has reported the GPU. So retry.
+        // gpushd knows the desired state only when the driver has reported the GPU. So retry the
+        // restart.
         release_all(&served.agent, &served.target);
         let restarts = || act(&served.agent, &served.target, "restart", &json!({})).status == 200;
         served.agent.await_that("a restart", restarts);

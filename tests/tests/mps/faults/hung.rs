@@ -77,7 +77,7 @@ fn stopped_daemon_process_is_reported_as_hung() {
         assert_eq!(refused.code, Code::Blocked);
         assert!(signal(served.pid, Signal::SIGCONT));
         assert!(serves(&served) && client.lives());
-        // A forced restart ends the daemon, although it reads no commands.
+        // A forced restart ends the daemon, although the daemon reads no commands.
         assert!(signal(served.pid, Signal::SIGSTOP));
         assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
         served.another();
@@ -85,8 +85,8 @@ fn stopped_daemon_process_is_reported_as_hung() {
 }
 
 /// Starts a front-end that holds the control connection until its standard input is closed.
-/// NVIDIA's front-end prints nothing until it ends. So this function waits until gpushd reports
-/// that the daemon hangs.
+/// NVIDIA's front-end prints nothing until it ends, so its output does not show whether it has the
+/// connection. Therefore, this function waits until gpushd reports that the daemon hangs.
 fn holds_the_control_connection(front: &Path, served: &Served) -> (Child, ChildStdin) {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
@@ -101,7 +101,8 @@ fn holds_the_control_connection(front: &Path, served: &Served) -> (Child, ChildS
                 return (prompt, typed);
             }
         }
-        // When the front-end started, gpushd held the control connection. Try again.
+        // gpushd held the control connection when the front-end started, so the front-end did not
+        // get it. Try again.
         drop(typed);
         prompt.wait().expect("the front-end ends");
     }
@@ -121,7 +122,7 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
         if typed.is_ok() && read.is_ok() && !answer.trim().is_empty() {
             return (prompt, input);
         }
-        // When the front-end started, gpushd held the control connection, so the front-end printed
+        // gpushd held the control connection when the front-end started, so the front-end printed
         // nothing. Try again.
         drop(input);
         prompt.wait().expect("the front-end ends");

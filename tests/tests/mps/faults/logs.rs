@@ -50,8 +50,8 @@ fn length(path: &Path) -> u64 {
 #[test]
 fn forged_log_lines_create_no_client_and_no_fault() {
     each("made-up lines in the log", Served::CONFIG, |served| {
-        // gpushd ignores lines that are older than its first read of the log. So wait until it has
-        // read the log once.
+        // gpushd ignores lines that are older than its first read of the log. So wait until gpushd
+        // has read the log once.
         reaches(&served.agent, "0", MpsState::Ready);
         let mut fifo = fifo(&served);
         let pending = "Server is not ready, push client to pending list";
@@ -81,7 +81,7 @@ fn forged_log_lines_create_no_client_and_no_fault() {
     });
 }
 
-/// Forged lines say that the server has ended.
+/// Forged lines say that the server has ended, but a client still waits for the server.
 #[test]
 fn waiting_client_counts_despite_forged_log_lines() {
     each("a client that waits", Served::CONFIG, |served| {

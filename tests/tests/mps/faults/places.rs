@@ -24,7 +24,7 @@ fn stale_files_slow_start_and_slow_stop_only_delay() {
     release_all(&served.agent, "0");
     assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
     reaches(&served.agent, "0", MpsState::Stopping);
-    // The daemon does not end within its time limit, so gpushd kills it.
+    // The daemon does not end within the time limit for a stop, so gpushd kills it.
     reaches(&served.agent, "0", MpsState::Stopped);
     assert_eq!(parts(&base(&served.host)), []);
     fault(&served.host, "slow-start --ms 600000 --times 1");
@@ -130,7 +130,8 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         assert!(client.first.starts_with("active"), "{}", client.first);
         client.end();
         assert_eq!(controls(&base(&host)), [pid_of(&reports)]);
-        // A truncated log shows no waiting client. So gpushd assumes that no client waits.
+        // After the log was truncated, it shows no waiting client. So gpushd assumes that no client
+        // waits.
         release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
         becomes(&agent, "0", "ready with another pid", |daemon| {

@@ -66,7 +66,7 @@ fn left_behind(mut served: Served) {
     let waits = reported_as(&served, MpsState::BackingOff, "still serves 1 client");
     assert_eq!((waits.clients.len(), served.controls().len()), (1, 0));
     assert!(client.lives() && client.printed().is_empty());
-    // After a restart, gpushd knows this server only from the driver.
+    // After a restart of gpushd, only the driver reports this server to gpushd.
     served.restart(|_| {});
     let Served { host, agent, environment, .. } = served;
     let waits = becomes(&agent, "0", "waiting for the leftover server", |daemon| {

@@ -104,7 +104,7 @@ fn gpushd_suspended_between_grant_and_answer_leaves_no_lease() {
         std::fs::write(node.host.scratch("gpushd.toml"), format!("[slurm]\nagent_down = \"{policy}\"\n{WHOLE}"))
             .unwrap();
         let (proxy, pid) = (node.host.scratch("proxy.sock"), node.agent().pid());
-        // The hook never gets the answer: this thread stops gpushd and then sleeps.
+        // The hook never gets the answer: this thread suspends gpushd, and then sleeps before it passes on the answer.
         pass_on(&proxy, &node.host.scratch("gpushd.admin.sock"), move || {
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), Signal::SIGSTOP)
                 .expect("gpushd runs");
@@ -180,7 +180,7 @@ fn late_end_of_a_requeued_run_keeps_the_next_lease() {
     node.prolog(&second);
     let lease = node.granted(7);
     assert!(!path.exists(), "the end was delivered");
-    // Restore the file. This simulates a hook of another job that has read the file before it was removed.
+    // Restore the file. This simulates a hook of another job that had read the file before the file was removed.
     std::fs::write(&path, end).expect("a file");
     node.prolog(&Job::new(8).on("1"));
     assert!(!path.exists(), "the end was delivered");
@@ -274,7 +274,7 @@ fn request_without_a_gpu_that_is_not_answered_leaves_no_lease() {
     assert!(node.lease(2).is_none());
 }
 
-/// If a node never had a gpushd, a request is a mistake of the user, whatever GPUs the job has.
+/// If a node never had a gpushd, a request is a mistake of the user, even if the job has GPUs.
 #[test]
 fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
     let mut node = Node::two_gpus(MIXED);
@@ -286,7 +286,7 @@ fn request_on_a_node_that_never_had_gpushd_drains_no_node() {
     node.epilog(&job);
 }
 
-/// Fault: if a job was refused without gpushd, Epilog still asked gpushd to end its lease.
+/// Fault: if a job was refused without gpushd, Epilog still asked gpushd to end the lease of the job.
 #[test]
 fn epilog_after_a_refused_request_needs_no_gpushd() {
     let mut node = Node::two_gpus(WHOLE);
@@ -294,8 +294,8 @@ fn epilog_after_a_refused_request_needs_no_gpushd() {
     node.refusal(&by_gpushd);
     let by_the_hook = Job::new(2).on("1").with(COMMENT, "gpush:mps=0");
     node.refusal(&by_the_hook);
-    // If the request of one run was granted, and that of the next run is invalid, the lease of the first run may still
-    // exist.
+    // If gpushd granted the request of one run, and the request of the next run is invalid, the lease of the first run
+    // may still exist. So Epilog must report to gpushd.
     let run = |restart| Job::new(3).on("1").with("SLURM_JOB_RESTART_COUNT", restart);
     node.prolog(&run(0));
     node.refusal(&run(1).with(COMMENT, "gpush:mps=0"));

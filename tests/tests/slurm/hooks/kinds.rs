@@ -35,8 +35,8 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!(node.granted(2).members[0].target, uuids[0]);
 }
 
-/// Fault: if Prolog ran again for the same run with another MIG device of the GPU, it got the lease
-/// of the first device.
+/// Fault: if Prolog ran again for the same run with another MIG device of the GPU, the job kept the
+/// lease of the first device.
 #[test]
 fn repeated_prolog_with_another_mig_device_gets_a_lease_of_that_device() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*3\"]\nowner = \"slurm\"\n";
@@ -55,7 +55,7 @@ fn repeated_prolog_with_another_mig_device_gets_a_lease_of_that_device() {
         assert_eq!(second.members[0].target, uuids[1], "{comment}");
         assert_eq!(lease_now(node.agent(), first.id).state, LeaseState::Ended);
         assert!(node.task(&on(1)).expect("the task runs").contains(&uuids[1]));
-        // If Prolog runs again for the same device, it gets the same lease.
+        // If Prolog runs again for the same device, the job keeps its lease.
         node.prolog(&on(1));
         assert_eq!(node.granted(id).id, second.id);
         node.epilog(&on(1));
@@ -130,7 +130,7 @@ fn mps_percentage_comes_from_the_request_or_from_gres() {
     node.epilog(&Job::new(2));
     assert!(node.lease(1).is_none() && node.lease(2).is_none());
     // The target has free capacity, but an administrator has stopped its daemon. Waiting would not
-    // help.
+    // help, so gpush refuses the job.
     assert_eq!(act(node.agent(), "0", "stop", &serde_json::json!({})).status, 200);
     reaches(node.agent(), "0", MpsState::Stopped);
     let stopped = node.refusal(&Job::new(6).on("0").with(COMMENT, "gpush:mps=10"));

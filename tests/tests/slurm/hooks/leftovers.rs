@@ -160,8 +160,8 @@ fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
     node.granted(23);
 }
 
-/// If two nodes run on one host, their cgroups have different paths. Fault: the Epilog of a job on
-/// one node ended the processes of a job on the other node.
+/// If two nodes run on one host, the cgroups of their jobs have different paths. Fault: the Epilog
+/// of a job on one node ended the processes of the job with the same id on the other node.
 #[test]
 fn job_of_another_node_with_the_same_id_keeps_its_processes() {
     if !is_root("leftovers of two nodes") {
@@ -180,8 +180,8 @@ fn job_of_another_node_with_the_same_id_keeps_its_processes() {
     assert!(node.lease(31).is_none());
 }
 
-/// If two clusters have jobs with the same id, the jobs have the same cgroup. While both jobs have
-/// a lease, gpushd does not know to which job a process belongs.
+/// If two clusters on one node have jobs with the same id, these jobs share a cgroup. While both
+/// jobs have a lease, gpushd does not know to which job a process belongs.
 #[test]
 fn process_that_may_belong_to_two_clusters_is_not_ended() {
     if !is_root("leftovers of two clusters") {
@@ -231,15 +231,16 @@ fn late_end_of_an_earlier_run_ends_no_process() {
     node.agent().await_that("the lease waits for the process", || {
         lease_now(node.agent(), id).waits_for.iter().any(|what| what.contains(&pid))
     });
-    // gpushd would send SIGTERM to the process before it answers this request.
+    // If gpushd ended the process, it would send SIGTERM before it answers this request. So check
+    // the process after the answer.
     node.epilog(&other);
     assert!(process.lives());
     epilog_while(&node, &again, || !process.lives());
     assert!(node.lease(41).is_none());
 }
 
-/// A program outside the job has a copy of the job's environment, but uses no GPU. It must not
-/// prevent the lease from ending.
+/// A program outside the job has a copy of the job's environment, but uses no GPU. The program must
+/// not prevent the lease from ending.
 #[test]
 fn process_that_only_names_the_lease_does_not_block_epilog() {
     if !is_root("programs of jobs") {

@@ -27,7 +27,7 @@ fn job_gets_the_gpu_of_its_device_file_until_epilog() {
     let text = node.task(&job).expect("the task runs");
     assert!(text.contains(&format!("export CUDA_VISIBLE_DEVICES={}\n", last.uuid)), "{text}");
     assert!(text.contains(&format!("export GPUSH_LEASE={}\n", lease.id)), "{text}");
-    // If Prolog runs again, it gets the same lease.
+    // If Prolog runs again, the job keeps its lease.
     node.prolog(&job);
     assert_eq!(node.granted(42).id, lease.id);
     // Epilog needs nothing but the job id.
@@ -148,8 +148,8 @@ fn epilog_with_only_the_job_id_ends_the_lease() {
     assert!(text.contains("cluster ci and node n1; cluster other and node n1"), "{text}");
     node.epilog(&only_id(9).with("SLURM_CLUSTER_NAME", "other"));
     node.granted(9);
-    // There is only one file with this job id, but it may belong to another job than the one that
-    // has ended.
+    // There is only one file with this job id, but the file may belong to another job than the job
+    // that has ended. So Epilog fails.
     failure(&node.run("epilog", &only_id(9)));
     node.granted(9);
     node.epilog(&only_id(9).with("SLURM_CLUSTER_NAME", "ci"));

@@ -52,8 +52,8 @@ struct Node {
     agent: Option<Agent>,
     gres_conf: PathBuf,
     config: String,
-    /// A program named slurmd that starts Prolog, and the plugin that this program has mapped. A
-    /// test sets both to run Prolog as the child of a slurmd.
+    /// A program named slurmd that starts Prolog, and the plugin that this program has mapped. If a
+    /// test sets them, Prolog runs as the child of this slurmd.
     slurmd: Option<(PathBuf, PathBuf)>,
 }
 

@@ -52,8 +52,8 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     script("echo slurmctld is down >&2; exit 1");
     assert_eq!(reconcile().status.code(), Some(6));
     assert!(node.lease(3).is_some() && node.lease(4).is_some(), "without squeue, no lease ends");
-    // Fault: because of environment variables of the administrator, squeue left out jobs, and gpushd ended their
-    // leases.
+    // Earlier fault: because of environment variables of the administrator, squeue left out jobs, and gpushd ended
+    // their leases.
     script(
         "echo \"$*\" > \"$0.arguments\"; [ -n \"$SQUEUE_PARTITION$SLURM_CLUSTERS\" ] || echo 4 SIGNALING; echo 3 COMPLETED",
     );
@@ -92,8 +92,8 @@ fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     node.prolog(&job(3, "0"));
     node.prolog(&job(4, "1"));
     let (stuck, slow) = (node.granted(3).id, node.granted(4).id);
-    // gpushd cannot read which processes are left on the GPU of the first job. It needs 2 s to end the lease of the
-    // second job.
+    // gpushd cannot read which processes are left on the GPU of the first job. So the lease of the first job does not
+    // end. gpushd needs 2 s to end the lease of the second job.
     node.host.fault(&format!("nvmlDeviceGetComputeRunningProcesses* --gpu {} --rc UNKNOWN", first(&node)));
     let other = node.agent().gpus().into_iter().find(|gpu| gpu.index != first(&node)).expect("a GPU").index;
     let mut left = Left::on(&node.host, other, Some(&cgroup));
@@ -146,7 +146,7 @@ fn end_that_cannot_be_delivered_holds_up_no_other() {
     assert!(never.iter().all(|path| !path.exists()), "gpushd never accepts them");
 }
 
-/// Answers every request on a socket as a gpushd that is stopping. Continues until the test ends.
+/// Answers every request on a socket as a stopping gpushd does, until the test ends.
 fn serve_stopping(path: &Path) {
     let body = r#"{"code":"stopping","message":"gpushd is stopping and accepts no changes","retryable":true}"#;
     let answer = format!(
@@ -163,7 +163,8 @@ fn serve_stopping(path: &Path) {
     });
 }
 
-/// Fault: if gpushd was still stopping at the deadline of Prolog, the node was drained, whatever `agent_down` says.
+/// Fault: if gpushd was still stopping when the deadline of Prolog passed, the node was drained, even with
+/// `agent_down = "pass"`.
 #[test]
 fn gpushd_that_does_not_stop_in_time_is_judged_by_the_policy() {
     let mut node = Node::two_gpus(WHOLE);

@@ -65,7 +65,8 @@ fn epilog_that_slurm_started_before_a_prolog_spares_its_run() {
     assert!(node.lease(7).is_none() && !node.directory().join("ci-7@n1").exists());
 }
 
-/// An Epilog ends its own run, whatever its restart count is and however long its script waits.
+/// An Epilog ends its own run, even if it has the restart count of the next run, and even if its
+/// script waits for long.
 #[test]
 fn delayed_epilog_ends_its_own_run() {
     let node = Node::two_gpus(WHOLE);
@@ -93,8 +94,8 @@ fn epilog_of_an_earlier_job_with_the_same_id_spares_the_later_job() {
     assert!(node.task(&job).is_ok());
 }
 
-/// Fault: if the file of the job was missing, and Epilog knew only the job id, it could end only
-/// the first run.
+/// Fault: if the file of the job was missing, and Epilog knew only the job id, Epilog could end
+/// only the lease of the first run.
 #[test]
 fn epilog_needs_only_the_job_id_also_without_the_file_of_the_job() {
     let node = Node::two_gpus(WHOLE);

@@ -46,8 +46,8 @@ fn jobs_of_two_clusters_and_nodes_get_their_own_leases() {
     // The environment names a cluster and a node that do not exist.
     let unclear = node.task(&Job::new(5).with(CLUSTER, "nonsense").with(NODE, "nonsense")).expect_err("the task fails");
     assert!(unclear.contains("SLURM_CLUSTER_NAME"), "{unclear}");
-    // A job of the other cluster has no lease. It must not get the lease of the job of this
-    // cluster.
+    // After its Epilog, the job of the other cluster has no lease. Its task must not get the lease
+    // of the job with the same id in this cluster.
     node.epilog(&second);
     assert_eq!(node.task(&second), Ok(String::new()));
     assert_eq!(node.task(&first), Ok(one));

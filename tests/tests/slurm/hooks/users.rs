@@ -19,7 +19,7 @@ fn user_cannot_release_renew_or_enter_the_lease_of_a_job() {
         return;
     }
     let mut node = Node::two_gpus(WHOLE);
-    // Other users can connect to the new socket. The path of the admin socket stays.
+    // Other users can connect to the new socket. The path of the admin socket does not change.
     node.kill();
     node.agent = Some(Agent::start_public(&node.host, WHOLE));
     node.prolog(&Job::new(1).on("0"));

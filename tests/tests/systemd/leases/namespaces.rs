@@ -64,7 +64,7 @@ fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
     machine.sh("pkill -KILL -xf 'sleep 1001'");
     none_left(&machine);
     // A forged cgroup below the cgroup of the container changes nothing. `lease request` cannot name its session
-    // leader: it is outside the container, or gpushd does not know its pid in the container.
+    // leader: the session leader is outside the container, or gpushd does not know which pid it has in the container.
     let forged = "own=$(mktemp -d); mount -t cgroup2 cgroup2 $own; mkdir -p $own/gpulease.slice/gpulease-0a1b2c3d-1.scope; \
                   echo $$ > $own/gpulease.slice/gpulease-0a1b2c3d-1.scope/cgroup.procs; ";
     let run = "gpushctl run --timeslice -- sleep 1000";

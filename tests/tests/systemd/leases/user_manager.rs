@@ -35,7 +35,7 @@ fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
         ["", "gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
     {
         // The cgroup of a unit of the user belongs to the user. So the user can create cgroups with
-        // any name below it.
+        // any name below this cgroup.
         let script = format!(
             "#!/bin/sh\nset -e\nown={CGROUPS}$(sed -n s/^0:://p /proc/self/cgroup)/{forged}\nmkdir -p $own\n\
              echo $$ > $own/cgroup.procs\nsed -n s/^0:://p /proc/self/cgroup > /tmp/before\n\
@@ -68,8 +68,8 @@ fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
 fn process_that_left_its_scope_still_counts_for_the_lease() {
     let Some(machine) = machine("processes that left their scope") else { return };
     start_manager(&machine, ALICE);
-    // The second process does not name its lease in its environment. So gpushd finds it only on the
-    // GPU.
+    // The environment of the second process does not name the lease. So gpushd finds this process
+    // only because it uses the GPU.
     let (named, hidden) = (in_user_scope("sleep 1000"), in_user_scope("env --unset=GPUSH_LEASE sleep 1001"));
     // The command of `run` lasts until both processes are on the GPU.
     let line = format!(

@@ -83,8 +83,8 @@ fn target(machine: &Machine, kind: char) -> String {
     names.find(|name| name.starts_with(kind)).expect("a target of each kind").to_owned()
 }
 
-/// Starts a client as an unprivileged user, in a separate unit. Waits until a server serves it, and
-/// returns its pid.
+/// Starts a client as an unprivileged user, in a separate unit. Waits until a server serves the
+/// client, and returns the pid of the client.
 fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
     machine.sh(&format!(
         "systemd-run --quiet --unit={name} --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \

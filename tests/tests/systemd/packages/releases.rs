@@ -30,7 +30,7 @@ fn smoke(debian: Debian) {
     machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl status");
     machine.kill(machine.main_pid("gpushd.service"));
     assert!(machine.sh("gpushctl gpu show 0").contains("3g.40gb"), "the socket outlives gpushd");
-    // An older systemd may ignore a setting of a unit. It then logs that.
+    // An older systemd may ignore a setting of a unit. systemd then logs that it ignores the setting.
     let ignored = machine.sh("journalctl --no-pager --output=cat | grep -E 'gpush.*(Unknown|ignoring)' || true");
     assert_eq!(ignored, "");
 
