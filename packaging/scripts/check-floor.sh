@@ -1,5 +1,5 @@
-# Checks the minimum versions: pidfd needs Linux 5.4, and the units need systemd 245. Does not check while an image is
-# built, because the kernel is then the kernel of the build host.
+# Checks the minimum versions: pidfds need Linux 5.4, and the units need systemd 245. During the build of an image,
+# checks nothing, because the running kernel is then the kernel of the build host.
 if [ -d /run/systemd/system ]; then
     kernel=$(uname -r)
     number=$(echo "$kernel" | awk -F'[^0-9]+' '{ print $1 * 1000 + $2 }')

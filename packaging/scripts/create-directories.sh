@@ -1,3 +1,4 @@
 systemd-sysusers gpush.conf
-# Without /proc, as in some chroots, systemd-tmpfiles fails. systemd then creates the directories at the next boot.
+# Without /proc, for example in some chroots, systemd-tmpfiles fails. systemd then creates the directories at the next
+# boot.
 systemd-tmpfiles --create gpush.conf || true

@@ -1,4 +1,4 @@
-# Returns 0 if an MPS control daemon runs. Each daemon holds the lock of its directory, with and without systemd.
+# Returns 0 if an MPS control daemon runs. With and without systemd, each daemon holds the lock of its directory.
 mps_runs() {
     for lock in /run/gpush-mps/*/lock; do
         if [ -e "$lock" ] && ! flock --nonblock "$lock" true; then

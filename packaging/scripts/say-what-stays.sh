@@ -1,4 +1,4 @@
-# Prints what remains after the removal: the removal ends no process that a user may be using.
+# Prints what remains after the removal, because the removal ends no process that a user may need.
 if systemctl list-units --plain --no-legend --state=active,activating,deactivating 'gpushd-mps@*.service' | grep -q .; then
     echo "gpush: MPS control daemons keep running. To end them with their clients: systemctl stop 'gpushd-mps@*.service'" >&2
 fi

@@ -1,5 +1,5 @@
 /*
- * SPANK plugin of gpush: adds --gpush=SPEC to sbatch, srun and salloc, and checks it at submit time.
+ * SPANK plugin of gpush: adds --gpush=SPEC to sbatch, srun and salloc, and checks SPEC when a user submits a job.
  *
  *   gcc -shared -fPIC -O2 -Wall -o spank_gpush.so spank_gpush.c     (headers: libslurm-dev, or slurm-devel)
  *
@@ -7,9 +7,9 @@
  *
  *   optional /usr/lib/gpush/spank_gpush.so [gpushctl=/usr/bin/gpushctl]
  *
- * Prolog reads the option as SPANK__SLURM_SPANK_OPTION_gpush_gpush. It checks the request again, because a user can
- * set the variable without this plugin. So the check in this plugin only reports errors earlier. On a submit
- * host without gpushctl, the plugin does not check the request.
+ * Prolog reads the option as SPANK__SLURM_SPANK_OPTION_gpush_gpush. It checks the request again, because a user can set
+ * this variable without the plugin. So the check in the plugin only reports errors earlier. On a submit host without
+ * gpushctl, the plugin does not check the request.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,7 +23,7 @@
 
 SPANK_PLUGIN(gpush, 1);
 
-/* The longest request that gpush reads, in bytes. */
+/* The maximum length of a request, in bytes. */
 #define LONGEST 1024
 
 /* The maximum length of gpushctl's output that is shown, in bytes. */
@@ -51,7 +51,7 @@ static void show(char *text)
 	}
 }
 
-/* Runs `gpushctl slurm check-spec SPEC`, without a shell. Returns 0 if the request is valid, or cannot be checked. */
+/* Runs `gpushctl slurm check-spec SPEC`, without a shell. Returns 0 if the request is valid, or if it cannot be checked. */
 static int check(const char *spec)
 {
 	char *const arguments[] = { gpushctl, "slurm", "check-spec", "--", (char *)spec, NULL };
@@ -79,7 +79,7 @@ static int check(const char *spec)
 	}
 	close(ends[1]);
 	for (;;) {
-		/* Output that does not fit into `text` is read too, so that gpushctl can end. */
+		/* Also read output that does not fit into `text`. Otherwise gpushctl could not end. */
 		char *to = length < MOST_TEXT ? text + length : rest;
 		size_t room = length < MOST_TEXT ? MOST_TEXT - length : sizeof(rest);
 
