@@ -199,7 +199,7 @@ impl ApiError {
     }
 
     /// Returns whether the cause of a refusal may disappear, for example when an operation ends or
-    /// an instance becomes idle. A request that waits is queued after such an error.
+    /// an instance becomes idle. A request that is allowed to wait is queued after such an error.
     #[must_use]
     pub fn is_temporary(&self) -> bool {
         self.retryable && matches!(self.code, Code::Blocked | Code::Conflict | Code::Resetting)

@@ -36,8 +36,8 @@ pub enum LayoutSource {
     PerGpu(Vec<GpuLayout>),
 }
 
-/// Reads a layout source. If the value has no accepted form, the error lists all accepted forms. The error of serde's
-/// derived code would not list them.
+/// Reads a layout source. If the value does not have an accepted form, the error lists all accepted forms. The error of
+/// serde's derived code would not list them.
 fn layout_source<'de, D: Deserializer<'de>>(from: D) -> Result<LayoutSource, D::Error> {
     struct Forms;
 

@@ -1,5 +1,4 @@
-//! Calls of Slurm's hooks. Prolog begins the lease of a job on this node, and Epilog ends the
-//! lease.
+//! API calls that Slurm's hooks make. Prolog begins the lease of a job on this node, and Epilog ends the lease.
 //!
 //! Only hooks that run as root can make these calls, through the admin socket. If a refusal
 //! concerns only the job, the answer is [`SlurmOutcome::Refused`]. An error means that the node

@@ -9,8 +9,8 @@ use unicode_width::UnicodeWidthChar;
 /// The character that replaces a character that must not be shown.
 pub const REPLACEMENT: char = '?';
 
-/// Returns whether a character is shown unchanged. Control characters, Unicode line breaks, and characters without
-/// width are not. Characters that only change the text direction have no width.
+/// Returns whether a character is shown unchanged. Returns false for control characters, Unicode line breaks, and
+/// characters without width. Characters that only change the text direction have no width.
 #[must_use]
 pub fn is_plain(c: char) -> bool {
     !c.is_control()
