@@ -197,7 +197,7 @@ impl Client {
         self.get("/v1/mig/devices").await
     }
 
-    /// `GET /v1/audit`. Returns one page, oldest first.
+    /// `GET /v1/audit`. Returns one page of records, oldest first.
     ///
     /// # Errors
     /// See [`Kind`]; [`Code::Denied`] for users who are not administrators.
@@ -227,7 +227,7 @@ impl Client {
             Err(_) => Bytes::new(),
         };
         let answer = Answer { status: head.status, body };
-        // Decoding an unsuccessful answer returns the error that it contains.
+        // Decoding an unsuccessful answer returns the error in the answer.
         Err(self.decode::<serde_json::Value>(&question, &answer).await.err().unwrap_or_else(|| self.wire.not_http()))
     }
 

@@ -57,8 +57,8 @@ pub(crate) const RETRY_QUEUED_FOR: Duration = Duration::from_secs(30);
 /// Pause between two repetitions.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long the client waits for a socket that does not exist, or on which no process listens. New
-/// users type `gpushd &` and then a command.
+/// How long the client waits for a socket that does not exist, or on which no process listens. The
+/// wait is for users who start gpushd with `gpushd &` and immediately type a command.
 const STARTUP_WAIT: Duration = Duration::from_millis(300);
 
 /// Interval between two checks while the client waits for a socket.
@@ -110,8 +110,8 @@ impl std::fmt::Display for Question<'_> {
 enum EarlierOutcome {
     /// There is no relevant outcome yet.
     Nothing,
-    /// A gpushd may have begun the change. If no later attempt is answered, the outcome remains
-    /// uncertain.
+    /// A gpushd may have begun the change. The outcome remains uncertain unless a later attempt
+    /// gets an answer other than "stopping" or "overloaded".
     Lost(Error),
     /// A gpushd reported that it did not begin the change.
     Refused(Answer),
@@ -189,8 +189,7 @@ impl Connection {
             return self.until_answered(question, first, until, deadline).await;
         }
         match first {
-            // gpushd may have closed the connection while it was idle, so try once more with a new
-            // connection.
+            // gpushd may have closed the idle connection, so try once more with a new connection.
             Err(error) if error.kind == Kind::Lost && reused => self.attempt(question, until, deadline).await,
             other => other,
         }

@@ -29,7 +29,8 @@ pub struct EventQuery {
     pub kinds: Vec<EventKind>,
     /// Only events about these GPUs, given as selectors; if empty, all events.
     pub gpus: Vec<String>,
-    /// Id of the last known event. Without an id, the stream begins now.
+    /// Id of the last event that the caller has received. Without an id, the stream contains only
+    /// new events.
     pub after: Option<String>,
 }
 
@@ -86,7 +87,7 @@ impl EventStream {
         self.parser.place.as_deref()
     }
 
-    /// Waits for the next event. Returns `None` if gpushd ends the stream because it is stopping.
+    /// Waits for the next event. Returns `None` if a stopping gpushd ends the stream.
     ///
     /// # Errors
     /// [`Kind::Lost`] if the connection broke or was silent too long.

@@ -37,8 +37,8 @@ pub struct Access {
     pub mode: u32,
     /// Whether the caller runs with this group.
     pub in_group: bool,
-    /// Whether the user database lists the caller as a member. If this is true and `in_group` is
-    /// false, the caller only has to log in again.
+    /// Whether the user database lists the caller as a member. If this field is true and `in_group` is false, the
+    /// caller only has to log in again.
     pub listed_in_group: bool,
 }
 
@@ -62,7 +62,8 @@ pub struct Facts {
     pub socket: Socket,
     /// What exists at the path of the socket.
     pub found: PathContent,
-    /// Path of the socket of the user's own gpushd, if the client also looked for it and it does not exist.
+    /// Path of the socket of the user's own gpushd, if the client also looked for this socket, and this socket does not
+    /// exist.
     pub own: Option<PathBuf>,
     /// Effective uid of the caller.
     pub uid: u32,
@@ -99,7 +100,7 @@ fn inspect_path(path: &Path, user: Option<&nix::unistd::User>) -> PathContent {
         Ok(meta) if meta.is_file() => PathContent::Other("a regular file"),
         Ok(_) => PathContent::Other("a device or pipe"),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            // The caller cannot enter a directory on the path. It is the deepest directory whose metadata is readable.
+            // The caller cannot enter a directory on the path: the deepest directory whose metadata is readable.
             let closed = path.ancestors().skip(1).find_map(|dir| Some((dir.to_owned(), dir.metadata().ok()?)));
             match closed {
                 Some((dir, meta)) => PathContent::ClosedDirectory(dir, access(&meta, user)),

@@ -66,7 +66,8 @@ impl Client {
         self.change(&format!("/v1/leases/{id}/renew"), &request).await
     }
 
-    /// `POST /v1/leases/{id}/release`. The lease is `releasing` while any of its processes is left, otherwise `ended`.
+    /// `POST /v1/leases/{id}/release`. Returns the lease: `releasing` if any of its processes still exists, otherwise
+    /// `ended`.
     ///
     /// # Errors
     /// See [`crate::Kind`].

@@ -1,7 +1,7 @@
 //! Client of gpushd's API over its Unix socket.
 //!
-//! A separate crate, because `gpushctl`, Slurm hooks and tests all connect to gpushd and must
-//! explain failures in the same way. Five problems have five different remedies: a missing socket,
+//! This is a separate crate, because `gpushctl`, Slurm hooks and tests all connect to gpushd and
+//! must explain failures in the same way. Five problems have different remedies: a missing socket,
 //! a refused connection, missing permission, a gpushd of another version, and a gpushd that does
 //! not answer. [`explain`] distinguishes them.
 //!

@@ -1,7 +1,7 @@
 //! Calls about MPS daemons and processes on GPUs.
 //!
-//! A target is given in any form that a user may type: the index of a GPU, `0:2g.20gb@2`, a short
-//! name, or a UUID or its prefix. gpushd finds the target from this text.
+//! A target is given in any form that a user may type: the index of a GPU, `0:2g.20gb@2`, a short name, a UUID, or the
+//! prefix of a UUID. gpushd finds the target from this text.
 
 use gpush_api::{GpuProcesses, MpsActionRequest, MpsDaemon, MpsLogs, MpsSetRequest, MpsSetResponse};
 use serde::{Serialize, de::DeserializeOwned};

@@ -24,8 +24,8 @@ impl Client {
 
     /// `POST /v1/mig/apply`. Returns the operation as soon as it has begun.
     ///
-    /// The request has an idempotency key, and the client repeats it while gpushd may be
-    /// restarting. Only one operation begins.
+    /// The request has an idempotency key, and the client repeats the request while gpushd may be restarting.
+    /// Nevertheless, only one operation begins.
     ///
     /// # Errors
     /// See [`crate::Kind`]. After [`crate::Kind::Lost`] and [`crate::Kind::TimedOut`] the operation may have begun.

@@ -7,8 +7,8 @@ use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 use crate::{client::Client, error::Error};
 
 impl Client {
-    /// `POST /v1/slurm/jobs`. The job is the idempotency key: if the request is repeated, it gets
-    /// the same lease.
+    /// `POST /v1/slurm/jobs`. The job is the idempotency key: if the request is repeated, gpushd
+    /// answers with the same lease.
     ///
     /// # Errors
     /// See [`crate::Kind`]. If gpushd answers with an error, the node cannot serve the job.

@@ -99,7 +99,7 @@ async fn requests_share_one_connection() {
     let mut client = client(&path);
     assert_eq!(client.version().await.unwrap().agent, "0.9.9");
     assert!(client.gpus(true).await.unwrap().is_empty());
-    // An API error is also an answer: it leaves the connection open.
+    // As after any other answer, the connection stays open after an API error.
     let error = client.gpu("GPU-x/y").await.unwrap_err();
     assert_eq!((error.kind, error.code()), (Kind::Answer, Code::NotFound));
     assert_eq!(error.error.message, "no /v1/gpus/GPU-x%2Fy");
@@ -158,7 +158,8 @@ async fn unanswered_change_is_repeated_under_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let keys = Arc::new(Mutex::new(Vec::new()));
-    // On four connections, the server closes before the answer, refuses, closes during the answer, and answers.
+    // The client opens four connections. The server closes the first one before the answer, refuses the request on the
+    // second one, closes the third one during the answer, and answers on the fourth one.
     let answers = [Vec::new(), refusal(true), operation()[..30].to_vec(), operation()];
     let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
     let connections = serve_raw(&path, {
