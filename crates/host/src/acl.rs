@@ -1,8 +1,8 @@
 //! POSIX access lists (`acl(5)`): which users may enter a directory or read a file, in addition to the owner.
 //!
-//! Linux stores the list in an extended attribute. The kernel's `posix_acl_xattr.h` defines its format: version 2, then
-//! sorted entries of tag, permissions and id, little-endian. nix does not support extended attributes, and the crates
-//! for access lists link libacl. So this module uses `rustix`.
+//! Linux stores the list in an extended attribute. The kernel's `posix_acl_xattr.h` defines the format of this
+//! attribute: version 2, then sorted entries of tag, permissions and id, little-endian. nix does not support extended
+//! attributes, and the crates for access lists link libacl. So this module uses `rustix`.
 
 use std::{collections::BTreeSet, io, path::Path};
 

@@ -41,7 +41,7 @@ const KINDS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];
 pub struct SlurmJob {
     /// Job id.
     pub id: u64,
-    /// Name of the node. The path contains it only if Slurm is built for several nodes on one host.
+    /// Name of the node. The path contains the name only if Slurm is built for several nodes on one host.
     pub node: Option<String>,
     /// User of the job. Only paths outside the unified hierarchy contain it.
     pub uid: Option<u32>,
@@ -96,7 +96,7 @@ pub fn of(pid: impl proc::AnyPid) -> Option<Membership> {
     try_of(pid).ok().flatten()
 }
 
-/// Returns the membership of a process; `None` when there is no such process, or it is in no cgroup.
+/// Returns the membership of a process; `None` when there is no such process, or the process is in no cgroup.
 ///
 /// # Errors
 /// The cgroup cannot be read, for example because of too many open files.

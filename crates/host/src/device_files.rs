@@ -34,8 +34,7 @@ const CAPS: (u32, u32) = (3, 135);
 pub fn holders(proc: &Path, minors: &[u32], except: &[u32]) -> io::Result<Vec<Holder>> {
     let mut found = BTreeMap::new();
     for (pid, dir) in processes(proc)? {
-        // Skip a process that has ended. A gpushd without root privileges also cannot read this directory for other
-        // users' processes.
+        // Skip the process: it has ended, or gpushd has no root privileges and the process belongs to another user.
         let Ok(open) = fs::read_dir(dir.join("fd")) else { continue };
         if except.contains(&pid) {
             continue;

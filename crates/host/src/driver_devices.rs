@@ -6,9 +6,10 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// Names in `/proc/devices` of the devices that NVML opens. The first one depends on the driver's
-/// version. The names of other modules, such as `nvidia-uvm`, are not listed: these modules are
-/// often loaded later, and NVML does not need them.
+/// Names in `/proc/devices` of the devices that NVML opens. Whether the GPUs' devices are named
+/// `nvidia` or `nvidia-frontend` depends on the driver's version. The names of other modules, such
+/// as `nvidia-uvm`, are not listed: these modules are often loaded later, and NVML does not need
+/// them.
 const NAMES: [&str; 4] = ["nvidia", "nvidia-frontend", "nvidiactl", "nvidia-caps"];
 
 /// Returns the major numbers of the driver's devices.

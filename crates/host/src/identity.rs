@@ -24,8 +24,8 @@ use crate::{proc, users::NameService};
 /// How long a request waits for command lines.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Maximum number of users whose command lines are read at the same time. Each user can block one thread, with a
-/// process whose memory does not answer.
+/// Maximum number of users whose command lines are read at the same time. Each user can block one thread, because a
+/// read of a process's memory can hang.
 const MOST_USERS: usize = 32;
 
 /// A process with its user and its command line, as far as known.
@@ -162,8 +162,7 @@ impl Commands {
 
     fn fill(&self, proc: &Path, pids: &[u32], found: &Found, turn: OwnedMutexGuard<()>) {
         for pid in pids {
-            // The caller no longer waits for the result. Its next request reads the remaining
-            // command lines.
+            // The caller no longer waits for the result. The caller's next request reads the remaining command lines.
             if Arc::strong_count(found) == 1 {
                 break;
             }

@@ -13,8 +13,8 @@ use std::{
 
 use sd_notify::NotifyState;
 
-/// Maximum number of queued notifications. A service manager that has not read this many
-/// notifications does not need more.
+/// Maximum number of queued notifications. If the queue is full, further notifications are not necessary, because the
+/// service manager does not read them.
 const MOST_WAITING: usize = 64;
 
 /// A notification.

@@ -2,7 +2,7 @@
 //!
 //! The service nvidia-mig-manager applies its own layout at each boot, and destroys existing instances. Two managers
 //! would keep undoing each other's layouts. So gpushd changes no GPU while the other manager is active, and the error
-//! says how to choose one.
+//! says how to choose one of the two managers.
 //!
 //! The service counts as active if systemd starts it at boot, or if it is running now. The
 //! directory /etc/nvidia-mig-manager is not evidence, because it also exists while the service is

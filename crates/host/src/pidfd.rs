@@ -70,7 +70,7 @@ impl PidFd {
     /// Sends a signal to the process.
     ///
     /// # Errors
-    /// `ESRCH` if the process has ended, `EPERM` if gpushd may not signal it.
+    /// `ESRCH` if the process has ended, `EPERM` if gpushd is not permitted to signal it.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let named = rustix::process::Signal::from_named_raw(signal as i32)
             .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -80,7 +80,7 @@ impl PidFd {
     /// Kills the process. Returns `Ok` if it has already ended.
     ///
     /// # Errors
-    /// `EPERM` if gpushd may not signal it.
+    /// `EPERM` if gpushd is not permitted to signal it.
     pub fn kill(&self) -> io::Result<()> {
         match self.signal(Signal::SIGKILL) {
             Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(()),
@@ -120,8 +120,8 @@ impl AsyncPidFd {
 
     /// Waits until the process has ended.
     pub async fn wait_until_ended(&self) {
-        // A pidfd stays readable after the process has ended. `readable` does not return an error
-        // while the process is alive.
+        // Ignore the result: a pidfd stays readable after the process has ended, and `readable` does not return an
+        // error while the process is alive.
         let _ = self.0.readable().await;
     }
 }
@@ -137,18 +137,18 @@ impl Deref for AsyncPidFd {
 /// Maximum number of processes that gpushd awaits with [`Awaited`] at a time.
 const MOST_AWAITED: usize = 4096;
 
-/// [`Awaited`] may use this part of gpushd's descriptors (RLIMIT_NOFILE): the limit divided by this number.
+/// [`Awaited`] processes use at most 1/`PART` of the descriptors that gpushd may have (RLIMIT_NOFILE).
 const PART: u64 = 4;
 
-/// Limits the number of [`Awaited`] processes: each one has a permit.
+/// Limits the number of [`Awaited`] processes: each process has a permit.
 static AWAITED: LazyLock<Semaphore> = LazyLock::new(|| {
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let part = usize::try_from(descriptors / PART).unwrap_or(MOST_AWAITED);
     Semaphore::new(part.min(MOST_AWAITED))
 });
 
-/// A process of a user whose end a task awaits. All of gpushd awaits at most [`MOST_AWAITED`] such processes at a time,
-/// so users with many processes cannot take all descriptors of gpushd.
+/// A user's process. A task awaits the end of this process. All of gpushd awaits at most [`MOST_AWAITED`] such
+/// processes at a time, so users with many processes cannot take all descriptors of gpushd.
 #[derive(Debug)]
 pub struct Awaited {
     process: AsyncPidFd,
@@ -159,8 +159,8 @@ impl Awaited {
     /// Opens the process that has this pid now; `None` if there is none. Needs a tokio runtime.
     ///
     /// # Errors
-    /// gpushd already awaits as many processes as it may, or the kernel refuses, for example because of too many open
-    /// files. The caller must then check the process at intervals.
+    /// gpushd already awaits the maximum number of processes, or the kernel refuses, for example because of too many
+    /// open files. The caller must then check the process at intervals.
     pub fn open(pid: impl AnyPid) -> io::Result<Option<Self>> {
         Self::open_within(pid, &AWAITED)
     }

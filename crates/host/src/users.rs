@@ -77,7 +77,7 @@ impl NameService {
         })
     }
 
-    /// Returns the name of a user; `None` if the user has none, or it was not found within 50 ms.
+    /// Returns the name of a user; `None` if the user has no name, or the name was not found within 50 ms.
     pub async fn user(&self, uid: u32) -> Option<String> {
         self.users.get(uid, USER_WAIT).await
     }
@@ -88,7 +88,7 @@ impl NameService {
         self.memberships.get(uid, GROUP_WAIT).await
     }
 
-    /// Returns the id of a group; `None` if it does not exist, or was not found within 5 s.
+    /// Returns the id of a group; `None` if the group does not exist, or was not found within 5 s.
     pub async fn group(&self, name: &str) -> Option<u32> {
         self.groups.get(name.to_owned(), GROUP_WAIT).await
     }

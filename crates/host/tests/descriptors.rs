@@ -1,5 +1,5 @@
-//! Reads of processes without a free file descriptor. The test lowers the limit of its own process, so it is the only one
-//! in this file.
+//! Reads of processes without a free file descriptor. The test lowers the limit of its own process, so it is the only
+//! test in this file.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn process_that_cannot_be_read_is_not_taken_for_missing() {
     ];
     let unread = cgroup::processes(CGROUP).map(|found| (found.pids.len(), found.is_empty()));
     let (job, is_ending, missing) = (cgroup::job_processes(1, 1000), proc::is_ending(me), proc::try_start(i32::MAX));
-    // If the wait took the cgroup for empty, it would end at once.
+    // If the wait treated the cgroup as empty, the wait would end at once.
     let waiting = runtime.spawn(cgroup::wait_until_empty(CGROUP));
     let wait = async { tokio::time::timeout(Duration::from_millis(50), waiting).await };
     let has_waited = runtime.block_on(wait).is_err();

@@ -77,7 +77,7 @@ pub enum BindRequest {
     Present,
 }
 
-/// Whose processes a service or scope of the system manager runs.
+/// The owner of the processes in a service or scope of the system manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnitOwner {
     /// The user of the calling process.
@@ -95,7 +95,7 @@ pub enum BindTarget {
     NewScope,
     /// This cgroup. No process is moved.
     Cgroup(String),
-    /// The lease is bound to no cgroup, for this reason.
+    /// The lease cannot be bound to a cgroup, for this reason.
     None(&'static str),
 }
 
@@ -156,8 +156,8 @@ impl CgroupKind {
     #[must_use]
     pub fn choose(self, wish: BindRequest, uid: u32, is_on_this_host: bool, owner: UnitOwner) -> BindTarget {
         let scope = |otherwise: &'static str| match wish {
-            // The process may be in a container that was not recognized. Moving the process out of
-            // it would remove the container's limits.
+            // The process may be in a container that was not recognized. Moving the process out of the container would
+            // remove the container's limits.
             BindRequest::NewScope if !is_on_this_host => {
                 BindTarget::None("the calling process is in other namespaces than gpushd")
             }
@@ -176,7 +176,7 @@ impl CgroupKind {
                 UnitOwner::Caller => BindTarget::Cgroup(cgroup),
                 UnitOwner::SessionService => scope("other users have processes in the unit of the calling process"),
                 // A unit can limit its processes. In a new scope, the process would not have these limits. Any user can
-                // start a setuid program, so the uids of a unit's processes do not show whose unit it is.
+                // start a setuid program, so the uids of a unit's processes do not show which user the unit is for.
                 UnitOwner::Others => BindTarget::None("the unit of the calling process is not only for its user"),
             },
             Self::UserManager { .. } => scope("the user's own service manager started the calling process"),

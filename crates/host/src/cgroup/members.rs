@@ -49,8 +49,8 @@ pub fn processes(cgroup: &str) -> Option<Members> {
         Err(error) => return Some(Members { pids: Vec::new(), error: Some(error) }),
     };
     let mut found = members_of(&dir);
-    // If a process moved from one child cgroup to another while they were read, the walk may have
-    // missed the process in both.
+    // If a process moved from one child cgroup to another during the walk, the walk may have missed the process in
+    // both.
     if found.is_empty() && is_populated(&dir) {
         found = members_of(&dir);
     }
@@ -58,7 +58,7 @@ pub fn processes(cgroup: &str) -> Option<Members> {
     (!is_gone).then_some(found)
 }
 
-/// Waits until no process is left in a cgroup and below it, or the cgroup no longer exists.
+/// Waits until no process is in a cgroup or below it, or until the cgroup no longer exists.
 ///
 /// Waits for one process at a time, so the wait uses no CPU time while the processes run. If each
 /// process soon starts the next one and ends, the wait pauses between the reads.
@@ -87,7 +87,7 @@ pub async fn wait_until_empty(cgroup: &str) {
                 Err(_) => break,
             }
         }
-        // gpushd cannot wait for zombies or for processes that it cannot see. If no other process is left, only this
+        // gpushd cannot wait for zombies or for processes that it cannot see. If there is no other process, only this
         // pause limits how often gpushd reads the cgroup.
         pause = pauses.after(begun.elapsed());
     }
@@ -99,7 +99,7 @@ async fn remaining(cgroup: &str) -> Option<Members> {
     let cgroup = cgroup.to_owned();
     let read = tokio::task::spawn_blocking(move || {
         let found = processes(&cgroup)?;
-        // gpushd may not see the processes that the kernel reports.
+        // The kernel also reports processes that gpushd cannot see.
         let is_populated = || directory(&cgroup).map_or(true, |dir| dir.is_some_and(|dir| is_populated(&dir)));
         let is_left = !found.is_empty() || is_populated();
         is_left.then_some(found)
@@ -147,9 +147,8 @@ pub fn children(cgroup: &str) -> io::Result<Vec<String>> {
     Ok(paths)
 }
 
-/// Returns whether the kernel reports processes in a cgroup of the unified hierarchy or below it. If
-/// the cgroup exists but cannot be read, for example because gpushd has no file descriptor left, it
-/// counts as populated.
+/// Returns whether the kernel reports processes in a cgroup of the unified hierarchy or below it. If the cgroup exists
+/// but cannot be read, for example because gpushd has no free file descriptor, it counts as populated.
 fn is_populated(dir: &Path) -> bool {
     match existing(fs::read_to_string(dir.join("cgroup.events"))) {
         Ok(text) => text.is_some_and(|text| text.lines().any(|line| line == "populated 1")),
@@ -196,7 +195,8 @@ mod tests {
         }
     }
 
-    /// Fault: without a free file descriptor, a cgroup was read as empty, and its lease ended while its processes ran.
+    /// Fault: without a free file descriptor, gpushd read a cgroup as empty, and ended the lease of the cgroup while
+    /// the processes of the lease ran.
     #[test]
     fn cgroup_that_cannot_be_read_counts_as_populated() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The processes of a Slurm job, from the cgroups that Slurm creates for it.
+//! The processes of a Slurm job, from the cgroups that Slurm creates for the job.
 //!
 //! ```text
 //! MOUNT/system.slice/[NODE_]slurmstepd.scope/job_42/…    unified hierarchy

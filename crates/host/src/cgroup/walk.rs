@@ -127,7 +127,8 @@ impl Walk {
         let Some(file) = existing(File::open(dir.join("cgroup.procs")))? else { return Ok(()) };
         for line in BufReader::new(file).lines() {
             let line = match line {
-                // The processes of a threaded cgroup are in the list of a cgroup above it.
+                // The list of a cgroup above a threaded cgroup contains the processes of the threaded cgroup, so ignore
+                // this error.
                 Err(error) if error.raw_os_error() == Some(nix::libc::EOPNOTSUPP) && self.cgroups > 1 => return Ok(()),
                 other => existing(other)?,
             };
@@ -153,7 +154,7 @@ mod tests {
         fs::write(dir.join("cgroup.procs"), pids.map(|pid| format!("{pid}\n")).collect::<String>()).unwrap();
     }
 
-    /// Fault: a cgroup below the cgroup of a lease could not be read, and the lease ended while its processes ran.
+    /// Fault: if a cgroup below the cgroup of a lease could not be read, the lease ended while its processes ran.
     #[test]
     fn cgroup_below_that_cannot_be_read_is_not_empty() {
         let dir = tempfile::tempdir().unwrap();

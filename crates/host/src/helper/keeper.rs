@@ -75,7 +75,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         Ok(child) => child,
         Err(error) => return Ok(Ended { end: End::NotStarted(error.to_string()), output: String::new() }),
     };
-    // Dropping `command` closes the keeper's write end of the pipe.
+    // Drop `command` to close the keeper's write end of the pipe. Otherwise the pipe would never end.
     drop(command);
     let kept = read_output(reader);
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));

@@ -51,7 +51,7 @@ impl Launcher {
 }
 
 async fn start_unit(manager: &Manager, run: &RunDir) -> Result<(), String> {
-    // The unit outlives this process, so `/proc/self/exe` does not work here.
+    // systemd starts the program, so `/proc/self/exe` would not lead to gpushd.
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let own = own.to_string_lossy().trim_end_matches(" (deleted)").to_owned();
     let unit = TransientService {

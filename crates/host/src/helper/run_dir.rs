@@ -74,7 +74,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Returns the output as the end of a sentence, `: …`; empty if there is none.
+    /// Returns the output as the end of a sentence, `: …`; empty if there is no output.
     pub fn output_suffix(&self) -> String {
         let lines: Vec<&str> = self.output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let printed: String = text::plain(&lines.join(" | ")).chars().take(SHOWN).collect();

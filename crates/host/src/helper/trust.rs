@@ -1,11 +1,10 @@
-//! Which files gpushd trusts: files that only root, or the user that gpushd runs as, can have
-//! written.
+//! Checks whether gpushd can trust a file: only root, or the user that gpushd runs as, can have written the file.
 //!
 //! gpushd follows the path from `/`, one name at a time. Every directory and every symbolic link on the path must
 //! belong to one of these users. Other users must not be able to write to the file or to a directory on the path. A
-//! sticky directory is allowed, because other users cannot replace a trusted user's files in it. So no other user can
-//! change the file behind the path, not even between the check and the use. If a name does not exist, gpushd checks the
-//! path up to the last directory that exists.
+//! sticky directory is allowed, because other users cannot replace a trusted user's files in such a directory. So no
+//! other user can change the file behind the path, not even between the check and the use. If a name does not exist,
+//! gpushd checks the path up to the last directory that exists.
 
 use std::{
     collections::VecDeque,
@@ -90,7 +89,7 @@ pub fn check_file(path: &Path, own: u32) -> Result<(), Untrusted> {
 /// Returns the file that `program` leads to, if a gpushd with uid `own` may run it.
 ///
 /// # Errors
-/// gpushd may not run the file.
+/// gpushd must not run the file.
 pub fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     if !program.starts_with('/') {
         return Err(Untrusted::Relative);

@@ -40,7 +40,7 @@ pub fn name(pid: impl AnyPid) -> String {
     text::plain(name.trim_end())
 }
 
-/// Cleans a command line for display and truncates it; `None` if nothing is left.
+/// Cleans a command line for display and truncates it; `None` if the result is empty.
 fn shown(line: &str) -> Option<String> {
     let text: String = line.chars().map(text::plain_char).take(SHOWN).collect();
     let text = text.trim_end();

@@ -1,6 +1,6 @@
 //! Environment of a process, from `/proc/PID/environ`.
 //!
-//! The owner of a process controls the content and the length of this file, so no permission may depend on it.
+//! The owner of a process controls the content and the length of this file, so no permission may depend on the file.
 
 use std::{
     fs::File,

@@ -75,7 +75,8 @@ pub fn executable_id_in_time(pid: impl AnyPid) -> io::Result<Option<FileId>> {
     time_limit::within_limit(pid, move || executable_id(pid))
 }
 
-/// Reads something from `/proc/PID/exe`. All threads of a process execute the same file.
+/// Reads something from `/proc/PID/exe`. If the first thread has ended, reads it from another thread, because all
+/// threads of a process execute the same file.
 fn of_executable<T>(pid: impl AnyPid, read: impl Fn(&Path) -> Option<T>) -> Option<T> {
     let of_first = read(Path::new(&format!("/proc/{}/exe", positive(pid)?)));
     of_first.or_else(|| threads::of_living(pid, |dir| Ok(read(&dir.join("exe")))).ok().flatten())

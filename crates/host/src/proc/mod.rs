@@ -64,15 +64,15 @@ pub fn cgroups(pid: impl AnyPid) -> Option<String> {
     try_cgroups(pid).ok().flatten()
 }
 
-/// Returns the text of `/proc/PID/cgroup`; `None` if there is no such process, or gpushd may not see it.
+/// Returns the text of `/proc/PID/cgroup`; `None` if there is no such process, or gpushd is not permitted to see it.
 ///
 /// # Errors
 /// The file cannot be read for another reason, such as too many open files.
 pub fn try_cgroups(pid: impl AnyPid) -> io::Result<Option<String>> {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let found = match file(pid, "cgroup") {
-        // A user can nest cgroups so deeply that older kernels cannot report the path. gpushd creates no such cgroup:
-        // return an empty text.
+        // A user can nest cgroups so deeply that older kernels cannot report the path. gpushd creates no such cgroup,
+        // so return an empty text.
         Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => return Ok(Some(String::new())),
         found => found?.map(text),
     };
@@ -105,7 +105,7 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// Converts an error about one process to `None`: there is no such process, or gpushd may not see it.
+/// Converts an error about one process to `None`: there is no such process, or gpushd is not permitted to see it.
 fn of_process<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
@@ -115,7 +115,7 @@ fn of_process<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Reads a file of a process; `None` if there is no such process, or gpushd may not see it.
+/// Reads a file of a process; `None` if there is no such process, or gpushd is not permitted to see it.
 fn file(pid: impl AnyPid, name: &str) -> io::Result<Option<Vec<u8>>> {
     let Some(pid) = positive(pid) else { return Ok(None) };
     of_process(read::read(format!("/proc/{pid}/{name}")))

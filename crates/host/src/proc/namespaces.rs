@@ -7,9 +7,9 @@ use super::{AnyPid, Status, positive, read};
 /// Returns whether a process is in gpushd's own pid and user namespaces. The user ids of such a
 /// process are user ids of the host.
 ///
-/// Root of a container is in another pid or user namespace. If gpushd may not see the namespaces of
-/// the process (`PTRACE_MODE_READ`), this function compares the pids and the map of user ids
-/// instead. Returns `false` for an unknown process.
+/// Root of a container is in another pid or user namespace. If gpushd is not permitted to see the
+/// namespaces of the process (`PTRACE_MODE_READ`), this function compares the pids and the map of
+/// user ids instead. Returns `false` for an unknown process.
 pub fn is_on_this_host(pid: impl AnyPid) -> bool {
     is_in_our_pid_namespace(pid) && is_in_our_user_namespace(pid)
 }
@@ -35,8 +35,8 @@ fn is_in_our_user_namespace(pid: impl AnyPid) -> bool {
     }
 }
 
-/// Compares a namespace of a process with gpushd's own; `None` if gpushd may not see the namespace,
-/// or there is no such process.
+/// Compares a namespace of a process with gpushd's own; `None` if gpushd is not permitted to see
+/// the namespace, or there is no such process.
 fn same(pid: impl AnyPid, kind: &str) -> Option<bool> {
     let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
     Some(of(&positive(pid)?.to_string())? == of("self")?)
@@ -85,8 +85,8 @@ mod tests {
     fn process_in_another_pid_namespace_is_not_on_this_host() {
         in_other_namespaces(&["--fork", "--pid"], |pid| {
             assert!(!is_in_our_pid_namespace(pid) && !is_on_this_host(pid));
-            // If gpushd may not see the namespaces, `is_on_this_host` compares the number of pids
-            // instead.
+            // If gpushd is not permitted to see the namespaces, `is_on_this_host` compares the
+            // number of pids instead.
             assert_eq!(Status::of(pid).unwrap().pids.len(), 2);
         });
     }

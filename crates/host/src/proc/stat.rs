@@ -129,7 +129,7 @@ pub struct Image {
     environment: (u64, u64),
 }
 
-/// Returns the image of a process; `None` if there is no such process, or gpushd may not see its addresses.
+/// Returns the image of a process; `None` if there is no such process, or gpushd is not permitted to see its addresses.
 pub fn image(pid: impl AnyPid) -> Option<Image> {
     let stat = stat_if_alive(pid)?;
     let environment = (stat.env_start?, stat.env_end?);
@@ -147,7 +147,7 @@ pub fn parent(pid: impl AnyPid) -> Option<u32> {
     u32::try_from(stat(pid)?.ppid).ok()
 }
 
-/// Returns the ancestors of a process without process 1, its parent first.
+/// Returns the ancestors of a process, except process 1. The parent of the process comes first.
 pub fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(parent(pid), |pid| parent(*pid)).take_while(|pid| *pid > 1).take(MOST_ANCESTORS)
 }
@@ -237,7 +237,8 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(is_alive(pid) && start(pid).is_some());
-        // Fault: gpushd took such a process for one that is ending, and could not read what it executes.
+        // Fault: if only the first thread had ended, gpushd treated the process as ending, and could not read which
+        // program the process executes.
         assert!(!is_ending(pid));
         let parent = std::process::id();
         assert!(executable(pid).is_some() && executable_id(pid).is_some());

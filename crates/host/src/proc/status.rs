@@ -1,8 +1,7 @@
 //! User ids, groups and pids in nested namespaces, from `/proc/PID/status`.
 //!
-//! `procfs` also has a parser for this file, but that parser needs the whole file, and a process
-//! may have 65,536 groups. The user ids come before the groups, so the first [`super::LIMIT`] bytes
-//! always contain them.
+//! `procfs` also has a parser for this file, but that parser needs the whole file, and a process may have 65,536
+//! groups. The user ids come before the groups, so the first [`super::LIMIT`] bytes always contain the user ids.
 
 use std::{fs::File, io};
 
@@ -61,8 +60,8 @@ fn numbers(lines: &str, field: &str) -> Option<Vec<u32>> {
     line.split_whitespace().map(|word| word.parse().ok()).collect()
 }
 
-/// Number of bytes that contain the user ids. Only eight shorter lines and the name, at most 64
-/// bytes, come before the user ids.
+/// Number of bytes that contain the user ids. Only the line with the name (at most 64 bytes) and eight shorter lines
+/// come before the user ids.
 const UIDS_WITHIN: usize = 512;
 
 /// Returns the real, effective, saved and file system user id of a process.
@@ -89,7 +88,8 @@ pub fn owner(pid: impl AnyPid) -> Option<u32> {
     try_owner(pid).ok().flatten()
 }
 
-/// Returns the effective user id of a process; `None` if there is no such process, or gpushd may not see it.
+/// Returns the effective user id of a process; `None` if there is no such process, or gpushd is not permitted to see
+/// it.
 ///
 /// # Errors
 /// The id cannot be read for another reason, such as too many open files.
@@ -97,7 +97,7 @@ pub fn try_owner(pid: impl AnyPid) -> io::Result<Option<u32>> {
     Ok(try_uids(pid)?.map(|[_, effective, ..]| effective))
 }
 
-/// Converts a pid that a peer sent into the pid in gpushd's namespace.
+/// Translates a pid in a peer's request to the pid in gpushd's namespace.
 ///
 /// # Errors
 /// The reason, as a clause: the peer has ended, or the pid is in another pid namespace and is not

@@ -12,7 +12,8 @@ use procfs::process::ProcState;
 
 use super::{AnyPid, numbers_in, of_process, positive, stat};
 
-/// Number of times that the threads are listed. Threads may end while gpushd reads them.
+/// Maximum number of times that gpushd lists the threads. gpushd lists them again if it found no value, because threads
+/// may have ended in the meantime.
 const ATTEMPTS: usize = 3;
 
 /// If the first thread of a process has ended and another one runs, reads something from the directory of a running

@@ -42,9 +42,9 @@ struct RunningRead {
     pid: i32,
     /// User of the process.
     uid: u32,
-    /// When the read exceeds the limit.
+    /// Time at which the read exceeds the limit.
     until: Instant,
-    /// Whether the thread still runs: the thread holds the value.
+    /// Shows whether the thread still runs: only the thread holds the value.
     thread: Weak<()>,
 }
 
@@ -54,7 +54,8 @@ struct RunningRead {
 /// The thread cannot be started. [`io::ErrorKind::TimedOut`] if the read exceeds the limit, or an earlier read of the
 /// process still hangs, or too many reads hang.
 pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    // Counts the real uid: a user who starts a setuid program must not make reads of its owner's processes fail.
+    // Counts the real uid: a user who starts a setuid program must not make reads of the program owner's processes
+    // fail.
     let uid = status::try_uids(pid)?.map_or(u32::MAX, |[real, ..]| real);
     READS.within_limit(pid, uid, read)
 }
@@ -128,8 +129,8 @@ mod tests {
         result.err().map(|error| error.kind())
     }
 
-    /// Fault: the kernel did not answer when gpushd read the environment of a process that hung in the driver, and gpushd
-    /// ended no unleased process any more.
+    /// Fault: when gpushd read the environment of a process that hung in the driver, the kernel did not answer. From
+    /// then on, gpushd did not end any unleased process.
     #[test]
     fn read_that_hangs_is_abandoned_and_hides_no_other_process() {
         let reads = Reads::new(Duration::from_millis(20));

@@ -13,9 +13,9 @@
 //!                                                               └─────────────────────────┘
 //! ```
 //!
-//! A start continues after its caller has stopped waiting; [`Manager::state`] returns its result.
-//! gpushd opens the connection when it is first needed, and again after a restart of the bus.
-//! gpushd checks the connection before each call, so no call is sent twice.
+//! A start continues even if its caller stops waiting; [`Manager::state`] then returns the result
+//! of the start. gpushd opens the connection when the connection is first needed, and again after a
+//! restart of the bus. gpushd checks the connection before each call, so no call is sent twice.
 
 mod proxies;
 mod scope;
@@ -47,8 +47,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a caller waits for a job. A job that takes longer continues.
 const JOB_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time between two reads of a unit that sends no signal. systemd unloads a unit that is no longer
-/// needed, and sends no signal for that.
+/// Time between two reads of a unit while systemd sends no signal about the unit. When systemd
+/// unloads a unit that is no longer needed, it sends no signal.
 const REREAD_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Returns whether systemd is the service manager of this host, by the rule of `sd_booted(3)`.
@@ -129,7 +129,7 @@ impl Error {
         error_chain::in_full(self)
     }
 
-    /// Returns whether systemd refused a call because it has not loaded the unit.
+    /// Returns whether systemd refused a call because the unit is not loaded.
     pub fn is_not_loaded(&self) -> bool {
         matches!(self, Self::Refused { name, .. } if is_not_loaded(name))
     }
@@ -148,8 +148,8 @@ impl Manager {
         state.main_pid.ok_or(Error::Job { what, result: state.result })
     }
 
-    /// Starts a program in a transient unit and waits until it has reported that it is ready.
-    /// systemd unloads the unit when it has ended or failed.
+    /// Starts a program in a transient unit and waits until the program has reported that it is
+    /// ready. systemd unloads the unit after the unit has ended or failed.
     ///
     /// # Errors
     /// When the start failed.

@@ -36,8 +36,8 @@ pub(super) trait SystemManager {
     /// Queues a start and returns its job.
     fn start_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
 
-    /// Creates a transient unit, which systemd removes when it ends. Queues its start, and returns
-    /// the job of the start.
+    /// Creates a transient unit, which systemd removes when the unit ends. Queues the start of the
+    /// unit, and returns the job of the start.
     fn start_transient_unit(
         &self,
         name: &str,

@@ -118,8 +118,8 @@ fn forged_names_below_a_delegated_cgroup_are_ignored() {
     }
 }
 
-/// Root owns none of these cgroups: a user created their names in a top-level directory that
-/// belongs to the user.
+/// Root created none of these cgroups: a user created cgroups with these names in a top-level
+/// directory that belongs to the user.
 #[test]
 fn cgroup_not_created_by_root_is_ignored() {
     for text in [
@@ -158,7 +158,8 @@ fn lease_is_bound_as_the_caller_is_placed() {
     // In services such as cron and sshd, root has processes too.
     assert_eq!(service().choose(BindRequest::NewScope, 1000, true, UnitOwner::SessionService), BindTarget::NewScope);
     assert!(none(service().choose(BindRequest::Present, 1000, true, UnitOwner::SessionService)));
-    // A process never leaves the limits of another unit.
+    // gpushd never moves a process out of another unit, because that unit's limits would then no
+    // longer apply.
     for wish in [BindRequest::NewScope, BindRequest::Present] {
         assert!(none(service().choose(wish, 1000, true, UnitOwner::Others)));
     }
