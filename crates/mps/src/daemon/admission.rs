@@ -184,8 +184,9 @@ impl SupervisorTask {
     }
 
     /// Grants the users access to the pipe directory in three cases: the daemon serves, it drains until leases have
-    /// ended, or it was adopted and waits for its desired state. Otherwise revokes the access. Does nothing if
-    /// this task has already set the same access. Access that a previous gpushd or a dead daemon left does not count.
+    /// ended, or it was adopted and waits for its desired state. Otherwise revokes the access. Does nothing if this
+    /// task has already set the same access. Access that a previous gpushd has set, or that was set for a daemon that
+    /// has ended, does not count as set.
     pub(super) fn update_access(&mut self) {
         let Some(spec) = &self.spec else { return };
         let open = self.supervisor.admits()

@@ -1,8 +1,8 @@
 //! The lock of the directory of MPS daemons.
 //!
-//! gpushd adopts every daemon in its directory, and ends daemons that its config does not contain.
-//! Two gpushd processes with different state directories would end each other's daemons. So only
-//! one gpushd at a time uses the directory, and it holds the lock until it exits.
+//! gpushd adopts every daemon in the directory, and ends the daemons that its config does not
+//! contain. Two gpushd processes with different state directories would end each other's daemons.
+//! So only one gpushd at a time uses the directory, and it holds the lock until it exits.
 
 use std::{
     io,

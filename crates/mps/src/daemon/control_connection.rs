@@ -2,7 +2,7 @@
 //!
 //! A daemon accepts one connection at a time. If a daemon does not answer, gpushd searches for the
 //! processes that are connected to the daemon. Reports to all callers say only that another process
-//! is connected; the log contains its pid, user and name.
+//! is connected; gpushd's log contains the pid, user and name of that process.
 
 use std::{collections::BTreeSet, path::Path};
 

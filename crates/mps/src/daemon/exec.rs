@@ -26,7 +26,7 @@ const TAKEN: u8 = 75;
 /// Replaces this process by the daemon that `spec.json` in `dir` describes.
 #[must_use]
 pub fn main(dir: &Path) -> ExitCode {
-    // This call fails if systemd has already created a session.
+    // Ignore an error: this call fails if systemd has already created a session.
     let _ = nix::unistd::setsid();
     let place = TargetDir::at(dir);
     match ready(&place) {

@@ -23,7 +23,7 @@ use super::{
 pub(super) struct Health {
     /// Pid and state of each server.
     pub(super) servers: Vec<(i32, Option<MpsServerState>)>,
-    /// Pid of each client, with the pid of its server.
+    /// For each client, the pid of its server and the pid of the client, in this order.
     pub(super) clients: Vec<(i32, i32)>,
     /// Settings of each server that answered.
     pub(super) settings: Vec<ServerSettings>,
@@ -92,7 +92,7 @@ pub(super) async fn probe(
                 let first_limit = known.map_or(limit, |known| known.first_limit);
                 health.settings.push(ServerSettings { server, percentage, limit, first_limit });
             }
-            // The server is busy, so an empty client list does not mean that it has no clients.
+            // The server is busy, so an empty client list does not mean that the server has no clients.
             Err(ControlError::ServerBusy) => health.add_busy_server(server, before),
             Err(ControlError::NoServer) => continue,
             Err(error) => return Err(error),
@@ -124,8 +124,8 @@ impl Health {
         self.busy.push(server);
     }
 
-    /// Records a server that has ended although it had clients at the last probe. The log reports
-    /// only servers that exited with an error, and not servers that were killed.
+    /// Records a server that has ended although it had clients at the last probe. The control daemon's log shows the
+    /// ends of servers that exited with an error, but not of servers that were killed.
     fn note_lost_server(&mut self, before: &Self) {
         self.lost_server = before.lost_server.filter(|(at, ..)| at.elapsed() < REPORTED);
         for (server, _) in before.servers.iter().filter(|(server, _)| !proc::is_alive(*server)) {
@@ -136,14 +136,14 @@ impl Health {
         }
     }
 
-    /// Describes a server that ended with clients since the last probe.
+    /// Describes a server that ended since the last probe, although it had clients.
     pub(super) fn newly_lost_server(&self, before: &Self) -> Option<String> {
         let (at, _, clients) = self.lost_server.filter(|_| self.lost_server != before.lost_server)?;
         Some(describe_lost_server(at, clients))
     }
 
-    /// Records since when a server has been starting. A server that is ending is also busy, but was
-    /// already known as active.
+    /// Records since when a server has been starting. A busy server that was already active at the last probe is
+    /// ending, so it is not recorded.
     fn note_start(&mut self, server: i32, state: Option<MpsServerState>, before: &Self, late: Duration) {
         let served = before.servers.iter().any(|(one, _)| *one == server)
             && !before.starting.iter().any(|(one, ..)| *one == server);

@@ -1,6 +1,6 @@
-//! Leftovers of a daemon that has ended: servers, which still serve their clients, and orphans. An
-//! orphan's directory was deleted, so no client can reach it. gpushd does not start a daemon while
-//! leftovers run, and ends leftovers without clients.
+//! Leftovers of a daemon that has ended: servers, which still serve their clients, and orphans. An orphan's directory
+//! was deleted, so no client can reach the orphan. gpushd does not start a daemon while leftovers run, and ends
+//! leftovers without clients.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,14 +16,14 @@ use super::{
 /// How long killed processes may take to end, and the interval between two checks.
 const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(2));
 
-/// Interval between checks of leftovers where no daemon is desired.
+/// Interval between checks of leftovers on a target for which no daemon is desired.
 const CHECK: Duration = Duration::from_secs(1);
 
 /// Leftovers of a daemon that is no longer desired. Such leftovers drain: their clients may finish,
 /// and no new client can connect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Leftovers {
-    /// When gpushd kills the leftovers with their clients; `None` for no deadline.
+    /// Time at which gpushd kills the leftovers with their clients; `None` for no deadline.
     pub(super) until: Option<Instant>,
 }
 
@@ -121,8 +121,8 @@ impl SupervisorTask {
     }
 }
 
-/// Describes leftovers and why they are still running. Every user may read this, so it does not contain pids of
-/// servers, which run as other users.
+/// Describes leftovers and why they are still running. Every user may read the description, so it does not contain pids
+/// of servers, which run as other users.
 fn describe(left: &[OwnedProcess]) -> String {
     let daemons: Vec<String> = left.iter().filter(|part| part.is_daemon).map(|part| part.pid.to_string()).collect();
     let servers = match left.len() - daemons.len() {

@@ -177,9 +177,9 @@ pub struct Report {
     pub in_force: Option<MpsSettings>,
     /// Pid and state of each server.
     pub servers: Vec<(i32, Option<MpsServerState>)>,
-    /// Pid of each client, with the pid of its server.
+    /// For each client, the pid of its server and the pid of the client, in this order.
     pub clients: Vec<(i32, i32)>,
-    /// Whether all clients are known, including those that wait.
+    /// Whether all clients are known, including clients that wait for a server.
     pub clients_known: bool,
     /// Clients that wait for a server.
     pub waiting: Vec<i32>,
@@ -187,11 +187,11 @@ pub struct Report {
     pub serves_leases: bool,
     /// Whether leftovers run although the daemon is stopped.
     pub behind: bool,
-    /// When gpushd ends the remaining clients.
+    /// Time at which gpushd ends the remaining clients.
     pub until: Option<Timestamp>,
     /// Number of recent failures, as the supervisor counts them.
     pub failures: usize,
-    /// When gpushd restarts the daemon.
+    /// Time at which gpushd restarts the daemon.
     pub next_start: Option<Timestamp>,
     /// Problems, one sentence each.
     pub trouble: Vec<String>,
@@ -221,7 +221,7 @@ impl Report {
     }
 }
 
-/// Functions that a supervisor task calls to get facts from outside. Tests inject their own.
+/// Functions that a supervisor task calls to get facts from outside. Tests inject other functions.
 #[derive(Clone)]
 pub struct Sources {
     /// Asks the driver for the MPS clients of the target.
@@ -260,7 +260,7 @@ impl Daemon {
             while !has_ended(task.run(&mut asks, &publish, &changed)).await {
                 sleep(PAUSE).await;
                 task = create();
-                // The owner of the callback reacts to this call: it sends the desired state to the new task.
+                // The owner of the callback reacts to this call by sending the desired state to the new task.
                 changed(&task.report());
             }
         });

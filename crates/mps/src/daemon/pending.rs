@@ -68,7 +68,7 @@ pub(super) fn blocked(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]
     if users.is_empty() || !waiting.iter().any(is_other) { Vec::new() } else { waiting.to_vec() }
 }
 
-/// Logs the clients that have started to wait until another user's clients end.
+/// Logs the clients that have begun to hang since the last probe, because the clients of another user must end first.
 pub(super) fn log_blocked(target: &str, before: &Health, now: &Health) {
     let known = blocked(&before.servers, &before.waiting());
     for pid in blocked(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {

@@ -169,8 +169,8 @@ impl SupervisorTask {
         self.next_probe = self.next_probe.map(|at| at.min(Instant::now() + self.probe_interval().min(DEADLINE)));
     }
 
-    /// Records changes of settings that gpushd did not make. Before version 550, any user with
-    /// access can change settings.
+    /// Records that another program changed settings of the daemon. Before version 550, any user
+    /// with access can change settings.
     fn record_drift(&mut self, settings: &AppliedSettings, starting: bool) {
         let was_applied = self.effective.as_ref() == Some(&settings.effective);
         if settings.changes.is_empty() || starting {

@@ -16,8 +16,8 @@ const MULTI_USER: &str = "the clients of all users share one MPS server, which r
 fault of one client ends the clients of all users";
 
 impl SupervisorTask {
-    /// Updates the description of the protocol in use, but only if the protocol has changed: a new
-    /// description requires reading the daemon's program.
+    /// Updates the description of the protocol in use, but only if the protocol or the driver
+    /// version has changed, because a new description requires reading the daemon's program.
     pub(super) fn note_protocol(&mut self, pid: i32) {
         let Some(control) = &self.control else { return };
         let driver = self.desired.as_ref().and_then(|desired| desired.driver.clone());

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The program alone proves nothing: any user can start the server's file with `LD_PRELOAD`. The lock has mode 0600,
-//! and only a daemon passes it to other processes. "Root" includes the user that gpushd runs as.
+//! and only a daemon passes the lock to other processes. "Root" includes the user that gpushd runs as.
 
 use std::{
     fs,
@@ -32,7 +32,7 @@ const SERVER: &str = "nvidia-cuda-mps-server";
 /// Prefix of the units of gpushd's daemons.
 const UNIT: &str = "gpushd-mps@";
 
-/// The files that identify servers, as read once.
+/// The files that identify servers, as they were at the time of the reading.
 #[derive(Debug)]
 pub struct Servers {
     /// The lock of each target, with the target's label.
@@ -95,7 +95,7 @@ impl Servers {
             return Some(Server::Of(target));
         }
         let runs = |pid: u32, programs: &[FileId]| proc::executable_id(pid).is_some_and(|id| programs.contains(&id));
-        // Check the program of the process last: it may be on a user's file system that hangs.
+        // Check the program of the process last: the program may be on a user's file system that hangs.
         let is_foreign = kind != ProcessKind::MpsClient
             && parent.is_some_and(|parent| self.is_trusted(parent) && runs(parent, &self.controls))
             && runs(pid, &self.servers);
@@ -157,8 +157,8 @@ mod tests {
         shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
         let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
-        // At first, the child is still the shell. It certainly runs `tail` only when `tail` has
-        // printed its line, so read both lines.
+        // At first, the child still executes the shell's program. Only the line that `tail` prints shows that the child
+        // executes `tail`, so read both lines.
         let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
         assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
         let pid = lines.iter().find_map(|line| line.parse().ok());
@@ -190,8 +190,8 @@ mod tests {
         end(daemon);
     }
 
-    /// A server of a user also holds the lock. Processes that the user makes this server start are
-    /// not servers.
+    /// A server of a user also holds the lock. If the user makes this server start processes, these processes are not
+    /// servers.
     #[test]
     fn child_of_a_users_server_is_not_a_server() {
         if !nix::unistd::geteuid().is_root() {

@@ -1,10 +1,10 @@
 //! Settings of a daemon and its servers. gpushd compares these settings with the desired settings,
 //! sets the settings that differ, and reads the result back.
 //!
-//! A server takes the daemon's values at its start, and keeps them when the daemon's values change.
-//! Before version 550, any user with access can change a server's values. gpushd does not apply a
-//! new memory limit to a running server, because the server's clients rely on the limit that it
-//! started with. gpushd restores that limit if a user changed it.
+//! A server takes the daemon's values at its start, and keeps them when the daemon's values change. Before version 550,
+//! any user with access can change a server's values. gpushd does not apply a new memory limit to a running server,
+//! because the server's clients rely on the limit that the server started with. gpushd restores that limit if a user
+//! changed it.
 
 use std::time::Duration;
 

@@ -7,9 +7,9 @@
 //!                    └ adopt        └──────────────────┴ Occupied: later     └ fails: Ended, a failure
 //! ```
 //!
-//! Another process may hold `control_lock`, because it waited for the end of the daemon. Such a
-//! process does not prevent a start: before the start, gpushd recreates the file while users have
-//! no access to the directory. gpushd reports such a process.
+//! A process that waited for `control_lock` gets this lock when the daemon ends. Such a process does not prevent a
+//! start: before the start, gpushd recreates the file while users have no access to the directory. gpushd reports such
+//! a process.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use super::{
     task::{START_INTERVAL, SupervisorTask},
 };
 
-/// The message to all callers; the log names the process.
+/// The message to all callers; only gpushd's log names the process.
 const FOREIGN: &str = "a process that is not the MPS daemon holds `control_lock` in the pipe directory: gpushd does \
 not adopt this process";
 
@@ -96,7 +96,7 @@ impl SupervisorTask {
         }
     }
 
-    /// Adopts a daemon that another process started, or that started after its deadline.
+    /// Adopts a daemon that another process started, or a daemon whose start took longer than the deadline.
     fn adopt_running(&mut self) -> bool {
         let tenure = self.spec.as_ref().map(|spec| spec.tenure);
         let Some(spec) = self.dir.known_spec().filter(|spec| spec.uuid == self.uuid && Some(spec.tenure) == tenure)

@@ -60,7 +60,7 @@ pub struct Spec {
     /// Whether one server, run by root, serves clients of all users: `-multiuser-server`.
     #[serde(default)]
     pub multi_user: bool,
-    /// `nvidia-cuda-mps-control`, as the file that gpushd checked, with symbolic links resolved.
+    /// Path of `nvidia-cuda-mps-control` with symbolic links resolved: the file that gpushd has checked.
     pub control: PathBuf,
     /// The path from the config, for `argv[0]`.
     pub name: PathBuf,

@@ -92,7 +92,7 @@ pub(super) struct SupervisorTask {
     /// Whether access is revoked although the daemon serves, because the daemon is about to be
     /// ended.
     pub(super) admission_closed: bool,
-    /// When the next probe is due.
+    /// Time at which the next probe is due.
     pub(super) next_probe: Option<Instant>,
     /// Interval until the next probe of a daemon that is starting.
     pub(super) start_interval: Duration,
@@ -103,7 +103,7 @@ pub(super) struct SupervisorTask {
     pub(super) connection_holders: BTreeSet<i32>,
     /// The protocol in use and the driver version, with a description of both.
     pub(super) protocol: Option<((Protocol, Option<String>), String)>,
-    /// The last change of settings that gpushd did not make.
+    /// The last change of the daemon's settings by another program.
     pub(super) drift: Option<String>,
     pub(super) log_rotation: LogRotation,
     /// Leftovers of a daemon that is no longer desired.

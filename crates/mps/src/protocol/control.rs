@@ -52,7 +52,7 @@ pub enum ControlError {
     /// There is no such server, or no server at all.
     #[error("the control daemon has no such server")]
     NoServer,
-    /// The server is starting or ending, so the daemon did not pass the command to it.
+    /// The server is starting or ending, so the daemon did not pass the command to the server.
     #[error("the MPS server is starting or ending, so the control daemon did not pass the command to it")]
     ServerBusy,
     /// The daemon reported success, but the value read back differs.
@@ -128,7 +128,7 @@ impl Control {
         &self.directory
     }
 
-    /// Returns how gpushd communicates with the daemon, as far as it is known yet.
+    /// Returns how gpushd communicates with the daemon, as far as gpushd knows this yet.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.foreign.get().map_or(Protocol::Direct, |what| Protocol::FrontEnd(what.clone()))
@@ -237,7 +237,7 @@ impl Control {
         text.trim().parse().map_err(|_| strange(Command::DefaultPercentage, &text))
     }
 
-    /// Sets the active thread percentage of the next server, and reads it back.
+    /// Sets the active thread percentage of the next server, and reads the percentage back.
     ///
     /// # Errors
     /// As [`Control::send`]; [`ControlError::NotSet`].
@@ -257,7 +257,7 @@ impl Control {
         number.and_then(Priority::of_number).ok_or_else(|| strange(Command::DefaultPriority, &text))
     }
 
-    /// Sets the priority of the next clients, and reads it back.
+    /// Sets the priority of the next clients, and reads the priority back.
     ///
     /// # Errors
     /// As [`Control::send`]; [`ControlError::NotSet`].
@@ -276,8 +276,8 @@ impl Control {
         limit(Command::DefaultMemoryLimit, &self.text(Command::DefaultMemoryLimit, deadline).await?)
     }
 
-    /// Sets or removes the pinned memory limit of the next server. Reads it back with the precision of the daemon's
-    /// report.
+    /// Sets or removes the pinned memory limit of the next server. Reads the limit back with the precision of the
+    /// daemon's report.
     ///
     /// # Errors
     /// As [`Control::send`]; [`ControlError::NotSet`].
@@ -301,8 +301,7 @@ impl Control {
         self.text(Command::StartServer { uid }, deadline).await.map(|_| ())
     }
 
-    /// Ends the daemon. `Ok` does not mean that the daemon has ended: only the end of its process
-    /// shows that.
+    /// Ends the daemon. `Ok` does not mean that the daemon has ended: only the end of the daemon's process shows this.
     ///
     /// # Errors
     /// As [`Control::send`].

@@ -32,9 +32,9 @@ use super::{
 /// servers and the front-ends of users connect to the second socket.
 const CONTROL_SOCKETS: [&str; 2] = ["control_privileged", "control"];
 
-/// Returns the pids of the processes that are connected to a daemon, except its servers and gpushd. Usually this is the
-/// process that holds the control connection. The result is empty if that process has disconnected, or if gpushd may
-/// not see it.
+/// Returns the pids of the processes that are connected to a daemon, except its servers and gpushd. Usually this is
+/// only the process that holds the control connection. The result is empty if that process has disconnected, or if
+/// gpushd is not permitted to see it.
 ///
 /// # Errors
 /// The daemon's descriptors or sockets cannot be read.
@@ -55,8 +55,8 @@ pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
 pub struct UnlistedClients {
     /// Pids of the processes. The daemon may not have accepted their connections yet.
     pub pids: BTreeSet<Pid>,
-    /// Whether there is a process that gpushd cannot see, because the process is in another pid
-    /// namespace, or because it belongs to another user and gpushd is not root.
+    /// Whether there is a process that gpushd cannot see, because the process is in another pid namespace, or because
+    /// the process belongs to another user and gpushd is not root.
     pub unseen: bool,
     /// Number of connections from other network namespaces. gpushd cannot find the processes of
     /// these connections.

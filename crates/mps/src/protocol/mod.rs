@@ -12,9 +12,8 @@
 //!   lock: which process is the daemon ◄──┘      holder: which processes are connected
 //! ```
 //!
-//! The daemon does not report invalid values: it sets a memory limit of `512K` as `512M`, and for 0
-//! percent it prints the old value. So the types of [`gpush_api::mps`] check every value before
-//! gpushd sends it.
+//! The daemon does not report invalid values: it sets a memory limit of `512K` as `512M`, and it answers a percentage
+//! of 0 with the old value. So the types of [`gpush_api::mps`] check every value before gpushd sends it.
 
 pub mod command;
 pub mod control;

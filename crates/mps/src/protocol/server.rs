@@ -42,7 +42,7 @@ impl Control {
         }
     }
 
-    /// Sets the active thread percentage of a server's next clients, and reads it back.
+    /// Sets the active thread percentage of a server's next clients, and reads the percentage back.
     ///
     /// # Errors
     /// As [`Control::send`]; [`ControlError::ServerBusy`], [`ControlError::NotSet`].
@@ -62,7 +62,7 @@ impl Control {
         limit(command, &self.text(command, deadline).await?)
     }
 
-    /// Sets the pinned memory limit of a server's next clients. Reads it back with the precision of the daemon's
+    /// Sets the pinned memory limit of a server's next clients. Reads the limit back with the precision of the daemon's
     /// report.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl Control {
         if has == Some(as_reported(to)) { Ok(()) } else { Err(not_set(to, words)) }
     }
 
-    /// Ends a server when its clients have ended, or at once with SIGINT. `Ok` does not mean that
-    /// the server has ended: only the end of its process shows that.
+    /// Ends a server when its clients have ended, or at once with SIGINT. `Ok` does not mean that the server has ended:
+    /// only the end of the server's process shows this.
     ///
     /// # Errors
     /// As [`Control::send`].

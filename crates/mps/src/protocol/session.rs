@@ -85,7 +85,7 @@ pub enum SessionError {
         /// The stage at the deadline.
         stage: Stage,
     },
-    /// A process other than the expected daemon listens. gpushd sent no command to it.
+    /// A process other than the expected daemon listens. gpushd sent no command to this process.
     #[error("process {pid} answers in place of the control daemon (pid {meant})")]
     Another {
         /// The process that answered.

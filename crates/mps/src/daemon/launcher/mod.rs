@@ -85,8 +85,8 @@ impl Launcher {
         Self(Kind::choose(base, is_root, gpush_host::systemd::is_the_service_manager))
     }
 
-    /// Checks that no process of a previous daemon is left. Only then may the caller prepare the
-    /// directory and start a daemon.
+    /// Checks that no process of a previous daemon still runs. Only then may the caller prepare the directory and start
+    /// a daemon.
     pub(super) async fn check_free(&self, dir: &TargetDir) -> Result<(), StartError> {
         if dir.is_locked() {
             return Err(StartError::locked());
@@ -179,8 +179,8 @@ impl DaemonProcess {
     }
 }
 
-/// Kills all processes that hold the directory's current lock file, or the lock file of the daemon
-/// if that is a different file.
+/// Kills all processes that hold the directory's current lock file. If the daemon holds another lock file, also kills
+/// all processes that hold that file.
 fn kill_all(dir: &TargetDir, daemon: Option<&DaemonProcess>) {
     let locks = dir.lock_file().into_iter().chain(daemon.and_then(|daemon| ownership::lock_of(dir, daemon)));
     let locks: BTreeSet<_> = locks.collect();

@@ -30,8 +30,8 @@ use gpush_host::proc::{self, Environment, FileId, pids, program};
 use super::DaemonProcess;
 use crate::daemon::target_dir::{Spec, TargetDir};
 
-/// Number of searches for the processes to kill. One search is not enough, because a process may start others before it
-/// is killed.
+/// Number of searches for the processes to kill. One search is not enough, because a process may start other processes
+/// before it is killed.
 const ROUNDS: u32 = 4;
 
 /// The process that holds the lock of a pipe directory.

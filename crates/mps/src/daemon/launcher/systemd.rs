@@ -140,7 +140,7 @@ impl Units {
         }
     }
 
-    /// Ends a unit that has no server. Returns whether the unit is finished.
+    /// Ends a unit that has no server. Returns `false` if the unit has a server, so that the caller tries again later.
     async fn end_unused(&self, unit: &str) -> Result<bool, Error> {
         let main = self.0.state(unit).await?.main_pid;
         let Some(pid) = main.and_then(|pid| i32::try_from(pid).ok()) else { return Ok(true) };

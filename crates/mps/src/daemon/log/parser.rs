@@ -80,7 +80,7 @@ impl LogParser {
         }
         for line in String::from_utf8_lossy(&message).lines() {
             if line.contains("Starting control daemon") {
-                // The lines before this one are from a previous daemon, so forget its clients.
+                // The lines before this one are from a previous daemon, so forget the clients of that daemon.
                 self.waiting.clear();
             } else if let Some(status) = status_of_a_server(line).filter(|_| has_ended) {
                 // The daemon has refused the clients that waited for this server, so forget them.
@@ -214,7 +214,7 @@ mod tests {
         std::fs::write(&path, line.repeat(9)).unwrap();
         parser.read(logs.path(), (Some(7), Some(7)));
         assert_eq!((parser.deaths(), parser.death()), (None, None));
-        // A server ended during the previous probe, and the daemon writes its line only now.
+        // A server ended during the previous probe, and the daemon writes the line about this end only now.
         std::fs::write(&path, line.repeat(10)).unwrap();
         parser.read(logs.path(), (Some(7), Some(9)));
         assert!(parser.death().is_some());

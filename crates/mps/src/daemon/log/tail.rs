@@ -11,8 +11,8 @@ use gpush_api::{ApiError, Code, MpsLog, MpsLogs, text};
 
 use super::{CONTROL_LOG, SERVER_LOG, filter::Filter};
 
-/// Maximum number of bytes that are read to find the last lines of a log: without and with the
-/// filter.
+/// Maximum number of bytes that are read to find the last lines of a log: the first limit applies without the filter,
+/// the second one with the filter.
 const MOST: (u64, u64) = (256 << 10, 4 << 20);
 
 /// Maximum length of a shown line in bytes. Users can write into these logs.
