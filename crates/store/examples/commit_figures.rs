@@ -58,8 +58,8 @@ fn measure(directory: &std::path::Path) -> Result<(), Box<dyn std::error::Error>
         "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
          CREATE TABLE t (id INTEGER PRIMARY KEY, text TEXT NOT NULL);",
     )?;
-    // The plain commit writes as much text as one change of the store: intent, operation and audit
-    // record.
+    // A plain commit writes as much text as one change through the store, which writes an intent,
+    // an operation and an audit record.
     let text = serde_json::to_string(&intent())? + &"y".repeat(500);
     let by = || Actor { uid: 0, user: None, pid: None };
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;

@@ -15,7 +15,7 @@ use crate::{
 /// An answer to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewAnswer<'a> {
-    /// User who sent the key. Two users can use equal keys: their answers are separate.
+    /// User who sent the key. The answers of two users are separate, even if the users send equal keys.
     pub uid: u32,
     /// The key.
     pub key: String,
@@ -28,7 +28,7 @@ pub struct NewAnswer<'a> {
     pub status: u16,
     /// Body.
     pub body: Value,
-    /// When the answer may be deleted.
+    /// Time from which the answer may be deleted.
     pub expires_at: Timestamp,
 }
 
@@ -45,9 +45,9 @@ pub struct StoredAnswer {
     pub status: u16,
     /// Body.
     pub body: Value,
-    /// When the answer was given.
+    /// Time at which the answer was given.
     pub created_at: Timestamp,
-    /// When the answer may be deleted.
+    /// Time from which the answer may be deleted.
     pub expires_at: Timestamp,
     /// Sequence number of the answer.
     pub sequence: u64,
@@ -99,8 +99,8 @@ impl Record for StoredAnswer {
 }
 
 fn fingerprint(request: &[u8]) -> String {
-    // The digest and the length detect a key that a caller reuses by accident. They need not stop an attack, because a
-    // caller can only confuse its own keys.
+    // The digest and the length detect a key that a caller reuses by accident. A deliberate collision is harmless: the
+    // caller only gets an answer to an earlier request of the same user.
     format!("{:016x}-{}", digest(request), request.len())
 }
 

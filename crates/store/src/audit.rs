@@ -16,7 +16,7 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// Pattern for the actions of records about leases. Users without other permissions can cause such records.
+/// Pattern for the actions of records about leases. Any user can cause such records.
 pub(crate) const LEASES: &str = "lease.*";
 
 /// Action of records about refused administrator requests.
@@ -36,9 +36,9 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome, such as `accepted`, `done`, `refused`.
     pub result: String,
-    /// Details for programs. If `uuid` or `gpu_uuid` is a device's UUID, or if `gpu_uuids` or `targets` contains it, a
-    /// search for this device finds the record. The details of an operation contain a list `gpus` of objects with a
-    /// `gpu_uuid`. A search for one of these GPUs finds all records of the operation.
+    /// Details for programs. If `uuid` or `gpu_uuid` is a device's UUID, or if `gpu_uuids` or `targets` contains this
+    /// UUID, a search for this device finds the record. The details of an operation contain a list `gpus` of objects
+    /// with a `gpu_uuid`. A search for one of these GPUs finds all records of the operation.
     pub detail: Value,
 }
 
@@ -71,10 +71,11 @@ pub struct AuditQuery {
     pub limit: usize,
     /// Whether to select the last records instead of the first.
     pub latest: bool,
-    /// Selects the records that contain one of these values: as object, GPU of the operation or lease, target, acting
-    /// user, or lease holder. If `objects` and `operations_of` are both empty, the query selects all records.
+    /// Selects the records in which one of these values is the object, a GPU of the operation or lease, a target, the
+    /// acting user, or the lease holder. If `objects` and `operations_of` are both empty, the query selects all
+    /// records.
     pub objects: Vec<String>,
-    /// Also selects the operations that concern one of the GPUs with these UUIDs.
+    /// Also selects the records of operations that concern one of the GPUs with these UUIDs.
     pub operations_of: Vec<String>,
     /// Only records from this time or later, by the system clock.
     pub since: Option<Timestamp>,
@@ -114,8 +115,8 @@ impl View<'_> {
     /// The store cannot be read.
     pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
         let order = if query.latest { "DESC" } else { "ASC" };
-        // A record with damaged JSON must not abort the search. The seal (checksum) of every record that the search
-        // returns is checked later.
+        // A record with damaged JSON must not abort the search, so treat its details as empty. The seal (checksum) of
+        // every record that the search returns is checked later.
         let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";
         let wanted = "(SELECT value FROM json_each(?2))";
         let concerned = |gpus: &str| {
@@ -193,13 +194,13 @@ impl Tx<'_> {
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the oldest records of an action beyond each user's limit. If all users together
-    /// still have too many, deletes the records of the users with the most records first. A record
-    /// belongs to the caller, or to the holder of the lease if gpushd itself acted.
+    /// Deletes the oldest records of an action beyond each user's limit. If all users together still have too many
+    /// records, first deletes records of the users with the most records. A record belongs to the caller, or to the
+    /// holder of the lease if gpushd itself acted.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        // A record with damaged JSON must not abort the deletion. The seal (checksum) of every record is checked when
-        // the record is read.
+        // A record with damaged JSON must not abort the deletion, so treat damaged fields as empty. The seal (checksum)
+        // of every record is checked when the record is read.
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
         let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let ranked = format!(

@@ -87,7 +87,7 @@ pub struct Condition {
     pub reason: String,
     /// The user who set the condition, if any.
     pub by: Option<Actor>,
-    /// When the condition was set.
+    /// Time at which the condition was set.
     pub since: Timestamp,
     /// Boot on which the condition was set.
     pub boot_id: String,

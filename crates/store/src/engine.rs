@@ -56,7 +56,7 @@ const COMMITS_A_PRUNE: u64 = 256;
 /// Number of commits after which old records are deleted even without a quiet moment.
 const MOST_COMMITS_A_PRUNE: u64 = 1024;
 
-/// Time between two checks for space on a full disk. The checks restore the store's health even if
+/// Time between two checks for space on a full disk. Because of these checks, the store becomes healthy again even if
 /// no write arrives.
 const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -102,8 +102,8 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Sets the reason why writes are refused now. Logs once when the disk becomes full, and once when it has space
-    /// again.
+    /// Sets the reason why writes are refused now. Logs once when the disk becomes full, and once when the disk has
+    /// space again.
     pub(crate) fn set_refusal(&self, refusal: Option<StoreError>) {
         let is_full = |trouble: &Option<StoreError>| matches!(trouble, Some(StoreError::Full { .. }));
         let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
@@ -265,7 +265,8 @@ impl Engine {
         }
         tracing::debug!("using the reserve of disk space to record the end of operations and leases");
         self.reserve.release();
-        // Now there is enough space to checkpoint the log. After that, SQLite reuses the log from its beginning.
+        // Now there is enough space to checkpoint the log. After the checkpoint, SQLite reuses the log from its
+        // beginning.
         self.checkpoint();
         let ending = |entry: &Entry| entry.job.class() == Class::Ending;
         match self.attempt(entries, ending, now) {
@@ -287,7 +288,7 @@ impl Engine {
         if done.is_err() {
             self.head = before;
             if !self.connection.is_autocommit() {
-                // If the rollback also fails, the transaction ends with the connection.
+                // Ignore an error: if the rollback also fails, closing the connection ends the transaction.
                 let _ = self.connection.execute_batch("ROLLBACK");
             }
         }
@@ -340,7 +341,7 @@ impl Engine {
             self.sql("RELEASE job")?;
         }
         if self.head.sequence == before {
-            // No sequence number was taken. Every change takes one, so this transaction changed nothing.
+            // Every change takes a sequence number. This transaction took none, so it changed nothing.
             return self.sql("ROLLBACK");
         }
         self.head.at = now;
@@ -407,7 +408,7 @@ impl Engine {
         self.checkpoint();
     }
 
-    /// Checkpoints the log. If the disk is too full for that, the log continues to grow.
+    /// Checkpoints the log. If the disk is too full for a checkpoint, the log continues to grow.
     fn checkpoint(&mut self) {
         self.commits_since_checkpoint = 0;
         if matches!(self.condition, EngineCondition::Refusing(_)) {
@@ -419,8 +420,8 @@ impl Engine {
                 tracing::debug!("no space to write the log into the database");
             } else {
                 tracing::warn!(%error, "cannot write the log into the database");
-                // Do not try again: the kernel may have dropped the unwritten pages, and a second sync could then
-                // report success.
+                // Do not repeat the checkpoint: the kernel may have dropped the unwritten pages, and a second sync
+                // could then report success.
                 let file = self.files.database.clone();
                 self.refuse_from_now_on(StoreError::Broken { file, cause: error.to_string() });
             }

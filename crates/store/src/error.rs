@@ -21,7 +21,8 @@ pub enum OpenError {
         /// The cause.
         source: io::Error,
     },
-    /// Another user owns the state directory or a file in it, or users other than the owner may write to it.
+    /// Another user owns the state directory or a file in it, or users other than the owner have write access to the
+    /// directory or file.
     #[error("{} {why}, so the records of gpushd are not safe: {}; or give another directory with \
         --state-dir", path.display(), why.way_out(path))]
     Untrusted {
@@ -77,7 +78,7 @@ pub enum Untrusted {
         /// gpushd's own uid.
         own: u32,
     },
-    /// Users other than the owner may write to the directory or file.
+    /// Users other than the owner have write access to the directory or file.
     Mode {
         /// The owner.
         uid: u32,
@@ -281,7 +282,7 @@ impl From<StoreError> for ApiError {
     }
 }
 
-/// Converts SQLite's error for a statement other than a commit to a [`StoreError`].
+/// Converts SQLite's error to a [`StoreError`]. Do not use this function for an error of a commit.
 pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     match error.sqlite_error_code() {

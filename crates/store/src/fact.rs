@@ -113,8 +113,8 @@ pub struct KnownSince {
 pub struct BootRecord {
     /// The kernel's id of the boot.
     pub boot_id: String,
-    /// UUIDs of the GPUs that need no further change on this boot: the GPU has its layout, the
-    /// layout was finally refused, or no rule claims the GPU.
+    /// UUIDs of the GPUs that need no further change on this boot: the GPU has its layout, gpushd no longer tries to
+    /// apply the layout, or no rule claims the GPU.
     pub settled: BTreeSet<String>,
     /// Whether every GPU is settled.
     pub complete: bool,

@@ -1,7 +1,7 @@
 //! File systems that can hold the store.
 //!
-//! On network file systems, a lock can be lost without a message, and a sync may only reach a
-//! server's memory. The type numbers are from `statfs(2)` and the kernel's
+//! On network file systems, a lock can be lost without a message, and a sync may write the data
+//! only to the memory of a server. The type numbers are from `statfs(2)` and the kernel's
 //! `include/uapi/linux/magic.h`. The type numbers of parallel file systems are from the headers of
 //! these systems.
 

@@ -65,7 +65,7 @@ impl View<'_> {
     }
 
     /// Returns summaries of the intents of the operations from number `first` to the number before `before`. Does not
-    /// read plans, so it is cheap for a list.
+    /// read plans, so the call is cheap enough for a list.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -75,7 +75,7 @@ impl View<'_> {
         before: Option<OperationId>,
     ) -> Result<BTreeMap<OperationId, IntentSummary>, StoreError> {
         let before = before.map_or(i64::MAX, |id| i64::try_from(id.0).unwrap_or(i64::MAX));
-        // An operation with damaged JSON must not abort the list.
+        // An operation with damaged JSON must not abort the list, so treat its intent as empty.
         let intent = "iif(json_valid(intent), intent, '{}')";
         let sql = format!(
             "SELECT operation, {intent} ->> '$.begun' IS NOT NULL, \
@@ -103,7 +103,7 @@ impl View<'_> {
         Ok(rows.into_iter().map(|row| row.undo).collect())
     }
 
-    /// Returns the operations that have not ended or have undo entries left, oldest first. The result contains
+    /// Returns the operations that have not ended or still have undo entries, oldest first. The result contains
     /// everything that recovery needs.
     ///
     /// # Errors
@@ -184,8 +184,8 @@ impl Tx<'_> {
         let record = self.existing_operation(id)?;
         match record.stage {
             OperationState::Queued | OperationState::Waiting => {}
-            // The intent contains the state before the operation. A reading made after the
-            // operation has started must not replace that state.
+            // The intent contains the state before the operation. Refuse a second start, because a reading made after
+            // the first start must not replace that state.
             OperationState::Running
             | OperationState::Cancelling
             | OperationState::Interrupted
@@ -202,11 +202,11 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Moves an operation to a state that is not final. After an interruption it may be `Running` again. For the first
-    /// start, use [`Tx::start`].
+    /// Moves an operation to a state that is not final. An interrupted operation can become `Running` again. For the
+    /// first start, use [`Tx::start`].
     ///
     /// # Errors
-    /// The operation may not change to this state ([`may_become`]), or the record cannot be written.
+    /// The operation cannot change to this state ([`may_become`]), or the record cannot be written.
     pub fn advance(&mut self, id: OperationId, to: OperationState) -> Result<OperationRecord, StoreError> {
         let record = self.existing_operation(id)?;
         let begins =
@@ -227,8 +227,8 @@ impl Tx<'_> {
         self.update(record, OperationState::Cancelling, |record| record.error = Some(why))
     }
 
-    /// Records a cancellation. An operation that has not started ends as not started because of
-    /// `why`. An operation that has started becomes `Cancelling`.
+    /// Records a cancellation. An operation that has not started ends as `NotStarted` with the error `why`. An
+    /// operation that has started becomes `Cancelling`.
     ///
     /// # Errors
     /// The operation has ended, or the record cannot be written.
@@ -265,11 +265,11 @@ impl Tx<'_> {
         self.update(record, stage, |record| record.progress = progress)
     }
 
-    /// Ends an operation. Send this change through [`crate::Store::write_ending`], so that it can be recorded on a full
-    /// disk.
+    /// Ends an operation. Send this change through [`crate::Store::write_ending`], so that the end can be recorded on a
+    /// full disk.
     ///
     /// # Errors
-    /// The operation may not change to this state, or the record cannot be written.
+    /// The operation cannot change to this state, or the record cannot be written.
     pub fn end(
         &mut self,
         id: OperationId,
@@ -290,7 +290,7 @@ impl Tx<'_> {
         })
     }
 
-    /// Records why an operation did not start, for administrators.
+    /// Records, for administrators, why an operation did not start.
     ///
     /// # Errors
     /// There is no such operation, or the record cannot be written.
@@ -316,7 +316,7 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Records an undo entry, before the action that it undoes, and returns its position.
+    /// Records an undo entry, and returns its position. Record the entry before the action that it undoes.
     ///
     /// # Errors
     /// The operation has ended, or the record cannot be written.
@@ -367,8 +367,8 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Deletes the records of the operations that ended first (by sequence), so that at most `keep`
-    /// ended operations remain. Keeps operations with undo entries left.
+    /// Deletes the records of the operations that ended first (by sequence), so that at most `keep` ended operations
+    /// remain. Keeps operations that still have undo entries.
     pub(crate) fn prune_operations(&mut self, keep: usize) -> Result<usize, StoreError> {
         let mut ended: Vec<_> = self.view().operations()?;
         ended.retain(|record| record.stage.is_final());

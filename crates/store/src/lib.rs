@@ -17,14 +17,14 @@
 //! |---|---|
 //! | a second gpushd | [`OpenError::Held`] with the holder's pid, while the first one runs |
 //! | a network file system | [`OpenError::NetworkFilesystem`]: its locks and syncs are not reliable |
-//! | owned or writable by another user | [`OpenError::Untrusted`] with a command that solves it |
+//! | directory or file owned or writable by another user | [`OpenError::Untrusted`] with a command that solves it |
 //! | tmpfs | allowed; [`Note::Volatile`] says that a reboot deletes the content |
 //! | disk full | ordinary writes are refused; endings ([`Store::write_ending`]) use the [`reserve`] |
 //! | a sync or write fails | the store is [`StoreError::Broken`] until it is reopened: the content of the disk is unknown |
-//! | deleted or replaced while open | [`StoreError::Gone`], before any success is reported |
-//! | damaged, deleted, or replaced by an older copy | set aside under a name with a date, [`Note::Lost`] until [`Tx::accept_loss`] |
-//! | of another machine (cloned disk) | set aside under a name with a date, [`Note::OtherHost`] |
-//! | written by a newer gpushd | opened read-only, [`Note::NewerSchema`] |
+//! | database deleted or replaced while open | [`StoreError::Gone`], before any success is reported |
+//! | database damaged, deleted, or replaced by an older copy | renamed, [`Note::Lost`] until [`Tx::accept_loss`] |
+//! | database of another machine (cloned disk) | renamed, [`Note::OtherHost`] |
+//! | database written by a newer gpushd | opened read-only, [`Note::NewerSchema`] |
 //! | clock set back | [`Note::ClockBack`]; records are ordered by sequence number |
 //!
 //! The store detects damage by SQLite's integrity check, a seal over every row ([`record`]), and a

@@ -1,8 +1,8 @@
 //! The lock of the state directory. gpushd holds the lock until gpushd exits.
 //!
 //! Without the lock, two gpushd could change the same GPUs. The lock is an `flock`, so the kernel
-//! releases it when the process ends. The file contains the holder's pid, which a second gpushd
-//! reports.
+//! releases the lock when the process ends. The file contains the holder's pid, which a second
+//! gpushd reports.
 //!
 //! Between `fork` and `exec`, a child process has all descriptors of its parent. If gpushd is
 //! killed in this interval, its child holds the lock for a moment. So the next gpushd tries to get
@@ -66,8 +66,8 @@ impl Lock {
         let note = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         match note {
             Ok(()) => {}
-            // On a full disk, the pid cannot be written. gpushd must start nevertheless, and other
-            // processes use the pid only in a message.
+            // Ignore the error: on a full disk, the pid cannot be written, but gpushd must start
+            // nevertheless. Other processes use the pid only in a message.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
             Err(error) => return Err(unusable(error)),
         }

@@ -16,7 +16,7 @@ use crate::{
 pub struct MpsStopped {
     /// The user who stopped the daemon.
     pub by: Actor,
-    /// When gpushd ends the remaining clients; `None` without a deadline.
+    /// Time at which gpushd ends the remaining clients; `None` without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_at: Option<Timestamp>,
 }

@@ -24,7 +24,7 @@ pub struct Bounds {
     pub answers_per_uid: usize,
     /// Maximum number of answers of all users, except root and gpushd's own user.
     pub answers: usize,
-    /// Maximum number of audit records, except those that every user can cause.
+    /// Maximum number of audit records, without the records that every user can cause.
     pub audit_most: usize,
     /// Maximum number of one user's audit records about leases. The same limit applies to records about refused
     /// administrator requests.

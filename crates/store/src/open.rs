@@ -102,7 +102,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     let mark = evidence.highest_sequence();
     let clock: Clock = {
         let clock = Arc::clone(&options.clock);
-        // The tables store milliseconds. Truncate, so that a record reads back unchanged.
+        // The tables store milliseconds. Truncate the time, so that a record reads back unchanged.
         Arc::new(move || {
             let now = clock();
             Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
@@ -163,7 +163,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     }
 
     let view = View { connection: &connection, head: &head, now, sealed };
-    // A newer gpushd may store a loss in another form, so do not read it from such a database.
+    // A newer gpushd may store a loss in another form, so do not read the loss from such a database.
     if let Some(loss) = if sealed { view.lost().map_err(|error| database_error(&database, &error))? } else { None } {
         notes.push(Note::Lost(loss));
     }
@@ -202,7 +202,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     Ok(Opened { store: Store::new(sender, thread, counters, directory.to_owned(), instance, epoch), notes })
 }
 
-/// Opens the marker. If that fails, gpushd still starts, but can detect fewer losses at its next start.
+/// Opens the marker. If that fails, gpushd still starts, but the next start can detect fewer losses.
 fn open_marker(path: Option<&Path>) -> (Option<ProgressFile>, Recorded) {
     let Some(path) = path else { return (None, Recorded::Missing) };
     match ProgressFile::open_marker(path) {
@@ -275,7 +275,7 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
 }
 
 /// Sets whether closing the database keeps the write-ahead log. Until gpushd knows that the database is sound, reading
-/// must not change it, because gpushd may have to set the database aside.
+/// must not change the database, because gpushd may have to set the database aside.
 fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreError> {
     let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
     set.map(|_| ()).map_err(|error| from_sqlite(&error))
@@ -323,8 +323,8 @@ fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Sto
     schema::check_file(&connection, version)?;
     if version > schema::KNOWN {
         connection.execute_batch("PRAGMA query_only = ON").map_err(sqlite)?;
-        // This build may be unable to read the sequence number of a newer database. In that case,
-        // it uses the number from the watermark or the marker.
+        // This build may be unable to read the sequence number of a newer database. In that case, the store uses the
+        // number from the watermark or the marker.
         let sequence = evidence.highest_sequence().unwrap_or(0);
         let head = Head { sequence, operation: 0, generation: 0, at: Timestamp::MIN };
         let head = head_of(&connection, false).unwrap_or(head);
@@ -380,7 +380,7 @@ fn make(
     if !reserve.is_reserved() {
         return Err(OpenError::Full { path: file.parent().unwrap_or(file).to_owned() });
     }
-    // Create the file here. If SQLite created the file and its log, all users could read them.
+    // Create the file here. If SQLite created the file and its log, all users could read both files.
     ownership::open_file(file, true)?;
     let first = mark.map_or(0, |mark| mark + 1);
     let head = Head { sequence: first, operation: first, generation: first, at: now };

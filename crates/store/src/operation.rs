@@ -15,11 +15,10 @@
 //! `queued` and `waiting` cannot become `done`. If gpushd ends while an operation is queued or waiting, the operation
 //! may keep its state, because nothing of it has begun.
 //!
-//! An operation starts only when its intent is on disk. The intent contains the whole plan and the
-//! previous instances, and is written in one transaction before the first driver call. Recovery
-//! reads only the intent and the hardware, not the progress of single steps:
-//! [`crate::Tx::progress`] is for users. Only the gpushd that executes an operation, or recovers it
-//! after a restart, changes its record.
+//! An operation starts only when its intent is on disk. The intent contains the whole plan and the previous instances,
+//! and is written in one transaction before the first driver call. Recovery reads only the intent and the hardware. It
+//! does not read the progress of single steps ([`crate::Tx::progress`]), which is recorded only for display. Only the
+//! gpushd that executes an operation, or recovers it after a restart, changes its record.
 
 use std::fmt;
 
@@ -87,8 +86,8 @@ pub struct Intent {
     /// higher number began only after the other operation had ended.
     #[serde(default)]
     pub begun: Option<u64>,
-    /// Why the operation did not start, with the names of the processes in the way. For administrators only: the
-    /// operation's `error` does not name them.
+    /// Why the operation did not start, with the names of the processes that prevented the start. For administrators
+    /// only: the operation's `error` does not name these processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_in_full: Option<ApiError>,
 }
@@ -136,15 +135,15 @@ pub struct OperationRecord {
     pub instance: String,
     /// Number of changes, starting at 1.
     pub revision: u64,
-    /// When the operation was accepted.
+    /// Time at which the operation was accepted.
     pub created_at: Timestamp,
-    /// When the operation ended.
+    /// Time at which the operation ended.
     pub ended_at: Option<Timestamp>,
     /// The caller's reason.
     pub reason: Option<String>,
     /// Progress of each GPU, for users.
     pub progress: Vec<StepState>,
-    /// Other events of the operation, oldest first, for users.
+    /// Events of the operation other than its steps, oldest first, for users.
     pub notes: Vec<String>,
     /// The error, if the operation failed.
     pub error: Option<ApiError>,
@@ -163,7 +162,7 @@ pub struct Undo {
     pub undone: bool,
 }
 
-/// An operation that has not ended, or has undo entries left, with everything that recovery needs.
+/// An operation that has not ended or still has undo entries, with everything that recovery needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnfinishedOperation {
     /// The operation, in the state in which the previous gpushd left it.

@@ -1,4 +1,5 @@
-//! Overrides: layouts set through the API that replace the config's until they are cleared or expire.
+//! Overrides: layouts set through the API. An override replaces the layout of the config until it is cleared or
+//! expires.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -22,7 +23,7 @@ pub struct NewOverride {
     pub author: Actor,
     /// The author's reason.
     pub reason: String,
-    /// When the override expires; `None` if never.
+    /// Time at which the override expires; `None` if it never expires.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -39,9 +40,9 @@ pub struct Override {
     pub author: Actor,
     /// The author's reason.
     pub reason: String,
-    /// When the override was set.
+    /// Time at which the override was set.
     pub created_at: Timestamp,
-    /// When the override expires, by the system clock; `None` if never.
+    /// Time by the system clock at which the override expires; `None` if it never expires.
     pub expires_at: Option<Timestamp>,
     /// The generation that the override began.
     pub generation: u64,
@@ -82,7 +83,7 @@ impl Record for Override {
 }
 
 impl View<'_> {
-    /// Returns the overrides in the order in which they were set. Includes expired ones until they are cleared.
+    /// Returns the overrides in the order in which they were set. Includes expired overrides until they are cleared.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -123,8 +124,8 @@ impl Tx<'_> {
         Ok(made)
     }
 
-    /// Clears the override of a GPU. Increments the generation if there was one. If the override has expired, send this
-    /// change through [`crate::Store::write_ending`].
+    /// Clears the override of a GPU. Increments the generation if the GPU had an override. If the override has expired,
+    /// send this change through [`crate::Store::write_ending`].
     ///
     /// # Errors
     /// The record cannot be written.

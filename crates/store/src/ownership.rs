@@ -1,7 +1,7 @@
 //! Ownership and permissions of the state directory and its files.
 //!
 //! gpushd relies on the content of these files: which GPUs are held, which operations are unfinished, and what the
-//! previous layouts were. So root or gpushd's own user must own them, and other users must not be able to write to
+//! previous layouts were. So root or gpushd's own user must own the files, and no other user may have write access to
 //! them. gpushd does not follow symbolic links to files; the path of the directory may contain links.
 
 use std::{
@@ -58,7 +58,7 @@ pub(crate) fn open_file(path: &Path, create: bool) -> Result<File, OpenError> {
         return Err(OpenError::Untrusted { path: path.to_owned(), why: Untrusted::NoFile });
     }
     trusted(path, &found)?;
-    // A file of an earlier version may be readable for all users.
+    // An earlier version may have created the file readable for all users, so correct the mode.
     if found.mode() & 0o7777 != FILE && found.uid() == Uid::effective().as_raw() {
         file.set_permissions(Permissions::from_mode(FILE)).map_err(unusable)?;
     }

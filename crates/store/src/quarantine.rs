@@ -31,8 +31,8 @@ pub(crate) fn set_aside(database: &Path, now: Timestamp) -> io::Result<Option<Pa
         target = format!("{stem}.{number}");
     }
     let mut kept = None;
-    // Rename the log first. If gpushd is killed before it renames the database, the next gpushd
-    // finds a database without its log, and the watermark shows that commits are missing.
+    // Rename the log first. If gpushd is killed before the database is renamed, the next gpushd finds a database
+    // without its log, and the watermark shows that commits are missing.
     for companion in COMPANIONS {
         rename(&directory.join(format!("{name}{companion}")), &directory.join(format!("{target}{companion}")))?;
     }

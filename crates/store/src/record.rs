@@ -197,8 +197,8 @@ pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), 
     if values.len() != R::COLUMNS.len() {
         return Err(StoreError::Internal(format!("{} columns for {}", values.len(), R::TABLE)));
     }
-    // A record that cannot be read back would be treated as damage at the next start. For example,
-    // JSON from a caller can be nested deeper than the parser accepts.
+    // Refuse a record that cannot be read back, because the next start would treat it as damage. For example, JSON from
+    // a caller can be nested deeper than the parser accepts.
     let columns = &mut Columns { table: R::TABLE, values: values.clone(), next: 0 };
     if let Err(error) = R::read(columns) {
         return Err(StoreError::Unreadable { table: R::TABLE, cause: error.to_string() });

@@ -93,8 +93,9 @@ pub(crate) fn migrate(
     transaction.commit().map_err(|error| from_sqlite(&error))
 }
 
-/// Writes the log into the database after a migration, so that the header of the file has the new schema number.
-/// Packages read the number there. If the disk is full, the header gets the number at a later checkpoint.
+/// Writes the log into the database after a migration, so that the header of the file has the new schema number. The
+/// install scripts of the packages read the number there. If the disk is full, the header gets the number at a later
+/// checkpoint.
 pub(crate) fn write_header(connection: &Connection) -> Result<(), StoreError> {
     let done = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     match done.map_err(|error| from_sqlite(&error)) {

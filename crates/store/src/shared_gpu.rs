@@ -1,6 +1,5 @@
-//! Settings that gpushd makes on whole GPUs while they are shared, and restores afterwards. gpushd
-//! records these settings before the driver call, so that it knows after a restart which settings
-//! it made.
+//! Settings of whole GPUs that gpushd changes while the GPUs are shared, and restores afterwards. gpushd records these
+//! settings before the driver call, so that it knows after a restart which settings it changed.
 //!
 //! The driver resets the compute mode and the time-slice level at a reboot, so these records end with the boot.
 

@@ -154,8 +154,8 @@ impl Store {
         Pending { outcome }
     }
 
-    /// Sends an empty read to the thread. The result arrives when the thread has processed it. A
-    /// watchdog uses this.
+    /// Sends an empty read to the thread. The result arrives when the thread has processed the read. A watchdog calls
+    /// this method.
     pub fn ping(&self) -> Pending<()> {
         self.read(|_| Ok(()))
     }

@@ -146,7 +146,7 @@ impl Watermarks {
         }
     }
 
-    /// Makes the watermark durable. For the marker this is not necessary, because it does not outlive the boot.
+    /// Makes the watermark durable. For the marker this is not necessary, because the marker does not outlive the boot.
     pub(crate) fn sync(&self) {
         if let Err(error) = self.watermark.sync() {
             tracing::warn!(%error, "cannot sync the watermark of the database to disk");

@@ -1,5 +1,6 @@
 //! Kills and disk failures, in a separate process that commits continuously (`scene/writer.rs`). `strace` makes system
-//! calls fail, or kills the process at a call. Without `strace`, the tests that use it report that they were skipped.
+//! calls fail, or kills the process at a call. If `strace` is not available, the tests that need it report that they
+//! were skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(
@@ -159,7 +160,7 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
             // The process may survive some failing calls, such as writes of the watermark. If it survives three call
-            // numbers in a row, it makes fewer calls than these numbers, so the loop ends.
+            // numbers in a row, it does not reach these numbers, so the loop ends.
             in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
             if in_a_row == 3 {
                 break;

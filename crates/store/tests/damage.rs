@@ -82,7 +82,7 @@ enum Outcome {
     Refused,
 }
 
-/// Writes the files to a directory, opens the store, and compares it with the recorded content.
+/// Writes the files to a directory, opens the store, and compares the store's content with the recorded content.
 fn judge(directory: &Path, files: &Files, recorded: &str, what: &str) -> Outcome {
     let _ = fs::remove_dir_all(directory);
     fs::create_dir(directory).unwrap();

@@ -33,7 +33,7 @@ fn intent_summary_says_what_has_begun_and_names_gpus() {
     assert_eq!(some.into_keys().collect::<Vec<_>>(), [begun]);
 }
 
-/// Fault: a search for a GPU missed its resets and the MPS records of MIG devices that no longer exist.
+/// Fault: a search for a GPU found neither the GPU's resets nor the MPS records of MIG devices that no longer exist.
 #[test]
 fn audit_is_searched_by_gpu_device_target_and_holder() {
     let scratch = tempfile::tempdir().unwrap();
@@ -360,11 +360,11 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
             .unwrap()
     };
     let store = open(start).store;
-    // The first operation has an undo entry left.
+    // The first operation still has an undo entry.
     assert_eq!(look(&store), (vec![1, 6, 7, 8], 50, Some("69".to_owned()), 2));
     drop(store);
-    // While the clock is far ahead, ten records stay. After the clock is set back, a note reports this, and the order
-    // does not change.
+    // Although the clock is far ahead, the last ten records stay, because `audit_least` is ten. After the clock is set
+    // back, a note reports this, and the order does not change.
     let store = open(start + SignedDuration::from_hours(24 * 365 * 50)).store;
     store.write(|tx| tx.audit(audit("x", "ahead"))).wait().unwrap();
     drop(store);

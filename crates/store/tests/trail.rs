@@ -27,8 +27,8 @@ fn share_records_evict_no_administrator_records() {
     assert_eq!(of("gpu.cordon"), (0..45).filter(|n| n % 3 == 0).collect::<Vec<u64>>());
     assert_eq!(of("lease.grant"), (175..200).collect::<Vec<u64>>());
     assert!(all.is_sorted_by_key(|one| one.sequence), "the order is that of what was done");
-    // Reading page by page from the oldest record returns all of these records, although many
-    // numbers in between are missing. A query with `latest` returns the last of them.
+    // Reading page by page from the oldest record returns all remaining records, although the numbers of the deleted
+    // records are missing. A query with `latest` returns the last 30 remaining records.
     let mut paged = Vec::new();
     loop {
         let after = paged.last().map_or(0, |one: &gpush_store::AuditRecord| one.sequence);

@@ -193,8 +193,8 @@ fn newer_database_is_read_only() {
         )
         .unwrap();
     newer.close().unwrap();
-    // A newer number in the header alone is not sufficient, because a flipped bit in the header
-    // must not look like a newer schema.
+    // A newer number in the header alone counts as damage, because a flipped bit in the header must not look like a
+    // newer schema.
     let before = fs::read(&file).unwrap();
     let opened = open(scratch.path());
     assert!(lost(&opened.notes).unwrap().cause.contains("different schema numbers"), "{:?}", opened.notes);
@@ -245,20 +245,21 @@ fn older_database_is_migrated_with_all_records() {
 
     let opened = open(scratch.path());
     assert!(opened.notes.contains(&Note::Migrated { from: 1, to: SCHEMA }), "{:?}", opened.notes);
-    // The packages read the schema number in the header of the file, while gpushd runs.
+    // The install scripts of the packages read the schema number from the header of the database file, even while
+    // gpushd runs.
     assert_eq!(schema_in_header(scratch.path()), SCHEMA);
     assert_eq!(opened.store.read(|view| view.overrides()).wait().unwrap()[0].reason, "kept");
     opened.store.write(|tx| tx.queue_lease(scene::new_lease(1000))).wait().unwrap();
 }
 
-/// Returns `user_version` in the header of the file, without the log.
+/// Returns `user_version` from the header of the database file. Does not read the log.
 fn schema_in_header(directory: &Path) -> u32 {
     let header = fs::read(directory.join("gpush.db")).unwrap();
     u32::from_be_bytes(header[60..64].try_into().unwrap())
 }
 
-/// Computes the seal of a fact from its definition: FNV-1a over the table's name, and then for each text over the kind
-/// number 3, the text's length in 8 bytes, and its bytes.
+/// Computes the seal of a fact from its definition: FNV-1a over the table's name, and then over each text. A text is
+/// digested as the kind number 3, the text's length in 8 bytes, and the bytes of the text.
 fn seal_of_schema_fact(value: &str) -> i64 {
     let mut bytes = b"facts".to_vec();
     for text in ["schema", value] {
@@ -270,7 +271,7 @@ fn seal_of_schema_fact(value: &str) -> i64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step).cast_signed()
 }
 
-/// A small file system for the test. If it cannot be mounted, the test prints a message and is skipped.
+/// A small file system for the test. If this file system cannot be mounted, the test prints a message and is skipped.
 struct Disk(PathBuf);
 
 impl Disk {

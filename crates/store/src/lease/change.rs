@@ -117,7 +117,7 @@ impl Tx<'_> {
         self.put_lease(LeaseRecord { state: LeaseState::Ended, reason, ended_at, ..lease })
     }
 
-    /// Ends the leases of earlier boots as rebooted, and returns them. Send this change through
+    /// Ends the leases of earlier boots with the reason `Rebooted`, and returns these leases. Send this change through
     /// [`crate::Store::write_ending`].
     ///
     /// # Errors

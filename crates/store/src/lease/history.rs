@@ -10,8 +10,8 @@ const RANKED: &str = "SELECT id, sequence, row_number() OVER (PARTITION BY uid O
 
 impl Tx<'_> {
     /// Deletes the oldest ended leases beyond each user's limit. If all users together still have
-    /// too many, deletes ended leases of the users with the most leases first. So one user's leases
-    /// never displace the latest leases of another user.
+    /// too many ended leases, first deletes those of the users with the most ended leases. So one
+    /// user's leases never displace the latest leases of another user.
     pub(crate) fn prune_leases(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let per_user = record::delete::<LeaseRecord>(

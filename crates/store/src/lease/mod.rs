@@ -6,14 +6,13 @@
 //!                    └──────────────────────┴──────────────────────────┴──end_lease──► ended ◄─────┘
 //! ```
 //!
-//! Granting a free share takes one commit. A grant that creates MIG devices takes two commits. The
-//! first commit begins the operation and makes the lease `granting`. The second commit ends the
-//! operation and makes the lease `active`. The members of a lease are a column of its row, so they
-//! are always complete.
+//! Granting a free share takes one commit. A grant that creates MIG devices takes two commits. The first commit begins
+//! the operation and makes the lease `granting`. The second commit ends the operation and makes the lease `active`. The
+//! members of a lease are in one column of the lease's row, so the list of members is always complete.
 //!
-//! A database never uses a lease number twice. A database that replaces a lost database continues
-//! after the lost numbers. If the lost numbers are not known, they may occur again. So every name
-//! outside the database contains [`crate::Store::epoch`], which differs in the new database.
+//! A database never uses a lease number twice. A database that replaces a lost database continues after the lost
+//! numbers. If the lost numbers are not known, the new database may use them again. So every name of a lease outside
+//! the database contains [`crate::Store::epoch`], which differs in the new database.
 
 use gpush_api::{
     Actor, EndReason, LeaseBinding, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseRequest, LeaseRevocation,
@@ -68,7 +67,7 @@ impl From<NewLease> for LeaseSource {
 pub struct LeaseTerms {
     /// Targets with their settings. For an instance that does not exist yet, only the known fields are set.
     pub members: Vec<LeaseMember>,
-    /// When the lease expires, by the system clock.
+    /// Time by the system clock at which the lease expires.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -97,13 +96,13 @@ pub struct LeaseRecord {
     pub binding: LeaseBinding,
     /// Operation that creates the lease's MIG devices.
     pub operation: Option<OperationId>,
-    /// When the lease was requested.
+    /// Time at which the lease was requested.
     pub created_at: Timestamp,
-    /// When the lease was granted.
+    /// Time at which the lease was granted.
     pub granted_at: Option<Timestamp>,
-    /// When the lease expires, by the system clock.
+    /// Time by the system clock at which the lease expires.
     pub expires_at: Option<Timestamp>,
-    /// When the lease ended.
+    /// Time at which the lease ended.
     pub ended_at: Option<Timestamp>,
     /// The revocation, if there was one.
     pub revocation: Option<LeaseRevocation>,

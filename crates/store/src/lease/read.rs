@@ -34,7 +34,7 @@ impl View<'_> {
         record::select(self.connection, OPEN, [], self.sealed)
     }
 
-    /// Returns a lease, ended or not; `None` if there is none, or its record was deleted.
+    /// Returns a lease, ended or not; `None` if there is no such lease, or its record was deleted.
     ///
     /// # Errors
     /// The store cannot be read.
