@@ -137,7 +137,7 @@ fn out_is_json(global: &Global) -> bool {
     global.json || global.output == Some(args::Format::Json)
 }
 
-/// Creates a runtime with one thread, I/O and timers. It has nothing else, so that commands start quickly.
+/// Creates a runtime with one thread, I/O and timers. The runtime has nothing else, so that commands start quickly.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))

@@ -5,8 +5,8 @@
 //!                                                                     └────► `candidates` ─► gpushd: GPUs, leases, …
 //! ```
 //!
-//! clap's engine offers hidden names if no others match, and it does not know hidden aliases in the typed words. So
-//! this module gives the engine a command line without aliases, and commands without hidden names.
+//! clap's engine offers hidden names if no other names match, and the engine does not know hidden aliases in the typed
+//! words. So this module gives the engine a command line without aliases, and commands without hidden names.
 
 mod bash;
 mod candidates;
@@ -25,10 +25,9 @@ use crate::args::Cli;
 /// Environment variable with which a shell requests completions.
 const VARIABLE: &str = "COMPLETE";
 
-/// The supported shells.
 const SHELLS: Shells<'static> = Shells(&[&bash::Bash, &Elvish, &Fish, &Powershell, &Zsh]);
 
-/// If a shell requests completions, prints them. Returns whether this was so.
+/// If a shell requests completions, prints the completions and returns true.
 pub(crate) fn complete(words: &[OsString]) -> Result<bool, clap::Error> {
     if std::env::var_os(VARIABLE).is_none_or(|shell| shell.is_empty()) {
         return Ok(false);

@@ -57,7 +57,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
         let text = error.render().to_string();
         let first = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
         let message = match error.kind() {
-            // clap's text for this error is the whole help, so print this text instead.
+            // clap's text for this error is the whole help, so print the following text instead.
             clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing",
             _ => first.trim_start_matches("error: "),
         };

@@ -7,7 +7,6 @@
 use clap::error::{ContextKind, ContextValue, Error};
 use gpush_core::nearest::nearest;
 
-/// Removes misleading suggestions from an error.
 pub(crate) fn remove_misleading_suggestions(mut error: Error) -> Error {
     let typed = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue]
         .into_iter()
@@ -18,7 +17,7 @@ pub(crate) fn remove_misleading_suggestions(mut error: Error) -> Error {
     for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue] {
         if error.get(kind).is_some_and(|suggested| !is_close(&typed, suggested)) {
             error.remove(kind);
-            // This usage line belongs to the suggestion that was removed.
+            // Also remove the usage line, because it belongs to the removed suggestion.
             error.remove(ContextKind::Usage);
         }
     }

@@ -55,7 +55,7 @@ impl<'w> Line<'w> {
     }
 }
 
-/// Groups of commands in the order in which a verb without its group is tried.
+/// Groups of commands, in the order in which they are tried for a verb without a group.
 const NOUNS: [&str; 8] = ["gpu", "mig", "lease", "mps", "operation", "config", "maintenance", "process"];
 
 /// Returns whether a group has a subcommand of this name.
@@ -86,7 +86,7 @@ fn swapped(line: &Line<'_>) -> Vec<Vec<String>> {
     nouns.filter_map(|noun| line.replaced(0, 1, &[noun, meant_verb(verb)])).collect()
 }
 
-/// Verbs of other tools, and the verb of gpushctl.
+/// Returns gpushctl's verb for a verb of another tool.
 fn meant_verb(verb: &str) -> &str {
     match verb {
         "get" | "describe" | "info" | "details" => "show",
@@ -180,7 +180,7 @@ fn without_dashes(line: &Line<'_>) -> Vec<Vec<String>> {
     // A word after an option may be the value of the option, so try the other words first.
     let after_option = |position: &&usize| line.words[**position - 1].starts_with('-');
     let (values, others): (Vec<&usize>, Vec<&usize>) = line.named.iter().skip(1).partition(after_option);
-    // A number after an option is its value, as in `--mps 25`.
+    // A number after an option is the option's value, as in `--mps 25`.
     let values = values.into_iter().filter(|at| !line.words[**at].starts_with(|c: char| c.is_ascii_digit()));
     others.into_iter().chain(values).map(|position| at(*position)).collect()
 }
@@ -206,7 +206,8 @@ fn share_as_argument(line: &Line<'_>) -> Vec<Vec<String>> {
     vec![words.map(|word| (*word).to_owned()).collect()]
 }
 
-/// Options of other tools, and the options of gpushctl that are tried for them; `` stands for no option.
+/// Options of other tools, each with the options of gpushctl that are tried instead; an empty text means that the
+/// option is removed.
 const OPTIONS: [(&str, &[&str]); 17] = [
     ("--id", &["--gpu"]),
     ("--gpus", &["--gpu", "--count"]),

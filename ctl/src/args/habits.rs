@@ -61,7 +61,8 @@ fn gpu_as_entry(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(format!("did you mean `{meant}`?")))
 }
 
-/// Refuses `--detach` for a command that gpushctl itself carries out, because nothing would continue it.
+/// Refuses `--detach` for a command that gpushctl itself carries out, because no other process would continue the
+/// command.
 fn detached(words: &[&str]) -> Option<ApiError> {
     let named = |noun: &str, verb: &str| words.windows(2).any(|two| two == [noun, verb]);
     let is_detached = words.contains(&"--detach");

@@ -399,8 +399,8 @@ mod tests {
         fn look(command: &clap::Command) {
             let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in after.lines() {
-                // In the help, an example starts with two spaces. In a man page, it starts in column seven, so it must
-                // be shorter.
+                // In the help, an example starts with two spaces. In a man page, an example starts in column seven, so
+                // examples must be shorter than other lines.
                 let most = if line.starts_with(' ') { 74 } else { 79 };
                 assert!(line.chars().count() <= most, "{}: {line}", command.get_name());
             }
@@ -492,7 +492,7 @@ mod tests {
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());
         assert_eq!(wait(&[]), Ok((None, None)));
-        // The word after `--wait` is not its value. It is the layout.
+        // The word after `--wait` is not the value of `--wait`, but the layout.
         assert_eq!(wait(&["--wait", "mixed"]), Ok((Some(2_592_000), Some("mixed".to_owned()))));
         assert_eq!(wait(&["--wait=1m", "mixed"]), Ok((Some(60), Some("mixed".to_owned()))));
         assert!(wait(&["--wait=2592001"]).is_err() && wait(&["--wait=soon"]).is_err());

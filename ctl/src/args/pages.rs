@@ -7,7 +7,8 @@ use clap::{Arg, ArgAction, Command, CommandFactory};
 
 use super::Cli;
 
-/// If this environment variable is set, the test writes `docs/cli.md` instead of comparing it.
+/// If this environment variable is set, the test writes `docs/cli.md` instead of comparing the
+/// file.
 const WRITE: &str = "GPUSH_WRITE_CLI";
 
 fn command() -> Command {

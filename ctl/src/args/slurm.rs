@@ -147,7 +147,8 @@ pub(crate) fn of_script(mut words: Vec<OsString>) -> Vec<OsString> {
 
 impl Cli {
     /// Parses the command line of one of Slurm's hooks. Returns `None` for all other commands, for
-    /// an invalid command line, and for `--help`; the parser of all commands then handles it.
+    /// an invalid command line, and for `--help`. In these cases, the parser of all commands
+    /// handles the command line.
     pub(crate) fn of_hook(words: &[OsString]) -> Option<Self> {
         let hook = words.get(1..).filter(|words| words[..words.len().min(1)] == ["slurm"])?;
         let SlurmCli { global, command } = SlurmCli::try_parse_from(hook).ok()?;

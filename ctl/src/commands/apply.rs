@@ -131,8 +131,8 @@ pub(super) async fn run(
     super::operation::watch(client, one, &before, waits, waiting, out).await
 }
 
-/// If the plan destroys instances, shows it and asks the user whether to continue. If the plan is refused, does not
-/// ask: the apply reports this.
+/// If the plan destroys instances, shows the plan and asks the user whether to continue. If the plan is refused, does
+/// not ask: the apply reports the refusal.
 async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out: &Output) -> Result<bool, Failure> {
     let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
     let plans = client.plan(&request).await?;
@@ -145,8 +145,8 @@ async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out:
     out.confirmed(&format!("This destroys {what}. Continue?"))
 }
 
-/// Shows plans. Returns the exit status that applying them would have: if one plan is refused, an apply is refused for
-/// all GPUs.
+/// Shows plans. Returns the exit status that an apply of these plans would have: if one plan is refused, the apply is
+/// refused for all GPUs.
 pub(super) fn show_plan(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| plan::plans(plans, gpus, look))?;
     let lasting = |(_, plan): &(Code, &GpuPlan)| !plan.error.as_ref().is_some_and(|error| error.retryable);

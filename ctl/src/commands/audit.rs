@@ -57,7 +57,7 @@ async fn since(client: &mut Client, query: &mut AuditQuery) -> Result<Vec<AuditR
     }
 }
 
-/// Prints new records until Ctrl-C. If gpushd restarts, waits until it answers again.
+/// Prints new records until Ctrl-C. If gpushd restarts, waits until gpushd answers again.
 async fn follow(
     client: &mut Client,
     mut query: AuditQuery,

@@ -29,7 +29,7 @@ pub(super) struct Checked {
     /// Remarks that are not errors.
     #[serde(rename = "remarks")]
     pub(super) findings: Vec<String>,
-    /// The plans for the offline host. `None` if no host was given, or if no rule claims one of its GPUs for MIG.
+    /// The plans for the offline host. `None` if no host was given, or if no rule claims a GPU of this host for MIG.
     #[serde(flatten)]
     pub(super) plans: Option<Plans>,
 }
@@ -201,8 +201,8 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
 }
 
-/// Returns a finding for each group in the config that this host does not have. This is not an error, because the
-/// config may be for another host.
+/// Returns a finding for each group that the config names but this host does not have. This is not an error, because
+/// the config may be for another host.
 fn groups(config: &Config) -> Vec<String> {
     let socket = config.api.socket_group.iter().map(|group| {
         (
@@ -222,7 +222,7 @@ fn groups(config: &Config) -> Vec<String> {
         .collect()
 }
 
-/// Returns a finding for each hook in the config that this host cannot run.
+/// Returns a finding for each hook that the config names but this host cannot run.
 fn programs(config: &Config) -> Vec<String> {
     use std::os::unix::fs::PermissionsExt;
     let change = &config.mode_change;
@@ -248,7 +248,7 @@ fn programs(config: &Config) -> Vec<String> {
 }
 
 /// Returns whether a plan can never succeed with this config and GPU model. Returns `false` if only the current use of
-/// the GPU prevents it.
+/// the GPU prevents success.
 pub(crate) fn never(plan: &GpuPlan) -> bool {
     match &plan.refusal {
         Some(Refusal::Blocked { .. } | Refusal::Held { .. } | Refusal::MigOff { .. } | Refusal::MigOn { .. }) => false,

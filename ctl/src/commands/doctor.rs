@@ -47,7 +47,8 @@ fn ask(global: &Global, with_gpus: bool) -> Result<Agent, Failure> {
     }
 }
 
-/// Returns a placeholder for gpushd's answers, if no selected area needs them. The output never contains it.
+/// Returns a placeholder for gpushd's answers, if no selected area needs them. The output never contains this
+/// placeholder.
 fn unasked() -> ApiError {
     ApiError::new(gpush_api::Code::Unavailable, "the agent was not asked")
 }

@@ -38,10 +38,11 @@ const WITH_DOCUMENTS: [&str; 11] = [
     "render/support_bundle.rs",
 ];
 
-/// Files that define only contents of the files of Slurm's hooks. gpushctl never prints these.
+/// Files that define only what the files of Slurm's hooks contain. gpushctl never prints these
+/// contents.
 const FOR_HOOKS: [&str; 2] = ["commands/slurm/directory/jobs.rs", "commands/slurm/hook_start.rs"];
 
-/// For each name, its types; for each type, the places where the name has it.
+/// For each name, its types; for each type, the places where the name has this type.
 type Types = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 /// Returns the JSON type of a schema; `None` if the schema permits every type.
@@ -85,7 +86,7 @@ fn of_schema(place: &str, schema: &Value, schemas: &Value, into: &mut Types) {
     }
 }
 
-/// Returns the JSON type of a value; `None` if the value does not show it, such as `null`.
+/// Returns the JSON type of a value; `None` if the value does not show the type, such as `null`.
 fn type_of_value(value: &Value) -> Option<String> {
     Some(match value {
         Value::Null => return None,

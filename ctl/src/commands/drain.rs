@@ -1,9 +1,8 @@
 //! `gpushctl gpu cordon|drain|uncordon`.
 //!
-//! `gpu drain` cordons the GPUs and waits until gpushd's readings show no process and no lease. It
-//! waits for leases too, because their holders may start programs at any time. Waiting changes
-//! nothing, so it is not an operation of gpushd: the user can interrupt the command and start it
-//! again.
+//! `gpu drain` cordons the GPUs and waits until gpushd's readings show no process and no lease. The command also waits
+//! for leases, because their holders may start programs at any time. Waiting changes nothing, so a drain is not an
+//! operation of gpushd: the user can interrupt the command and start it again.
 
 use std::time::Duration;
 
@@ -122,8 +121,8 @@ async fn until_idle(
     quiet: bool,
     out: &Output,
 ) -> Result<(Waited, Vec<u32>), Failure> {
-    // Accept only readings from after the cordon: an earlier reading may not show a process that
-    // started just before the cordon.
+    // Accept only readings from after the cordon: an earlier reading might not show a process that started just before
+    // the cordon.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();
@@ -209,7 +208,7 @@ impl TemporaryCordons {
         Ok((waited, kept))
     }
 
-    /// Clears the cordons. If a GPU has got a second cordon since, keeps both.
+    /// Clears the cordons. If a GPU has got a second cordon since then, keeps both cordons.
     pub(super) async fn clear(&self, client: &mut Client) {
         for uuid in &self.0 {
             if client.gpu(uuid).await.is_ok_and(|gpu| gpu.cordons.len() == 1) {

@@ -49,13 +49,14 @@ fn selected(mut kept: Vec<ReceivedEvent>, args: &args::EventsArgs, json: bool) -
     kept
 }
 
-/// Returns whether to show an event. By default, the steps of an operation are not shown: there are many of them, and
-/// the events for its begin and end are enough.
+/// Returns whether to show an event. By default, the steps of an operation are not shown: there are many steps, and the
+/// events for the begin and the end of the operation are enough.
 fn shown(reported: &ReceivedEvent, steps: bool) -> bool {
     steps || !events::is_step(reported)
 }
 
-/// Prints new events until Ctrl-C; `past` contains the printed ones. If the connection is lost, waits for gpushd.
+/// Prints new events until Ctrl-C; `past` contains the events that were already printed. If the connection is lost,
+/// waits for gpushd.
 async fn follow(
     client: &mut Client,
     mut query: EventQuery,

@@ -13,7 +13,8 @@ use crate::{
 pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Outcome {
     match command {
         Gpu::List(which) => {
-            // Include the profiles in JSON, because users can save it and use it as a host for offline plans.
+            // Include the profiles in JSON, because users can save the output and use the file as a host for offline
+            // plans.
             let gpus = client.gpus(out.json).await?;
             let gpus = super::select_of(client, gpus, &which.selectors()).await?;
             if gpus.is_empty() && out.is_drawn() {

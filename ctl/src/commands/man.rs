@@ -1,4 +1,4 @@
-//! `gpushctl man DIR`, with which packages create the man pages.
+//! `gpushctl man DIR`, with which the builds of the packages create the man pages.
 
 use std::path::Path;
 

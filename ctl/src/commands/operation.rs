@@ -33,10 +33,11 @@ const RETRY: Duration = Duration::from_millis(100);
 /// How long gpushctl waits for gpushd after the connection was lost.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// Number of operations that gpushctl requests at once to find those of some GPUs.
+/// Number of operations that gpushctl requests at once to find the operations on some GPUs.
 const PAGE: usize = 100;
 
-/// Returns the last `number` operations on one of these GPUs. Also returns whether there may be earlier ones.
+/// Returns the last `number` operations on one of these GPUs. Also returns whether there may be earlier operations on
+/// these GPUs.
 async fn of_gpus(
     client: &mut Client,
     number: usize,
@@ -312,7 +313,7 @@ async fn follow(
                 *one = newer;
             }
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
-                // gpushd may be restarting. Wait only for a short time, because it may not come back.
+                // gpushd may be restarting. Wait only for a short time, because gpushd might not be started again.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > AWAY {
                     return Err(unknown_result_error(one, error.error.message).into());
@@ -331,8 +332,8 @@ async fn follow(
     }
 }
 
-/// Returns what an operation waits for, one sentence each. Requests a plan, because it names the processes that this
-/// user may see. If the plan shows no blockers, returns `reasons`, which come from the operation.
+/// Returns what an operation waits for, one sentence each. Requests a plan, because a plan names the processes that
+/// this user may see. If the plan shows no blockers, returns `reasons`, which come from the operation.
 async fn wait_reasons(client: &mut Client, reasons: &[String], request: Option<&PlanRequest>) -> Vec<String> {
     let (Some(request), false) = (request, reasons.is_empty()) else { return reasons.to_vec() };
     let named = client.plan(request).await.map(|plans| plan::blockers(&plans)).unwrap_or_default();
@@ -347,8 +348,8 @@ fn same(one: &Operation, other: &Operation) -> bool {
     one.id == other.id && one.kind == other.kind && created(one) == created(other)
 }
 
-/// Returns the error that the result of an operation is unknown, because gpushd did not return or no longer knows the
-/// operation.
+/// Returns the error that the result of an operation is unknown, because gpushd could not be reached again, or no
+/// longer knows the operation.
 fn unknown_result_error(one: &Operation, cause: String) -> ApiError {
     let changed = one.plans.iter().filter(|p| !plan::needs_no_change(p)).map(|p| p.gpu).collect::<Vec<_>>();
     let which = crate::render::status::gpu_numbers(&changed);

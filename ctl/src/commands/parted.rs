@@ -13,7 +13,7 @@ use crate::{args::Global, exit::Outcome, offline, output::Output};
 pub(super) struct Written<'a> {
     /// The YAML or TOML text.
     pub(super) text: &'a str,
-    /// What the user must know and the text does not contain.
+    /// Facts that the user must know and that the text does not contain.
     pub(super) remarks: &'a [String],
     /// Why the text does not contain everything.
     #[serde(skip_serializing_if = "Option::is_none")]

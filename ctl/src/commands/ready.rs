@@ -33,7 +33,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 enum Unfinished {
     /// gpushd is still doing this work.
     Pending(String),
-    /// gpushd has failed and does not try again. The second text is the command with which to solve the problem.
+    /// gpushd could not do this work, and does not try again. The second text is the command with which to solve the
+    /// problem.
     Failed(String, String),
 }
 
@@ -246,7 +247,7 @@ mod tests {
         assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0` (administrator)"));
     }
 
-    /// Fault: `ready` waited until its timeout for a GPU of mode `exclusive` that still had MIG. It must name
+    /// Fault: `ready` waited until its timeout for a GPU of mode `exclusive` that still had MIG. `ready` must name
     /// `gpushctl apply` instead.
     #[test]
     fn mig_that_a_mode_excludes_has_failed_after_the_boot() {

@@ -1,7 +1,7 @@
 //! `gpushctl gpu reset`: enters maintenance, runs `nvidia-smi --gpu-reset`, and leaves maintenance.
 //!
 //! nvidia-smi resets a GPU only if no process has it open. gpushd has all GPUs open, except during maintenance. The
-//! request for maintenance names the GPUs to reset, so that leases on other GPUs do not prevent it.
+//! request for maintenance names the GPUs to reset, so that leases on other GPUs do not prevent the maintenance.
 
 use std::{
     process::{Command, Stdio},

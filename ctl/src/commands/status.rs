@@ -36,7 +36,7 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
                 let text = draw(&shown, args, true, &look);
                 out.text(&if redraws { format!("{HOME}{text}") } else { format!("{text}\n") })?;
             }
-            // With `--watch`, go on: the next reading may succeed, for example after a restart of gpushd.
+            // With `--watch`, continue: the next reading may succeed, for example after a restart of gpushd.
             Err(Failure::Error(error)) if redraws => out.error(&error),
             Err(failure) => return Err(failure),
         }
@@ -98,7 +98,7 @@ pub(super) async fn read(
     Ok((Status { version, health, gpus, devices, mps, leases }, code))
 }
 
-/// Returns the GPUs that match a selector. Ignores selectors that match none.
+/// Returns the GPUs that match a selector. Ignores selectors that match no GPU.
 fn named_of(gpus: &[Gpu], selectors: &[String]) -> Vec<Gpu> {
     let words = selectors.iter().flat_map(|text| text.split(','));
     let found: Vec<Gpu> =

@@ -21,8 +21,8 @@ pub(crate) enum Charset {
 pub(crate) struct Appearance {
     /// Width in columns.
     pub(crate) width: usize,
-    /// Whether tables may wrap, and text may be cut to the width. False for a pipe, because a program that reads it
-    /// needs each row complete and on one line.
+    /// Whether tables may wrap, and text may be cut to the width. False for a pipe, because a program that reads the
+    /// pipe needs each row complete and on one line.
     pub(crate) wraps: bool,
     /// Whether tables have headings.
     pub(crate) headings: bool,
@@ -74,7 +74,7 @@ impl Appearance {
     }
 
     /// Replaces control characters in text of other sources, such as a command line or a user name. gpushd does this
-    /// too, but an older gpushd may not. Also replaces characters that the character set does not permit.
+    /// too, but an older gpushd might not. Also replaces characters that the character set does not permit.
     pub(crate) fn clean(&self, text: &str) -> String {
         let shown = |c: char| match self.charset {
             Charset::Ascii if !c.is_ascii() => REPLACEMENT,
@@ -83,7 +83,7 @@ impl Appearance {
         text.chars().map(shown).collect()
     }
 
-    /// Cuts text to a width, and marks this with an ellipsis. Does not cut text for a pipe, because a program that
+    /// Cuts text to a width, and marks the cut with an ellipsis. Does not cut text for a pipe, because a program that
     /// reads the pipe needs the whole text.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
         if !self.wraps || width(text) <= columns {
@@ -104,8 +104,9 @@ impl Appearance {
         out + ellipsis
     }
 
-    /// Breaks text at blanks into lines. The first line starts with `first`, the others are indented by its width.
-    /// Never breaks a word. Never breaks a command in backquotes that fits into one line, because users copy it.
+    /// Breaks text at blanks into lines. The first line starts with `first`, and the other lines are indented by the
+    /// width of `first`. Never breaks a word. Never breaks a command in backquotes that fits into one line, because
+    /// users copy it.
     pub(crate) fn wrap(&self, first: &str, text: &str) -> Vec<String> {
         let indent = width(first);
         let lines = broken(&self.for_reader(text), self.width.saturating_sub(indent).max(20)).into_iter().enumerate();

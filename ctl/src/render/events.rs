@@ -42,7 +42,8 @@ pub(crate) fn is_step(reported: &ReceivedEvent) -> bool {
             let is_going = matches!(change.operation.state, OperationState::Running | OperationState::Cancelling);
             change.note.is_none() && is_going && change.progress.iter().any(|gpu| gpu.done > 0 || gpu.doing.is_some())
         }
-        // If an operation is changing the GPU, the event shows only intermediate instances.
+        // If an operation is changing the GPU, the event shows only intermediate instances, so treat the event as a
+        // step.
         EventPayload::Gpu(change) => {
             let between = |aspect: &GpuAspect| matches!(aspect, GpuAspect::Instances | GpuAspect::Drift);
             change.state == GpuState::Changing && change.changed.iter().all(between)
@@ -190,7 +191,6 @@ fn of_operation(change: &OperationChange) -> String {
     }
 }
 
-/// Returns the state of a lease with its style.
 fn lease_state(change: &LeaseChange) -> (&'static str, Style) {
     (change.state.name(), if change.state == LeaseState::Active { PLAIN } else { NOTE })
 }

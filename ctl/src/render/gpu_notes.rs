@@ -74,7 +74,7 @@ pub(crate) fn of(gpu: &Gpu, look: &Appearance) -> Vec<String> {
         note(NOTE, &label, text);
     }
     // Add a note only if the reading is old: a reading is fresh for one second, and a slow driver takes some time for
-    // the next one.
+    // the next reading.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
     let read = look.ago(gpu.observed_at);
     if gpu.stale {

@@ -151,7 +151,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     out.join("\n") + "\n"
 }
 
-/// Draws that the change of a GPU has not started, with its desired layout as a user types it.
+/// Draws that the change of a GPU has not started. Shows the desired layout of the GPU as a user types it.
 fn not_started_line(plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.end_state())))
 }
@@ -161,7 +161,7 @@ fn was_rolled_back(operation: &Operation, gpu: u32) -> bool {
     operation.progress.iter().any(|p| p.gpu == gpu && p.restored)
 }
 
-/// Draws that a GPU is as it was before, and why. Leaves out why if the error of this GPU follows.
+/// Draws that a GPU is as it was before, and the reason. Leaves out the reason if the error of this GPU follows.
 fn unchanged_line(operation: &Operation, plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
     if failed.is_empty() || failed.contains(&plan.gpu) {
@@ -206,8 +206,8 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
                 out.push(paint(GONE, &text));
             }
             InstanceStep::DestroyCompute { gi, ci, profile } => {
-                // Do not show this line if the whole GPU instance was destroyed, because that has
-                // its own line.
+                // Do not show this line if the whole GPU instance was destroyed, because the destruction has a separate
+                // line.
                 let with_it = |s: &InstanceStep| matches!(s, InstanceStep::DestroyGpuInstance { gi: g, .. } if g == gi);
                 if !plan.instance_steps().any(with_it) {
                     altered = true;

@@ -63,7 +63,7 @@ fn processes(n: usize) -> String {
     if n == 1 { count(n, "process") } else { format!("{n} processes") }
 }
 
-/// Describes what gpushd does with the unleased processes. It may not end `exempt` of them.
+/// Describes what gpushd does with the unleased processes. gpushd is not permitted to end `exempt` of these processes.
 fn policy_words(policy: UnleasedPolicy, found: usize, exempt: usize) -> String {
     let them = if found == 1 { "it" } else { "them" };
     match policy {

@@ -47,7 +47,7 @@ fn free(of: &[&GpuProfile]) -> String {
     }
 }
 
-/// Returns the number of engines of one kind that a profile has.
+/// A function that returns how many engines of one kind a profile has.
 type CountOf = fn(&Engines) -> u8;
 
 /// The kinds of engines, with their headings.

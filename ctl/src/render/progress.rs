@@ -15,8 +15,8 @@ use super::{Appearance, Charset, appearance::count, plan, status::gpu_numbers};
 pub(crate) enum Style {
     /// One bar for each GPU, redrawn in place.
     Bars,
-    /// A line at the beginning, for a slow step, and for a GPU that is rolled back. gpushctl does not print the other
-    /// steps, because the result shows what they did.
+    /// One line at the beginning, one line for each slow step, and one line for each GPU that is rolled back. gpushctl
+    /// does not print the other steps, because the result shows what these steps did.
     Lines,
     /// Nothing.
     Quiet,

@@ -15,7 +15,7 @@ pub(crate) struct Contents {
     pub(crate) file: Option<PathBuf>,
     /// Version of gpushctl.
     pub(crate) gpushctl: &'static str,
-    /// When the bundle was collected.
+    /// Time at which the bundle was collected.
     pub(crate) collected_at: jiff::Timestamp,
     /// Whether the bundle contains user names and command lines.
     pub(crate) with_names: bool,

@@ -163,8 +163,8 @@ fn broken(cell: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// Returns two widths for each column: its minimum width, and the width of its widest cell. The minimum width is that
-/// of its longest word. Cells with a width of up to `short` count as one word.
+/// Returns two widths for each column: its minimum width, and the width of its widest cell. The minimum width is the
+/// width of the column's longest word. Cells with a width of up to `short` count as one word.
 fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (Vec<usize>, Vec<usize>) {
     let cells = |at: usize| rows.iter().map(move |row| row[at].as_str()).chain([columns[at].0]);
     let word = |cell: &str| match width(cell) {

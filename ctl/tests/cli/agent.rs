@@ -139,8 +139,8 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     }
 }
 
-/// Starts an agent for tests. After `polls` requests about the operation, its first GPU has the new
-/// layout. `other` answers all requests that do not read the GPUs.
+/// Starts an agent for tests. After `polls` requests about the operation, the first GPU of the
+/// operation has the new layout. `other` answers all requests that do not read the GPUs.
 fn agent(host: &Host, polls: usize, other: impl Fn(&Request, usize) -> Answer + Send + Sync + 'static) -> Agent {
     let polled = Arc::new(AtomicUsize::new(0));
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
@@ -369,7 +369,8 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
     let mut child = host.command(&["mig", "apply"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // gpushctl prints this line when the operation has begun. From then on, it handles Ctrl-C.
+    // gpushctl prints this line when the operation has begun. From then on, gpushctl handles
+    // Ctrl-C.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());

@@ -1,7 +1,7 @@
 //! Requests a lease, and waits in the queue until it is granted.
 //!
 //! gpushd answers a request when the lease is granted. Until then, this process reads the request's place in the queue
-//! over a second connection and shows it. If this process exits earlier, the request's connection closes, and
+//! over a second connection, and shows this place. If this process exits earlier, the request's connection closes, and
 //! gpushd removes the request from the queue.
 
 use std::{io::IsTerminal, time::Duration};
@@ -38,8 +38,8 @@ pub(super) fn bound(flags: &RequestFlags, held: &LeaseBindingFlags) -> Result<Le
     let mut request = flags.request()?;
     request.holder = held.user.as_deref().map(uid).transpose()?;
     (request.process, request.bind_to) = match (held.with, request.duration_s) {
-        // gpushd binds the lease to the cgroup of the login session or container. If there is none, gpushd binds it to
-        // the session leader; if there is no session leader either, gpushd refuses the request.
+        // gpushd binds the lease to the cgroup of the login session or container. If there is no such cgroup, gpushd
+        // binds the lease to the session leader; if there is no session leader either, gpushd refuses the request.
         (None, None) => (session()?, BindTo::Cgroup),
         (with, _) => (with, BindTo::Process),
     };

@@ -60,7 +60,8 @@ async fn requested(client: &mut Client, global: &Global, asked: &Asked, out: &Ou
     let granted = grant::granted(client, global, asked, out).await?;
     let gpus = gpus(client).await;
     if let Err(failure) = print(&granted, &gpus, asked.quiet, out) {
-        // Release the lease, because the user does not know its id and cannot release it.
+        // Release the lease, because the user does not know the id of the lease and so cannot
+        // release it.
         let _ = client.lease_release(granted.lease.id).await;
         return Err(failure);
     }

@@ -37,7 +37,8 @@ const RELEASE: Duration = Duration::from_secs(2);
 /// Environment variable that names the lease of a process.
 const LEASE: &str = "GPUSH_LEASE";
 
-/// Prefix of the environment variables for MPS. gpushctl removes them, because they may belong to another lease.
+/// Prefix of the environment variables for MPS. gpushctl removes these variables, because they may belong to another
+/// lease.
 const MPS: &str = "CUDA_MPS_";
 
 pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
@@ -79,8 +80,8 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     }
     let mut request = args.request.request().map_err(ApiError::from)?;
     request.process = Some(std::process::id());
-    // Request a new scope, which contains all processes that the command starts. If gpushd cannot create one, the lease
-    // ends when this process exits.
+    // Request a new scope, which contains all processes that the command starts. If gpushd cannot create a scope, the
+    // lease ends when this process exits.
     request.bind_to = BindTo::Scope;
     let asked = grant::Asked { request, quiet: args.quiet };
     super::super::with_agent(global, async |client| {

@@ -16,7 +16,7 @@ use crate::{
 /// The layout on a command line: a layout name, layout entries, or a label of a mig-parted file.
 enum LayoutArgument {
     Layout(LayoutSource),
-    /// A label of a mig-parted file. Which layout it means depends on the GPU.
+    /// A label of a mig-parted file. Which layout the label means depends on the GPU.
     Label(parted::File, parted::Label),
 }
 
@@ -138,7 +138,7 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
         let mut request = typed.ask(wanted, client, out).await?;
         let of_all = request.layout == LayoutSource::Wanted && request.gpus.is_empty();
         if of_all {
-            // Check the GPUs that `mig apply` would change, and also cordoned ones.
+            // Check the GPUs that `mig apply` would change, and also cordoned GPUs.
             let gpus = client.gpus(false).await?;
             if let Some(text) = not_checked(&gpus) {
                 out.remark(&(out.look.wrap("note: ", &text).join("\n") + "\n"));
@@ -173,8 +173,8 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
     })
 }
 
-/// Returns the UUIDs of the GPUs that may have a desired layout. Prints which GPUs have none, because they are
-/// unmanaged.
+/// Returns the UUIDs of the GPUs that may have a desired layout. Prints which GPUs have no desired layout because they
+/// are unmanaged.
 fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
     let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.mode == Mode::Unmanaged);
     if !unmanaged.is_empty() {

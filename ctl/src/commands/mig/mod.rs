@@ -137,8 +137,8 @@ fn is_free(device: &MigDevice, gpu: &Gpu, shared: &[MpsDaemon]) -> bool {
     device.available || device.usage == DeviceUse::Free && gpu.mode != Mode::Mig && !is_shared()
 }
 
-/// Returns the error for a profile that none of the GPUs has. Returns `None` if a GPU has it, or if the profiles are
-/// not known.
+/// Returns the error for a profile that none of the GPUs has. Returns `None` if a GPU has the profile, or if the
+/// profiles of the GPUs are not known.
 fn unknown_profile(profile: &str, gpus: &[Gpu]) -> Option<ApiError> {
     let profiles = gpus.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| mig.profiles.iter());
     let names = profiles.flat_map(|one| {

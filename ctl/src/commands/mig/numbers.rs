@@ -1,4 +1,4 @@
-//! Explains numbers where gpushctl expects a layout: profile ids, which nvidia-smi uses, or GPUs.
+//! Explains numbers where gpushctl expects a layout: profile ids, which nvidia-smi uses, or indexes of GPUs.
 
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ fn about(verb: &str, numbers: &[u32], selectors: &[String], gpus: &[Gpu]) -> Opt
     Some(error(hint).cause(format!("`{typed}` is {ids} of nvidia-smi")))
 }
 
-/// Returns the name of the profile, if it is the same on all GPUs that have a profile with this id.
+/// Returns the name of the profile, if this name is the same on all GPUs that have a profile with this id.
 fn name_of<'g>(id: u32, gpus: &[&'g Gpu]) -> Option<&'g str> {
     let profiles = gpus.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| mig.profiles.iter());
     let names: BTreeSet<&str> = profiles.filter(|profile| profile.id == id).map(|one| one.name.as_str()).collect();

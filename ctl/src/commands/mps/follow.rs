@@ -86,7 +86,7 @@ pub(super) async fn end(
     watch_change(client, what, &before, accepted, watch, out).await
 }
 
-/// Stops a daemon when it has no clients any more. If it still has clients after `limit`, starts it again.
+/// Stops a daemon when it has no clients any more. If the daemon still has clients after `limit`, starts it again.
 pub(super) async fn stop_when_free(
     client: &mut Client,
     target: &str,
@@ -231,14 +231,14 @@ async fn watch_change(
         pause = (pause * 3 / 2).min(PAUSES.1);
         match asked {
             Ok(newer) => (now, away) = (newer, None),
-            // gpushd may be restarting, which is usually short. The daemon continues to run meanwhile.
+            // gpushd may be restarting, which usually takes little time. The daemon continues to run meanwhile.
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
                 if away.get_or_insert_with(Instant::now).elapsed() > AWAY {
                     progress.end();
                     return Err(gpushd_ended_error(&now, error.error.message, out));
                 }
             }
-            // If no rule requires the daemon, gpushd no longer lists it after it has ended. So the change has
+            // If no rule requires the daemon, gpushd no longer lists the daemon after its end. So the change has
             // succeeded.
             Err(error) if ends(what) && error.error.code == Code::NotFound => {
                 progress.end();

@@ -14,8 +14,8 @@ use crate::{
 /// Interval at which gpushctl reads the logs.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Maximum number of lines that gpushctl reads at once. If a daemon writes more lines in one interval, some are not
-/// shown.
+/// Maximum number of lines that gpushctl reads at once. If a daemon writes more lines in one interval, gpushctl does
+/// not show all of these lines.
 const WINDOW: usize = 500;
 
 pub(super) async fn last(

@@ -119,7 +119,7 @@ fn watch(Followed { timeout, detach, quiet }: Followed) -> Watch {
 }
 
 /// Returns the targets on the selected GPUs; all targets if there are no selectors. With selectors, also returns a text
-/// that says that these GPUs are not shared, for an empty list.
+/// for an empty list, which says that these GPUs are not shared.
 async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<(Vec<MpsDaemon>, Option<String>), Failure> {
     let mut daemons = client.mps().await?;
     if selectors.is_empty() {

@@ -17,7 +17,7 @@ use crate::args::Global;
 /// How long a hook waits for a gpushd that restarts.
 const RESTART: Duration = Duration::from_secs(5);
 
-/// Time limit of a request for a job that may not need gpushd.
+/// Time limit of a request for a job that possibly does not need gpushd.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Pause before the hook sends a request again.
@@ -29,7 +29,7 @@ const MARGIN: Duration = Duration::from_millis(500);
 /// Maximum number of ended jobs that one hook reports to gpushd in place of earlier hooks.
 const MOST_ENDS: usize = 16;
 
-/// Maximum number of such reports that may fail. After one more failure, the hook stops reporting.
+/// Maximum number of reports of ended jobs that may fail. After one more failure, the hook stops reporting.
 const MOST_FAILED: usize = 2;
 
 /// Time limit for the report of one ended job.
@@ -38,9 +38,9 @@ const DELIVERY: Duration = Duration::from_secs(1);
 /// Why the hook got no useful answer.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// gpushd did not get the request, or did not carry it out because it was stopping.
+    /// gpushd did not get the request, or did not execute the request because gpushd was stopping.
     NotSent(ApiError),
-    /// gpushd did not answer in time, but may carry out the request.
+    /// gpushd did not answer in time, but may still execute the request.
     NoAnswer(ApiError),
     /// gpushd answered with an error.
     Error(ApiError),
@@ -148,7 +148,7 @@ impl Calls {
         &mut self,
         call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
-        // When the hook stops waiting for a restart of gpushd. Each restart has its own time limit.
+        // Time at which the hook stops waiting for a restart of gpushd. Each restart has its own time limit.
         let mut give_up: Option<Instant> = None;
         let mut is_sent = false;
         let unanswered =
@@ -202,7 +202,6 @@ impl Calls {
 }
 
 impl Unanswered {
-    /// Returns the error.
     pub(super) fn into_error(self) -> ApiError {
         match self {
             Self::NotSent(error) | Self::NoAnswer(error) | Self::Error(error) => error,

@@ -103,9 +103,9 @@ fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
     }
 }
 
-/// Returns the request that ends the run, according to the current files. `run` is what the files showed when this
-/// Epilog began, and `started` is when Slurm started it. If the job had no file then, the Prolog of the next run may
-/// have written one since.
+/// Returns the request that ends the run, according to the current files. `run` is the run that the files showed when
+/// this Epilog began. `started` is when Slurm started this Epilog. If the job had no file when this Epilog began, the
+/// Prolog of the next run may have written a file since then.
 fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&HookStart>) -> Option<SlurmJobEnd> {
     let run = match run {
         EndedRun::NoFile => directory.ended_run(job, started),
@@ -119,8 +119,8 @@ fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&Hoo
     Some(end_of(job, restart))
 }
 
-/// Removes the file of a job. If gpushd did not get the request, first records the end. If this fails, keeps the file,
-/// because only the file shows that the job may have a lease.
+/// Removes the file of a job. If gpushd did not get the request, first records the end. If the end cannot be recorded,
+/// keeps the file, because only the file shows that the job may have a lease.
 fn finish(directory: &Directory, job: &Job, end: &SlurmJobEnd, ended: Ended, had_lease: bool) {
     match ended {
         Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(end),
@@ -179,8 +179,8 @@ mod tests {
         assert_eq!((directory.ended_run(&job, None), directory.undelivered_ends().len()), (EndedRun::NoFile, 1));
     }
 
-    /// Fault: an Epilog without a file waited for gpushd. Meanwhile the next run began, and Epilog ended its lease.
-    /// Slurm 22.05 gives this Epilog the restart count of the next run.
+    /// Fault: the Epilog of a job without a file waited for gpushd. Meanwhile the next run of the job began, and the
+    /// Epilog ended the lease of that run. Slurm 22.05 gives this Epilog the restart count of the next run.
     #[test]
     fn run_that_begins_while_epilog_waits_is_not_ended() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! When Slurm started a hook.
+//! Finds out when Slurm started a hook.
 //!
 //! The restart count does not show which run an Epilog ends: Slurm 22.05 gives the Epilog of a requeued run the count
-//! of the next run, and sets no other variable that is different. But slurmd starts an Epilog only after all processes
-//! of the run have ended. So if Slurm started an Epilog before the Prolog of a run, the Epilog does not end that run.
+//! of the next run, and no other variable of the Epilog shows the run. But slurmd starts an Epilog only after all
+//! processes of the run have ended. So if Slurm started an Epilog before the Prolog of a run, the Epilog does not end
+//! that run.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 /// The boot id, which changes when the host reboots.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// When Slurm started a hook of a job.
+/// The time at which Slurm started a hook of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HookStart {
     /// Id of the boot.

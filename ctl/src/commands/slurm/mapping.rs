@@ -53,7 +53,7 @@ fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
     let path = gres_conf.map_or_else(|| slurm_conf.with_file_name("gres.conf"), Path::to_owned);
     let text = match std::fs::read(&path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        // A node without gres.conf is all right: MIG devices have UUIDs.
+        // A missing gres.conf is not an error: MIG devices can be found by their UUIDs.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
     };

@@ -1,8 +1,8 @@
 //! `gpushctl slurm`: the hooks of Slurm.
 //!
-//! Prolog and Epilog run as root. They write the files of jobs, because gpushd may not be allowed
-//! to give a file to a user. TaskProlog runs as the user and only reads. If all is well, a hook
-//! prints nothing. If it fails or refuses the job, it prints one line.
+//! Prolog and Epilog run as root. They write the files of jobs, because gpushd may lack the
+//! permission to give a file to a user. TaskProlog runs as the user and only reads. If all is well,
+//! a hook prints nothing. If it fails or refuses the job, it prints one line.
 //!
 //! | file | subject |
 //! |---|---|
@@ -72,8 +72,8 @@ fn fail(job: u32, why: &str) -> u8 {
     FAILS
 }
 
-/// Prints a line on standard error. If this fails, ignores it: `eprintln!` would panic, and the
-/// hook would drain the node.
+/// Prints a line on standard error. Ignores an error: `eprintln!` would panic, and the hook would
+/// drain the node.
 fn print_error(line: &str) {
     let _lost = writeln!(io::stderr(), "{line}");
 }

@@ -43,7 +43,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let request = requested(&job);
     let settings = Settings::of_root(files, limits);
     let directory = &settings.directory;
-    // Most jobs need no GPU, so check this first.
+    // Most jobs need no GPU, so first check whether this job needs one.
     if matches!(request, Ok(None)) && !job.has_devices() {
         // TaskProlog must know this cluster and node even if their jobs have no file.
         directory.keep_place(&HookPlace::new(&job.cluster, &job.node));
@@ -105,7 +105,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     let (started, state, leases, error) = match answer {
         Ok(answer) => {
             directory.keep_owned(&answer.owned);
-            // With its answer, gpushd has also ended the leases of earlier runs.
+            // Before gpushd answered, it also ended the leases of earlier runs. So the ends of these runs need no
+            // report.
             directory.end_delivered(&end_of(&job, job.begun_run()));
             match answer.outcome {
                 SlurmOutcome::NotConcerned => (Started::NotConcerned, None, PossibleLeases::None, None),
@@ -128,7 +129,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     };
     let verdict = decide::prolog(started, concern, settings.slurm.agent_down);
     let must_note = decide::must_note_end(started, concern, leases == PossibleLeases::All);
-    // If the end is recorded, the next hook reports it to gpushd, so Epilog need not.
+    // If the end is recorded, the next hook reports it to gpushd, so Epilog need not report the end.
     let is_noted = must_note && directory.note_end(&end_of(&job, job.begun_run())).is_ok();
     let leases = if is_noted { PossibleLeases::None } else { leases };
     let state = match (verdict, state) {

@@ -1,6 +1,7 @@
 //! `gpushctl slurm reconcile`: ends leases of jobs that Slurm no longer knows.
 //!
-//! The command first lists the leases and then the jobs. So if a Prolog runs in between, its job is in Slurm's list.
+//! The command lists the leases before it lists the jobs. So if a Prolog creates a lease in between, the command does
+//! not know this lease and does not end it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -115,7 +116,7 @@ fn of_job(lease: Lease) -> Option<OfJob> {
     Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
 }
 
-/// Returns the cluster whose jobs squeue lists. Slurm writes its name in lower case.
+/// Returns the cluster whose jobs squeue lists. Slurm writes the names of clusters in lower case.
 fn cluster_of(slurm_conf: &SlurmConf) -> Option<String> {
     slurm_conf.get("ClusterName").map(str::to_lowercase).filter(|name| !name.is_empty())
 }
@@ -190,7 +191,8 @@ mod tests {
 
     use super::*;
 
-    /// Fault: squeue did not list jobs with flags such as `SIGNALING`, and their leases ended although the jobs ran.
+    /// Fault: squeue did not list jobs with flags such as `SIGNALING`, and gpushd ended the leases of these jobs
+    /// although the jobs ran.
     #[test]
     fn job_with_an_unusual_flag_may_run() {
         let flags = "1 RUNNING\n2 SIGNALING\n3 RESIZING\n 4 STAGE_OUT \n5 COMPLETING\n6 STOPPED\n7 NEW_FLAG\n8\n";

@@ -34,7 +34,7 @@ pub(super) struct Settings {
     pub(super) has_owner_slurm: bool,
     /// Time limit of the hook.
     pub(super) deadline: Duration,
-    /// When the hook must end.
+    /// Time at which the hook must end.
     pub(super) until: Instant,
 }
 
@@ -48,7 +48,8 @@ impl Settings {
         Self { has_config: path.exists(), ..Self::new(config, files, deadline) }
     }
 
-    /// Reads the config for TaskProlog. Its environment comes from the user, so it cannot select another config file.
+    /// Reads the config for TaskProlog. The environment of TaskProlog comes from the user, so this function does not
+    /// let the environment select the config file.
     pub(super) fn of_task(files: &HookFiles) -> Self {
         let path = files.config.as_deref().unwrap_or(Path::new(offline::DEFAULT_CONFIG));
         Self::new(read(path), files, Duration::ZERO)

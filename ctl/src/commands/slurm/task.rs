@@ -10,7 +10,7 @@ use crate::{args::HookFiles, exit::Outcome, output::Output};
 
 pub(super) fn run(files: &HookFiles, out: &Output) -> Outcome {
     let TaskProlog { text, fails } = prolog(files);
-    // Write nothing to stderr, because Slurm also parses it.
+    // Write nothing to stderr, because Slurm also parses stderr.
     out.verbatim(text.as_bytes())?;
     Ok(if fails { FAILS } else { 0 })
 }

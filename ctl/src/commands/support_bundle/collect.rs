@@ -164,7 +164,7 @@ impl<'c> Answers<'c> {
         self.note(answer)
     }
 
-    /// Remembers if gpushd does not answer, so that the command sends no further request.
+    /// If gpushd has not answered, records this, so that the command sends no further request.
     fn note<T>(&mut self, answer: Result<T, ApiError>) -> Result<T, ApiError> {
         if let Err(error) = &answer
             && matches!(error.code, Code::Unreachable | Code::TimedOut)

@@ -180,7 +180,7 @@ fn after_number(text: &str) -> Option<&str> {
     (rest.len() < text.len()).then_some(rest)
 }
 
-/// Removes a known command line. Also removes it if the line contains only its beginning.
+/// Removes a known command line. Also removes the beginning of the command line if the line contains no more of it.
 fn without_command(line: &str, command: &str) -> String {
     let beginning = command.get(..SHORTEST_BEGINNING.min(command.len())).unwrap_or(command);
     let (mut kept, mut rest) = (String::new(), line);

@@ -10,7 +10,7 @@ use crate::render::{
 };
 
 /// Draws a target as one line with its notes, after a start, stop, restart or drain. `in_maintenance` matters because
-/// gpushd starts no daemons then.
+/// gpushd starts no daemons during maintenance.
 pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {

@@ -62,13 +62,14 @@ fn rows(daemons: &[MpsDaemon], from: usize, look: &Appearance) -> (Vec<(&'static
 
 fn row(client: &MpsClient, target: &str, look: &Appearance) -> [String; 6] {
     let user = user(client.user.as_ref(), client.uid, look);
-    // If the user may not see the client, show only that it belongs to another user.
+    // If the user is not permitted to see the client, show only that the client belongs to another
+    // user.
     let command = match (&client.command, client.pid) {
         (Some(command), _) => look.fit(&look.clean(command), COMMAND),
         (None, None) if user.is_none() => process_names::ANOTHER.to_owned(),
         (None, _) => NONE.to_owned(),
     };
-    // If the user may not see the client, its lease is not known.
+    // If the user is not permitted to see the client, its lease is not known.
     let lease = match &client.lease {
         Some(lease) => look.clean(lease),
         None if user.is_none() && client.pid.is_none() => NONE.to_owned(),

@@ -48,7 +48,6 @@ fn unexplained(state: MpsState) -> &'static str {
     }
 }
 
-/// Returns the state of a server as text, with its style.
 fn server_state(state: MpsServerState) -> (&'static str, Style) {
     match state {
         MpsServerState::Initializing => ("starting", NOTE),

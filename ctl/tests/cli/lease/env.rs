@@ -26,7 +26,7 @@ fn request_flags_reach_the_agent() {
     let request = requested(&agent);
     assert_eq!(request.target.as_deref(), Some("1:2g.20gb@2"));
     assert_eq!((request.process, request.holder), (Some(4000), Some(7)));
-    // A request may not have both `-i` and `--target`.
+    // A request must not have both `-i` and `--target`.
     assert_eq!(host.command(&words).output().unwrap().status.code(), Some(2));
 }
 

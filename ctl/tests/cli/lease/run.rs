@@ -21,8 +21,8 @@ fn run_becomes_the_command_and_keeps_its_status() {
         &["run", "--lease", "L17", "--mps", "25", "--", "true"],
     ];
     let run = |args: &[&str]| {
-        // `host.command` clears the environment of gpushctl. The command that `run` starts inherits it and needs a
-        // PATH.
+        // `host.command` clears the environment of gpushctl. The command that `run` starts inherits this environment
+        // and needs a PATH.
         let output = host.command(args).env("PATH", "/usr/bin:/bin").output().unwrap();
         Host::transcript(args, &output)
     };

@@ -1,4 +1,4 @@
-//! Tests of commands that start, stop or drain MPS daemons, or wait for this.
+//! Tests of commands that start, stop or drain MPS daemons, or wait for such a change.
 
 use super::*;
 
@@ -82,8 +82,8 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // gpushctl prints this line to name the clients that it waits for. From then on, it handles
-    // Ctrl-C.
+    // gpushctl prints this line to name the clients that it waits for. From then on, gpushctl
+    // handles Ctrl-C.
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "GPU 0: draining; still connected: alice 5120\n");
     signal(child.id(), nix::sys::signal::Signal::SIGINT);

@@ -52,7 +52,6 @@ fn request(connection: &mut UnixStream) -> Option<String> {
     }
 }
 
-/// An answer with an error.
 pub(in crate::commands::slurm) fn error(error: &ApiError) -> Answer {
     Some((503, serde_json::to_string(error).unwrap()))
 }
@@ -81,8 +80,8 @@ fn job() -> SlurmJobStart {
     }
 }
 
-/// Begins a job. gpushd answers the first request with the first one of `answers`, and so on. When
-/// no answer is left, it repeats the last one.
+/// Begins a job. gpushd answers the first request with the first one of `answers`, and so on. After
+/// the last answer, gpushd repeats that answer.
 fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<SlurmJobStarted, Unanswered> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
@@ -105,8 +104,8 @@ fn request_that_is_late_by_the_clock_is_sent_again() {
     assert!(matches!(answer, Err(Unanswered::NoAnswer(_))), "{answer:?}");
 }
 
-/// Fault: if gpushd restarted long after a hook had begun, the hook did not wait for it. Each
-/// restart must have its own time limit.
+/// Fault: if gpushd restarted long after a hook had begun, the hook did not wait for the restart.
+/// Each restart must have its own time limit.
 #[test]
 fn every_restart_of_gpushd_has_its_time() {
     let restart = PAUSE * 5;

@@ -7,7 +7,8 @@ use gpush_core::slurm::job_files::FileName;
 
 use super::Directory;
 
-/// Suffix of a file that records an ended job. The name of a node never contains a `+`.
+/// Suffix of a file that records an ended job. A node name in a file name never contains a `+`, so
+/// no other job file ends with this suffix.
 const ENDED: &str = "+ended";
 
 fn name_of(end: &SlurmJobEnd) -> String {
@@ -15,8 +16,8 @@ fn name_of(end: &SlurmJobEnd) -> String {
 }
 
 impl Directory {
-    /// Records an ended job that could not be reported to gpushd. Keeps an existing record of a
-    /// later run.
+    /// Records the end of a job that could not be reported to gpushd. If there is already a record
+    /// of a later run of the same job, keeps that record.
     pub(in crate::commands::slurm) fn note_end(&self, end: &SlurmJobEnd) -> io::Result<()> {
         let _locked = self.lock()?;
         let name = name_of(end);
@@ -30,7 +31,8 @@ impl Directory {
     /// which another hook may have written meanwhile.
     pub(in crate::commands::slurm) fn end_delivered(&self, end: &SlurmJobEnd) {
         let name = name_of(end);
-        // Most jobs have no such record. So check this first, without waiting for the lock.
+        // Most jobs have no such record. So first check whether it exists, without waiting for the
+        // lock.
         if !self.path.join(&name).exists() {
             return;
         }

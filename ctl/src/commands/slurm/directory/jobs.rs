@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{super::hook_start::HookStart, Directory, Locked, access};
 
-/// Suffix of the file that records a run. The name of a node never contains a `+`.
+/// Suffix of the file that records a run. A node name in a file name never contains a `+`, so no other job file ends
+/// with this suffix.
 const RUN: &str = "+run";
 
 /// One run of a job, which a Prolog has begun. Each file of a job belongs to one run.
@@ -29,9 +30,10 @@ pub(in crate::commands::slurm) struct Run {
     leader: Option<u32>,
     /// Pid of the Prolog.
     pid: u32,
-    /// When the Prolog began, in nanoseconds since the Unix epoch. With the pid, this identifies the Prolog.
+    /// Time at which the Prolog began, in nanoseconds since the Unix epoch. Together with the pid, this time identifies
+    /// the Prolog.
     begun_ns: i64,
-    /// When Slurm started the Prolog; `None` if that is not known.
+    /// Time at which Slurm started the Prolog; `None` if the time is not known.
     started: Option<HookStart>,
     /// Whether a lease of an earlier run may still exist.
     earlier_lease: bool,
@@ -42,7 +44,7 @@ pub(in crate::commands::slurm) struct Run {
 struct RunRecord {
     #[serde(flatten)]
     run: Run,
-    /// The names of the cluster and the node as Slurm writes them. The file name contains both in another form.
+    /// The names of the cluster and the node as Slurm writes them. The file name contains both names in another form.
     cluster: String,
     node: String,
     /// Whether a lease of this run or of an earlier run may exist.
@@ -202,7 +204,7 @@ impl Directory {
         }
     }
 
-    /// Removes the file of a job. Keeps a file of a later run than `restart`.
+    /// Removes the file of a job. Keeps the file if it belongs to a later run than `restart`.
     pub(in crate::commands::slurm) fn remove(&self, job: &Job, restart: u32) {
         self.remove_if(job, |run| run.restart <= restart);
     }
