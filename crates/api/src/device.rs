@@ -16,8 +16,8 @@ pub enum DeviceUse {
     Granted,
     /// Processes run on the device.
     InUse,
-    /// No process runs on the device, but its GPU or its MPS daemon accepts no new work, or an operation or a lease
-    /// request in the queue needs the device.
+    /// No process runs on the device, but the device is not available: its GPU or its MPS daemon
+    /// accepts no new work, or a queued operation or lease request needs the device.
     Reserved,
 }
 

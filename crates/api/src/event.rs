@@ -145,8 +145,8 @@ pub struct OperationChange {
     pub note: Option<String>,
 }
 
-/// The state of a GPU after a change. A client that listens to events does not make gpushd read the GPU: another
-/// request caused the reading that found this change.
+/// The state of a GPU after a change. gpushd does not read a GPU because a client listens to
+/// events. It found this change in a reading for another request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuChange {
@@ -232,7 +232,7 @@ pub struct MpsChange {
     pub reasons: Vec<String>,
 }
 
-/// The state of a lease after a change. Every user may read it, so it names no process.
+/// The state of a lease after a change. Every user may read this event, so the event names no process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseChange {

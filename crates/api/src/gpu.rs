@@ -430,7 +430,7 @@ pub struct Gpu {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leases: Vec<LeaseUse>,
     /// Whether the driver reported all processes. If false, even an instance without processes may be in use, so gpushd
-    /// destroys no instance on the GPU. The field is absent if it is true.
+    /// destroys no instance on the GPU. The field is absent if its value is true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub processes_known: bool,
     /// Error of the driver because of which `processes_known` is false.

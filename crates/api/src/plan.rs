@@ -111,9 +111,9 @@ pub struct ApplyRequest {
     /// Reason, shown to all users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Maximum seconds that the operation may be queued, at most 2592000 (30 days). It waits for
-    /// other operations on its GPUs, and for instances in use that block it. If absent, gpushd
-    /// refuses a request that would have to wait.
+    /// Maximum seconds that the operation may be queued, at most 2592000 (30 days). The operation
+    /// waits for other operations on its GPUs, and until instances that block it are idle. If
+    /// absent, gpushd refuses a request that would have to wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<u64>,
     /// Whether to apply the layout without making or ending an override. gpushd then reports the

@@ -46,8 +46,9 @@ pub struct GpuProcess {
     /// For an MPS server: what it serves, such as `MPS server of GPU 4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
-    /// Lease with which the process runs, such as `L17`. It is a lease of the same user, and the
-    /// process is in the cgroup of the lease, or its environment names the lease.
+    /// Lease with which the process runs, such as `L17`. The lease belongs to the user of the
+    /// process. Either the process is in the cgroup of the lease, or the environment of the process
+    /// names the lease.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
     /// Whether neither the cgroup nor the environment of the process identifies a lease. gpushd

@@ -191,7 +191,7 @@ mod tests {
         let reasons = vec!["GPU 0 has no room".to_owned()];
         let started = SlurmJobStarted {
             outcome: SlurmOutcome::Refused { reasons, hint: None },
-            owned: vec![SlurmGpu { uuid: "GPU-1".to_owned(), minor: 3, mig_devices: Vec::new() }],
+            owned: vec![SlurmGpu { uuid: "GPU-1".to_owned(), minor: 3, mig_uuids: Vec::new() }],
         };
         let json = serde_json::to_value(&started).unwrap();
         assert_eq!((&json["outcome"], &json["reasons"][0]), (&"refused".into(), &"GPU 0 has no room".into()));

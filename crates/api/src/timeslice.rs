@@ -38,7 +38,7 @@ impl Default for TimeslicePolicy {
 pub struct TimesliceView {
     /// Maximum number of leases on the GPU at a time.
     pub replicas: u32,
-    /// Level that the config asks for. It applies to programs that start after gpushd has set it.
+    /// Level that the config asks for. The level applies to programs that start after gpushd has set the level.
     #[serde(rename = "desired_level")]
     pub wanted: TimesliceLevel,
     /// Whether the effective level is known.

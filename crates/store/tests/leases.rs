@@ -1,10 +1,7 @@
 //! Leases: records, order of states, numbers, and the budget of ended leases.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
-#![allow(
-    clippy::redundant_closure_for_method_calls,
-    reason = "each method accepts only one lifetime of `Tx`"
-)]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "each method accepts only one lifetime of `Tx`")]
 
 mod scene;
 

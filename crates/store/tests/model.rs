@@ -2,10 +2,7 @@
 //! order are always equal.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
-#![allow(
-    clippy::redundant_closure_for_method_calls,
-    reason = "each method accepts only one lifetime of `Tx`"
-)]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "each method accepts only one lifetime of `Tx`")]
 
 mod scene;
 

@@ -4,10 +4,7 @@
 //! no unsynced data at a reply.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
-#![allow(
-    clippy::redundant_closure_for_method_calls,
-    reason = "each method accepts only one lifetime of `Tx`"
-)]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "each method accepts only one lifetime of `Tx`")]
 
 mod scene;
 

@@ -6,10 +6,7 @@
 //! after the release of that version.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
-#![allow(
-    clippy::redundant_closure_for_method_calls,
-    reason = "each method accepts only one lifetime of `Tx`"
-)]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "each method accepts only one lifetime of `Tx`")]
 
 mod scene;
 

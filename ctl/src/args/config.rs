@@ -33,7 +33,7 @@ Examples:
 The whole file takes effect, or none of it. A file that changes an overridden
 rule is refused. A reload does not change GPUs; `gpushctl apply` does.")]
     Reload {
-        /// Clear the overrides of GPUs whose rule the new file changes
+        /// Clear the overrides of GPUs whose rule differs in the new file
         #[arg(long)]
         clear_overrides: bool,
     },

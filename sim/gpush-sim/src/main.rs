@@ -56,7 +56,7 @@ enum Command {
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<OsString>,
     },
-    /// Create a simulated host in a directory; it stays until `gpush-sim down`
+    /// Create a simulated host in a directory; the host stays until `gpush-sim down`
     Up {
         #[command(flatten)]
         source: Source,

@@ -29,7 +29,7 @@ pub(crate) enum FaultAction {
         #[arg(long)]
         json: bool,
     },
-    /// Remove faults; what a fault delayed continues
+    /// Remove faults; programs that a fault has delayed continue
     Clear {
         /// Number of the fault [default: all]
         number: Option<u64>,

@@ -20,11 +20,11 @@ use crate::directory;
 pub(crate) enum Action {
     /// Add a process to a GPU or MIG device
     Add(Add),
-    /// Remove a process; one started by `add --spawn` ends
+    /// Remove a process; a process that `add --spawn` started is also ended
     Remove {
         /// Process id
         pid: u32,
-        /// Remove it only from this GPU, by index [default: from all]
+        /// Remove the process only from this GPU, by index [default: from all GPUs]
         #[arg(long)]
         gpu: Option<u32>,
     },

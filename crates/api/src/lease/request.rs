@@ -141,7 +141,7 @@ pub enum BindTo {
     /// instead, and no process is moved.
     Scope,
     /// The cgroup of the calling process: its login session, service, container or Slurm job. If
-    /// the lease is bound to no cgroup, the request must name a process or a duration.
+    /// gpushd cannot bind the lease to a cgroup, the request must name a process or a duration.
     Cgroup,
 }
 
