@@ -95,7 +95,7 @@ impl Caller {
         let name = user.unwrap_or("USER");
         let admit = match access.admin_groups.as_slice() {
             [] => "add one of your groups to the config (admin_groups = [\"GROUP\"] under [access]) and run \
-                `systemctl reload gpushd`"
+                `gpushctl config reload`"
                 .to_owned(),
             [group, ..] => format!("add you with `usermod -aG {group} {name}`, then log in again"),
         };
@@ -157,6 +157,6 @@ mod tests {
         let error = caller.denied("change MIG layouts", None, &Access::default());
         assert_eq!(error.message, "uid 1000 may not change MIG layouts");
         let hint = error.hint.unwrap();
-        assert!(hint.contains("admin_groups") && hint.contains("systemctl reload gpushd"), "{hint}");
+        assert!(hint.contains("admin_groups") && hint.contains("gpushctl config reload"), "{hint}");
     }
 }

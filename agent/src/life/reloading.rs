@@ -90,5 +90,5 @@ fn to_api(error: &SocketError) -> ApiError {
         answer = answer.cause(source.to_string());
         at = source;
     }
-    answer.hint("correct socket_group and socket_mode under [api], then `systemctl reload gpushd`")
+    answer.hint("correct socket_group and socket_mode under [api], then run `gpushctl config reload`")
 }

@@ -307,7 +307,7 @@ mod tests {
             let settings = service.start(true);
             let trouble = settings.trouble().unwrap();
             assert!(trouble.message.contains(message), "{at}: {trouble:?}");
-            assert!(trouble.hint.is_some_and(|hint| hint.contains("`systemctl reload gpushd`")), "{at}");
+            assert!(trouble.hint.is_some_and(|hint| hint.contains("`gpushctl config reload`")), "{at}");
             assert!(settings.config().auto_reconcile && settings.rules_are_known(), "{at}: the last valid config");
             assert!(Settings::load(path, false, Trust::Required).is_err(), "{at}: a user starts gpushd");
         }

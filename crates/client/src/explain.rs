@@ -237,17 +237,18 @@ fn start(facts: &Facts) -> String {
         return if facts.unit_installed {
             format!("{who}`systemctl start gpushd`; if gpushd ends again, see `journalctl -u gpushd`")
         } else {
-            "gpushd is not installed as a service here; start it with `gpushd --socket PATH` \
+            "gpushd is not installed as a service here; start it with `gpushd --config FILE --socket PATH`, \
              and give its socket with --socket PATH or GPUSH_SOCKET"
                 .to_owned()
         };
     }
+    let gpushd = format!("gpushd --config FILE --socket {path}");
     match facts.socket.origin {
-        Origin::Option => format!("start it with `gpushd --socket {path}`, or give another path with --socket"),
+        Origin::Option => format!("start it again as before, such as `{gpushd}`, or give another path with --socket"),
         Origin::Environment => {
-            format!("start it with `gpushd --socket {path}`, or unset GPUSH_SOCKET to use the system's gpushd")
+            format!("start it again as before, such as `{gpushd}`, or unset GPUSH_SOCKET to use the system's gpushd")
         }
-        Origin::User | Origin::System => format!("start it with `gpushd --socket {path}`"),
+        Origin::User | Origin::System => format!("start it again as before, such as `{gpushd}`"),
     }
 }
 
@@ -312,7 +313,10 @@ mod tests {
 
         let at = facts(PathContent::Nothing, Origin::Environment);
         let hint = explained(io::ErrorKind::NotFound, &at).2;
-        assert!(hint.contains("gpushd --socket /tmp/a/gpushd.sock") && hint.contains("unset GPUSH_SOCKET"), "{hint}");
+        assert!(
+            hint.contains("gpushd --config FILE --socket /tmp/a/gpushd.sock") && hint.contains("unset GPUSH_SOCKET"),
+            "{hint}"
+        );
     }
 
     #[test]

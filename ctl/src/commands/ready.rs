@@ -33,9 +33,17 @@ const PAUSE: Duration = Duration::from_millis(250);
 enum Unfinished {
     /// gpushd is still doing this work.
     Pending(String),
-    /// gpushd could not do this work, and does not try again. The second text is the command with which to solve the
-    /// problem.
-    Failed(String, String),
+    /// gpushd could not do this work, and does not try again. The user can continue with the command.
+    Failed(String, Next),
+}
+
+/// The command that solves a problem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Next {
+    /// `gpushctl apply` for the GPU with this index.
+    Apply(u32),
+    /// Another command.
+    Run(String),
 }
 
 /// The JSON document of a host that is ready. If it is not ready, the JSON document is the error.
@@ -63,9 +71,12 @@ async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output)
     let end = Instant::now() + timeout;
     let mut last: Vec<Unfinished> = Vec::new();
     loop {
+        let is_last = Instant::now() + PAUSE > end;
         let (left, maintenance) = match read_unfinished(client).await {
             Ok(read) => read,
-            Err(error) if may_pass(&error) => (vec![Unfinished::Pending(error.error.message.clone())], None),
+            Err(error) if may_pass(&error) && !is_last => {
+                (vec![Unfinished::Pending(error.error.message.clone())], None)
+            }
             Err(error) => return Err(error.into()),
         };
         if left.is_empty() {
@@ -80,7 +91,7 @@ async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output)
         if let Some(error) = failed(&left) {
             return Err(Failure::from(error));
         }
-        if Instant::now() + PAUSE > end {
+        if is_last {
             return Err(Failure::from(too_late(&left, timeout)));
         }
         if left != last && !quiet && !out.json {
@@ -144,7 +155,7 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
         GpuState::Degraded => {
             return Some(Unfinished::Failed(
                 format!("GPU {index} is degraded"),
-                format!("`gpushctl gpu show {index}`"),
+                Next::Run(format!("`gpushctl gpu show {index}`")),
             ));
         }
         GpuState::Ready => {}
@@ -155,7 +166,7 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
     Some(match gpu.mode {
         // gpushd applies layouts, and disables MIG for other modes, only once on each boot. It does not try again.
         mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
-            Unfinished::Failed(text, format!("`gpushctl apply {index}` (administrator)"))
+            Unfinished::Failed(text, Next::Apply(index))
         }
         _ => Unfinished::Pending(text),
     })
@@ -168,7 +179,7 @@ fn of_daemon(daemon: &MpsDaemon) -> Option<Unfinished> {
         _ if daemon.stays_stopped || daemon.ends.is_some() => None,
         MpsState::GivenUp => Some(Unfinished::Failed(
             format!("the MPS daemon of {label} failed too often"),
-            format!("`gpushctl mps show {}`", daemon.target),
+            Next::Run(format!("`gpushctl mps show {}`", daemon.target)),
         )),
         MpsState::Stopped
         | MpsState::Starting
@@ -184,14 +195,21 @@ fn of_daemon(daemon: &MpsDaemon) -> Option<Unfinished> {
 
 /// Returns the error for work that gpushd does not try again.
 fn failed(left: &[Unfinished]) -> Option<ApiError> {
-    let mut failed = left.iter().filter_map(|one| match one {
+    let failed = left.iter().filter_map(|one| match one {
         Unfinished::Failed(text, next) => Some((text, next)),
         Unfinished::Pending(_) => None,
     });
-    let (first, next) = failed.next()?;
-    let mut error = ApiError::new(Code::Internal, "the host does not match the config").cause(first.clone());
-    error.causes.extend(failed.map(|(text, _)| text.clone()));
-    Some(error.hint(format!("run {next}")))
+    let (causes, next): (Vec<&String>, Vec<&Next>) = failed.unzip();
+    let mut error = ApiError::new(Code::Internal, "the host does not match the config");
+    error.causes = causes.into_iter().cloned().collect();
+    // One command solves all problems that `apply` can solve.
+    let to_apply =
+        next.iter().filter_map(|one| if let Next::Apply(index) = one { Some(index.to_string()) } else { None });
+    let to_apply: Vec<String> = to_apply.collect();
+    Some(match next.first()? {
+        Next::Apply(_) => error.hint(format!("run `gpushctl apply {}` (administrator)", to_apply.join(","))),
+        Next::Run(command) => error.hint(format!("run {command}")),
+    })
 }
 
 fn too_late(left: &[Unfinished], timeout: Duration) -> ApiError {
@@ -254,8 +272,9 @@ mod tests {
         let mut gpu = fixtures::gpu(0, "A100", 40_960, Some(fixtures::mig(7, Vec::new())));
         (gpu.mode, gpu.drift) = (Mode::Exclusive, vec!["MIG is enabled".to_owned()]);
         assert_eq!(failed(&unfinished(&health(false), &[gpu.clone()], &[])), None);
-        let error = failed(&unfinished(&health(true), &[gpu], &[])).expect("it has failed");
-        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0` (administrator)"));
+        let other = Gpu { index: 5, ..gpu.clone() };
+        let error = failed(&unfinished(&health(true), &[gpu, other], &[])).expect("they have failed");
+        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0,5` (administrator)"));
     }
 
     #[test]

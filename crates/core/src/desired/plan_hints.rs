@@ -6,7 +6,7 @@ use gpush_api::{Gpu, GpuState, LayoutSource, Mode};
 use super::DesiredState;
 
 /// The commands that make a changed config effective.
-const RELOAD: &str = "then run `gpushctl config check FILE` and `systemctl reload gpushd`";
+const RELOAD: &str = "then run `gpushctl config check FILE` and `gpushctl config reload`";
 
 /// Returns a rule's name for a sentence. For a rule without a name, this is a label such as
 /// `rule 2`.

@@ -56,7 +56,7 @@ fn config_in_force() {
                 .outcome("the previous config stays in effect")
                 .hint(
                     "correct the config file, check it with `gpushctl config check /etc/gpush/config.toml`, then \
-                    `systemctl reload gpushd`",
+                    `gpushctl config reload`",
                 ),
         ),
         generation: 1,
