@@ -75,7 +75,7 @@ impl Monitor {
                     }
                     started = now.started;
                     if now.worker.is_some() && misses > 0 {
-                        // A worker runs again: another caller's reading has started it.
+                        // A worker runs again, because another caller's read of a GPU has started it.
                         misses = 0;
                         again = self.next(misses);
                     } else if now.worker.is_none() && misses == 0 {

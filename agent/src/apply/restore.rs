@@ -209,8 +209,8 @@ async fn once(
     Err(failed(ApiError::new(Code::DriverError, message)))
 }
 
-/// Plans the steps that lead from a reading back to the instances before the operation. If an instance must stay, also
-/// returns what the steps do not restore.
+/// Plans the steps that restore the instances from before the operation, starting from the current state (`now`). If an
+/// instance must stay, the steps restore only a part, and the second result describes this partial restore.
 fn plan_back(
     part: &Part,
     before: &Mig,

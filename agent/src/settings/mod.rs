@@ -203,7 +203,8 @@ impl Settings {
         }
     }
 
-    /// Returns whether gpushd knows its rules. If not, the active config has no rules, but an earlier config had rules.
+    /// Returns false if neither the config file nor its copy can be used, although an earlier gpushd had rules. The
+    /// active config then has no rules.
     pub(crate) fn rules_are_known(&self) -> bool {
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
         !matches!(state.source, Source::Unknown)

@@ -65,7 +65,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             Code::LayoutImpossible,
             format!("on {gpu} the compute instances {} do not fit into {profile}", list(&counted(compute), "and")),
         )
-        .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
+        .hint(format!("`{profiles}` shows the compute instances that fit into a {profile}")),
         Refusal::Blocked { blockers } => blocked(gpu, index, blockers),
         Refusal::Held { holders, leases } => holders::explain(gpu, holders, leases),
         Refusal::MigOff { .. } => virtual_machine_error(gpu, "on"),

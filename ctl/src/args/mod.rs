@@ -229,7 +229,7 @@ Examples:
     /// Show time-sliced GPUs
     #[command(subcommand, alias = "timeslices")]
     Timeslice(Timeslice),
-    /// List processes on GPUs, and those without a lease
+    /// List processes on GPUs, or only those without a lease
     #[command(subcommand, alias = "processes", alias = "ps")]
     Process(Process),
     /// List, show, wait for and cancel operations

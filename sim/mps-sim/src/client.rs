@@ -11,8 +11,8 @@
 //! lost                 the client's server has ended, and the client ends
 //! ```
 //!
-//! Outside a simulated host, the line `active` has no `device`. With a memory limit, the line
-//! `active` also has `memory=2048`.
+//! Outside a simulated host, the line `active` has no `device`. If the server has a memory limit,
+//! the line `active` also has the limit in MiB, for example `memory=2048`.
 //!
 //! The client ends when it reads a line `end` on standard input. If standard input is closed, the
 //! client continues. On a simulated host, the client registers on the device of its server, so that

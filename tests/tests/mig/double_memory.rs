@@ -98,7 +98,7 @@ fn mig_parted_labels_apply_on_every_model_and_preset() {
             let mut labels = labels(&model);
             let widened = matches!(model.architecture, Architecture::Hopper | Architecture::Blackwell);
             if model.memory_slices == 12 {
-                // mig-parted does not know the indexes of these profiles of this GPU model.
+                // mig-parted does not know the indexes that these profiles have on this GPU model.
                 labels.retain(|label| !label.contains("gfx") && !label.contains("me"));
             }
             for (label, made) in labels.iter().zip(mig_parted(&host, &python, gpu, &labels)) {

@@ -117,8 +117,8 @@ fn shared_service_is_started_by_last_operation() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
-    // The hook of the first operation waits, while the service is stopped. The hook ends when the
-    // second operation runs its own hook.
+    // The hook of the first operation waits until the hook of the second operation runs. The
+    // service is stopped meanwhile.
     around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\";; esac");
     let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
     let operations = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];

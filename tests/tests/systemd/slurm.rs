@@ -214,7 +214,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.await_that("the end of the job", |machine| machine.sh("squeue -h").is_empty());
     machine.await_that("no lease of the job", |machine| leases(machine) == 0);
 
-    // slurmd ends before the Epilog of the job. The lines that the page adds to the unit end the lease.
+    // slurmd is killed before the Epilog of the job runs. The `ExecStartPost=` that docs/slurm.md adds to slurmd's unit
+    // ends the lease.
     machine.sh(&as_user("sbatch --gres=gpu:1 --no-requeue --output=/tmp/last --wrap=\"env; sleep 600\""));
     machine.await_that("a job with a lease", |machine| machine.run("grep -q GPUSH_LEASE /tmp/last").status.success());
     assert_eq!(leases(&machine), 1);

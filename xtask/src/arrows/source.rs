@@ -1,9 +1,9 @@
 //! Reads from the source which top-level modules a crate has, and which of them each module uses.
 //!
-//! A module uses another module through a path that begins with `crate` or `super`, in an import,
-//! in code, or in the arguments of a macro. In the root of the crate, a path that begins with the
-//! name of a module also counts. The root itself is the module [`ROOT`]. Code that is compiled only
-//! for tests is ignored.
+//! A module counts as a user of another module if it has a path to it that begins with `crate` or
+//! `super`: in an import, in code, or in the arguments of a macro. In the root of the crate, a path
+//! that begins with the name of a module also counts. The root itself is the module [`ROOT`]. Code
+//! that is compiled only for tests is ignored.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,8 +66,8 @@ struct Found {
     from: String,
     name: String,
     place: Position,
-    /// Whether the path begins without `crate` and `super`. The name may then belong to another
-    /// crate.
+    /// Whether the path begins with neither `crate` nor `super`. The name may then belong to
+    /// another crate.
     bare: bool,
 }
 

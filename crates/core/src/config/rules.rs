@@ -299,7 +299,7 @@ fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
             let message = format!("`{}` is claimed twice: {which} already claims it", claim.selector);
             Problem::new(claim.span.clone(), message, "the first match wins: keep one of the two")
         } else {
-            let message = format!("`{}` can never match: {which} already claims it", claim.selector);
+            let message = format!("`{}` can never match: {which} already claims all its GPUs", claim.selector);
             Problem::new(
                 claim.span.clone(),
                 message,

@@ -207,7 +207,7 @@ fn compute_mode_conflict(rule: &Rule) -> Option<String> {
         return None;
     }
     let holders = if *replicas == 1 { "1 holder".to_owned() } else { format!("{replicas} holders") };
-    Some(format!("compute mode `prohibited` admits no process, but the rule allows {holders} at a time"))
+    Some(format!("compute mode `prohibited` allows no process, but the rule allows {holders} at a time"))
 }
 
 fn rule_label(rule: &Rule, position: usize) -> String {

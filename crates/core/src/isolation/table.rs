@@ -124,7 +124,7 @@ pub const TABLE: [Aspect; 5] = [
         cells: [
             cell(
                 "yes",
-                "one lease has the memory bandwidth of the GPU; PCIe and NVLink are shared with other GPUs",
+                "one lease has all memory bandwidth of the GPU; PCIe and NVLink are shared with other GPUs",
                 &[4],
             ),
             cell("yes", "each GPU instance has its own L2 banks, memory controllers and buses; PCIe is shared", &[1]),

@@ -393,7 +393,7 @@ fn start(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, Layou
 fn count(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, LayoutError> {
     let hint = format!("write a number from 1 to {MOST}, such as 1g.10gb*2");
     match value.parse::<u8>() {
-        Ok(0) => Err(piece.error(span, "a count of 0 requests nothing", "leave the entry out")),
+        Ok(0) => Err(piece.error(span, "with a count of 0, the entry requests nothing", "leave the entry out")),
         Ok(count) if count <= MOST && digits(value) => Ok(count),
         Ok(_) | Err(_) if digits(value) => {
             Err(piece.error(span, format!("a count of {} is more than a GPU can hold", figure(value)), hint))

@@ -55,8 +55,9 @@ impl SlurmConf {
         self.settings.iter().rev().find(|pair| pair.is(key)).map(|pair| pair.value.as_str())
     }
 
-    /// Returns the first line about nodes in which a list in one of `keys` contains `name`. The
-    /// result also has the values of the earlier lines `NodeName=DEFAULT`.
+    /// Returns the pairs of the first line that describes nodes and has `name` in the host list of
+    /// one of `keys`. Adds the values that this line inherits from earlier lines
+    /// `NodeName=DEFAULT`.
     fn node(&self, keys: &[&str], name: &str) -> Option<Vec<KeyValue>> {
         let mut defaults: Vec<KeyValue> = Vec::new();
         for line in &self.nodes {

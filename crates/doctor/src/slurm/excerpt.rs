@@ -19,7 +19,7 @@ const SETTINGS: [&str; 9] = [
     "JobAcctGatherParams",
 ];
 
-/// Settings that this area reads from a line that describes nodes.
+/// Settings that the area `slurm` of the doctor reads from a line that describes nodes.
 const OF_NODES: [&str; 3] = ["NodeName", "NodeHostname", "Gres"];
 
 /// The settings of cgroup.conf that this area reads.

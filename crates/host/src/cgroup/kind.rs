@@ -159,7 +159,7 @@ impl CgroupKind {
             // The process may be in a container that was not recognized. Moving the process out of the container would
             // remove the container's limits.
             BindRequest::NewScope if !is_on_this_host => {
-                BindTarget::None("the calling process is in other namespaces than gpushd")
+                BindTarget::None("the calling process and gpushd are in different namespaces")
             }
             BindRequest::NewScope => BindTarget::NewScope,
             BindRequest::Present => BindTarget::None(otherwise),

@@ -19,8 +19,8 @@ use super::status;
 /// How long one read may take.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// Maximum number of processes of one user whose reads hang. If so many hang, gpushd does not read from other processes
-/// of this user.
+/// Maximum number of gpushd's hanging reads from processes of one user. At this number, gpushd reads from no other
+/// process of this user.
 const MOST_OF_USER: usize = 4;
 
 /// Maximum number of processes whose reads hang.

@@ -34,7 +34,7 @@ pub struct TransientScope {
     pub slice: String,
 }
 
-/// systemd's manager, on a connection to which systemd sends its signals.
+/// Proxy of systemd's manager. Its connection is subscribed to systemd's signals.
 struct Subscribed {
     manager: SystemManagerProxy<'static>,
     takes_pidfds: bool,

@@ -68,7 +68,7 @@ impl Redactor {
         }
     }
 
-    /// Adds the users and command lines in a document.
+    /// Adds the users and command lines of a document to the names and command lines to remove.
     pub(super) fn learn(&mut self, document: &Value) {
         match document {
             Value::Object(fields) => {

@@ -108,8 +108,8 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
     }
 }
 
-/// Faults: a lease of `run` in a service or container lasted as long as the service or container.
-/// If two leases had the same cgroup and GPU, the end of the first lease also ended the processes
+/// Faults: if `run` was called in a service or container, its lease did not end with the command, but only with the
+/// service or container. If two leases had the same cgroup and GPU, the end of the first lease also ended the processes
 /// of the second.
 #[test]
 fn command_of_run_in_a_service_ends_its_own_lease_only() {

@@ -206,8 +206,8 @@ impl PlacementSearch<'_> {
         Some(cleared)
     }
 
-    /// Returns whether the GPU has enough slices, engines and instance slots: now, and later when
-    /// the reserved instances exist.
+    /// Returns whether the GPU has enough slices, engines and instance slots for the instances
+    /// `stays` and the profiles `new`, both now and after the reserved instances have been created.
     fn fits(&self, stays: &[&Instance], new: &[u32]) -> bool {
         let profiles = |stays: &mut dyn Iterator<Item = &&Instance>| -> Vec<u32> {
             stays.map(|instance| instance.profile_id).chain(new.iter().copied()).collect()

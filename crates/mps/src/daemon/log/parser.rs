@@ -36,7 +36,7 @@ const MOST_PENDING: usize = 256;
 pub(in crate::daemon) struct LogParser {
     /// Offset up to which the log was read; `None` before the first probe.
     read: Option<u64>,
-    /// Resources charged to the daemon for its ended children, when the last probe began.
+    /// Resources that the daemon's ended children had used when the last probe began: page faults plus clock ticks.
     charged: Option<u64>,
     /// Recent ends of servers with an error: when, exit status.
     recent: VecDeque<(Instant, i32)>,

@@ -82,7 +82,8 @@ pub(in crate::commands::slurm) enum EndedRun {
         /// Whether a lease of that run or of an earlier run may exist.
         may_have_lease: bool,
     },
-    /// A run that is earlier than the run whose Prolog has written the file of the job.
+    /// An earlier run of the job, or of an earlier job with the same id. A later run's Prolog has written the file of
+    /// the job.
     Earlier {
         /// The restart count of the earlier run, or a larger one. `None` if the run belongs to an earlier job with the
         /// same id.
