@@ -229,7 +229,7 @@ mode = "unmanaged"
     let admits_none = turns("replicas = 4, compute_mode = \"prohibited\"");
     assert_eq!(
         admits_none,
-        ["rule 1: compute mode `prohibited` admits no process, but the rule allows 4 holders at a time"]
+        ["rule 1: compute mode `prohibited` allows no process, but the rule allows 4 holders at a time"]
     );
     let text = "[[quota]]\neverybody = true\ngpus = [\"0\", \"*H100*\"]\n";
     let quotas = findings(&Config::parse(text, "config.toml").unwrap(), &host());
