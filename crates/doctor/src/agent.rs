@@ -25,6 +25,9 @@ pub enum Agent {
         gpus: Vec<Gpu>,
         /// The rules of the effective config.
         rules: Vec<RuleView>,
+        /// Path of the config file that gpushd uses. If it is absent, gpushd uses the defaults, or
+        /// could not load the file of the system service.
+        config_path: Option<String>,
     },
 }
 
@@ -46,7 +49,7 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
             let finding = Finding::problem(Area::Agent, error.message.clone(), hint);
             findings.push(error.causes.iter().cloned().fold(finding, Finding::cause));
         }
-        Agent::Reached { version, own, troubles, gpus: _, rules: _ } => {
+        Agent::Reached { version, own, troubles, gpus: _, rules: _, config_path: _ } => {
             if version == own {
                 findings.push(Finding::ok(Area::Agent, format!("gpushd {version} answers")));
             } else {

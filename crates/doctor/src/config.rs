@@ -4,48 +4,55 @@ use std::{fs, os::unix::fs::MetadataExt};
 
 use gpush_core::config::Config;
 
-use crate::{Area, Finding, Host};
+use crate::{Agent, Area, Finding, Host};
 
 /// Config file of the system service.
 const PATH: &str = "/etc/gpush/config.toml";
 
-/// Returns the config with findings about it. If no config can be read, returns the defaults.
-pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
-    let file = host.path(PATH);
+/// Returns the config with findings about it. If no config can be read, returns the defaults. If
+/// gpushd runs with another file than that of the system service, examines the file that it uses.
+pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
+    let path = match agent {
+        Agent::Reached { config_path: Some(path), .. } => path.as_str(),
+        Agent::Reached { config_path: None, .. } | Agent::Unreachable(_) => PATH,
+    };
+    let file = host.path(path);
     let bytes = match fs::read(&file) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let found = Finding::ok(Area::Config, format!("{PATH} does not exist, so gpushd manages no GPU"));
+            let found = Finding::ok(Area::Config, format!("{path} does not exist, so gpushd manages no GPU"));
             return (Config::default(), vec![found]);
         }
         Err(error) => {
-            let hint = format!("run `sudo gpushctl doctor`, or run `chmod 644 {PATH}`");
-            let found = Finding::warning(Area::Config, format!("{PATH} cannot be read"), hint);
+            let hint = format!("run `sudo gpushctl doctor`, or run `chmod 644 {path}`");
+            let found = Finding::warning(Area::Config, format!("{path} cannot be read"), hint);
             return (Config::default(), vec![found.cause(error.to_string())]);
         }
     };
     let mut findings = Vec::new();
-    if let Ok(meta) = fs::metadata(&file)
+    // A gpushd that a user started accepts a file of this user.
+    if path == PATH
+        && let Ok(meta) = fs::metadata(&file)
         && (meta.uid() != 0 || meta.mode() & 0o022 != 0)
     {
         let message = format!("{PATH} can be changed by users who are not root, so gpushd does not load it");
         let hint = format!("run `chown root:root {PATH} && chmod 644 {PATH}`");
         findings.push(Finding::problem(Area::Config, message, hint));
     }
-    match Config::from_bytes(&bytes, PATH) {
+    match Config::from_bytes(&bytes, path) {
         Ok(config) => {
             if findings.is_empty() {
                 let rules = config.rules.len();
                 let text =
                     if rules == 0 { "no rules, so gpushd manages no GPU".to_owned() } else { format!("{rules} rules") };
-                findings.push(Finding::ok(Area::Config, format!("{PATH}: {text}")));
+                findings.push(Finding::ok(Area::Config, format!("{path}: {text}")));
             }
             (config, findings)
         }
         Err(errors) => {
             let error = gpush_api::ApiError::from(&errors);
-            let hint = format!("correct the file, then run `gpushctl config check {PATH}`");
-            let finding = Finding::problem(Area::Config, format!("{PATH} is not a valid config"), hint);
+            let hint = format!("correct the file, then run `gpushctl config check {path}`");
+            let finding = Finding::problem(Area::Config, format!("{path} is not a valid config"), hint);
             findings.push(error.causes.into_iter().fold(finding, Finding::cause));
             (Config::default(), findings)
         }

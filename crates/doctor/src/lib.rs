@@ -51,7 +51,7 @@ pub fn slurm_excerpt(host: &Host) -> Option<String> {
 /// A caller without root privileges cannot read everything. A finding names each check that is skipped for this reason.
 #[must_use]
 pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
-    let (config, mut of_config) = config::examine(host);
+    let (config, mut of_config) = config::examine(host, agent);
     let examined = Area::ALL.into_iter().filter(|area| areas.contains(area));
     examined
         .flat_map(|area| match area {

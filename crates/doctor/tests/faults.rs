@@ -81,7 +81,7 @@ fn healthy_agent() -> Agent {
 /// gpushd with this version, and with these errors in its health.
 fn answered(version: &str, troubles: Vec<ApiError>) -> Agent {
     let (version, own) = (version.to_owned(), "1.0".to_owned());
-    Agent::Reached { version, own, troubles, gpus: Vec::new(), rules: Vec::new() }
+    Agent::Reached { version, own, troubles, gpus: Vec::new(), rules: Vec::new(), config_path: None }
 }
 
 fn is_root() -> bool {
@@ -291,6 +291,19 @@ fn mps_daemons_of_gpushd_are_not_foreign() {
     let findings = host.examine(&healthy_agent());
     let managers: Vec<&Finding> = findings.iter().filter(|finding| finding.area == Area::Managers).collect();
     assert!(managers.iter().all(|finding| finding.severity == Severity::Ok), "{managers:#?}");
+}
+
+/// Fault: if gpushd used another config file, the doctor examined /etc/gpush/config.toml instead.
+#[test]
+fn config_that_gpushd_uses_is_examined() {
+    let host = Planted::healthy();
+    host.write("srv/c.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"mpz\"\n");
+    let config_path = Some("/srv/c.toml".to_owned());
+    let Agent::Reached { version, own, .. } = healthy_agent() else { panic!("it answers") };
+    let agent = Agent::Reached { version, own, troubles: Vec::new(), gpus: Vec::new(), rules: Vec::new(), config_path };
+    let findings = examine(&Host::at(host.0.path()), &agent, &[Area::Config]);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert!(findings[0].message.contains("/srv/c.toml is not a valid config"), "{findings:?}");
 }
 
 #[test]

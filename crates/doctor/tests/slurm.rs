@@ -93,7 +93,8 @@ impl Planted {
 
     fn findings(&self) -> Vec<Finding> {
         let (version, gpus, rules) = ("1.0".to_owned(), self.gpus.clone(), self.rules.clone());
-        let agent = Agent::Reached { own: version.clone(), version, troubles: Vec::new(), gpus, rules };
+        let agent =
+            Agent::Reached { own: version.clone(), version, troubles: Vec::new(), gpus, rules, config_path: None };
         examine(&Host::at(self.root.path()), &agent, &[Area::Slurm])
     }
 

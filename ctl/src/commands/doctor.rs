@@ -21,8 +21,10 @@ pub(super) struct Examination<'f> {
 
 pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
     let areas = if only.is_empty() { &Area::ALL[..] } else { only };
-    let asks = areas.iter().any(|area| matches!(area, Area::Agent | Area::Slurm));
-    let agent = if asks { ask(global, areas.contains(&Area::Slurm))? } else { Agent::Unreachable(unasked()) };
+    // The areas that need gpushd, or the config that it uses.
+    let asks = |area: &Area| matches!(area, Area::Agent | Area::Slurm | Area::Config | Area::Mps | Area::Driver);
+    let agent =
+        if areas.iter().any(asks) { ask(global, areas.contains(&Area::Slurm))? } else { Agent::Unreachable(unasked()) };
     let findings = examine(&Host::local(), &agent, areas);
     out.show(&Examination { findings: &findings }, |look| render::doctor::findings(&findings, look))?;
     Ok(if findings.iter().any(|finding| finding.severity == Severity::Problem) { DIFFERS } else { 0 })
@@ -35,11 +37,10 @@ fn ask(global: &Global, with_gpus: bool) -> Result<Agent, Failure> {
         let version = client.version().await?;
         let health = client.health().await?;
         let own = env!("CARGO_PKG_VERSION").to_owned();
-        let (gpus, rules) = match with_gpus {
-            true => (client.gpus(false).await?, client.config().await?.rules),
-            false => (Vec::new(), Vec::new()),
-        };
-        Ok(Agent::Reached { version: version.agent, own, troubles: health.errors, gpus, rules })
+        let gpus = if with_gpus { client.gpus(false).await? } else { Vec::new() };
+        let config = client.config().await?;
+        let (config_path, rules) = (config.path, config.rules);
+        Ok(Agent::Reached { version: version.agent, own, troubles: health.errors, gpus, rules, config_path })
     });
     match answer {
         Err(Failure::Error(error)) => Ok(Agent::Unreachable(*error)),

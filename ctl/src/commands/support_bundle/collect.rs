@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpush_api::{ApiError, Code, ConfigView, Gpu, Health, RuleView, Version};
+use gpush_api::{ApiError, Code, ConfigView, Gpu, Health, Version};
 use gpush_client::{AuditQuery, Client, Error, EventQuery};
 use gpush_core::{config::Config, lease::quota::Subject};
 use gpush_doctor::{Agent, Area, Host, examine};
@@ -152,8 +152,8 @@ impl<'c> Answers<'c> {
             part("audit.json", "who changed what", document(audit)),
             part("config.json", "the config in effect", document(config.as_ref().map_err(Clone::clone))),
         ];
-        let rules = config.map(|config| config.rules).unwrap_or_default();
-        (parts, path, agent(version, health, gpus.unwrap_or_default(), rules))
+        let config = config.ok();
+        (parts, path, agent(version, health, gpus.unwrap_or_default(), config))
     }
 
     async fn ask<T>(&mut self, what: impl AsyncFnOnce(&mut Client) -> Result<T, Error>) -> Result<T, ApiError> {
@@ -202,7 +202,7 @@ fn agent(
     version: Result<Version, ApiError>,
     health: Result<Health, ApiError>,
     gpus: Vec<Gpu>,
-    rules: Vec<RuleView>,
+    config: Option<ConfigView>,
 ) -> Agent {
     match (version, health) {
         (Ok(version), Ok(health)) => Agent::Reached {
@@ -210,7 +210,8 @@ fn agent(
             own: env!("CARGO_PKG_VERSION").to_owned(),
             troubles: health.errors,
             gpus,
-            rules,
+            config_path: config.as_ref().and_then(|config| config.path.clone()),
+            rules: config.map(|config| config.rules).unwrap_or_default(),
         },
         (Err(error), _) | (_, Err(error)) => Agent::Unreachable(error),
     }
