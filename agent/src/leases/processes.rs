@@ -1,9 +1,11 @@
 //! Finds the remaining processes of a lease: by its binding, in the driver's lists, and from the
 //! MPS daemons.
 //!
-//! `attribution` decides which of the processes on a target belong to the lease.
+//! `attribution` decides which of the processes on a target belong to the lease. `scan` reads all processes of the host
+//! or of a job.
 
 mod attribution;
+mod scan;
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
@@ -14,7 +16,10 @@ use gpush_host::{
     proc,
 };
 
-use self::attribution::{LeaseMatch, attribute};
+use self::{
+    attribution::{LeaseMatch, attribute},
+    scan::{Reading, scan},
+};
 use super::Leases;
 use crate::{mps, state::OpenLease};
 
@@ -232,41 +237,34 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProc
     };
     let Some(job) = job else {
         let all = leases.named_by(uid).after_now(|| processes_naming_leases(leases.clone(), uid)).await;
-        // A zombie does not count as alive.
-        let its = all.named.iter().filter(|(pid, name)| *name == id && may_be_alive(*pid));
+        // Count processes that have ended since the scan: they may have started others, which the scan did not see.
+        let its = all.named.iter().filter(|(_, name)| *name == id);
         return FoundProcesses { pids: its.map(|(pid, _)| *pid).collect(), unknown: all.unknown.clone() };
     };
     let own = tokio::task::spawn_blocking(move || {
         let table = leases.handles.state.leases();
-        let is_its = |pid: u32| -> io::Result<bool> {
-            if proc::try_owner(pid)? != Some(uid) || proc::try_start(pid)?.is_none() {
-                return Ok(false);
+        let read = |pid: u32| -> io::Result<Reading<u32>> {
+            let Some(owner) = proc::try_owner(pid)? else { return Ok(Reading::Ended) };
+            if owner != uid {
+                return Ok(Reading::Other);
             }
-            Ok(job_of(pid)?.is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid)))
+            let job = job_of(pid)?;
+            if proc::try_start(pid)?.is_none() {
+                return Ok(Reading::Ended);
+            }
+            let is_its = job.is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid));
+            Ok(if is_its { Reading::Found(pid) } else { Reading::Other })
         };
-        match cgroup::job_processes(job, uid).map_or_else(pids, Ok) {
-            Ok(pids) => select(pids, |pid| Ok(is_its(pid)?.then_some(pid))),
-            Err(error) => (Vec::new(), Some(error.to_string())),
-        }
+        let list = |visit: &mut dyn FnMut(u32)| match cgroup::job_processes(job, uid) {
+            Some(pids) => Ok(pids.into_iter().for_each(visit)),
+            None => all_processes(visit),
+        };
+        scan(list, read)
     });
     match own.await {
         Ok((pids, unknown)) => FoundProcesses { pids: pids.into_iter().collect(), unknown },
         Err(failed) => FoundProcesses::unread(&failed),
     }
-}
-
-/// Applies `read` to each process. Returns the results, and the first error. After an error, the other processes are
-/// still read.
-fn select<T>(pids: Vec<u32>, read: impl Fn(u32) -> io::Result<Option<T>>) -> (Vec<T>, Option<String>) {
-    let mut unknown = None;
-    let found = pids.into_iter().filter_map(|pid| {
-        read(pid).unwrap_or_else(|error| {
-            unknown.get_or_insert_with(|| error.to_string());
-            None
-        })
-    });
-    let found = found.collect();
-    (found, unknown)
 }
 
 /// Processes of a user that name a lease.
@@ -287,26 +285,33 @@ async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
         let mps = &leases.handles.mps;
         let table = leases.handles.state.leases();
         let of_user = table.of_holder(uid);
-        let named = |pid: u32| -> io::Result<Option<(u32, String)>> {
-            let Some(name) = mps::named(mps, pid, uid)? else { return Ok(None) };
-            if mps::is_of_another_agent(mps, pid)? {
-                return Ok(None);
+        let named = |pid: u32| -> io::Result<Reading<(u32, String)>> {
+            match proc::try_uids(pid)? {
+                None => return Ok(Reading::Ended),
+                Some(uids) if uids != [uid; 4] => return Ok(Reading::Other),
+                Some(_) => {}
             }
-            // A process in the scope of a lease belongs to that lease, even if its environment names another lease.
+            let Some(name) = mps::named(mps, pid, uid)? else {
+                // A process that is ending has no environment any more.
+                let has_ended = proc::image(pid).is_none() && proc::is_ending(pid);
+                return Ok(if has_ended { Reading::Ended } else { Reading::Other });
+            };
+            if mps::is_of_another_agent(mps, pid)? {
+                return Ok(Reading::Other);
+            }
+            // A process in the scope of a lease belongs to that lease, even if it names another one.
             let in_scope = table.by_cgroup(&of_user, &proc::try_cgroups(pid)?.unwrap_or_default()).certain();
-            Ok(Some((pid, in_scope.map_or(name, |id| id.to_string()))))
+            Ok(Reading::Found((pid, in_scope.map_or(name, |id| id.to_string()))))
         };
-        match pids() {
-            Ok(pids) => select(pids, named),
-            Err(error) => (Vec::new(), Some(error.to_string())),
-        }
+        scan(all_processes, named)
     });
     let (named, unknown) = found.await.unwrap_or_else(|failed| (Vec::new(), Some(failed.to_string())));
     Arc::new(NamingProcesses { named, unknown })
 }
 
-fn pids() -> io::Result<Vec<u32>> {
-    Ok(proc::pids()?.into_iter().filter_map(|pid| u32::try_from(pid).ok()).collect())
+/// Visits all processes of the host.
+fn all_processes(visit: &mut dyn FnMut(u32)) -> io::Result<()> {
+    proc::each_pid(|pid| u32::try_from(pid).into_iter().for_each(&mut *visit))
 }
 
 /// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's

@@ -35,9 +35,15 @@ mod status;
 mod threads;
 mod time_limit;
 
-use std::{fs::DirEntry, io, path::Path};
+use std::{
+    fs::{DirEntry, File},
+    io,
+    mem::MaybeUninit,
+    path::Path,
+};
 
 use nix::libc;
+use rustix::fs::RawDir;
 
 pub use self::{
     command::{command_line, name, words},
@@ -91,7 +97,26 @@ pub fn try_cgroups(pid: impl AnyPid) -> io::Result<Option<String>> {
 /// # Errors
 /// `/proc` cannot be read.
 pub fn pids() -> io::Result<Vec<i32>> {
-    numbers_in(Path::new("/proc"))
+    let mut pids = Vec::new();
+    each_pid(|pid| pids.push(pid))?;
+    Ok(pids)
+}
+
+/// Calls `visit` with the pid of each process that `/proc` lists. Calls it soon after the kernel has listed the process,
+/// so that few processes end in between.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn each_pid(mut visit: impl FnMut(i32)) -> io::Result<()> {
+    // The kernel fills the buffer before it returns, so a small one. It must be large enough for the longest name.
+    let (dir, mut buffer) = (File::open("/proc")?, [MaybeUninit::uninit(); 320]);
+    let mut entries = RawDir::new(dir, &mut buffer);
+    while let Some(entry) = entries.next() {
+        if let Some(pid) = entry?.file_name().to_str().ok().and_then(|name| name.parse().ok()) {
+            visit(pid);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the entries of a directory that are numbers: pids, or ids of threads.
