@@ -18,12 +18,17 @@ use std::{
     collections::HashMap,
     io,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use gpush_api::LeaseId;
 use gpush_host::proc::{self, Environment, Image};
 
 use crate::mps;
+
+/// Maximum number of attempts to read the environment of a process that is executing a program, and the pause between
+/// them.
+const ATTEMPTS: (u32, Duration) = (5, Duration::from_millis(2));
 
 /// The lease that a process names in its environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,19 +62,43 @@ impl Environments {
         self.read.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lease that the environment of a user's process names, regardless of the lease's holder. Returns
-    /// `None` if one of the uids of the process is another user's. Reads files that may be large.
+    /// Returns the lease that the environment of a user's process names, regardless of the lease's holder. If the
+    /// process has overwritten its environment, returns the lease that gpushd remembers. Returns `None` if one of the
+    /// uids of the process is another user's. Reads files that may be large, so call it on a blocking thread.
     ///
     /// # Errors
-    /// gpushd has no free file descriptor or memory, or the kernel does not answer.
+    /// gpushd has no free file descriptor or memory, the kernel does not answer, or the process is still executing a
+    /// program after all attempts.
     pub(crate) fn named_lease(&self, pid: u32, uid: u32) -> io::Result<Option<String>> {
         if proc::try_uids(pid)? != Some([uid; 4]) {
             return Ok(None);
         }
-        Ok(match self.cached_lease(pid)? {
+        Ok(match self.settled_lease(pid)? {
             EnvironmentLease::Own(name) | EnvironmentLease::Other(name) => Some(name),
-            EnvironmentLease::None | EnvironmentLease::Unknown => None,
+            EnvironmentLease::None => None,
+            EnvironmentLease::Unknown => self.recorded_lease(pid),
         })
+    }
+
+    /// Does the same as [`Self::cached_lease`], but waits while the process executes a program.
+    fn settled_lease(&self, pid: u32) -> io::Result<EnvironmentLease> {
+        // The program of the process, and whether the process is executing another one.
+        let program = || match proc::image(pid) {
+            None => (None, proc::is_executing(pid)),
+            image => (image, false),
+        };
+        for attempt in 0..ATTEMPTS.0 {
+            if attempt > 0 {
+                std::thread::sleep(ATTEMPTS.1);
+            }
+            let before = program();
+            let found = self.cached_lease(pid)?;
+            let is_named = matches!(found, EnvironmentLease::Own(_) | EnvironmentLease::Other(_));
+            if is_named || before != (None, true) && before == program() {
+                return Ok(found);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("process {pid} is executing a program")))
     }
 
     fn cached_lease(&self, pid: u32) -> io::Result<EnvironmentLease> {
@@ -187,6 +216,42 @@ mod tests {
         assert_eq!(environments.cached_lease(pid).unwrap(), EnvironmentLease::Other("L8".to_owned()));
         assert_ne!(environments.read()[&pid].0, first);
         drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+
+    /// Fault: the environment of a process was empty while the process executed a program, and the process did not count
+    /// for its lease.
+    #[test]
+    fn process_names_its_lease_while_it_executes_programs() {
+        let script = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(script.path(), "exec sh \"$0\"").unwrap();
+        // With many variables, the kernel takes longer to execute the program.
+        let variables = (0..20_000).map(|number| (format!("X{number}"), "1"));
+        let mut command = std::process::Command::new("sh");
+        let mut child = command.arg(script.path()).envs(variables).env(mps::LEASE_VARIABLE, "L7").spawn().unwrap();
+        let (environments, uid) = (Environments::default(), nix::unistd::geteuid().as_raw());
+        for _ in 0..50 {
+            while proc::image(child.id()).is_some() {
+                std::hint::spin_loop();
+            }
+            match environments.named_lease(child.id(), uid) {
+                Ok(name) => assert_eq!(name.as_deref(), Some("L7")),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}"),
+            }
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(environments.named_lease(child.id(), uid).unwrap(), None);
+    }
+
+    #[test]
+    fn process_without_a_readable_environment_names_the_lease_that_it_named_before() {
+        let mut child = std::process::Command::new("/bin/sleep").arg("600").env_clear().spawn().unwrap();
+        let (environments, uid) = (Environments::default(), nix::unistd::geteuid().as_raw());
+        assert_eq!(environments.named_lease(child.id(), uid).unwrap(), None);
+        environments.leases().insert(child.id(), (proc::start(child.id()).unwrap(), "L7".to_owned()));
+        assert_eq!(environments.named_lease(child.id(), uid).unwrap().as_deref(), Some("L7"));
+        child.kill().unwrap();
         child.wait().unwrap();
     }
 

@@ -87,6 +87,11 @@ pub fn program(pid: impl AnyPid) -> Option<PathBuf> {
     executable(pid).map(|path| undeleted(&path))
 }
 
+/// Returns whether the first thread of a process has memory with a program, and gpushd may see that program.
+pub(super) fn has_program(pid: impl AnyPid) -> bool {
+    positive(pid).is_some_and(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok())
+}
+
 /// Returns the path of an open file of a process, without ` (deleted)`.
 pub fn open_file(pid: impl AnyPid, fd: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{}/fd/{fd}", positive(pid)?)).ok().map(|path| undeleted(&path))

@@ -54,8 +54,8 @@ pub use self::{
     namespaces::{is_in_our_network, is_in_our_pid_namespace, is_on_this_host},
     read::{LIMIT, read},
     stat::{
-        Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_ending, is_suspended, now, parent,
-        start, try_start,
+        Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_ending, is_executing, is_suspended,
+        now, parent, start, try_start,
     },
     status::{Status, local_pid, owner, try_owner, try_uids, uids},
 };

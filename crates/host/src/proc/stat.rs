@@ -137,6 +137,15 @@ pub fn image(pid: impl AnyPid) -> Option<Image> {
     (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
 }
 
+/// Returns whether a process is executing a new program, and the kernel has not loaded the program completely. Until
+/// then, the environment of the process is empty. Returns `false` if gpushd may not see this.
+pub fn is_executing(pid: impl AnyPid) -> bool {
+    // The kernel sets the address of the code last.
+    let is_loading = stat_if_alive(pid).is_some_and(|stat| stat.startcode == 0);
+    // A process that ends has no memory, and so no program.
+    is_loading && super::files::has_program(pid)
+}
+
 /// Returns whether a process is stopped (SIGSTOP) or traced, and so executes nothing.
 pub fn is_suspended(pid: impl AnyPid) -> bool {
     stat(pid).is_some_and(|stat| matches!(stat.state(), Ok(ProcState::Stopped | ProcState::Tracing)))
@@ -194,7 +203,7 @@ mod tests {
     #[test]
     fn own_process_has_a_start_and_a_parent() {
         let me = std::process::id();
-        assert!(start(me).is_some() && is_alive(me) && !is_suspended(me));
+        assert!(start(me).is_some() && is_alive(me) && !is_suspended(me) && !is_executing(me));
         assert_eq!(parent(me), Some(std::os::unix::process::parent_id()));
     }
 
