@@ -167,6 +167,18 @@ impl Host {
         output.trim().parse().unwrap_or_else(|_| panic!("gpush-sim process add --spawn printed {output:?}"))
     }
 
+    /// Does the same as [`Host::process`]. The environment of the process names a lease.
+    ///
+    /// # Panics
+    /// If the place is refused.
+    pub fn process_of_lease(&self, place: &str, lease: &str) -> u32 {
+        let mut command = gpush_sim();
+        command.arg("process").arg(&self.dir).args(["add", "--spawn"]).args(place.split_whitespace());
+        let output = command.env("GPUSH_LEASE", lease).output().expect("gpush-sim can be started");
+        assert!(output.status.success(), "gpush-sim process: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().parse().expect("a pid")
+    }
+
     /// Ends a process that [`Host::process`] started.
     ///
     /// # Panics

@@ -177,14 +177,23 @@ fn revoked_lease_ends_its_processes_after_the_notice() {
     let (host, agent) = two_gpus(WHOLE);
     let granted = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
     let id: LeaseId = granted.lease.id;
-    let process = host.process("--gpu 0");
+    let process = host.process_of_lease("--gpu 0", &id.to_string());
+    let other = host.process("--gpu 0");
     let body = json!({ "reason": "maintenance window", "end": true, "notice_s": 0, "grace_s": 0 });
     let revoked = agent.post(&format!("/v1/leases/{id}/revoke"), &body);
     assert_eq!(revoked.status, 200, "{}", String::from_utf8_lossy(&revoked.body));
+    agent.await_that("the process is ended", || has_ended(process));
+    // The other process does not name the lease, so gpushd does not end it, and the lease waits for it.
+    let says = format!("process {other} ");
+    agent.await_that("what it waits for", || match lease_now(&agent, id).waits_for.as_slice() {
+        [only] => only.starts_with(&says),
+        _ => false,
+    });
+    assert!(!has_ended(other) && lease_now(&agent, id).state == LeaseState::Releasing);
+    host.end_process(other);
     let ended = lease_becomes(&agent, id, LeaseState::Ended);
     assert_eq!(ended.reason, Some(EndReason::Revoked));
     assert_eq!(ended.revocation.expect("recorded").reason, "maintenance window");
-    assert!(!std::path::Path::new(&format!("/proc/{process}/stat")).exists() || has_ended(process));
     assert_eq!(lease_now(&agent, id).state, LeaseState::Ended);
 }
 
@@ -193,10 +202,10 @@ fn expired_lease_ends_its_processes_if_configured() {
     let (host, agent) = two_gpus(&WHOLE.replace("mode = ", "at_end = \"end\"\nmode = "));
     let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"], "duration_s": 1 });
     let id = request(&agent, &body).expect("a lease").lease.id;
-    let process = host.process("--gpu 0");
+    let process = host.process_of_lease("--gpu 0", &id.to_string());
     let ended = lease_becomes(&agent, id, LeaseState::Ended);
     assert_eq!(ended.reason, Some(EndReason::Expired));
-    assert!(!std::path::Path::new(&format!("/proc/{process}/stat")).exists() || has_ended(process));
+    assert!(has_ended(process));
     // Without `at_end = "end"` in the rule, the processes of an expired lease continue. The lease stays `releasing`
     // until the processes have ended.
     agent.reload(WHOLE);
@@ -238,8 +247,8 @@ fn lease_does_not_end_while_gpushd_has_no_free_descriptor() {
     lease_becomes(&agent, id, LeaseState::Ended);
 }
 
-/// Returns whether a process is a zombie.
+/// Returns whether a process has ended, or is a zombie.
 fn has_ended(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
 }

@@ -75,9 +75,6 @@ pub(super) fn attribute(
     if is_alone && (is_job || is_in_other_scope) {
         return Ok(LeaseMatch::PerhapsThis);
     }
-    if is_alone && lease.cgroup().is_none() {
-        return Ok(LeaseMatch::This);
-    }
     let here = table.on_target(&member.target).filter(|one| one.record.holder.uid == uid).map(OpenLease::id);
     let here: Vec<LeaseId> = here.collect();
     let bound = table.by_cgroup(&here, &cgroups);

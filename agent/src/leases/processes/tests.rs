@@ -37,6 +37,28 @@ fn process_that_cannot_be_read_is_attributed_to_no_other_lease() {
     assert_eq!(of_second(&|_| Ok(Some("L2".to_owned())), &|_| Err(too_many_files())), unread);
 }
 
+/// Fault: gpushd ended a process that did not name the lease of the device. `process list` showed this process as
+/// `perhaps lease L1`, which says that gpushd does not end it.
+#[test]
+fn process_on_a_device_belongs_to_its_lease_only_if_it_names_it() {
+    let me = std::process::id();
+    for share in [MemberShare::Whole, MemberShare::Mig { profile: "1g.10gb".to_owned() }] {
+        let mut lease = lease(1);
+        lease.record.members[0].share = share;
+        let mut table = LeaseTable::default();
+        table.open.insert(lease.id(), Arc::new(lease.clone()));
+        let found = |name: Option<&str>| {
+            let named = |_| Ok(name.map(str::to_owned));
+            attribute(&table, &lease, &lease.record.members[0], me, &named, &|_| Ok(None)).unwrap()
+        };
+        assert_eq!(found(Some("L1")), LeaseMatch::This);
+        // The lease stays open, but gpushd does not end the process.
+        for name in [None, Some("L2")] {
+            assert_eq!(found(name), LeaseMatch::PerhapsThis);
+        }
+    }
+}
+
 /// Fault: when gpushd had no free file descriptor, it found no process of a lease, and ended the lease.
 #[test]
 fn lease_does_not_end_while_a_process_cannot_be_read() {
