@@ -16,10 +16,10 @@ use gpush_api::{
     ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
 };
 use gpush_core::sharing;
-use gpush_host::proc::{self, Environment};
+use gpush_host::proc::{self, Environment, FileId};
 use gpush_mps::daemon::DaemonRequest;
 
-use super::{Entry, Mps, targets::DesiredTargets, view};
+use super::{Entry, Mps, base_lock_path, targets::DesiredTargets, view};
 use crate::{
     caller::Viewer,
     state::{LeaseTable, OpenLease},
@@ -194,17 +194,25 @@ pub(crate) fn named(mps: &Mps, pid: u32, uid: u32) -> io::Result<Option<String>>
     (mps.handles.named_lease)(pid, uid)
 }
 
-/// Returns whether a process is a client of another gpushd: the environment of the process names a pipe directory that
-/// this gpushd does not manage. If so, the lease that the process names also belongs to the other gpushd, because lease
+/// Returns whether a process is a client of another gpushd: the environment of the process names a pipe directory of
+/// that gpushd. If so, the lease that the process names also belongs to the other gpushd, because lease
 /// numbers are unique only within one gpushd.
 ///
 /// # Errors
 /// gpushd has no free file descriptor or memory, or the kernel does not answer.
 pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> io::Result<bool> {
-    Ok(match proc::environment(pid, PIPE_DIRECTORY)? {
-        Environment::Set(path) => !Path::new(OsStr::from_bytes(&path)).starts_with(&mps.base),
-        Environment::Unset | Environment::Unknown => false,
-    })
+    is_below_another_base(pid, &mps.base)
+}
+
+/// Returns whether the pipe directory of a process is in the directory of another gpushd: BASE/TARGET/NUMBER, where BASE
+/// has the lock file of a gpushd. `base` is the directory of this gpushd.
+fn is_below_another_base(pid: u32, base: &Path) -> io::Result<bool> {
+    let Environment::Set(pipe) = proc::environment(pid, PIPE_DIRECTORY)? else { return Ok(false) };
+    let pipe = Path::new(OsStr::from_bytes(&pipe));
+    let Some(of_pipe) = pipe.ancestors().nth(2).filter(|_| !pipe.starts_with(base)) else { return Ok(false) };
+    let lock = proc::visible_file(pid, &base_lock_path(of_pipe))?;
+    let own_lock = std::fs::symlink_metadata(base_lock_path(base)).ok().map(|meta| FileId::of(&meta));
+    Ok(lock.is_some() && lock != own_lock)
 }
 
 /// Returns which part of a target a lease may use, in tenths of a percent.
@@ -236,4 +244,39 @@ pub(crate) fn single_users(mps: &Mps, table: &LeaseTable) -> Vec<(String, u32)> 
         Some((target, user))
     };
     entries.into_iter().filter_map(user).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, process::Command};
+
+    use super::*;
+
+    /// Fault: a process with an MPS pipe directory that gpushd did not create counted for another gpushd. Its lease ended
+    /// while it ran without using the GPU.
+    #[test]
+    fn process_belongs_to_another_gpushd_only_with_its_pipe_directory() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [own, other, users] = ["own", "other", "users"].map(|name| scratch.path().join(name));
+        for base in [&own, &other, &users] {
+            fs::create_dir_all(base.join("g1/3")).unwrap();
+        }
+        for base in [&own, &other] {
+            fs::write(base_lock_path(base), "").unwrap();
+        }
+        // The directory of this gpushd, at another path.
+        let same = scratch.path().join("same");
+        std::os::unix::fs::symlink(&own, &same).unwrap();
+        let is_of_another = |pipe: &Path| {
+            let mut process = Command::new("sleep").arg("600").env(PIPE_DIRECTORY, pipe).spawn().unwrap();
+            let found = is_below_another_base(process.id(), &own).unwrap();
+            process.kill().and_then(|()| process.wait()).unwrap();
+            found
+        };
+        assert!(is_of_another(&other.join("g1/3")));
+        for base in [&own, &same, &users] {
+            assert!(!is_of_another(&base.join("g1/3")), "{}", base.display());
+        }
+        assert!(!is_of_another(Path::new("relative")) && !is_of_another(Path::new("")));
+    }
 }

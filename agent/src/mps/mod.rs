@@ -51,7 +51,7 @@ use gpush_core::sharing::{Finding, SharingTarget};
 use gpush_host::identity::Users;
 use gpush_mps::daemon::{Daemon, Launcher};
 pub(crate) use gpush_mps::daemon::{
-    base_lock::take as lock_base,
+    base_lock::{path as base_lock_path, take as lock_base},
     server_processes::{Server, Servers},
 };
 use gpush_nvml::Hardware;

@@ -102,6 +102,18 @@ pub fn open_file_status(pid: impl AnyPid, fd: u32) -> Option<FileStatus> {
     FileStatus::of(Path::new(&format!("/proc/{}/fd/{fd}", positive(pid)?))).ok()
 }
 
+/// Returns the identity of the regular file that a process sees at an absolute path; `None` if there is none. Has a
+/// [time limit](time_limit), because the path may be on a file system of the user. Call it on a blocking thread.
+///
+/// # Errors
+/// The file system does not answer in time, or a thread cannot be started.
+pub fn visible_file(pid: impl AnyPid, path: &Path) -> io::Result<Option<FileId>> {
+    let (Some(pid), Ok(path)) = (positive(pid), path.strip_prefix("/")) else { return Ok(None) };
+    let path = PathBuf::from(format!("/proc/{pid}/root")).join(path);
+    let status = time_limit::within_limit(pid, move || FileStatus::of(&path).ok())?;
+    Ok(status.filter(|status| status.is_regular).map(|status| status.id))
+}
+
 fn undeleted(path: &Path) -> PathBuf {
     let bytes = path.as_os_str().as_bytes();
     OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)).into()
@@ -124,6 +136,10 @@ mod tests {
         assert_eq!(executable_id(me), Some(FileId::of(&fs::metadata(path).unwrap())));
         assert_eq!((executable(i32::MAX), open_file(-1, 0)), (None, None));
         assert_eq!(executable_id_in_time(me).unwrap(), executable_id(me));
+        assert_eq!(visible_file(me, &std::env::current_exe().unwrap()).unwrap(), executable_id(me));
+        for path in ["/proc", "/none", "Cargo.toml"] {
+            assert_eq!(visible_file(me, Path::new(path)).unwrap(), None, "{path}");
+        }
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub use self::{
     environment::{Environment, environment},
     files::{
         FileId, FileStatus, executable, executable_id, executable_id_in_time, open_file, open_file_status, program,
+        visible_file,
     },
     namespaces::{is_in_our_network, is_in_our_pid_namespace, is_on_this_host},
     read::{LIMIT, read},

@@ -45,6 +45,11 @@ pub fn take(base: &Path) -> Result<Option<PathLock>, BaseHeld> {
     }
 }
 
+/// Returns the path of the lock file of a directory.
+pub fn path(base: &Path) -> PathBuf {
+    base.join("agent.lock")
+}
+
 fn log(path: &Path, error: &io::Error) {
     let path = path.display();
     tracing::warn!("cannot lock the directory of MPS daemons {path}, so no MPS daemon can be started: {error}");
@@ -66,6 +71,7 @@ mod tests {
         let own = std::process::id();
         assert!(error.starts_with(&format!("another gpushd (pid {own}) uses the directory")), "{error}");
         assert!(error.contains("--mps-dir"), "{error}");
+        assert!(path(&base).is_file());
         drop(first);
         assert!(take(&base).unwrap().is_some());
         assert!(take(Path::new("/proc/none/gpush-mps")).unwrap().is_none());
