@@ -4,13 +4,17 @@
 //! ```text
 //! its parent runs as root, has the lock of a target as standard input,
 //!   and is in the same gpushd-mps@ unit, if it is in one ───────────────► server of that target's daemon
-//! its own standard input is that lock, and its daemon has ended ────────► the same: leftovers
+//! its own standard input is that lock, its daemon has ended, it is not
+//!   an MPS client, and it is in a gpushd-mps@ unit. If the daemons have
+//!   no units: it runs the program of a server or control daemon, and
+//!   its parent has ended or runs as root ───────────────────────────────► the same: leftovers
 //! it runs the program of a server, is not an MPS client, and its
 //! parent runs the program of a control daemon as root ────────────────► server of a daemon that is not gpushd's
 //! ```
 //!
 //! The program alone proves nothing: any user can start the server's file with `LD_PRELOAD`. The lock has mode 0600,
-//! and only a daemon passes the lock to other processes. "Root" includes the user that gpushd runs as.
+//! and only a daemon passes the lock to other processes. But a user can copy the lock from a server of this user
+//! (`pidfd_getfd`), so the lock alone proves nothing either. "Root" includes the user that gpushd runs as.
 
 use std::{
     fs,
@@ -24,7 +28,7 @@ use gpush_host::{
     proc::{self, FileId},
 };
 
-use super::TargetDir;
+use super::{Launcher, TargetDir};
 
 /// File name of NVIDIA's server.
 const SERVER: &str = "nvidia-cuda-mps-server";
@@ -40,6 +44,8 @@ pub struct Servers {
     servers: Vec<FileId>,
     controls: Vec<FileId>,
     own_uid: u32,
+    /// Whether each daemon of gpushd is a systemd unit.
+    has_units: bool,
 }
 
 /// A server.
@@ -76,6 +82,7 @@ impl Servers {
             servers: files(servers.chain([programs.server.clone().into()])),
             controls: files(controls.chain([programs.control.clone().into()])),
             own_uid,
+            has_units: Launcher::of(base).has_units(),
         }
     }
 
@@ -91,15 +98,25 @@ impl Servers {
             Some(_) => return None,
             None => {}
         }
-        if let Some(target) = self.holds(pid) {
+        if kind == ProcessKind::MpsClient {
+            return None;
+        }
+        if let Some(target) = self.holds(pid).filter(|_| self.is_leftover(pid, parent)) {
             return Some(Server::Of(target));
         }
-        let runs = |pid: u32, programs: &[FileId]| proc::executable_id(pid).is_some_and(|id| programs.contains(&id));
         // Check the program of the process last: the program may be on a user's file system that hangs.
-        let is_foreign = kind != ProcessKind::MpsClient
-            && parent.is_some_and(|parent| self.is_trusted(parent) && runs(parent, &self.controls))
+        let is_foreign = parent.is_some_and(|parent| self.is_trusted(parent) && runs(parent, &self.controls))
             && runs(pid, &self.servers);
         is_foreign.then_some(Server::Foreign)
+    }
+
+    /// Returns whether a process with the lock of a target can be a process of a daemon that has ended, or a daemon.
+    fn is_leftover(&self, pid: u32, parent: Option<u32>) -> bool {
+        if self.has_units {
+            return unit_of(pid).is_some_and(|unit| unit.starts_with(UNIT));
+        }
+        let has_no_user = parent.is_none_or(|parent| self.is_trusted(parent));
+        has_no_user && (runs(pid, &self.servers) || runs(pid, &self.controls))
     }
 
     /// Returns the target whose lock is the standard input of a process.
@@ -120,8 +137,16 @@ impl Servers {
 /// Returns whether a process is in the unit of its daemon. Returns true if the daemon is not in a
 /// unit of gpushd.
 fn is_in_unit_of(pid: u32, daemon: u32) -> bool {
-    let unit = |pid: u32| cgroup::of(pid)?.unit;
-    unit(daemon).filter(|unit| unit.starts_with(UNIT)).is_none_or(|its| unit(pid) == Some(its))
+    unit_of(daemon).filter(|unit| unit.starts_with(UNIT)).is_none_or(|its| unit_of(pid) == Some(its))
+}
+
+fn unit_of(pid: u32) -> Option<String> {
+    cgroup::of(pid)?.unit
+}
+
+/// Returns whether a process executes one of these files.
+fn runs(pid: u32, programs: &[FileId]) -> bool {
+    proc::executable_id(pid).is_some_and(|id| programs.contains(&id))
 }
 
 fn files(paths: impl Iterator<Item = PathBuf>) -> Vec<FileId> {
@@ -172,7 +197,8 @@ mod tests {
     }
 
     fn servers(lock: FileId, own_uid: u32) -> Servers {
-        Servers { locks: vec![(lock, "GPU 0".to_owned())], servers: Vec::new(), controls: Vec::new(), own_uid }
+        let locks = vec![(lock, "GPU 0".to_owned())];
+        Servers { locks, servers: Vec::new(), controls: Vec::new(), own_uid, has_units: false }
     }
 
     #[test]
@@ -185,9 +211,35 @@ mod tests {
         assert_eq!(servers.of_process(server, ProcessKind::Compute), Some(Server::Of("GPU 0")));
         // The parent of the daemon is this test, which does not have the lock. So the daemon is
         // treated like a server whose parent has ended.
+        let shell = proc::executable_id(daemon.id()).unwrap();
+        let servers = Servers { controls: vec![shell], ..servers };
         assert_eq!(servers.of_process(daemon.id(), ProcessKind::Compute), Some(Server::Of("GPU 0")));
         assert_eq!(servers.of_process(std::process::id(), ProcessKind::Compute), None);
         end(daemon);
+    }
+
+    /// Fault: a user copied the lock from a server, and started a program with the lock as standard input. gpushd treated
+    /// this program as its MPS server, and did not report it as unleased.
+    #[test]
+    fn process_with_a_copied_lock_is_not_a_server() {
+        let scratch = tempfile::tempdir().unwrap();
+        let own = nix::unistd::geteuid().as_raw();
+        let (lock, input) = lock_in(scratch.path());
+        let mut copy = Command::new("sleep").arg("600").stdin(input).spawn().unwrap();
+        let of_copy = |servers: &Servers, kind| servers.of_process(copy.id(), kind).map(Server::describe);
+        let plain = servers(lock, own);
+        assert_eq!(of_copy(&plain, ProcessKind::Compute), None, "it does not run the program of a server");
+        let with_program = Servers { servers: vec![proc::executable_id(copy.id()).unwrap()], ..plain };
+        assert_eq!(of_copy(&with_program, ProcessKind::Compute), Some("MPS server of GPU 0".to_owned()));
+        assert_eq!(of_copy(&with_program, ProcessKind::MpsClient), None);
+        if own != 0 {
+            let below_a_user = Servers { own_uid: own + 1, ..with_program };
+            assert_eq!(of_copy(&below_a_user, ProcessKind::Compute), None, "its parent is the process of a user");
+        }
+        // A user's process cannot enter the unit of a daemon.
+        let with_units = Servers { has_units: true, servers: Vec::new(), ..servers(lock, own) };
+        assert_eq!(of_copy(&with_units, ProcessKind::Compute), None);
+        copy.kill().and_then(|()| copy.wait()).unwrap();
     }
 
     /// A server of a user also holds the lock. If the user makes this server start processes, these processes are not

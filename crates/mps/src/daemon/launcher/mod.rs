@@ -125,6 +125,11 @@ impl Launcher {
         }
     }
 
+    /// Returns whether each daemon is a systemd unit.
+    pub(super) fn has_units(&self) -> bool {
+        matches!(self.0, Kind::Systemd(_))
+    }
+
     /// Returns whether the launcher itself tracks daemons whose directories were deleted. Such a
     /// launcher starts no other daemon in place of these daemons, and ends them when they have no
     /// clients.
