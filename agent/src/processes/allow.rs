@@ -14,13 +14,13 @@
 //! choose its mounts, and with them its path. So if only the path of a process matches, the process is not allowed, but
 //! gpushd does not end it.
 
-use std::{fs, io, path::PathBuf};
+use std::{io, path::PathBuf, sync::Arc};
 
 use gpush_api::{ApiError, Code};
-use gpush_core::config::{Allowed, Config};
-use gpush_host::proc::FileId;
+use gpush_core::config::Allowed;
+use gpush_host::proc::{self, FileId};
 
-use super::{blocking, identity::Identity};
+use super::{Unleased, identity::Identity};
 
 /// Directories that gpushd's unit hides (`ProtectHome=yes`).
 const HIDDEN: [&str; 3] = ["/home", "/root", "/run/user"];
@@ -54,10 +54,22 @@ struct AllowedFile {
 }
 
 impl AllowList {
-    /// Looks up the files of the entries.
-    pub(super) async fn of(config: &Config) -> Option<Self> {
-        let allow = config.processes.allow.clone();
-        blocking(move || Self { entries: allow.into_iter().map(AllowedProcess::of).collect() }).await
+    /// Looks up the files of the entries in the current config. Concurrent callers share a lookup, and a lookup takes at
+    /// most half a second. If a file system does not answer, gpushd cannot see the file. Returns `None` if gpushd is
+    /// stopping.
+    pub(super) async fn of(unleased: &Unleased) -> Option<Arc<Self>> {
+        unleased.allow.after_now(|| Self::look_up(unleased.state.config().processes.allow.clone())).await
+    }
+
+    async fn look_up(allow: Vec<Allowed>) -> Option<Arc<Self>> {
+        // Look up all files at the same time, so that several file systems that hang take no longer than one.
+        let of = |one| tokio::task::spawn_blocking(move || AllowedProcess::of(one));
+        let lookups: Vec<_> = allow.into_iter().map(of).collect();
+        let mut entries = Vec::new();
+        for lookup in lookups {
+            entries.push(lookup.await.ok()?);
+        }
+        Some(Arc::new(Self { entries }))
     }
 
     /// Returns whether an entry matches a process.
@@ -83,7 +95,7 @@ impl AllowedProcess {
     fn of(allowed: Allowed) -> Self {
         let exe = allowed.exe.map(|path| {
             let path = PathBuf::from(path);
-            AllowedFile { file: fs::metadata(&path).map(|meta| FileId::of(&meta)), path }
+            AllowedFile { file: proc::file_id_in_time(&path), path }
         });
         Self { uid: allowed.uid, exe }
     }
@@ -165,6 +177,11 @@ mod tests {
         assert_eq!(list.matches(&unread("/home/other")), Match::No);
         assert_eq!(list.matches(&me), Match::No);
         assert_eq!(list.invisible().len(), 1);
+        // Fault: gpushd waited for a network file system that did not answer, and ended no unleased process any more.
+        let hanging = AllowedFile { path: "/net/agent".into(), file: Err(io::ErrorKind::TimedOut.into()) };
+        assert!(matches!(hanging.matches(&at("/net/agent")), Match::Uncertain(_)));
+        assert_eq!(hanging.matches(&me), Match::No);
+        assert!(hanging.invisible().is_some());
         let missing = AllowedProcess::of(Allowed { exe: Some("/opt/not/here".into()), uid: None });
         assert!(AllowList { entries: vec![missing] }.invisible().is_empty());
     }

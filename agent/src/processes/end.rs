@@ -68,8 +68,8 @@ pub(crate) async fn run(unleased: Unleased) {
 async fn round(unleased: &Unleased) {
     let config = unleased.state.config();
     let allow = match config.processes.unleased {
-        UnleasedPolicy::Report | UnleasedPolicy::Warn => Some(AllowList::default()),
-        UnleasedPolicy::End => AllowList::of(&config).await,
+        UnleasedPolicy::Report | UnleasedPolicy::Warn => Some(Arc::default()),
+        UnleasedPolicy::End => AllowList::of(unleased).await,
     };
     let Some(allow) = allow else { return };
     unleased.note_invisible(allow.invisible());
@@ -104,7 +104,7 @@ fn warn(unleased: &Unleased, one: &GpuProcess) {
     }
 }
 
-async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: AllowList) {
+async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: Arc<AllowList>) {
     let handle = unleased.clone();
     let due = blocking(move || due_signals(&handle, found, &allow)).await.unwrap_or_default();
     if due.is_empty() {
@@ -187,7 +187,7 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
 /// gpushd must not end the process.
 async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &str) -> Option<GpuProcess> {
     let config = unleased.state.config();
-    let allow = AllowList::of(&config).await?;
+    let allow = AllowList::of(unleased).await?;
     let is_same = |one: &ClassifiedProcess| {
         let listed = &one.process.process;
         listed.pid == Some(process.pid) && one.process.gpu_uuid == gpu

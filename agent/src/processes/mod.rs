@@ -27,6 +27,8 @@ mod identity;
 mod report;
 mod unleased;
 
+use std::sync::Arc;
+
 use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN, UnknownProcesses};
 use gpush_core::sharing;
 use gpush_host::cgroup;
@@ -73,7 +75,7 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
     let processes: Option<Vec<ClassifiedProcess>> = blocking(classify).await;
     let mut processes = processes.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?;
     if processes.iter().any(|one| one.process.unleased.is_some())
-        && let Some(allow) = AllowList::of(&unleased.state.config()).await
+        && let Some(allow) = AllowList::of(unleased).await
     {
         mark_allowed(&mut processes, allow).await;
     }
@@ -148,7 +150,7 @@ async fn blocking<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) 
 }
 
 /// Marks the unleased processes that the config allows.
-async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: AllowList) {
+async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: Arc<AllowList>) {
     let unleased = processes.iter_mut().map(|one| &mut one.process).filter(|one| one.unleased.is_some());
     let unleased: Vec<&mut GpuProcess> = unleased.collect();
     let pids: Vec<u32> = unleased.iter().filter_map(|one| one.process.pid).collect();

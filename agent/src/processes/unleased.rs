@@ -23,8 +23,9 @@ use gpush_store::Store;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{environment::Environments, identity::OpenedProcess};
+use super::{allow::AllowList, environment::Environments, identity::OpenedProcess};
 use crate::{
+    coalesced::Coalesced,
     mps::Mps,
     state::{State, readings::Readings},
 };
@@ -53,6 +54,8 @@ pub(crate) struct Inner {
     pub(super) environments: Arc<Environments>,
     /// For each pid, the start time of the process and what gpushd did about it.
     actions: Mutex<HashMap<u32, (u64, Action)>>,
+    /// The lookup of the files in `processes.allow`.
+    pub(super) allow: Coalesced<Option<Arc<AllowList>>>,
     /// Errors about files in `processes.allow` that gpushd cannot see.
     invisible: Mutex<Vec<ApiError>>,
 }
@@ -81,8 +84,9 @@ impl Unleased {
         read_only: Option<ApiError>,
         environments: Arc<Environments>,
     ) -> Self {
-        let (actions, invisible) = (Mutex::default(), Mutex::default());
-        Self(Arc::new(Inner { state, readings, mps, store, stopping, read_only, environments, actions, invisible }))
+        let (actions, allow, invisible) = (Mutex::default(), Coalesced::default(), Mutex::default());
+        let inner = Inner { state, readings, mps, store, stopping, read_only, environments, actions, allow, invisible };
+        Self(Arc::new(inner))
     }
 
     fn actions(&self) -> MutexGuard<'_, HashMap<u32, (u64, Action)>> {

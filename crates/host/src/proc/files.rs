@@ -114,6 +114,16 @@ pub fn visible_file(pid: impl AnyPid, path: &Path) -> io::Result<Option<FileId>>
     Ok(status.filter(|status| status.is_regular).map(|status| status.id))
 }
 
+/// Returns the identity of the file at a path. Has a [time limit](time_limit), because a network file system may not
+/// answer. Call it on a blocking thread.
+///
+/// # Errors
+/// The file cannot be looked up, the file system does not answer in time, or a thread cannot be started.
+pub fn file_id_in_time(path: &Path) -> io::Result<FileId> {
+    let file = path.to_owned();
+    time_limit::file_within_limit(path, move || FileStatus::of(&file))?.map(|status| status.id)
+}
+
 fn undeleted(path: &Path) -> PathBuf {
     let bytes = path.as_os_str().as_bytes();
     OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)).into()
@@ -137,6 +147,8 @@ mod tests {
         assert_eq!((executable(i32::MAX), open_file(-1, 0)), (None, None));
         assert_eq!(executable_id_in_time(me).unwrap(), executable_id(me));
         assert_eq!(visible_file(me, &std::env::current_exe().unwrap()).unwrap(), executable_id(me));
+        assert_eq!(file_id_in_time(&std::env::current_exe().unwrap()).ok(), executable_id(me));
+        assert_eq!(file_id_in_time(Path::new("/none")).unwrap_err().kind(), io::ErrorKind::NotFound);
         for path in ["/proc", "/none", "Cargo.toml"] {
             assert_eq!(visible_file(me, Path::new(path)).unwrap(), None, "{path}");
         }

@@ -49,8 +49,8 @@ pub use self::{
     command::{command_line, name, words},
     environment::{Environment, environment},
     files::{
-        FileId, FileStatus, executable, executable_id, executable_id_in_time, open_file, open_file_status, program,
-        visible_file,
+        FileId, FileStatus, executable, executable_id, executable_id_in_time, file_id_in_time, open_file,
+        open_file_status, program, visible_file,
     },
     namespaces::{is_in_our_network, is_in_our_pid_namespace, is_on_this_host},
     read::{LIMIT, read},

@@ -2,10 +2,11 @@
 //!
 //! Such a read can block for any time: the process may hang in the driver, and a file system in user space may not
 //! answer. So each read runs on a separate thread. If a read exceeds the limit, gpushd abandons its thread, and does not
-//! read from the same process again until the thread has ended.
+//! read from the same process or file again until the thread has ended.
 
 use std::{
-    io,
+    fmt, io,
+    path::{Path, PathBuf},
     sync::{
         Arc, LazyLock, Mutex, PoisonError, Weak,
         mpsc::{RecvTimeoutError, sync_channel},
@@ -26,8 +27,46 @@ const MOST_OF_USER: usize = 4;
 /// Maximum number of processes whose reads hang.
 const MOST: usize = 64;
 
-/// The reads of this program.
+/// The reads from processes.
 static READS: LazyLock<Reads> = LazyLock::new(|| Reads::new(LIMIT));
+
+/// The reads of files that belong to no process. Separate, so that they do not count for the limits of processes.
+static FILES: LazyLock<Reads> = LazyLock::new(|| Reads::new(LIMIT));
+
+/// What a read concerns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Subject {
+    /// The process with this pid and user.
+    Process(i32, u32),
+    File(PathBuf),
+}
+
+impl Subject {
+    /// Returns whether the other subject is the same process or file.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Process(pid, _), Self::Process(other, _)) => pid == other,
+            (Self::File(_), _) | (_, Self::File(_)) => self == other,
+        }
+    }
+
+    /// Returns the user of the process.
+    fn uid(&self) -> Option<u32> {
+        match self {
+            Self::Process(_, uid) => Some(*uid),
+            Self::File(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process(pid, _) => write!(f, "process {pid}"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
 
 /// Reads that can block, each on a separate thread.
 #[derive(Debug)]
@@ -39,9 +78,7 @@ struct Reads {
 /// A read whose thread runs.
 #[derive(Debug)]
 struct RunningRead {
-    pid: i32,
-    /// User of the process.
-    uid: u32,
+    subject: Subject,
     /// Time at which the read exceeds the limit.
     until: Instant,
     /// Shows whether the thread still runs: only the thread holds the value.
@@ -57,7 +94,18 @@ pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T
     // Counts the real uid: a user who starts a setuid program must not make reads of the program owner's processes
     // fail.
     let uid = status::try_uids(pid)?.map_or(u32::MAX, |[real, ..]| real);
-    READS.within_limit(pid, uid, read)
+    READS.within_limit(Subject::Process(pid, uid), read)
+}
+
+/// Reads something about a file on a separate thread, and waits until the read has ended.
+///
+/// # Errors
+/// As [`within_limit`].
+pub(super) fn file_within_limit<T: Send + 'static>(
+    path: &Path,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    FILES.within_limit(Subject::File(path.to_owned()), read)
 }
 
 impl Reads {
@@ -67,13 +115,13 @@ impl Reads {
 
     fn within_limit<T: Send + 'static>(
         &self,
-        pid: i32,
-        uid: u32,
+        subject: Subject,
         read: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
         let (sender, result) = sync_channel(1);
         let running = Arc::new(());
-        self.begin(RunningRead { pid, uid, until: Instant::now() + self.limit, thread: Arc::downgrade(&running) })?;
+        let (name, until) = (subject.to_string(), Instant::now() + self.limit);
+        self.begin(RunningRead { subject, until, thread: Arc::downgrade(&running) })?;
         thread::Builder::new().name("read-process".to_owned()).spawn(move || {
             let _the_caller_may_be_gone = sender.send(read());
             drop(running);
@@ -81,7 +129,7 @@ impl Reads {
         match result.recv_timeout(self.limit) {
             Ok(found) => Ok(found),
             Err(RecvTimeoutError::Timeout) => {
-                Err(timed_out(format!("process {pid} did not answer within {} ms", self.limit.as_millis())))
+                Err(timed_out(format!("{name} did not answer within {} ms", self.limit.as_millis())))
             }
             Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the reading thread failed")),
         }
@@ -94,12 +142,13 @@ impl Reads {
         running.retain(|read| read.thread.strong_count() > 0);
         let now = Instant::now();
         let hanging = || running.iter().filter(|read| read.until <= now);
-        let pid = new.pid;
-        if hanging().any(|read| read.pid == pid) {
-            return Err(timed_out(format!("an earlier read of process {pid} still hangs")));
+        let subject = &new.subject;
+        if hanging().any(|read| read.subject.is_same(subject)) {
+            return Err(timed_out(format!("an earlier read of {subject} still hangs")));
         }
-        if hanging().filter(|read| read.uid == new.uid).count() >= MOST_OF_USER || hanging().count() >= MOST {
-            return Err(timed_out(format!("cannot read process {pid}: reads of other processes still hang")));
+        let of_user = |uid: u32| hanging().filter(|read| read.subject.uid() == Some(uid)).count();
+        if subject.uid().is_some_and(|uid| of_user(uid) >= MOST_OF_USER) || hanging().count() >= MOST {
+            return Err(timed_out(format!("cannot read {subject}: other reads still hang")));
         }
         running.push(new);
         Ok(())
@@ -125,6 +174,10 @@ mod tests {
         (sender, read)
     }
 
+    fn process(pid: i32, uid: u32) -> Subject {
+        Subject::Process(pid, uid)
+    }
+
     fn kind<T>(result: io::Result<T>) -> Option<io::ErrorKind> {
         result.err().map(|error| error.kind())
     }
@@ -135,13 +188,13 @@ mod tests {
     fn read_that_hangs_is_abandoned_and_hides_no_other_process() {
         let reads = Reads::new(Duration::from_millis(20));
         let (answer, read) = hanging();
-        assert_eq!(kind(reads.within_limit(7, 1000, read)), Some(io::ErrorKind::TimedOut));
-        assert_eq!(kind(reads.within_limit(7, 1000, || 1)), Some(io::ErrorKind::TimedOut), "no second thread");
+        assert_eq!(kind(reads.within_limit(process(7, 1000), read)), Some(io::ErrorKind::TimedOut));
+        assert_eq!(kind(reads.within_limit(process(7, 1000), || 1)), Some(io::ErrorKind::TimedOut), "no second thread");
         assert_eq!(reads.running.lock().unwrap().len(), 1);
         let patient = Reads { limit: Duration::from_secs(60), ..reads };
-        assert_eq!(patient.within_limit(8, 1000, || 2).unwrap(), 2);
+        assert_eq!(patient.within_limit(process(8, 1000), || 2).unwrap(), 2);
         drop(answer);
-        while patient.within_limit(7, 1000, || 3).is_err() {
+        while patient.within_limit(process(7, 1000), || 3).is_err() {
             thread::yield_now();
         }
     }
@@ -152,11 +205,11 @@ mod tests {
         let reads = Reads::new(Duration::from_secs(60));
         let (thread, until) = (Arc::new(()), Instant::now() + reads.limit);
         for _ in 0..3 {
-            reads.begin(RunningRead { pid: 7, uid: 1000, until, thread: Arc::downgrade(&thread) }).unwrap();
+            reads.begin(RunningRead { subject: process(7, 1000), until, thread: Arc::downgrade(&thread) }).unwrap();
         }
         assert_eq!(reads.running.lock().unwrap().len(), 3);
         drop(thread);
-        assert_eq!(reads.within_limit(7, 1000, || 1).unwrap(), 1);
+        assert_eq!(reads.within_limit(process(7, 1000), || 1).unwrap(), 1);
     }
 
     #[test]
@@ -165,12 +218,36 @@ mod tests {
         let answers: Vec<Sender<()>> = (0..4)
             .map(|pid| {
                 let (answer, read) = hanging();
-                assert!(reads.within_limit(pid, 1000, read).is_err());
+                assert!(reads.within_limit(process(pid, 1000), read).is_err());
                 answer
             })
             .collect();
         let patient = Reads { limit: Duration::from_secs(60), ..reads };
-        assert!(patient.within_limit(9, 1000, || 1).is_err() && patient.within_limit(9, 1001, || 2).is_ok());
+        assert!(
+            patient.within_limit(process(9, 1000), || 1).is_err()
+                && patient.within_limit(process(9, 1001), || 2).is_ok()
+        );
+        drop(answers);
+    }
+
+    /// Fault: a network file system did not answer, and each lookup of a file on it took another thread.
+    #[test]
+    fn files_that_hang_take_one_thread_each_and_hide_no_other_file() {
+        let reads = Reads::new(Duration::from_millis(1));
+        let file = |number: i32| Subject::File(format!("/net/{number}").into());
+        let answers: Vec<Sender<()>> = (0..8)
+            .map(|number| {
+                let (answer, read) = hanging();
+                let error = reads.within_limit(file(number), read).unwrap_err().to_string();
+                assert_eq!(error, format!("/net/{number} did not answer within 1 ms"));
+                answer
+            })
+            .collect();
+        let error = reads.within_limit(file(3), || 1).unwrap_err().to_string();
+        assert_eq!(error, "an earlier read of /net/3 still hangs");
+        assert_eq!(reads.running.lock().unwrap().len(), 8);
+        let patient = Reads { limit: Duration::from_secs(60), ..reads };
+        assert_eq!(patient.within_limit(file(8), || 2).unwrap(), 2);
         drop(answers);
     }
 }
