@@ -36,6 +36,8 @@ pub enum CgroupKind {
         cgroup: String,
         /// Uid in the name of the session's slice.
         uid: u32,
+        /// Whether the process is in a cgroup below the scope.
+        is_below: bool,
     },
     /// A cgroup below a user's service manager. The user may create and name cgroups there.
     UserManager {
@@ -141,7 +143,10 @@ impl CgroupKind {
         match unit {
             Some(cgroup) if cgroup.starts_with(LEASES) => Self::Lease { cgroup: cgroup.to_owned() },
             Some(cgroup) => match session(cgroup) {
-                Some(uid) => Self::Session { cgroup: cgroup.to_owned(), uid },
+                Some(uid) => {
+                    let is_below = !super::is_at(cgroup, cgroups);
+                    Self::Session { cgroup: cgroup.to_owned(), uid, is_below }
+                }
                 None if cgroup == "/init.scope" => Self::Other,
                 None => Self::Unit { cgroup: cgroup.to_owned() },
             },
@@ -168,8 +173,13 @@ impl CgroupKind {
             // Do not move the process, so that it keeps the limits and devices of its job or
             // container.
             Self::SlurmJob { cgroup, .. } | Self::Container { cgroup } => BindTarget::Cgroup(cgroup),
-            Self::Session { cgroup, uid: of } => match wish {
+            Self::Session { cgroup, uid: of, is_below } => match wish {
                 BindRequest::Present if of == uid => BindTarget::Cgroup(cgroup),
+                // Only root creates cgroups below a session. Such a cgroup can limit its processes. In a new scope, the
+                // process would not have these limits.
+                BindRequest::NewScope if is_below => {
+                    BindTarget::None("the calling process is in a cgroup below its login session")
+                }
                 BindRequest::Present | BindRequest::NewScope => scope("the login session belongs to another user"),
             },
             Self::Unit { cgroup } => match owner {

@@ -13,7 +13,8 @@ fn place(cgroups: &str) -> CgroupKind {
 }
 
 fn session() -> CgroupKind {
-    CgroupKind::Session { cgroup: "/user.slice/user-1000.slice/session-4.scope".to_owned(), uid: 1000 }
+    let cgroup = "/user.slice/user-1000.slice/session-4.scope".to_owned();
+    CgroupKind::Session { cgroup, uid: 1000, is_below: false }
 }
 
 fn unit(cgroup: &str) -> CgroupKind {
@@ -35,6 +36,20 @@ fn login_session_is_found_in_each_hierarchy() {
     let legacy = "11:devices:/user.slice\n1:name=systemd:/user.slice/user-1000.slice/session-4.scope\n";
     for text in ["0::/user.slice/user-1000.slice/session-4.scope\n", hybrid, legacy] {
         assert_eq!(place(text), session(), "{text}");
+    }
+}
+
+/// Fault: root had moved a process of a session into a cgroup with limits, and `run` took the process out of it.
+#[test]
+fn process_in_a_cgroup_below_its_session_gets_no_new_scope() {
+    let session = "/user.slice/user-1000.slice/session-4.scope";
+    let legacy = format!("4:memory:{session}/limited\n1:name=systemd:{session}\n");
+    for text in [format!("0::{session}/limited\n"), legacy] {
+        let below = || place(&text);
+        assert_eq!(below(), CgroupKind::Session { cgroup: session.to_owned(), uid: 1000, is_below: true }, "{text}");
+        let choose = |wish| below().choose(wish, 1000, true, UnitOwner::Others);
+        assert!(matches!(choose(BindRequest::NewScope), BindTarget::None(_)));
+        assert_eq!(choose(BindRequest::Present), BindTarget::Cgroup(session.to_owned()));
     }
 }
 
