@@ -17,6 +17,7 @@ use super::{
     bind::{self, ResolvedBinding},
     lease_end,
 };
+use crate::state::LeaseTable;
 
 /// The slice that contains the scopes of all users.
 const SLICE: &str = "gpulease";
@@ -134,7 +135,17 @@ fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
     if leases.handles.scopes.0.is_err() {
         return Ok(Vec::new());
     }
-    let table = leases.handles.state.leases();
+    unknown_among(all_scopes, || leases.handles.state.leases())
+}
+
+/// Returns the scopes that `list` returns and that no lease in the table has. Lists them before it takes the table: a
+/// lease is in the table before systemd creates its scope.
+fn unknown_among(
+    list: impl FnOnce() -> io::Result<Vec<String>>,
+    table: impl FnOnce() -> Arc<LeaseTable>,
+) -> io::Result<Vec<String>> {
+    let mut scopes = list()?;
+    let table = table();
     let known: BTreeSet<&str> = table
         .open
         .values()
@@ -143,11 +154,17 @@ fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
             _ => None,
         })
         .collect();
+    scopes.retain(|scope| !known.contains(scope.as_str()));
+    Ok(scopes)
+}
+
+/// Lists the scopes of all leases.
+fn all_scopes() -> io::Result<Vec<String>> {
     let mut scopes = Vec::new();
     for slice in cgroup::children(&format!("/{SLICE}.slice"))? {
         scopes.extend(cgroup::children(&slice)?);
     }
-    scopes.retain(|scope| scope.ends_with(".scope") && !known.contains(scope.as_str()));
+    scopes.retain(|scope| scope.ends_with(".scope"));
     Ok(scopes)
 }
 
@@ -188,6 +205,21 @@ mod tests {
         let (unit, cgroup) = names("0a1b2c3d", LeaseId(17), 1000);
         assert_eq!(unit, "gpulease-0a1b2c3d-17.scope");
         assert_eq!(cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope");
+    }
+
+    /// Fault: a lease was granted after gpushd took the table and before it listed the scopes. `gpushctl status` then
+    /// showed the scope as that of an unknown lease.
+    #[test]
+    fn scope_of_a_lease_granted_during_the_listing_is_known() {
+        let table = std::cell::RefCell::new(LeaseTable::default());
+        let list = || {
+            let (unit, cgroup) = names("e", LeaseId(1), 1000);
+            let binding = LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup.clone()) };
+            table.borrow_mut().insert(LeaseRecord { binding, ..record(1, 1000, "GPU-0") });
+            Ok(vec![cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-e-2.scope".to_owned()])
+        };
+        let unknown = unknown_among(list, || Arc::new(table.borrow().clone())).unwrap();
+        assert_eq!(unknown, ["/gpulease.slice/gpulease-1000.slice/gpulease-e-2.scope"]);
     }
 
     /// gpushd must not kill a session, service, container or job.
