@@ -15,7 +15,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, EndReason, LeaseBinding, LeaseId, LeaseRequest, LeaseState, LeaseWait};
+use gpush_api::{ApiError, Code, EndReason, LeaseBinding, LeaseId, LeaseState, LeaseWait};
 use gpush_host::{peer::Peer, proc};
 use gpush_store::LeaseRecord;
 use jiff::Timestamp;
@@ -85,7 +85,7 @@ pub(super) async fn resolve_all(leases: &Leases, seen: &Observed) {
             continue;
         }
         let caller = as_user(leases, &record).await;
-        let Ok(resolved) = resolved(leases, &caller, &record.request, seen, None).await else { continue };
+        let Ok(resolved) = resolved(leases, &caller, &record, seen, None).await else { continue };
         let place = leases.restored_requests().places.remove(&id);
         let Some(place) = place else { continue };
         let waiter = add_waiting(leases, &record, resolved, caller.viewer, place, None);
@@ -106,21 +106,48 @@ fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
 async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
     let uid = record.asked_by.uid;
     let groups = leases.handles.users.groups_of(uid).await.unwrap_or_default();
-    let (pid, start) = (record.asked_by.pid, record.asked_by.pid.and_then(proc::start));
+    let pid = record.asked_by.pid;
+    let start = match record.binding {
+        // If another process has the pid now, its start time differs.
+        LeaseBinding::Process { pid: bound, start } if bound == pid => start,
+        _ => pid.and_then(proc::start),
+    };
     let peer = Peer { uid, pid, start, groups, is_on_this_host: true };
     Caller { peer, viewer: Viewer::User(uid) }
 }
 
+/// Resolves a recorded request again.
+///
+/// # Errors
+/// If the request cannot be met any more, or the recorded process has ended.
 async fn resolved(
     leases: &Leases,
     caller: &Caller,
-    request: &LeaseRequest,
+    record: &LeaseRecord,
     seen: &Observed,
     job: Option<&JobTerms>,
 ) -> Result<Resolved, ApiError> {
     let gpus = seen.gpus(Viewer::Log);
     let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
-    resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await
+    let resolved = resolve(leases, caller, record.request.clone(), &seen.host, &gpus, &empty, job).await?;
+    check_process(&record.binding, &resolved.new.binding)?;
+    Ok(resolved)
+}
+
+/// Checks that another process does not have the pid of the recorded binding.
+///
+/// # Errors
+/// If it has.
+fn check_process(recorded: &LeaseBinding, resolved: &LeaseBinding) -> Result<(), ApiError> {
+    match (recorded, resolved) {
+        (LeaseBinding::Process { pid: Some(pid), start }, LeaseBinding::Process { pid: Some(now), start: since })
+            if pid == now && start != since =>
+        {
+            let message = format!("the lease cannot be bound to process {pid}: that process has ended");
+            Err(ApiError::new(Code::Conflict, message).hint("request a lease for a process that runs"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Adds a resolved request to the waiting requests.
@@ -166,7 +193,7 @@ pub(super) async fn rejoin(
     let record = leases.handles.state.leases().open.get(&id).map(|lease| lease.record.clone());
     let Some(record) = record.filter(|_| known) else { return Ok(None) };
     let seen = leases.handles.readings.host().await?;
-    let resolved = resolved(leases, caller, &record.request, &seen, job).await;
+    let resolved = resolved(leases, caller, &record, &seen, job).await;
     let _resolving = leases.resolving.lock().await;
     let away = leases.restored_requests().away.remove(&id);
     if let Some(waiter) = away {
@@ -281,4 +308,23 @@ pub(super) fn record_key(
     id: LeaseId,
 ) -> Result<(), gpush_store::StoreError> {
     key.map_or(Ok(()), |key| key.record_number(tx, id.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: gpushd restarted, and meanwhile another process of the user got the pid of the process of a queued request.
+    /// gpushd bound the lease to that process.
+    #[test]
+    fn restored_request_is_not_bound_to_another_process_with_the_same_pid() {
+        let process = |pid, start| LeaseBinding::Process { pid: Some(pid), start: Some(start) };
+        check_process(&process(7, 1), &process(7, 1)).unwrap();
+        // The client has reconnected from another process, or gets another binding now.
+        check_process(&process(7, 1), &process(8, 2)).unwrap();
+        check_process(&process(7, 1), &LeaseBinding::Scope { unit: None, cgroup: None }).unwrap();
+        check_process(&LeaseBinding::Time, &process(7, 2)).unwrap();
+        let error = check_process(&process(7, 1), &process(7, 2)).unwrap_err();
+        assert_eq!((error.code, error.retryable), (Code::Conflict, false));
+    }
 }
