@@ -235,6 +235,12 @@ pub(super) struct Reserved {
     _grants: Vec<Grant>,
 }
 
+impl Reserved {
+    pub(super) fn id(&self) -> ReservationId {
+        self.id
+    }
+}
+
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment.
 fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
     let _placing = leases.lock_placement();

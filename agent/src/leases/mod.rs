@@ -26,6 +26,7 @@
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
+//! | `queued_grant` | commits the grants of waiting requests |
 //! | `pending` | a client that waits for its lease |
 //! | `restored` | requests that waited when an earlier gpushd ended |
 //! | `change` | release, renewal, revocation |
@@ -49,6 +50,7 @@ mod offers;
 mod pending;
 mod processes;
 mod queue;
+mod queued_grant;
 mod request;
 mod restored;
 mod scope;
@@ -126,6 +128,8 @@ pub(crate) struct Inner {
     placing: Mutex<()>,
     /// Waiting requests, by their position in the order of arrival.
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
+    /// Requests whose grants gpushd is committing.
+    committing: Mutex<BTreeMap<Ticket, queued_grant::GrantInCommit>>,
     /// For each uid, the number of requests that gpushd is just recording as queued.
     entering: Mutex<BTreeMap<u32, usize>>,
     /// Queued requests of an earlier gpushd whose clients have not reconnected yet.
@@ -158,6 +162,7 @@ impl Leases {
             named: Mutex::default(),
             placing: Mutex::default(),
             waiting: Mutex::default(),
+            committing: Mutex::default(),
             entering: Mutex::default(),
             restored: Mutex::default(),
             resolving: tokio::sync::Mutex::default(),
@@ -190,6 +195,10 @@ impl Leases {
 
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, queue::Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grants_in_commit(&self) -> MutexGuard<'_, BTreeMap<Ticket, queued_grant::GrantInCommit>> {
+        self.committing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unrecorded_requests(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {

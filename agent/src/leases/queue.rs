@@ -13,13 +13,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseId, LeaseQueuePosition, LeaseState, LeaseWait};
+use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseId, LeaseQueuePosition, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, Member, NoAssignment},
     queue::{self as order, ClaimedTargets, Outcome},
     quota,
 };
-use gpush_store::LeaseSource;
 use tokio::{
     sync::{OwnedMutexGuard, oneshot},
     time::Instant,
@@ -31,6 +30,7 @@ use super::{
     grant::{self, NotReserved, Reply, Reserved},
     offers,
     pending::PendingGrant,
+    queued_grant,
     request::Resolved,
     restored,
 };
@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// Maximum time between two decisions about the waiting requests.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// A waiting request.
 #[derive(Debug)]
@@ -53,11 +53,20 @@ pub(super) struct Waiting {
     pub(super) key: Option<Key>,
     /// Time at which the request times out; `None` if it waits without a limit.
     pub(super) until: Option<Instant>,
+    /// After a grant has failed: time until which gpushd does not try again. Meanwhile, the request reserves what it needs.
+    pub(super) not_before: Option<Instant>,
     pub(super) place: QueuePlace,
     pub(super) reply: Reply,
     /// The lock of the request's idempotency key. A repeated request waits for this lock, so that one key gets only one
     /// lease.
     pub(super) lock: Option<OwnedMutexGuard<()>>,
+}
+
+impl Waiting {
+    /// Returns the time until which gpushd does not grant the request, if that time is after `now`.
+    fn paused_until(&self, now: Instant) -> Option<Instant> {
+        self.not_before.filter(|until| *until > now)
+    }
 }
 
 /// Counts a request for the quota of its holder while gpushd records the request as queued.
@@ -125,7 +134,7 @@ pub(super) async fn enter(
     leases.handles.state.change_leases(|table| table.insert(record));
     let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
-    let waiting = Waiting { id, resolved, viewer, key, until, place, reply, lock };
+    let waiting = Waiting { id, resolved, viewer, key, until, not_before: None, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.send_replace(());
     Ok(PendingGrant::new(leases, ticket, result))
@@ -134,12 +143,15 @@ pub(super) async fn enter(
 /// Returns the waiting operations and leases, in order of arrival and in the form that [`gpush_core::lease::queue`]
 /// needs. The caller must hold the placement lock.
 pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
-    let waiting = leases.waiting();
+    let (waiting, committing) = (leases.waiting(), leases.grants_in_commit());
+    let table = leases.handles.state.leases();
     let mut queue = order::Queue::default();
     let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     for (ticket, entry) in leases.handles.lanes.entries() {
-        let entry = match waiting.get(&ticket) {
-            Some(waiting) => order::QueuedEntry::Lease(waiting.resolved.wanted.clone()),
+        let failed = || committing.get(&ticket).and_then(|grant| grant.failed(&table));
+        let wanted = waiting.get(&ticket).map(|waiting| &waiting.resolved.wanted).or_else(failed);
+        let entry = match wanted {
+            Some(wanted) => order::QueuedEntry::Lease(wanted.clone()),
             None => {
                 let takes = |(uuid, need): (&String, &Need)| match need {
                     Need::Lane(Reserve::Gpu) => Some((index(uuid)?, ClaimedTargets::Gpu)),
@@ -176,8 +188,10 @@ pub(super) async fn run(leases: Leases) {
                 break;
             }
         }
-        let next = leases.waiting().values().filter_map(|waiting| waiting.until).min();
-        let pause = Instant::now() + PAUSE;
+        let now = Instant::now();
+        let times = |waiting: &Waiting| [waiting.until, waiting.paused_until(now)];
+        let next = leases.waiting().values().flat_map(times).flatten().min();
+        let pause = now + PAUSE;
         let due = next.map_or(pause, |next| next.min(pause));
         tokio::select! {
             () = leases.handles.stopping.cancelled() => break,
@@ -213,7 +227,7 @@ async fn pass(leases: &Leases) {
     decide(leases, &seen.host, &gpus, &mut granted, &mut never);
     for (waiting, reserved) in granted {
         let leases = leases.clone();
-        leases.handles.tasks.clone().spawn(async move { commit_grant(&leases, waiting, reserved).await });
+        leases.handles.tasks.clone().spawn(async move { queued_grant::commit(&leases, waiting, reserved).await });
     }
     for (waiting, error) in never {
         spawn_end_waiting(leases, waiting, EndReason::Failed, Some(error));
@@ -247,9 +261,16 @@ fn decide(
         for (ticket, outcome) in outcomes {
             let ticket = Ticket(ticket.0);
             match outcome {
+                Outcome::Grant(assignment) if is_paused(leases, ticket) => {
+                    // The other requests of this pass do not get this capacity. Operations must not get it either.
+                    if let Some(waiting) = leases.waiting().get(&ticket) {
+                        waiting.place.set_needs(needs(&host, Some(&assignment)));
+                    }
+                }
                 Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
-                        granted.extend(leases.waiting().remove(&ticket).map(|waiting| (waiting, reserved)));
+                        let removed = queued_grant::begin(leases, ticket, &reserved);
+                        granted.extend(removed.map(|waiting| (waiting, reserved)));
                         // This grant has taken capacity, so decide again about the other requests.
                         again = true;
                     }
@@ -284,6 +305,11 @@ fn decide(
         let position = position(leases, ticket);
         show_position(leases, ticket, LeaseQueuePosition { position, behind: Vec::new(), reasons: vec![message] });
     }
+}
+
+/// Returns whether gpushd must not grant a request yet, because a grant of the request has just failed.
+fn is_paused(leases: &Leases, ticket: Ticket) -> bool {
+    leases.waiting().get(&ticket).is_some_and(|waiting| waiting.paused_until(Instant::now()).is_some())
 }
 
 fn try_take(
@@ -367,43 +393,6 @@ fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
         }
     }
     needs
-}
-
-/// Commits the grant of a waiting request.
-async fn commit_grant(leases: &Leases, waiting: Waiting, reserved: Reserved) {
-    let (id, viewer, key) = (waiting.id, waiting.viewer, waiting.key.clone());
-    let request = waiting.resolved.new.request.clone();
-    let bound = waiting.resolved.bound.clone();
-    let granted = grant::commit(leases, viewer, LeaseSource::Queued(id), &request, &bound, reserved, key).await;
-    let is_queued =
-        leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Queued);
-    if let Err(error) = &granted
-        && error.retryable
-        && is_queued
-    {
-        // The GPU has changed since the placement, or gpushd cannot read it at the moment.
-        tracing::info!(lease = %id, "lease {id} is queued again: {error}");
-        // Add the request to the queue again. If its client has disconnected, the next pass removes it.
-        if leases.handles.stopping.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_some() {
-            leases.waiting().insert(waiting.place.ticket(), waiting);
-            leases.queue_changed.send_replace(());
-            return;
-        }
-    }
-    let Waiting { place, reply, lock: _lock, .. } = waiting;
-    drop(place);
-    match granted {
-        Ok(granted) => {
-            if reply.send(Ok(granted)).is_err() {
-                // The client has disconnected, so no process will use the lease.
-                super::lease_end::end_unused(leases, id).await;
-            }
-        }
-        Err(error) => {
-            end_queued(leases, id, EndReason::Failed).await;
-            let _the_client_may_be_gone = reply.send(Err(error));
-        }
-    }
 }
 
 /// Ends a waiting request in a separate task, because the record of the end may take long to write.

@@ -168,7 +168,7 @@ fn add_waiting(
     };
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
     // `key` is `None` because the key is already recorded.
-    let waiting = Waiting { id: record.id, resolved, viewer, key: None, until, place, reply, lock };
+    let waiting = Waiting { id: record.id, resolved, viewer, key: None, until, not_before: None, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.send_replace(());
     PendingGrant::new(leases, ticket, result)

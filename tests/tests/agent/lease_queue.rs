@@ -10,15 +10,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{EndReason, Lease, LeaseGrant, LeaseId, LeaseState};
+use gpush_api::{Code, EndReason, Lease, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, parse},
+    agent::{Agent, PATIENCE, Setup, parse},
     host::{Host, program},
     mps::{lease_becomes, lease_now, release},
 };
 use serde_json::{Value, json};
 
-use crate::leases::{MIG, WHOLE, leases, request, two_gpus};
+use crate::{
+    disk::Disk,
+    leases::{MIG, WHOLE, leases, request, two_gpus},
+};
 
 /// A client that repeats its request with the same key while gpushd does not run, as gpushctl does.
 struct Waiting(thread::JoinHandle<LeaseGrant>);
@@ -212,4 +215,43 @@ fn waiting_gpushctl_gets_its_lease_after_restarts() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text, format!("granted {waits}\n"), "{}", String::from_utf8_lossy(&output.stderr));
     lease_becomes(&agent, waits, LeaseState::Ended);
+}
+
+/// Faults: if a grant failed only for now, gpushd granted a later request first. If gpushd stopped just after such a
+/// failure, the request lost its place.
+#[test]
+fn request_keeps_its_place_while_its_grant_fails() {
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n");
+    let Some(disk) = Disk::mount(Setup::on(&host).state_dir()) else { return };
+    let agent = Agent::start(&host, WHOLE);
+    agent.wait_for_layouts_at_start();
+    let body = |gpu: &str| json!({ "share": { "kind": "whole" }, "selectors": [gpu] });
+    let holder = request(&agent, &body("0")).expect("a lease").lease.id;
+    let socket = agent.socket().to_owned();
+    let mut clients = Vec::new();
+    for number in 0..2 {
+        clients.push(Waiting::start(&socket, &format!("waits-{number}"), &whole_gpu_0()));
+        await_queued(&agent, number + 1);
+    }
+    let order = await_queued(&agent, 2);
+    disk.fill();
+    agent.await_that("gpushd cannot record a grant", || match request(&agent, &body("1")) {
+        Ok(granted) => {
+            release(&agent, granted.lease.id);
+            false
+        }
+        Err(error) => error.code != Code::Blocked,
+    });
+    release(&agent, holder);
+    let again = |id: LeaseId| agent.log().matches(&format!("lease {id} is queued again")).count();
+    agent.await_that("two attempts", || again(order[0]) >= 2);
+    assert_eq!(again(order[1]), 0, "the first request keeps its reservation");
+    agent.stop();
+    disk.free();
+    let agent = Agent::start(&host, WHOLE);
+    let [first, second] = clients.try_into().ok().expect("two clients");
+    assert_eq!(first.granted(), order[0]);
+    assert_eq!(await_queued(&agent, 1), [order[1]]);
+    release(&agent, order[0]);
+    assert_eq!(second.granted(), order[1]);
 }
