@@ -256,7 +256,10 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProc
             Ok(if is_its { Reading::Found(pid) } else { Reading::Other })
         };
         let list = |visit: &mut dyn FnMut(u32)| match cgroup::job_processes(job, uid) {
-            Some(pids) => Ok(pids.into_iter().for_each(visit)),
+            Some(pids) => {
+                pids.into_iter().for_each(visit);
+                Ok(())
+            }
             None => all_processes(visit),
         };
         scan(list, read)

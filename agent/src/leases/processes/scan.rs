@@ -61,7 +61,10 @@ mod tests {
 
     /// Lists these processes.
     fn listing(pids: impl Fn() -> Vec<u32>) -> impl Fn(&mut dyn FnMut(u32)) -> io::Result<()> {
-        move |visit| Ok(pids().into_iter().for_each(visit))
+        move |visit| {
+            pids().into_iter().for_each(visit);
+            Ok(())
+        }
     }
 
     fn too_many_files() -> io::Error {

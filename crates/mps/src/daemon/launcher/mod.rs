@@ -134,7 +134,7 @@ impl Launcher {
     /// launcher starts no other daemon in place of these daemons, and ends them when they have no
     /// clients.
     pub(super) fn tracks_orphans(&self) -> bool {
-        matches!(self.0, Kind::Systemd(_))
+        self.has_units()
     }
 
     /// Ends daemons whose directories were deleted and whose targets are not in `known`. Ends each
