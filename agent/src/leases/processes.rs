@@ -302,7 +302,7 @@ async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
             if mps::is_of_another_agent(mps, pid)? {
                 return Ok(Reading::Other);
             }
-            // A process in the scope of a lease belongs to that lease, even if it names another one.
+            // A process in the scope of a lease belongs to that lease, even if its environment names another lease.
             let in_scope = table.by_cgroup(&of_user, &proc::try_cgroups(pid)?.unwrap_or_default()).certain();
             Ok(Reading::Found((pid, in_scope.map_or(name, |id| id.to_string()))))
         };
