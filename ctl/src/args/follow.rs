@@ -46,7 +46,8 @@ pub(crate) enum Operation {
     /// Cancel an operation: end a queued one, roll back a running one
     #[command(after_help = "\
 Exits with 0 if every change of the operation was rolled back, and with 4 if
-the operation was done before it could be cancelled.
+the operation was done before it could be cancelled. A queued operation ends in
+the state `not_started`, a running one in `rolled_back`.
 
 Examples:
   gpushctl operation cancel op-17")]

@@ -231,7 +231,7 @@ fn is_for_administrators(command: &Command) -> bool {
 
 /// Files and directories whose messages may name commands for administrators without saying so. The
 /// second text is the reason: only administrators read these messages.
-const FOR_ADMINISTRATORS: [(&str, &str); 17] = [
+const FOR_ADMINISTRATORS: [(&str, &str); 18] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
     ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
@@ -240,6 +240,7 @@ const FOR_ADMINISTRATORS: [(&str, &str); 17] = [
     ("ctl/src/commands/apply.rs", "output of `apply`"),
     ("ctl/src/render/overrides.rs", "output of `config overrides clear`"),
     ("ctl/src/commands/reset.rs", "output of `gpu reset`"),
+    ("ctl/src/commands/drain.rs", "output of `gpu drain`"),
     ("ctl/src/render/mps/change.rs", "output of `mps stop`"),
     ("agent/src/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),
     ("agent/src/reload.rs", "errors of `config reload`"),

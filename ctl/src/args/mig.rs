@@ -39,10 +39,16 @@ pub(crate) enum Mig {
         alias = "ls",
         after_help = "\
 Use of a device:
-  free      available to a new program
+  free      no program and no lease has it
   granted   a lease has it
   in_use    processes run on it
-  reserved  its GPU or its MPS daemon takes no new work
+  reserved  its GPU or MPS daemon takes no new work, or a queued operation
+            or lease needs it
+
+--free shows the devices that a new program can use now: with a lease if the
+rule of the GPU has mode `mig`, and directly on a GPU without a managed mode.
+The field `available` of the JSON document is true if a lease can have the
+device.
 
 To run a program on a MIG device, give the UUID of the device:
   CUDA_VISIBLE_DEVICES=MIG-... program

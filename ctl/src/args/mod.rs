@@ -170,13 +170,18 @@ pub(crate) enum Color {
 pub(crate) enum Command {
     /// Show every GPU with its slices: which are free, and who uses the others
     #[command(after_help = "\
-Marks: ● in use   ◐ granted by a lease   ○ idle   ! no compute instance
+Marks: ● in use   ◐ granted by a lease   ⊘ reserved   ○ idle
+       ! no compute instance
 Notes: ! fault or difference from the config   * requested by a user
 Memory is shown as in use/total: of the whole GPU in the heading, and of each
 instance. Memory that the driver reserves counts as in use, so the value of an
 idle GPU is not 0. The numbers below a drawing are placements, as in the layout
 entry 2g.20gb@4. GPUs that differ only in index, address and UUIDs are drawn
-once; `-o wide` draws each GPU, with its sensors.
+once; `-o wide` draws each GPU, with its sensors. A reserved instance accepts
+no new work, for example because its GPU is cordoned or a queued operation
+needs it. With --summary, POSSIBLE is the number of further instances that
+fit into the free slices. On a GPU with a dynamic layout, a lease can get more,
+because gpushd replaces idle instances.
 
 Examples:
   gpushctl status

@@ -83,7 +83,12 @@ pub(super) async fn drain(
         Waited::TooLong if out.json => out.document(&gpus)?,
         Waited::TooLong => {
             let within = duration::format(timeout.unwrap_or_default());
-            out.remark(&format!("{numbers} {} not idle within {within}; {stay}.\n", was_or_were(&left)));
+            let indexes = left.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let next = format!(
+                "`gpushctl gpu drain {indexes}` waits again; `gpushctl gpu uncordon {indexes}` ends the cordon"
+            );
+            let text = format!("{numbers} {} not idle within {within}; {stay}. {next}.", was_or_were(&left));
+            out.remark(&(out.look.wrap("", &text).join("\n") + "\n"));
         }
         Waited::Interrupted => out.remark(&format!("{numbers}: interrupted; {stay}.\n")),
     }

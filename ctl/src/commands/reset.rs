@@ -97,8 +97,25 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     left?;
     let now = client.gpus(false).await?;
     let now: Vec<Gpu> = now.into_iter().filter(|gpu| uuids.contains(&gpu.uuid)).collect();
-    out.show(&now, |_| format!("{numbers}: reset\n"))?;
+    out.show(&now, |look| after_reset(&now, numbers, look))?;
     Ok(0)
+}
+
+/// Describes GPUs that were reset, with the next commands.
+fn after_reset(now: &[Gpu], numbers: &str, look: &Appearance) -> String {
+    let mut text = format!("{numbers}: reset\n");
+    let mut next = |test: &dyn Fn(&Gpu) -> bool, what: &str, command: &str, effect: &str| {
+        let which: Vec<u32> = now.iter().filter(|gpu| test(gpu)).map(|gpu| gpu.index).collect();
+        if !which.is_empty() {
+            let arguments = which.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let line = format!("{}: {what}; `{command} {arguments}` {effect}", gpu_numbers(&which));
+            text += &(look.wrap("", &line).join("\n") + "\n");
+        }
+    };
+    let drifts = |gpu: &Gpu| !gpu.drift.is_empty();
+    next(&drifts, "drift from the config", "gpushctl apply", "applies the config");
+    next(&|gpu| !gpu.cordons.is_empty(), "still cordoned", "gpushctl gpu uncordon", "ends the cordon");
+    text
 }
 
 /// Refuses a GPU that has fallen off the bus, because nvidia-smi cannot reset it.
@@ -184,6 +201,24 @@ fn run_nvidia_smi(uuids: &str) -> Result<(), ApiError> {
 mod tests {
     use super::*;
     use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn reset_gpus_name_the_next_commands() {
+        let mut gpus = fixtures::mixed();
+        gpus.truncate(3);
+        gpus[0].cordons = vec![gpush_api::Cordon {
+            cause: "admin".into(),
+            reason: "test".into(),
+            by: None,
+            since: jiff::Timestamp::UNIX_EPOCH,
+        }];
+        let text = after_reset(&gpus, "GPUs 0-2", &fixtures::look(100, Charset::Ascii));
+        insta::assert_snapshot!(text, @r"
+        GPUs 0-2: reset
+        GPU 1: drift from the config; `gpushctl apply 1` applies the config
+        GPU 0: still cordoned; `gpushctl gpu uncordon 0` ends the cordon
+        ");
+    }
 
     #[test]
     fn lost_gpu_is_refused_with_the_advice_to_reboot() {

@@ -27,7 +27,7 @@ pub(crate) fn drained(gpus: &[Gpu], look: &Appearance) -> String {
 
 /// Draws the result of `gpu uncordon`.
 pub(crate) fn uncordoned(gpus: &[Gpu], look: &Appearance) -> String {
-    lines(gpus, look, |one| format!("not cordoned; it is {}", gpu::state(one.state).0))
+    lines(gpus, look, |one| format!("no longer cordoned; its state is {}", gpu::state(one.state).0))
 }
 
 /// Draws why a drain is still waiting for a GPU.

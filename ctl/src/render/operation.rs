@@ -124,7 +124,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let text = look.wrap("", &format!("{}: as desired, nothing to do", gpu_numbers(&same)));
         out.extend(text.iter().map(|l| paint(QUIET, l)));
     }
-    for reason in &operation.waits_for {
+    // The reasons to wait of an operation that has ended say nothing about the present.
+    for reason in operation.waits_for.iter().filter(|_| !operation.state.is_final()) {
         out.extend(look.wrap("waits: ", &look.clean(reason)).iter().map(|line| paint(QUIET, line)));
     }
     for note in &operation.notes {

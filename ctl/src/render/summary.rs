@@ -53,7 +53,7 @@ pub(crate) fn summary(status: &Status, look: &Appearance) -> String {
     for (which, what) in [
         (those(&|gpu| !matches!(gpu.state, GpuState::Ready)), "not ready: see `gpushctl status`"),
         (those(&|gpu| gpu.overridden.is_some()), "overridden: see `gpushctl config overrides`"),
-        (those(&|gpu| !gpu.drift.is_empty()), "differing from the desired state: see `gpushctl apply --dry-run`"),
+        (those(&|gpu| !gpu.drift.is_empty()), "with drift: see `gpushctl apply --dry-run`"),
     ] {
         if !which.is_empty() {
             out += &(paint(NOTE, &format!("{} {what}", gpu_numbers(&which))) + "\n");
