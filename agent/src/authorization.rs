@@ -18,7 +18,7 @@ use crate::{caller::Caller, state::State};
 /// Maximum number of refused attempts of one uid that gpushd records in one [`WINDOW`].
 const MOST: u32 = 10;
 
-/// Time after which gpushd starts to count the refused attempts of a uid again.
+/// Time after which gpushd counts the refused attempts of a uid from zero again.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Decides which callers are administrators. A handle, cheap to clone.

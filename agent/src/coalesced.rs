@@ -114,8 +114,8 @@ mod tests {
         assert_eq!(call(1, &shared, &computed, &permits).remove(0).await.unwrap(), 3);
     }
 
-    /// Fault: a lease waited for a slow reading that another caller had begun. This wait used up the time limit of the
-    /// lease, and the lease did not end.
+    /// Fault: to end a lease, gpushd reads the GPU within a time limit. A wait for the slow reading of another caller
+    /// used up this limit, and the lease did not end.
     #[tokio::test]
     async fn time_for_which_a_caller_waits_for_another_does_not_count() {
         let (shared, computed, permits) = (Arc::default(), Arc::default(), Arc::new(Semaphore::new(0)));

@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct StoredState {
     pub(crate) store: Store,
-    /// Notes that the store made when it was opened.
+    /// The notes that the store made when gpushd opened it.
     pub(crate) notes: Vec<Note>,
     /// How far the previous gpushd applied the layouts on the last boot.
     pub(crate) last_boot: Option<BootRecord>,
@@ -353,7 +353,7 @@ mod tests {
         let StoredState { store, .. } = open();
         let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();
         let end = |id| store.write_ending(move |tx| tx.end(id, OperationState::Done, None)).wait().map(drop).unwrap();
-        // This operation waits in the queue while another operation begins and ends. It begins after that.
+        // This operation waits in the queue. It begins only after the next operation has ended.
         let patient = store.write(|tx| Ok(tx.enqueue(new(&[0]))?.id)).wait().unwrap();
         end(begin(&[0, 1]));
         store.write(move |tx| tx.start(patient, intent(&[0]), Vec::new())).wait().unwrap();

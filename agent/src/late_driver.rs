@@ -106,7 +106,7 @@ impl LateDriver {
         let recorded = fs::read_to_string(&self.record).ok();
         let is_unloaded = |recorded: &String| !numbers(recorded).is_subset(&majors);
         let recorded = match recorded {
-            // The restart has succeeded, or the recorded driver is not loaded any more.
+            // Remove the record: the restart has succeeded, or the recorded driver is not loaded any more.
             Some(text) if worker == Worker::Serves && !is_new || is_unloaded(&text) => {
                 fs::remove_file(&self.record)?;
                 None

@@ -233,8 +233,8 @@ impl Paths {
                 .join("config.toml"),
         };
         let state_dir = match &arguments.state_dir {
-            // The path is canonical, so that all names of a directory have the same marker and
-            // trust rule.
+            // The path is canonical, so that all paths of one directory lead to the same marker and the same trust
+            // rule.
             Some(path) => canonical(path),
             None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
@@ -252,7 +252,7 @@ impl Paths {
         let mps_dir = match &arguments.mps_dir {
             Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             None if here.root => MPS_DIRECTORY.into(),
-            // The default is next to the socket, with the user's other files.
+            // Use the runtime directory, like the socket. Without a runtime directory, use the state directory.
             None => here.runtime_dir.as_ref().map_or_else(|| state_dir.join("mps"), |dir| dir.join("gpush-mps")),
         };
         let store_marker = store_marker(&socket, &state_dir);
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(paths.trust, Trust::Required);
         let simulated = Paths::resolve(&arguments(&["--state-dir", "/tmp/s"]), &here).unwrap();
         assert_eq!(simulated.trust, Trust::Logged);
-        // The tmpfiles.d file and the unit contain this directory.
+        // This directory must not change, because the tmpfiles.d file and the unit name it.
         assert_eq!(paths.store_marker.parent(), Some(Path::new("/run/gpush")));
     }
 

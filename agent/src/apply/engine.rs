@@ -23,7 +23,8 @@ pub(crate) type Engine = Arc<EngineHandles>;
 #[derive(Debug)]
 pub(crate) struct EngineHandles {
     pub(crate) settings: Settings,
-    /// Why the store cannot record anything; `None` if it can. If set, every change is refused.
+    /// The error with which gpushd refuses every change, because the store cannot record changes.
+    /// `None` if the store works.
     pub(crate) read_only: Option<ApiError>,
     /// State of the host.
     pub(crate) state: State,

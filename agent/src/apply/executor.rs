@@ -72,7 +72,7 @@ impl Executor {
                 let message = format!("operation {number} ended with an internal error of gpushd");
                 let error =
                     ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
-                // A service that cannot be started again is only logged, because the operation no longer accepts notes.
+                // Do not use the returned failures: they are already logged, and the operation no longer accepts notes.
                 let _failures = executor.close(number, OperationState::Failed).await;
                 executor.operations.abandon(number, error).await;
                 lease_changes::abandon(&executor.mig.state, &executor.services.store, number).await;

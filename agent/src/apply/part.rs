@@ -30,7 +30,7 @@ pub(crate) struct Part {
     /// MIG state when the plan was made. The steps start from this state. `None` if the GPU does
     /// not support MIG.
     pub(super) found: Option<Mig>,
-    /// The GPU instances that the plan leads to. The ids of new instances are placeholders.
+    /// The GPU instances after all steps of the plan. The ids of new instances are placeholders.
     pub(super) outcome: Vec<GpuInstance>,
     /// The change of the GPU's override, applied if the operation succeeds.
     pub(super) lasting: Option<OverrideChange>,
@@ -138,7 +138,7 @@ impl RecoveryCheck for Part {
     }
 }
 
-/// Returns the GPU instances that a recorded plan leads to.
+/// Returns the GPU instances after all steps of a recorded plan.
 pub(super) fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
     plan::outcome(instances(intent.before.as_ref()), intent.plan.instance_steps())
 }

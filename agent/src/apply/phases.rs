@@ -273,7 +273,7 @@ async fn instance_steps(
         tracing::debug!(operation = ongoing.id(), gpu = part.plan.uuid, "{words}");
         begin_step(ongoing, part.position, words);
         mig::instances::execute(driver, &gpu, step, &mut known).await?;
-        // Does not send an event here, because the next step sends an event at once.
+        // Do not send an event here, because the next step sends an event at once.
         ongoing.progress(part.position, |progress| progress.done += 1);
     }
     if part.plan.mig_mode() == Some(false) {

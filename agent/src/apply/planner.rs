@@ -30,7 +30,7 @@ use crate::{
 pub(crate) struct Planner {
     /// Reads the GPUs and checks what blocks resets.
     pub(crate) mig: MigMode,
-    /// MPS daemons that a plan must stop or start.
+    /// Provides the MPS daemons, which a plan may have to stop or start.
     pub(crate) mps: Mps,
     /// GPUs that operations are changing.
     pub(crate) operations: Operations,
@@ -53,8 +53,8 @@ impl Planner {
         not_resetting(&self.mig.host_services)?;
         let mut fresh = Vec::new();
         let mut unread = BTreeMap::new();
-        // Does not read a GPU that an operation is changing. The reading would have to wait for a step, and would show
-        // an intermediate layout.
+        // Do not read a GPU that an operation is changing. The reading would have to wait for a step, and would show an
+        // intermediate layout.
         for plan in &meant {
             unread.extend(
                 self.operations.check_not_changing(plan.gpu, &plan.uuid).err().map(|error| (plan.uuid.clone(), error)),
@@ -89,8 +89,8 @@ impl Planner {
         self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
     }
 
-    /// Plans a request as [`Planner::planned`] does. Also returns which lanes the operation needs, and what it needs
-    /// exclusively on each GPU. This includes GPUs whose plan is refused because they are in use.
+    /// Plans a request as [`Planner::planned`] does. Also returns which lanes the operation needs, and what the
+    /// operation needs exclusively on each GPU, even if the plan of this GPU is refused because the GPU is in use.
     pub(super) async fn planned_with_needs(
         &self,
         gpus: &[Gpu],
@@ -117,8 +117,8 @@ impl Planner {
         request: &PlanRequest,
         plans: &[GpuPlan],
     ) -> Result<Needs, ApiError> {
-        // While a GPU is reset together with other GPUs, gpushd must not grant a lease on any of these GPUs. So by
-        // default, reserve each GPU as a whole.
+        // By default, reserve each GPU as a whole. GPUs without a plan keep this default: they are only reset together
+        // with the planned GPUs, and gpushd must not grant a lease on a GPU during its reset.
         let all = operation::gpus(plans).into_iter();
         let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
         let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));

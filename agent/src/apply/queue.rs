@@ -345,7 +345,7 @@ pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
 fn start(engine: &Engine, one: QueuedOperation, ready: Ready) {
     engine.queue.waiting().remove(&one.ongoing.number());
     let QueuedOperation { ongoing, order, place, .. } = one;
-    // Remove what blocked the operation earlier: it would not explain an error of this start.
+    // Remove the earlier reason for the wait, because it would not explain an error of this start.
     ongoing.set_error_in_full(None);
     let engine = Arc::clone(engine);
     engine.executor.clone().in_background(ongoing, move |executor, ongoing| async move {

@@ -95,7 +95,7 @@ impl Recovery {
                 continue;
             }
             if same_boot && left.record.kind != operation::START {
-                // Include the GPUs even if the operation fails, because a caller has requested a change of them on this
+                // Include the GPUs even if the operation fails: a caller has requested a change of these GPUs on this
                 // boot.
                 changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
             }

@@ -80,7 +80,7 @@ impl Services {
             .hint(format!("`systemctl status {service}` and `journalctl -u {service}` show the cause")))
     }
 
-    /// Notes in the journal the hook that runs at the end of an operation.
+    /// Records in the journal which hook runs at the end of an operation.
     ///
     /// # Errors
     /// If the journal cannot be written.
@@ -194,8 +194,8 @@ impl Services {
     /// Returns whether another unfinished operation has stopped the same service. If so, that operation will start the
     /// service.
     async fn still_needed_stopped(&self, operation: OperationId, bracket: &Bracket) -> bool {
-        // If the store cannot be read, start the service. If another operation still needs the service stopped, that
-        // operation fails, and its error names the service.
+        // If the store cannot be read, start the service. If another operation needs the service to stay stopped, that
+        // operation then fails, and its error names the service.
         let others = self.noted_by_others(operation, bracket).await;
         others.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
     }

@@ -135,7 +135,7 @@ async fn send_events(
     let mut text = position_line(&cursor);
     let mut silent_since = Instant::now();
     loop {
-        // Take events only when the channel has room. So a slow client still gets the newest events.
+        // Take events only when the channel has room. Until then, the events of a slow client stay in the ring buffer.
         let Ok(room) = pieces.reserve().await else { return };
         if !text.is_empty() {
             silent_since = Instant::now();

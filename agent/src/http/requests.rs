@@ -24,7 +24,8 @@ pub(crate) struct Requests {
     pub(crate) tasks: TaskTracker,
     /// Cancelled when gpushd is stopping.
     pub(crate) stopping: CancellationToken,
-    /// Why the store cannot record anything; `None` if it can. If set, every change is refused.
+    /// The error with which gpushd refuses every change, because the store cannot record changes. `None` if the store
+    /// works.
     pub(crate) read_only: Option<ApiError>,
 }
 

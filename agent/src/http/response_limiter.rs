@@ -83,8 +83,8 @@ impl Pool {
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // Acquire the permit of the uid first. So the entries of one uid in the queue of the pool are never more than
-        // the permits that the uid may hold.
+        // Acquire the permit of the uid first. So one uid never has more entries in the queue of the pool than permits
+        // of its own.
         let share = Arc::clone(share).acquire_owned().await?;
         Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }

@@ -33,8 +33,8 @@ impl Lanes {
             if let Some(turn) = self.try_lock(uuid) {
                 return Some(turn);
             }
-            // Return only if the operation has begun. An operation that is still being planned begins or releases its
-            // claim soon, so wait for it.
+            // Return only if the operation has begun. While the operation is still being planned, wait: it soon begins
+            // or releases its claim.
             if self.states().claimed.get(uuid).is_some_and(Holder::has_begun) {
                 return None;
             }

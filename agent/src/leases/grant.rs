@@ -253,7 +253,8 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
         if let Some(reserved) = reserve_assignment(leases, gpus, &host, &table, resolved, &assignment)? {
             return Ok(reserved);
         }
-        // An operation has claimed one of the GPUs since the snapshot. Try again: the GPU is closed now.
+        // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as
+        // closed.
     }
 }
 

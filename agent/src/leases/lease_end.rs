@@ -9,7 +9,7 @@
 //! Each open lease has one task. The task waits until the binding of the lease ends: until the process has ended, or
 //! the cgroup is empty. While the lease is releasing, the task waits for the processes of the lease instead, by their
 //! pidfds. When a process ends, the task asks the driver and the MPS daemon again which processes are left. If a
-//! process has no pidfd, or gpushd already waits for as many processes as it may ([`Awaited`]), the task asks at
+//! process has no pidfd, or gpushd already watches its maximum number of processes ([`Awaited`]), the task asks at
 //! intervals. If gpushd cannot read a process or a cgroup, the lease does not end.
 
 use std::{
@@ -284,7 +284,7 @@ async fn one_ends(pids: Vec<u32>) {
             Ok(Some(process)) => drop(watched.spawn(async move { process.wait_until_ended().await })),
             // The process has already ended, but the driver may still list it briefly.
             Ok(None) => {}
-            // Stop only this wait: the next probe reads all processes again.
+            // Watch no further processes now: the next probe reads all processes again.
             Err(error) => {
                 tracing::debug!(pid, "cannot watch a process: {error}");
                 break;
@@ -377,7 +377,8 @@ async fn end_processes(leases: &Leases, id: LeaseId, lease: &OpenLease, left: &R
     });
     // After the first SIGKILL, also kill processes that started later.
     let Some(signal) = signal.or(killed.then_some(Signal::SIGKILL)) else { return };
-    // All runs of a requeued job have the same cgroup, so the processes may belong to a later run.
+    // All runs of a requeued job have the same cgroup. If a later run has a lease, the processes may belong to that
+    // run, so send no signal.
     if job::is_superseded(&leases.handles.state.leases(), lease) {
         return;
     }

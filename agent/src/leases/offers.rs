@@ -21,8 +21,8 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     let members: Vec<(u32, &LeaseMember)> = table.members().collect();
     let (daemons, users) = mps::daemons(&leases.handles.mps);
     let mut claimed = leases.handles.lanes.claimed();
-    // The claim of a grant's operation may end before gpushd records the MIG device of the lease.
-    // So count the GPU of a lease as claimed as long as the lease is in the state `granting`.
+    // The operation that creates the MIG device of a lease may release its claim before gpushd records the device. So
+    // count the GPU as claimed as long as the lease is in the state `granting`.
     let granting = table.open.values().filter(|lease| lease.state.name() == LeaseState::Granting);
     claimed.extend(granting.flat_map(|lease| gpus_of(&lease.record.members)));
     let mut offered = Host::of(&Snapshot {

@@ -38,8 +38,8 @@ pub(super) struct RemainingProcesses {
     pub(super) own: BTreeSet<u32>,
     /// Processes of the holder that may belong to the lease. gpushd never ends them.
     pub(super) others: BTreeSet<u32>,
-    /// Why gpushd may not have found all processes of the lease, for example because it cannot read a cgroup. The lease
-    /// then does not end.
+    /// Why gpushd may not have found all processes of the lease, for example because it cannot read a cgroup. If set,
+    /// the lease does not end.
     pub(super) unknown: Option<String>,
     /// Time when gpushd began to read the processes, in clock ticks since boot.
     pub(super) read_at: u64,
@@ -273,7 +273,7 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProc
 /// Processes of a user that name a lease.
 #[derive(Debug)]
 pub(super) struct NamingProcesses {
-    /// The pid of each process, and the lease that it names.
+    /// The pid of each process, and the lease that the process names.
     named: Vec<(u32, String)>,
     /// Why gpushd may not have found all processes that name a lease.
     unknown: Option<String>,
@@ -318,7 +318,8 @@ fn all_processes(visit: &mut dyn FnMut(u32)) -> io::Result<()> {
 }
 
 /// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's
-/// MPS servers, because a server runs as the user of its clients and ends with them.
+/// MPS servers: a server runs as the user of its clients, but it ends with these clients, so the lease need not wait
+/// for the server.
 async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
     let host = leases.handles.state.now();
     if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {

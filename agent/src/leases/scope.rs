@@ -27,7 +27,8 @@ const SLICE: &str = "gpulease";
 pub(crate) struct Scopes(pub(super) Result<Arc<Manager>, &'static str>);
 
 impl Scopes {
-    /// Determines whether this gpushd can create scopes. Only the gpushd that runs as the system service can.
+    /// Determines whether this gpushd can create scopes. Only the gpushd that runs as the system service can create
+    /// scopes.
     pub(crate) fn new(is_systems_own: bool) -> Self {
         Self(if !systemd::is_the_service_manager() {
             Err("systemd is not the service manager here")

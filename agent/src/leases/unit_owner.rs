@@ -71,7 +71,7 @@ fn owner(unit: &str, user: &str, main_uids: Option<[u32; 4]>, holder: u32, holde
         // Without `User=`, the main process may have changed its user to the holder.
         ("" | "root" | "0", Some(uids)) if uids == [holder; 4] && holder != 0 => UnitOwner::Caller,
         ("" | "root" | "0", Some([0, 0, 0, 0])) if starts_sessions(unit) => UnitOwner::SessionService,
-        // For example, a user's main process executes a setuid program.
+        // For example, the service runs as root, or the main process of a user has executed a setuid program.
         ("" | "root" | "0", _) => UnitOwner::Others,
         _ if is_holders => UnitOwner::Caller,
         _ => UnitOwner::Others,

@@ -12,7 +12,7 @@ use crate::{
     settings::{ConfigLoadError, Settings},
 };
 
-/// Reads the config. If the config cannot be used, a gpushd that a user started gets the error and exits. A gpushd that
+/// Reads the config. If the config cannot be used, a gpushd that a user started exits with the error. A gpushd that
 /// systemd started continues, because users need their GPUs.
 pub(super) fn load(paths: &Paths) -> Result<Settings, ConfigLoadError> {
     let Paths { config, config_named, trust, state_dir, .. } = paths;
@@ -25,9 +25,9 @@ pub(super) fn load(paths: &Paths) -> Result<Settings, ConfigLoadError> {
     Ok(Settings::load_as_service(config, *config_named, *trust, &copy, has_history))
 }
 
-/// Checks the driver library of the command line. If trust is not required, logs a warning if the system service would
-/// not trust the config file or the library. If trust is required, [`Settings`] checks the config file, and the library
-/// that the file names.
+/// Checks the driver library of the command line. If trust is required, an untrusted library is an error; [`Settings`]
+/// checks the config file, and the library that the file names. If trust is not required, this function only logs a
+/// warning about a config file or library that the system service would not trust.
 ///
 /// # Errors
 /// If trust is required, and another user could have written the library.
@@ -38,7 +38,8 @@ pub(super) fn check_trust(paths: &Paths, named: Option<&Path>, library: Option<&
         Ok(()) | Err(Untrusted::Unreadable(_)) => None,
         Err(why) => Some(why),
     };
-    // Check only a library that is named with a path. The dynamic linker finds others in directories of root.
+    // Check only a library that is named with a path. Without a path, the dynamic linker finds the library in
+    // directories that only root can write.
     let has_path = |library: &&Path| library.components().count() > 1;
     match paths.trust {
         Trust::Required => {

@@ -164,8 +164,8 @@ struct Sockets {
 fn sockets(handed_over: Option<PassedSockets>, paths: &Paths, config: &Config) -> Result<Sockets, SocketError> {
     let named = paths.admin_socket.clone().or_else(|| config.api.admin_socket.as_ref().map(PathBuf::from));
     let (public, admin, default_admin) = match handed_over {
-        // If systemd passed the first socket, create the second socket only if its path is configured, because the
-        // sandbox may forbid it.
+        // If systemd passed the first socket, create the second socket only at a configured path: the sandbox may
+        // forbid the default path.
         Some(PassedSockets { public, admin }) => (public, admin, None),
         None => {
             let default_admin = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
@@ -301,7 +301,7 @@ async fn serve(
                 SignalRequest::Stop => break None,
             },
             (wish, reply) = inbox.next() => {
-                // The send fails only if the caller has disconnected.
+                // Ignore a failed send: the caller has disconnected.
                 let _ = reply.send(reloading.carry_out(wish).await);
             }
             () = &mut needs_restart => {

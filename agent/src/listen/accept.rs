@@ -206,8 +206,8 @@ impl Client {
     }
 }
 
-/// Returns whether the peer has closed the connection. A client that opens many connections has already closed most of
-/// them, and closed connections need no further work.
+/// Returns whether the peer has closed the connection. gpushd drops such a connection at once. This saves work if a
+/// client quickly opens and closes many connections.
 fn is_closed(stream: &StdStream) -> bool {
     let mut byte = [0];
     matches!(recv(stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT), Ok(0))
@@ -229,8 +229,8 @@ fn admit(
     let Ok(peer) = Peer::of(&stream) else { return };
     let mut client = Client::new(peer);
     let entered = limits.take_slot(&mut client, &stream);
-    // Identify the peer now if the connection is not delayed. Otherwise identify it after the delay: if a client opens
-    // many connections, it has closed most of them by then.
+    // Identify the peer now if the connection is not delayed. Otherwise identify the peer after the delay: by then, a
+    // client that opened many connections has closed most of them.
     if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
         client.identify(&stream);
     }

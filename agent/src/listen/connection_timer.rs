@@ -260,7 +260,8 @@ mod tests {
         });
         for _ in 0..100 {
             tokio::time::sleep(IDLE / 2).await;
-            // The timer must ignore input, because the timer checks whether the peer reads the stream.
+            // Simulate input from the peer. The timer must ignore this input, because the timer checks only whether
+            // the peer reads the stream.
             pace.bytes_received();
             pace.bytes_sent();
         }

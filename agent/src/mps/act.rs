@@ -115,8 +115,8 @@ pub(crate) async fn act(
             record.await?;
             entry.daemon.send(end).await?;
         }
-        // Without `force`, record the action only after the supervisor has accepted the stop. If the action cannot be
-        // recorded then, the reconciler or the next gpushd starts the daemon again.
+        // Without `force`, record the action only after the supervisor has accepted the stop. If this record fails, the
+        // reconciler or the next gpushd starts the daemon again.
         Some(end) => {
             if let Err(error) = entry.daemon.send(end).await {
                 return Err(match error.code {
@@ -138,8 +138,8 @@ pub(crate) async fn act(
     view::one(mps, caller, &entry.short).await
 }
 
-/// Returns whether an action takes the daemon away from the leases on its target. A restart does so only if the daemon
-/// runs.
+/// Returns whether an action takes the daemon away from the leases on its target. A restart takes the daemon away only
+/// if the daemon runs.
 fn ends_use(act: MpsAction, seen: &Report) -> bool {
     match act {
         MpsAction::Start | MpsAction::Drain => false,

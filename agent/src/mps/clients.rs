@@ -113,7 +113,8 @@ pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<Mp
     clients
 }
 
-/// Returns a sentence for each problem that the daemon of the target does not prevent.
+/// Returns one sentence for each problem: the findings in the daemon's report, and problems with the clients, such as
+/// clients without a lease.
 pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
     let mut findings = seen.findings.clone();
     let without = clients.iter().filter(|client| client.lease.is_none()).count();

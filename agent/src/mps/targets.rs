@@ -97,8 +97,8 @@ pub(super) fn gets_daemon(mps: &Mps, moving: &OperationDaemons, target: &Sharing
     !target.full_gpu || mps.is_active(&target.uuid) || moving.starting.contains(&target.uuid)
 }
 
-/// Returns whether the reading of a GPU permits gpushd to remove the GPU's daemons. A GPU that the driver does not list
-/// now may return with daemons in use.
+/// Returns whether the reading of a GPU permits gpushd to remove the GPU's daemons. If the driver does not list the GPU
+/// at the moment, returns `false`: the GPU may return, and its daemons may be in use.
 pub(super) fn is_reading_conclusive(gpu: Option<&Gpu>) -> bool {
     gpu.is_some_and(|gpu| match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,

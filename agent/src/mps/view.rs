@@ -33,7 +33,7 @@ pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 /// Returns the state of a daemon for the API.
 pub(super) fn state(seen: &Report) -> MpsState {
     match &seen.state {
-        // The daemon has exited, but clients of it still run and may finish.
+        // The daemon has exited, but some of its clients still run and may finish.
         SupervisorState::Stopped if seen.behind => MpsState::Draining,
         SupervisorState::Stopped => MpsState::Stopped,
         // If gpushd has just found the daemon, show it as starting, because gpushd polls it at once.

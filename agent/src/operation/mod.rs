@@ -188,7 +188,8 @@ impl Operations {
         Err(error.hint("try again when gpushd has started again: `systemctl status gpushd` shows its state"))
     }
 
-    /// Records that an operation has begun. gpushd may make driver calls for the operation only after this call.
+    /// Records that an operation has begun. gpushd may make driver calls for the operation only after this function has
+    /// returned.
     ///
     /// # Errors
     /// If the operation cannot be recorded. After an error, the operation does not exist.
@@ -312,7 +313,7 @@ impl Operations {
         });
         let (mut intents, records) = read.await?;
         let live = self.active();
-        // If an operation is in memory, use that state, because it is newer than the journal.
+        // If an operation is in memory, use its state in memory, because this state is newer than the journal.
         let newest = |record: OperationRecord| match live.get(&record.id) {
             Some(live) => OperationSummary::from(&*live.watch.borrow()),
             None => {

@@ -1,8 +1,8 @@
 //! One unfinished operation, for the task that executes it.
 //!
-//! Recovery needs some records, which gpushd therefore writes in advance: the plan before the first driver call, a
-//! rollback before its first step, and the end before clients see it. Progress is only informative, so gpushd does not
-//! wait until it is recorded.
+//! For recovery, gpushd writes these records in advance: the plan before the first driver call, the start of a rollback
+//! before the first step of the rollback, and the end before clients see the end. Progress is only informative, so
+//! gpushd does not wait until it is recorded.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -167,7 +167,7 @@ impl OperationHandle {
     }
 
     /// Starts an operation that waited in the queue. `claim` contains the GPUs of the operation, and `plans` its
-    /// current plans. gpushd may make driver calls for the operation only after this call.
+    /// current plans. gpushd may make driver calls for the operation only after this function has returned.
     ///
     /// # Errors
     /// If the start cannot be recorded. After an error, the operation has not started.

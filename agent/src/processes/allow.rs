@@ -162,8 +162,8 @@ mod tests {
         let list = AllowList { entries: vec![entry] };
         assert!(matches!(list.matches(&deleted), Match::Uncertain(_)));
         assert!(matches!(list.matches(&hidden), Match::Uncertain(_)));
-        // Fault: a process in another user namespace could get the path of an entry, and gpushd did not end the
-        // process.
+        // Fault: a process in another user namespace could show the path of an entry as its own path, and gpushd did
+        // not end the process.
         for elsewhere in [deleted, hidden] {
             assert_eq!(list.matches(&Identity { is_on_host: false, ..elsewhere }), Match::No);
         }

@@ -198,8 +198,8 @@ impl<'a> Classifier<'a> {
     }
 }
 
-/// Returns whether the rule shares the GPU or its MIG device `device` through MPS. If the rule does not, but a daemon
-/// still serves clients there, other processes are not reported as bypassing the daemon.
+/// Returns whether the rule shares the GPU or its MIG device `device` through MPS. If not, processes there are not
+/// reported as bypassing a daemon, even while a daemon still serves clients there.
 fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
     match gpu.mode.mps_scope() {
         MpsScope::WholeGpu => true,
@@ -217,8 +217,8 @@ fn is_known(gpu: &Gpu) -> bool {
     is_readable && !gpu.stale && gpu.processes_known
 }
 
-/// Returns why a process is unleased on a device that lease `id` of another user has for itself; `None` if the
-/// environment of the process names that lease.
+/// Returns why a process is unleased on a device that belongs only to lease `id` of another user; `None` if the
+/// environment of the process names lease `id`.
 fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> {
     match named {
         EnvironmentLease::Other(name) if name.parse() == Ok(id) => None,

@@ -9,10 +9,11 @@
 //! ```
 //!
 //! The kernel shows the memory that held the environment when the program started. Programs that set their title
-//! (`setproctitle`) overwrite this memory, and just after an exec the memory is empty for a moment. So a process
-//! without the name may have a lease. The process itself sets the name. So gpushd accepts the name only if the
-//! process's user holds that lease. All four uids of the process must be the uid of this user: the environment of a
-//! setuid program comes from the user that started the program. The name gives no access to a GPU.
+//! (`setproctitle`) overwrite this memory, and just after an exec the memory is empty for a moment. So a process may
+//! have a lease even if gpushd does not find the name of the lease in the environment. The process itself sets the
+//! name. So gpushd accepts the name only if the process's user holds that lease. All four uids of the process must be
+//! the uid of this user: the environment of a setuid program comes from the user that started the program. The name
+//! gives no access to a GPU.
 
 use std::{
     collections::HashMap,
@@ -35,7 +36,8 @@ const ATTEMPTS: (u32, Duration) = (5, Duration::from_millis(2));
 pub(super) enum EnvironmentLease {
     /// A lease of the process's user.
     Own(String),
-    /// A lease that the process's user does not hold, or whose holder was not compared yet.
+    /// A lease that the process's user does not hold, or whose holder gpushd has not compared with the process's user
+    /// yet.
     Other(String),
     /// The environment does not name a lease.
     None,
@@ -46,7 +48,8 @@ pub(super) enum EnvironmentLease {
 /// What gpushd remembers about the environments of processes. The keys are pids.
 #[derive(Debug, Default)]
 pub(crate) struct Environments {
-    /// For each process, its start time, and the lease of the process's user that the process has named.
+    /// For each process, its start time, and the lease that the process or an ancestor has named. When gpushd stored
+    /// the lease, the process's user held it.
     leases: Mutex<HashMap<u32, (u64, String)>>,
     /// For each executed program, the lease that its environment names. gpushd reads each environment only once,
     /// because it may be large.
@@ -175,7 +178,8 @@ fn read_lease(pid: u32) -> io::Result<EnvironmentLease> {
     })
 }
 
-/// Returns whether a text is a lease id. The name is shown to other users, so it must not be any other text.
+/// Returns whether a text is a lease id. Any other text does not count as a name, because gpushd shows the name to
+/// other users.
 fn is_name(text: &str) -> bool {
     text.starts_with('L') && text.parse::<LeaseId>().is_ok()
 }

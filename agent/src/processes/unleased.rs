@@ -49,7 +49,8 @@ pub(crate) struct Inner {
     pub(super) mps: Mps,
     pub(super) store: Store,
     pub(super) stopping: CancellationToken,
-    /// Why gpushd cannot record anything; `None` if it can. If set, gpushd does not end processes.
+    /// Why the store cannot record changes; `None` if the store works. Without records, gpushd does
+    /// not end processes.
     pub(super) read_only: Option<ApiError>,
     pub(super) environments: Arc<Environments>,
     /// For each pid, the start time of the process and what gpushd did about it.

@@ -89,7 +89,7 @@ pub(super) fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Confi
     let unreadable = |source| ConfigLoadError::Unreadable { path: path.to_owned(), source };
     // With this flag, opening a pipe without a writer does not block.
     let opened = fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
-    // Check this even if the file is missing, to refuse a file that another user could create.
+    // Check the trust even if the file is missing: another user must not be able to create the file.
     check_trust("config file", path, trust)?;
     let file = match opened {
         Ok(file) => file,

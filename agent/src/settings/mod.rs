@@ -334,7 +334,7 @@ mod tests {
             let trouble = settings.trouble().unwrap();
             assert!(trouble.causes.iter().any(|cause| cause.contains("copy of the last valid config")), "{trouble:?}");
             assert_eq!(trouble.outcome.as_deref(), Some(WITHOUT_RULES));
-            // A refused reload changes nothing; a valid file ends this state.
+            // A refused reload changes nothing. After a reload of a valid file, the rules are known.
             let refused = settings.refuse(settings.candidate().unwrap_err());
             assert_eq!(refused.outcome.as_deref(), Some(WITHOUT_RULES));
             assert!(!settings.rules_are_known());

@@ -49,7 +49,7 @@ struct Inner {
     leases: Leases,
     readings: Readings,
     store: Store,
-    /// Why the store cannot record anything; `None` if it can.
+    /// Why the store cannot record changes; `None` if the store works.
     read_only: Option<ApiError>,
     /// A lock for each job for which gpushd is handling a request.
     busy: Mutex<BTreeMap<JobKey, Weak<tokio::sync::Mutex<()>>>>,

@@ -28,8 +28,8 @@ const FOLLOW: Duration = Duration::from_secs(60);
 pub(super) enum LayoutResult {
     /// The GPU has its layout.
     Given,
-    /// Another operation has claimed the GPU: it plans a change, changes the GPU, or resets it together with other
-    /// GPUs. Nothing was changed.
+    /// Another operation has claimed the GPU, for a plan, a change, or a reset together with other GPUs. This attempt
+    /// changed nothing.
     Busy(ApiError),
     /// A user cancelled the operation.
     Cancelled(ApiError),
@@ -89,7 +89,8 @@ async fn name_holders(handles: &Handles, request: &PlanRequest) {
 /// Returns the outcome that belongs to a refusal.
 fn refused(error: ApiError) -> LayoutResult {
     match error.code {
-        // A conflict that is not retryable stays until a user changes something.
+        // A retryable conflict ends when the other operation ends. Any other conflict stays until a user changes
+        // something.
         Code::Conflict if error.retryable => LayoutResult::Busy(error),
         Code::Conflict => LayoutResult::Never(error),
         // Try again later: a lost GPU may return after a reset, and must then still get its layout.

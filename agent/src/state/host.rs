@@ -27,7 +27,8 @@ pub(crate) struct HostState {
     pub(crate) was_listed: bool,
     /// The active config.
     pub(crate) config: Arc<Config>,
-    /// Whether gpushd knows its rules. If not, all GPUs are held, because an earlier config may have shared them.
+    /// `false` if neither the config file nor its copy can be used, although an earlier gpushd had rules. All GPUs are
+    /// then held, because the earlier config may have shared them.
     pub(crate) rules_are_known: bool,
     /// Generation of the desired state.
     pub(crate) generation: u64,

@@ -5,9 +5,9 @@
 //!                 └── commit failed ──► gone
 //! ```
 //!
-//! A reservation occupies capacity from its placement on, so no two grants get the same share. It has no lease id until
-//! the commit assigns one. The module `leases` makes all decisions. Other modules read this data, or report here how an
-//! operation has ended.
+//! A reservation occupies capacity as soon as the request is placed, so no two grants get the same share. The
+//! reservation has no lease id until the commit assigns an id. The module `leases` makes all decisions. Other modules
+//! read this data, or report here how an operation has ended.
 
 mod membership;
 

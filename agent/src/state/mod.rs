@@ -3,9 +3,9 @@
 //! ```text
 //! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
 //! commits    ── conditions, overrides, config, a loss accepted ────┤   one short lock
-//! lanes      ── which operation has which GPU ─────────────────────┼─► Known ─► HostState ─► watch channel
-//! modes      ── active MPS daemons, time-slice levels ─────────────┘              │
-//!                                                            difference from the one before ─► GPU events
+//! lanes      ── which operation has which GPU ─────────────────────┼─► sources ─► HostState ─► watch channel
+//! modes      ── active MPS daemons, time-slice levels ─────────────┘                │
+//!                                                              difference from the one before ─► GPU events
 //! ```
 //!
 //! A snapshot, a [`HostState`], is immutable. Each change replaces the current snapshot. While the lock is still held,
@@ -247,7 +247,8 @@ impl State {
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
-                    // Do not wait for the write. If it is lost, the next gpushd finds this change at its first reading.
+                    // Do not wait for the write. If the write is lost, the next gpushd detects this change with its
+                    // first reading.
                     drop(self.0.store.write_ending(move |tx| change.record(tx)));
                 }
             }

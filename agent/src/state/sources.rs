@@ -51,8 +51,8 @@ impl fmt::Display for Holder {
 #[derive(Debug)]
 pub(super) struct SnapshotSources {
     pub(super) config: Arc<Config>,
-    /// Whether `config` has the rules. If gpushd could not read them, `config` has no rules, but an earlier config may
-    /// have had rules.
+    /// `false` if neither the config file nor its copy can be used, although an earlier gpushd had rules. `config` then
+    /// has no rules.
     pub(super) rules_are_known: bool,
     /// For each GPU, by UUID, which rule of the config claims it: the position of the rule, or `None` if no rule does.
     pub(super) claims: BTreeMap<String, Option<usize>>,

@@ -166,7 +166,7 @@ fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, reported: Option<&Lev
 async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
-        // Another program has set the level since gpushd did, so leave it unchanged.
+        // Another program has changed the level since gpushd set it, so leave the level unchanged.
         mark_ok(timeslice, pace, aim).await;
         return false;
     }

@@ -166,8 +166,8 @@ pub(super) fn targets(
 ) -> Vec<TimeslicedGpu> {
     let cares = timeslice_plan::timeslice_plans(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
-    // If the state of a GPU is unclear, keep its data, because the GPU may return unchanged. A GPU in MIG mode has no
-    // level.
+    // If the state of a GPU is unclear, keep its data, because the GPU may return unchanged. But remove the level of a
+    // GPU in MIG mode, because such a GPU has no level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
     let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::Restore && whole(gpu));
     let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);

@@ -52,7 +52,8 @@ async fn call(
         InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
             let made = hardware.create_gpu_instance(uuid, *profile_id, *placement).await?;
             if made.placement != *placement || made.profile_id != *profile_id {
-                // Destroy the wrong instance, because a later plan would not recognize it as created by gpushd.
+                // The driver has created another instance than requested. Destroy it, because a later plan would not
+                // recognize it as created by gpushd.
                 if let Err(error) = hardware.destroy_gpu_instance(uuid, made.id).await {
                     tracing::warn!(
                         gpu = uuid,

@@ -272,7 +272,7 @@ mod tests {
         let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         assert!(asked.elapsed() >= SOON);
-        // The reading still hangs, so the next request gets its answer at once.
+        // The reading has already hung for longer than the time limit, so the next request gets its answer at once.
         let asked = Instant::now();
         assert!(cache.waited(SOON).await.stale);
         assert_eq!(asked.elapsed(), Duration::ZERO);

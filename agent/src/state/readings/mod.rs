@@ -154,7 +154,7 @@ impl Readings {
         if let Some(error) = &self.0.state.now().driver {
             return Err(view::no_driver(error));
         }
-        // The GPU may only now be in the list, so read it.
+        // The driver may have listed the GPU for the first time just now, so read it.
         self.refresh(uuid);
         let mut late = BTreeSet::new();
         if let Some(cache) = self.cache(uuid)
@@ -250,8 +250,9 @@ impl Readings {
     }
 }
 
-/// Returns whether a reading between these two states may be from a worker that has ended since. Such a reading may be
-/// from before a reset. If no worker served when the reading began, the reading started the worker or waited for it.
+/// Returns whether a reading may be from a worker that has ended since, so that it may be from before a reset. `begun`
+/// and `ended` are the states of the hardware when the reading began and ended. Without a worker at the beginning, the
+/// reading itself started a worker or waited for one, so the result is `false`.
 fn may_be_of_previous_worker(begun: &Status, ended: &Status) -> bool {
     begun.worker.is_some() && begun.started != ended.started
 }
