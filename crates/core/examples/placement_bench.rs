@@ -224,7 +224,7 @@ fn run(
     let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let slices = |name: &str| geometry.named(name).map_or(0, |profile| profile.memory_slices() as usize);
     let total: usize = weights.iter().sum();
-    // One request arrives in each step, so the mean time for which an instance is kept determines
+    // One request arrives in each step. So the mean time for which an instance is kept determines
     // the offered load.
     let mean_slices = names.iter().zip(weights).map(|(name, weight)| slices(name) * weight).sum::<usize>();
     let capacity = GPUS as usize * usize::from(geometry.memory_slices);

@@ -5,8 +5,8 @@
 //! cargo run --release -p gpush-core --example plan_bench [-- --json]
 //! ```
 //!
-//! A measured time is the wall-clock time of a single call. So the percentiles are percentiles of
-//! plans, not of averages. `--json` prints one object for `cargo xtask bench`.
+//! A measured time is the wall-clock time of a single call. So each percentile is computed from
+//! single calls, not from averages. `--json` prints one object for `cargo xtask bench`.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -24,9 +24,10 @@ pub fn list<G: Borrow<Gpu>>(gpus: &[G], daemons: &[MpsDaemon], leases: &[Lease])
     enabled.flat_map(|gpu| of_gpu(gpu, daemons, leases)).collect()
 }
 
-/// Applies to listed devices what only gpushd knows. `needed_by` returns the entry of the queue that
-/// needs a device: `operation op-7`, `lease L3`. `offered` are the UUIDs of the devices that a new
-/// lease request can get.
+/// Marks the devices that a queue entry needs, and the devices that a new lease request can get.
+/// Only gpushd has this information. `needed_by` returns the queue entry that needs a device:
+/// `operation op-7`, `lease L3`. `offered` contains the UUIDs of the devices that a new lease
+/// request can get.
 pub fn apply_queue(
     devices: &mut [MigDevice],
     needed_by: impl Fn(&MigDevice) -> Option<String>,

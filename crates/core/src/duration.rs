@@ -95,8 +95,8 @@ fn with_units(text: &str) -> Result<Duration, DurationError> {
     if !text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase() || b == b'.') {
         return Err(DurationError::Malformed);
     }
-    // jiff does not report separately that a number is out of range. So the number of digits
-    // determines the error.
+    // jiff has no separate error for a number that is out of range. So a number with more than 9
+    // digits counts as too long.
     let digits = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
     let error = if digits > 9 { DurationError::TooLong } else { DurationError::Malformed };
     let span: Span = text.parse().map_err(|_| error.clone())?;

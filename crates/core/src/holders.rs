@@ -96,7 +96,7 @@ pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
     error.hint(hints.join("; ")).retryable()
 }
 
-/// Describes a holder with all known facts:
+/// Describes a holder. The text contains all known facts:
 /// `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`.
 #[must_use]
 pub fn describe(holder: &Holder) -> String {

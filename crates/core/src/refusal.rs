@@ -195,7 +195,7 @@ fn instance(blocker: &Blocker) -> String {
     }
 }
 
-/// Describes a process that holds an instance with all known facts:
+/// Describes a process that holds an instance. The text contains all known facts:
 /// `pid 4711 (alice, python train.py)`.
 #[must_use]
 pub fn holder(process: &Process) -> String {

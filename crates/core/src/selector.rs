@@ -215,7 +215,7 @@ impl Selector {
         if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
     }
 
-    /// Returns the first index of the selector that no GPU has.
+    /// Returns the first index in the selector for which no GPU exists.
     #[must_use]
     pub fn absent<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Option<u32> {
         match self {
@@ -258,7 +258,8 @@ impl Selector {
         Ok(found)
     }
 
-    /// Returns the first index in the texts that no GPU has. Ignores texts that are not selectors.
+    /// Returns the first index in the texts for which no GPU exists. Ignores texts that are not
+    /// selectors.
     #[must_use]
     pub fn first_absent<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Option<u32> {
         let parts = texts.iter().flat_map(|text| text.as_ref().split(','));

@@ -170,8 +170,8 @@ pub struct Access {
 pub struct Health {
     /// Numbers of the Xid errors for which gpushd cordons the GPU, in order.
     pub cordon_xids: Vec<u32>,
-    /// Interval in seconds between readings of GPUs that no caller asks about; 0 disables these
-    /// readings.
+    /// Interval in seconds between gpushd's own readings of a GPU while no caller requests the GPU;
+    /// 0 disables these readings.
     pub poll_s: u32,
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Returns the position of a part of this string in the file.
+    /// Converts a span in this string to a span in the file.
     pub(super) fn part(&self, of: &Range<usize>) -> Range<usize> {
         match self.inner {
             Some(from) if !self.value.trim().is_empty() => from + of.start..from + of.end,
@@ -117,8 +117,9 @@ impl<'t> Reader<'t> {
             };
             let what = if is_table && section.header.is_empty() { "table" } else { "key" };
             let known = section.keys.iter().chain(tables).copied();
-            // Only an entry of `processes.allow` is not in SECTIONS. Such an entry describes one
-            // object, so do not suggest that its keys belong to another table.
+            // SECTIONS contains every section except `ALLOW`, an entry of `processes.allow`. Such
+            // an entry describes one object, so do not suggest that its keys belong to another
+            // table.
             let listed = !SECTIONS.iter().any(|own| own.header == section.header);
             let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);
             let within: Vec<String> = SECTIONS

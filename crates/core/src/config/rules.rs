@@ -318,8 +318,8 @@ fn claims_everything(selector: &Selector) -> bool {
     }
 }
 
-/// Returns the earlier claim that covers a selector. If only several claims together cover the
-/// selector, returns the last of these claims.
+/// Returns the earlier claim that covers a selector. If no single claim covers the selector, but
+/// several claims together do, returns the last of these claims.
 fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> {
     if let Some(claim) = earlier.iter().find(|claim| claims_everything(&claim.selector) || claim.selector == *selector)
     {

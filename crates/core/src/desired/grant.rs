@@ -65,8 +65,9 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
     }
 }
 
-/// Returns why the assignment must not destroy one of its instances: the instance no longer exists,
-/// or another program created it. Returns `None` if there is no obstacle.
+/// The assignment lists instances to destroy. Returns why one of them must not be destroyed: the
+/// instance no longer exists, or another program created it. Returns `None` if there is no
+/// obstacle.
 fn destroy_obstacle(
     gpu: &Gpu,
     instances: &[GpuInstance],

@@ -119,8 +119,8 @@ pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Desi
     };
     let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
     let layout = match &gpu.overridden {
-        // If this version cannot parse the override, the rule's layout must not replace the
-        // override. Without a layout, the GPU is not changed.
+        // If this version cannot parse the override, use no layout: then the GPU is not changed.
+        // The rule's layout must not replace the override.
         Some(one) if rule.mode == Mode::Mig => Layout::parse_list(&one.layout).ok(),
         Some(_) | None => configured.clone(),
     };

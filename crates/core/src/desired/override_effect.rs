@@ -2,9 +2,9 @@
 //!
 //! | layout of the request | effect on a GPU whose rule has mode `mig` |
 //! |---|---|
-//! | explicit | sets an override, or clears the override if the layout equals the rule's layout |
-//! | the config's, GPU named | clears the override |
-//! | the config's, GPU not named | keeps the override, because it is the desired layout |
+//! | an explicit layout | sets an override, or clears the override if the layout equals the rule's layout |
+//! | the layout of the config; the request names the GPU | clears the override |
+//! | the layout of the config; the request names no GPU | keeps the override, which is the desired layout |
 //! | the desired layout | keeps the override |
 //!
 //! A request does not affect the override of any other GPU, because no rule gives that GPU a layout

@@ -2,8 +2,8 @@
 //!
 //! An invalid request is refused as a whole. A request is also refused as a whole if it gives a
 //! layout to a GPU whose rule has a mode other than `mig`. Otherwise the answer contains, for every
-//! GPU, a plan or a reason against a plan. So one answer shows all GPUs, and a lost GPU does not
-//! hide the other GPUs.
+//! GPU, a plan, or the reason why no plan is possible. So one answer shows all GPUs, and a lost GPU
+//! does not hide the other GPUs.
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LOST_GPU_HINT, LayoutSource, MigModeStep, Mode,
@@ -30,7 +30,8 @@ enum PlanGoal {
     Whole,
     /// MIG mode on, with exactly these instances.
     Layout(Layout),
-    /// MIG mode on, with the current instances, because leases create and destroy the instances.
+    /// MIG mode on. The plan keeps the current instances, because leases create and destroy
+    /// instances.
     Dynamic,
 }
 

@@ -1,7 +1,7 @@
 //! Adds entries to the current layout of a GPU, or removes entries from this layout.
 //!
-//! In the result, every current instance has its present placement, so that a plan keeps the
-//! instance.
+//! In the result, the entry of each remaining instance has a fixed start: the current one. So a
+//! plan keeps the instance.
 
 use std::collections::BTreeMap;
 

@@ -259,8 +259,8 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
     }
 }
 
-/// Returns whether one GPU instance can contain several compute instances of this entry. It can if
-/// each compute instance uses only some slices of the GPU instance.
+/// Returns whether one GPU instance can contain several compute instances of this entry. This is
+/// the case if each compute instance uses only some slices of the GPU instance.
 fn is_shared(entry: &Entry) -> bool {
     entry.compute_slices.is_some_and(|slices| gpu_slices(&entry.profile) != Some(slices))
 }

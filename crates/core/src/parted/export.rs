@@ -141,7 +141,7 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
     Some(ExportedState::On(counts))
 }
 
-/// Returns the layout entry with the name of a profile.
+/// Parses a profile name as a layout entry; `None` if the text is not exactly one entry.
 fn entry(profile: &str) -> Option<Entry> {
     match Layout::parse(profile).ok()?.entries.as_slice() {
         [entry] => Some(entry.clone()),
@@ -199,7 +199,7 @@ fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
     groups
 }
 
-/// Formats a label as a YAML key. Quotes the label if YAML might read it as another type than text.
+/// Formats a label as a YAML key. Quotes the label if YAML might not read the label as text.
 fn key(label: &str) -> String {
     const WORDS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
     let simple = label.starts_with(|c: char| c.is_ascii_alphabetic())

@@ -160,7 +160,7 @@ impl PartedReader<'_> {
                 let unknown = format!("{} is not a MIG profile", Quoted(text));
                 let (what, hint) = match &error.meant {
                     Some(meant) => (unknown, format!("did you mean `{meant}`?")),
-                    // If the form is valid, use the more specific reason: the compute instance has too many slices.
+                    // For a compute instance such as `4c.3g.40gb`, the parser's message is more specific.
                     None if text.contains("c.") => (error.message.clone(), shape.to_owned()),
                     None => (unknown, shape.to_owned()),
                 };

@@ -40,9 +40,9 @@ pub(super) fn fits(geometry: &Geometry, target: &Target) -> bool {
     arrange(geometry, &[], target, &ProtectedInstances::default()).is_some()
 }
 
-/// Returns the best arrangement. This arrangement destroys instances in use only if no arrangement
-/// keeps all instances in use. Returns `None` if the target does not fit even on an empty GPU with
-/// this geometry.
+/// Returns the best arrangement. This arrangement destroys an instance in use only if every
+/// possible arrangement destroys an instance in use. Returns `None` if the target does not fit even
+/// on an empty GPU with this geometry.
 pub(super) fn arrange<'a>(
     geometry: &Geometry,
     instances: &'a [GpuInstance],

@@ -18,7 +18,7 @@ use super::target::{RequestedInstance, Target};
 /// The part of a previous layout that can be restored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartialRestore {
-    /// All instances after the restore: the kept ones and the restored ones.
+    /// All instances after the restore: the kept instances and the restored instances.
     pub target: Target,
     /// New instances that are kept, with their processes.
     pub stays: Vec<Blocker>,

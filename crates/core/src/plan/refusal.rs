@@ -1,9 +1,9 @@
 //! Finds the simplest reason why a target is refused.
 //!
 //! The checks go from the most specific reason to the least specific: a name, a placement, two
-//! placements, a count, a sum. The last reason is "these cannot be arranged", with as few entries
-//! as possible. Instances in use are checked after all these reasons, because instances in use can
-//! only block a target that fits on an empty GPU.
+//! placements, a count, a sum. The last reason is that some entries cannot be placed together. The
+//! refusal then names as few entries as possible. Instances in use are checked after all these
+//! reasons, because instances in use can only block a target that fits on an empty GPU.
 
 use gpush_api::{Blocker, GpuInstance, LeaseUse, Process, Refusal};
 
@@ -34,7 +34,8 @@ pub(super) fn unknown_profile(geometry: &Geometry, name: &str) -> Refusal {
     Refusal::UnknownProfile { profile: name.to_owned(), nearest: nearest_names(name, names) }
 }
 
-/// Returns the refusal of a compute instance whose number of slices the profile does not offer.
+/// Returns the refusal of a compute instance with `slices` slices, which the GPU instance profile
+/// does not offer.
 pub(super) fn unknown_compute_profile(profile: &Profile, slices: u8) -> Refusal {
     let name = format!("{slices}c.{}", profile.profile.name);
     let names = profile.compute.iter().map(|c| (c.profile.name.as_str(), c.profile.slices));

@@ -36,8 +36,8 @@ pub(super) fn memory_problem(target: &SharingTarget) -> Option<String> {
     excessive_limit(&target.policy.settings, memory_mib).map(|limit| limit_message(limit, "the device", memory_mib))
 }
 
-/// Returns settings of rules that GPUs cannot provide with any layout, one sentence each. With this
-/// function, a config check finds such settings before a GPU is shared.
+/// Returns one sentence for each setting of a rule that its GPU does not support, regardless of the
+/// GPU's current instances. So a config check finds such settings before a GPU is shared.
 #[must_use]
 pub fn unfit_settings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let mut findings = Vec::new();

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | no request, and no GPU with `owner = "slurm"` | 0 | run |
 //! | a lease is granted | 0 | run with the environment of the lease |
-//! | the request is refused: it is wrong, over a quota, without a free share | 0 | fail with the reason |
+//! | the request is refused: it is wrong, it exceeds a quota, or no share is free | 0 | fail with the reason |
 //! | the order in which slurmd numbers the devices is not known | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated no GPU | 0 | fail with the reason |
@@ -66,7 +66,7 @@ pub enum Ended {
 pub enum Concern {
     /// The job does not need gpushd: the job has no request, and no GPU with `owner = "slurm"`.
     Nothing,
-    /// The user requests a share, and Slurm allocated no GPU of a node with gpushd. A user can
+    /// The user requests a share, but Slurm allocated no GPU, or the node has no gpushd. A user can
     /// submit such a job to any node.
     Request,
     /// Slurm allocated GPUs to the job, and the job has a request or a GPU with `owner = "slurm"`.
@@ -116,8 +116,8 @@ pub fn prolog(started: Started, concern: Concern, agent_down: AgentDown) -> Verd
     }
 }
 
-/// Returns whether Prolog must note that the job has ended. gpushd may have granted a lease that no task will use, or
-/// may still grant such a lease. `is_sent` says whether gpushd may have received the request.
+/// Returns whether Prolog must note that the job has ended. The note is for a lease that no task will use: gpushd may
+/// have granted such a lease, or may still grant it. `is_sent` says whether gpushd may have received the request.
 #[must_use]
 pub fn must_note_end(started: Started, concern: Concern, is_sent: bool) -> bool {
     match (started, concern) {

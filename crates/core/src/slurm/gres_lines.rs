@@ -96,7 +96,8 @@ impl GresLines {
         }
     }
 
-    /// Adds a comment that users can lease the GPUs with these indexes.
+    /// Adds a comment with these GPU indexes. The comment says that users can also lease these
+    /// GPUs.
     #[must_use]
     pub fn leased_by_users(mut self, gpus: &[u32]) -> Self {
         if !gpus.is_empty() {

@@ -165,7 +165,7 @@ pub fn choose(task: &Task, files: &[FileName], known: &[HookPlace]) -> FileChoic
     }
 }
 
-/// The cluster and node of a job whose Epilog does not know both names.
+/// The cluster and node of a job, for an Epilog that knows at most one of the two names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlaceChoice {
     /// The job has no file, and the number of known places that fit is not exactly one.

@@ -254,7 +254,8 @@ mod tests {
     }
 
     /// Faults: slurmd did not find NVML's library and used the order of the types; slurmd was not restarted after a
-    /// change of `AutoDetect`. In both cases, gpush used another order, and leased other GPUs than those of the job.
+    /// change of `AutoDetect`. In both cases, gpush used an order that was not slurmd's, and leased GPUs that the job
+    /// did not have.
     #[test]
     fn plugin_of_slurmd_decides_which_order_applies() {
         let lines = "Name=gpu Type=b File=/dev/nvidia1\nName=gpu Type=a File=/dev/nvidia0";

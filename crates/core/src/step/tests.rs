@@ -28,7 +28,7 @@ fn plan_of(gpu: &Gpu, mig: bool, layout: &[&str]) -> GpuPlan {
     plan_host(&Config::default(), std::slice::from_ref(gpu), &request).unwrap().plans.remove(0)
 }
 
-/// Returns the instances after a plan. New instances get unused ids, as from a driver.
+/// Returns the instances after a plan. New instances get unused ids, as a driver would assign them.
 fn after(plan: &GpuPlan, gpu: &Gpu) -> Vec<GpuInstance> {
     numbered(plan::outcome(&gpu.mig.as_ref().unwrap().instances, plan.instance_steps()))
 }

@@ -95,7 +95,7 @@ impl Supervisor {
         matches!(self.state, SupervisorState::Ready { .. }) && self.is_desired()
     }
 
-    /// Returns whether only lease holders keep their access, because the daemon drains.
+    /// Returns whether the daemon drains, so that only lease holders keep their access.
     #[must_use]
     pub fn serves_leases(&self) -> bool {
         matches!(self.state, SupervisorState::Draining { .. }) && self.leased

@@ -136,8 +136,8 @@ impl Mutation {
     }
 }
 
-/// Returns whether a planner with the objective of the mutant could return another plan than the
-/// right plan.
+/// Returns whether a planner with the objective of the mutant could return a plan that differs from
+/// the right plan.
 fn detects(mutant: &Objective, right: &PlanValue, finals: &[PlanValue]) -> bool {
     // If the other plan is equally good under the mutant, the mutant may return either plan.
     finals.iter().any(|other| match mutant.compare(other, right) {

@@ -14,7 +14,7 @@ fn any_target(part: &ModelStates, rng: &mut fastrand::Rng, possible: &[Multiset]
     match rng.usize(..4) {
         // Any placement.
         0 => {}
-        // Some placements are fixed to those of one possible arrangement.
+        // Some placements are fixed. All fixed placements belong to one possible arrangement.
         1 | 2 => {
             let arrangement = *rng.choice(&part.by_multiset[&multiset]).unwrap();
             fixed = some_of(part.states[arrangement].state, 2, rng);

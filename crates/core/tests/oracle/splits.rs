@@ -377,7 +377,7 @@ fn neighbour(part: &ModelStates, own: Multiset, rng: &mut fastrand::Rng) -> Mult
     own
 }
 
-/// Returns whether compute instances are exactly the requested ones.
+/// Returns whether these compute instances are exactly the requested compute instances.
 fn is_split(end: &[Slot], split: &Split) -> bool {
     let mut left: Vec<Slot> = end.to_vec();
     // Requests with a fixed start are matched first, because other requests accept any start.

@@ -42,7 +42,8 @@ impl Owner {
     }
 }
 
-/// One GPU with a dynamic layout, and the owner of each of its instances by placement.
+/// One GPU with a dynamic layout, and the owner of each instance. `owners` uses the placement of
+/// the instance as key.
 #[derive(Debug, Clone)]
 struct Scene {
     gpu: Gpu,
@@ -50,8 +51,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// Creates a GPU with as many instances of `wanted` as fit. Each entry contains the numbers of
-    /// a profile, a spot and an owner.
+    /// Creates a GPU with as many instances of `wanted` as fit. Each entry contains three numbers:
+    /// for a profile, a spot and an owner.
     fn new(preset: &str, wanted: &[(u8, u8, u8)]) -> Self {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();

@@ -12,7 +12,8 @@ pub(super) struct PlacementCost([u32; 9]);
 /// The parts of a cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Parts {
-    /// Instances and shares in use that must end first. Greater than zero only in reservations.
+    /// Number of occupied instances and shares that must become free first. Always zero, except in
+    /// reservations.
     pub(super) blocked: u32,
     /// Free GPU instances that are destroyed.
     pub(super) destroyed: u32,

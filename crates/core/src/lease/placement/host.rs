@@ -173,8 +173,8 @@ impl GpuOffer {
         kinds.into_iter().flatten()
     }
 
-    /// Returns the GPU as it would be without leases, processes, reservations, and reasons against
-    /// grants. The result shows whether the GPU can ever fulfil a request.
+    /// Returns the GPU as it would be without leases, processes and reservations, and with no
+    /// reason to refuse grants. The result shows whether the GPU can ever fulfil a request.
     pub(super) fn emptied(&self) -> Self {
         let mut empty = Self { closed: None, ..self.clone() };
         if let Some(mig) = &mut empty.mig {

@@ -149,7 +149,7 @@ impl PlacementSearch<'_> {
             parts.lost = self.before.pairs.saturating_sub(after.pairs);
             parts.free = u32::from(self.mig.geometry.memory_slices).saturating_sub(self.before.occupied);
             let count = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
-            // For each member, adds the slices that were occupied before, and the slices of the
+            // Sums, over all members, the slices that were occupied before and the slices of the
             // previous members.
             parts.load = self.before.occupied * count + parts.size[0] / count * (count * (count - 1) / 2);
         }
@@ -158,8 +158,8 @@ impl PlacementSearch<'_> {
         Some((cost, GpuChoice { cost, members, destroys }))
     }
 
-    /// Returns the instances that must be removed so that the `created` instances fit with the
-    /// remaining ones; `None` if they cannot fit.
+    /// Returns the instances that must be removed so that the `created` instances fit together with
+    /// the remaining instances; `None` if they cannot fit.
     fn removals(&self, created: &[(&Profile, Placement)], used: &[usize], slices: Slices) -> Option<Removals<'_>> {
         let mut cleared = Removals::default();
         let mut spare: Vec<&Instance> = Vec::new();
@@ -219,7 +219,7 @@ impl PlacementSearch<'_> {
         if self.mig.reserved.is_empty() || self.blocked == UseOccupied::Last {
             return true;
         }
-        // The instances that overlap the reserved ones are destroyed before the reserved ones are
+        // Instances that overlap a reserved instance are destroyed before the reserved instance is
         // created.
         let reserved = self.mig.reserved.iter().fold(Slices::NONE, |all, (_, at)| all.union(Slices::of(*at)));
         let goes = |instance: &Instance| instance.clearing || Slices::of(instance.placement).overlaps(reserved);

@@ -38,7 +38,7 @@ pub struct Snapshot<'a> {
     pub claimed: &'a BTreeSet<String>,
     /// UUIDs of MPS targets that have a daemon.
     pub daemons: &'a BTreeSet<String>,
-    /// Uid of a user who has clients on an MPS daemon, by UUID of the target.
+    /// By UUID of each MPS target, the uid of a user who has clients on the daemon of this target.
     pub users: &'a BTreeMap<String, u32>,
     /// Instances that gpushd created, by GPU UUID.
     pub created: &'a BTreeMap<String, BTreeSet<Placement>>,

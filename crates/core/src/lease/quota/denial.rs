@@ -31,7 +31,7 @@ pub enum Exceeded {
     Memory {
         /// The limit.
         most: MemoryAmount,
-        /// The amount that the request adds, in the same unit.
+        /// The amount that the request adds, in the unit of `most`.
         wanted: MemoryAmount,
     },
     /// The MPS percentage of all leases together would be too high.

@@ -54,8 +54,8 @@ pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// Checks that a text has the form of a profile name, not that a GPU has the profile. Placement
-/// checks that.
+/// Checks that a text has the form of a profile name. Placement checks later whether a GPU has the
+/// profile.
 pub(super) fn profile(text: &str) -> Result<String, String> {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".+-".contains(&b);
     let lower = text.to_ascii_lowercase();

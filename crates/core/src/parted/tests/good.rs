@@ -147,8 +147,8 @@ fn last_group_for_a_gpu_counts() {
     );
     let expected = ["0 1g.6gb*2,2g.12gb", "1 off", "2 1g.6gb*2,2g.12gb", "3 off"];
     assert_eq!(meant(&text, &host).unwrap(), expected);
-    // The import creates equivalent rules, although the first matching rule of a config applies,
-    // but the last matching group of a mig-parted file.
+    // In a config, the first matching rule applies. In a mig-parted file, the last matching group
+    // applies. Nevertheless, the import creates equivalent rules.
     let file = file(&text);
     let imported = import(&file, Some(file.select(None).unwrap()));
     let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));
@@ -191,7 +191,8 @@ fn group_for_all_gpus_skips_those_without_mig() {
     assert_eq!((listed.layouts.len(), listed.remarks.len()), (2, 0));
     let selected = resolved(&group("all", on), &["0,4"]).unwrap();
     assert_eq!((selected.layouts.len(), selected.remarks.len()), (2, 0));
-    // On a GPU without MIG, MIG is already off. The last group that matches the GPU applies.
+    // A group that turns MIG off also configures GPUs without MIG. If several groups match a GPU,
+    // the last one applies.
     assert_eq!(resolved(&group("all", off), &[]).unwrap().layouts.len(), 6);
     let both = resolved(&(group("all", on) + &group("[4]", off)), &[]).unwrap();
     assert_eq!(

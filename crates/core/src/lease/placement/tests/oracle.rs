@@ -1,5 +1,5 @@
-//! Placement of MIG devices by an exhaustive search. This module implements the objective in the
-//! documentation of `placement` independently.
+//! Placement of MIG devices by an exhaustive search. The documentation of `placement` describes the
+//! objective. This module is an independent implementation of that objective.
 
 use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 
