@@ -162,7 +162,8 @@ impl Commands {
 
     fn fill(&self, proc: &Path, pids: &[u32], found: &Found, turn: OwnedMutexGuard<()>) {
         for pid in pids {
-            // The caller no longer waits for the result. The caller's next request reads the remaining command lines.
+            // The caller no longer waits for the result, so stop. The caller's next request reads the remaining command
+            // lines.
             if Arc::strong_count(found) == 1 {
                 break;
             }

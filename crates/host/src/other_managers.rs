@@ -64,8 +64,8 @@ impl MigManager {
     }
 }
 
-/// Replaces each plan that would change a GPU by an error, if nvidia-mig-manager is enabled or
-/// running.
+/// If nvidia-mig-manager is enabled or running, refuses each plan that would change MIG. Such a
+/// plan then contains an error and no steps.
 pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
     if !plans.iter().any(GpuPlan::changes_mig) {
         return;

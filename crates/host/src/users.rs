@@ -36,8 +36,8 @@ const USER_WAIT: Duration = Duration::from_millis(50);
 /// refused.
 const GROUP_WAIT: Duration = Duration::from_secs(5);
 
-/// Maximum number of entries in a cache. The limit is necessary because callers can have any number
-/// of user ids.
+/// Maximum number of entries in a cache. The limit is necessary because callers can have very many
+/// different user ids.
 const MOST: usize = 1024;
 
 /// Maximum number of queued lookups.

@@ -20,7 +20,7 @@ use crate::pidfd::Awaited;
 /// awaited, or the awaited process ended soon.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// Shortest wait for a process after which no pause is needed.
+/// Minimum duration of a wait after which no pause is needed.
 const LONG: Duration = Duration::from_millis(100);
 
 /// Returns whether a process is in a cgroup or below it, from the text of its `/proc/PID/cgroup`.
@@ -50,7 +50,7 @@ pub fn processes(cgroup: &str) -> Option<Members> {
     };
     let mut found = members_of(&dir);
     // If a process moved from one child cgroup to another during the walk, the walk may have missed the process in
-    // both.
+    // both. So walk again.
     if found.is_empty() && is_populated(&dir) {
         found = members_of(&dir);
     }
@@ -230,8 +230,8 @@ mod tests {
         }
     }
 
-    /// Fault: a chain of processes, each of which starts the next one and ends, made gpushd read the
-    /// cgroup after each of them.
+    /// Fault: if each process in a cgroup soon started the next one and ended, gpushd read the cgroup after each of
+    /// them without a pause.
     #[test]
     fn pauses_grow_while_processes_end_soon() {
         let mut pauses = Pauses::default();

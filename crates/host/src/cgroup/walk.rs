@@ -127,8 +127,8 @@ impl Walk {
         let Some(file) = existing(File::open(dir.join("cgroup.procs")))? else { return Ok(()) };
         for line in BufReader::new(file).lines() {
             let line = match line {
-                // The list of a cgroup above a threaded cgroup contains the processes of the threaded cgroup, so ignore
-                // this error.
+                // Ignore this error: the cgroup is threaded. The list of the cgroup above it also contains its
+                // processes.
                 Err(error) if error.raw_os_error() == Some(nix::libc::EOPNOTSUPP) && self.cgroups > 1 => return Ok(()),
                 other => existing(other)?,
             };

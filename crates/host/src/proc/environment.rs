@@ -14,7 +14,7 @@ use super::{AnyPid, LIMIT, is_shortage, positive, threads, time_limit};
 /// accepts less than 6 MiB of arguments and environment.
 const MOST: u64 = 8 << 20;
 
-/// Maximum length of a variable with its name, in bytes.
+/// Maximum length of a variable in the form NAME=VALUE, in bytes.
 const LONGEST: usize = 4096;
 
 /// The value of one variable in an environment.

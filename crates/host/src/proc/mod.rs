@@ -84,7 +84,8 @@ pub fn try_cgroups(pid: impl AnyPid) -> io::Result<Option<String>> {
         found => found?.map(text),
     };
     let Some(found) = found else { return Ok(None) };
-    // In hierarchies of version 1, the kernel shows an ended thread as a member of the root cgroup. Read a live thread.
+    // In hierarchies of version 1, the kernel shows an ended thread as a member of the root cgroup. So read the file of
+    // a live thread.
     if found.lines().any(|line| line.ends_with(":/"))
         && let Some(bytes) = threads::of_living(pid, |dir| of_process(read::read(dir.join("cgroup"))))?
     {
@@ -126,7 +127,8 @@ fn numbers_in(dir: &Path) -> io::Result<Vec<i32>> {
     std::fs::read_dir(dir)?.filter_map(|entry| number(entry).transpose()).collect()
 }
 
-/// Returns whether an error says that gpushd has no free descriptor or memory, and nothing about the process.
+/// Returns whether an error means that gpushd has no free descriptor or memory. Such an error says nothing about the
+/// process.
 fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }

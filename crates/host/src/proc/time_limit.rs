@@ -91,8 +91,8 @@ struct RunningRead {
 /// The thread cannot be started. [`io::ErrorKind::TimedOut`] if the read exceeds the limit, or an earlier read of the
 /// process still hangs, or too many reads hang.
 pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    // Counts the real uid: a user who starts a setuid program must not make reads of the program owner's processes
-    // fail.
+    // Count the read for the real uid. With the effective uid, a user could start setuid programs that hang, and reads
+    // of the program owner's processes would then fail.
     let uid = status::try_uids(pid)?.map_or(u32::MAX, |[real, ..]| real);
     READS.within_limit(Subject::Process(pid, uid), read)
 }
@@ -135,8 +135,8 @@ impl Reads {
         }
     }
 
-    /// Adds a read, unless too many others hang. Check and addition are one step, so that simultaneous reads of one
-    /// process all count.
+    /// Adds a read, unless too many other reads hang. Check and addition are one step, so that simultaneous reads of
+    /// one process all count.
     fn begin(&self, new: RunningRead) -> io::Result<()> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|read| read.thread.strong_count() > 0);

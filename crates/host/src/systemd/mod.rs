@@ -56,7 +56,7 @@ pub fn is_the_service_manager() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// systemd's manager. gpushd has one such value, whose calls share one connection.
+/// systemd's manager. gpushd has only one `Manager`. All its calls share one connection.
 #[derive(Debug, Default)]
 pub struct Manager {
     connection: Mutex<Option<Link>>,

@@ -170,7 +170,8 @@ fn lease_is_bound_as_the_caller_is_placed() {
             "it would leave the first lease's scope"
         );
     }
-    // In services such as cron and sshd, root has processes too.
+    // A service that starts sessions, such as cron or sshd, also has processes of root. So a lease
+    // can be bound to a new scope, but not to the cgroup of the service.
     assert_eq!(service().choose(BindRequest::NewScope, 1000, true, UnitOwner::SessionService), BindTarget::NewScope);
     assert!(none(service().choose(BindRequest::Present, 1000, true, UnitOwner::SessionService)));
     // gpushd never moves a process out of another unit, because that unit's limits would then no
