@@ -130,7 +130,7 @@ pub enum DaemonRequest {
     OpenAdmission,
     /// Ends the daemon with its clients.
     Stop {
-        /// Whether to refuse the request under the conditions of [`Self::CloseAdmission`].
+        /// Whether to refuse the request if a client is or may be connected.
         unless_used: bool,
     },
     /// Ends the daemon when its clients have ended, or after this time. A later `Drain` replaces an
@@ -138,7 +138,7 @@ pub enum DaemonRequest {
     Drain(Option<Duration>),
     /// Ends the daemon with its clients, and restarts it.
     Restart {
-        /// Whether to refuse the request under the conditions of [`Self::CloseAdmission`].
+        /// Whether to refuse the request if a client is or may be connected.
         unless_used: bool,
     },
     /// Sets the users with access.
@@ -195,7 +195,7 @@ pub struct Report {
     pub next_start: Option<Timestamp>,
     /// Problems, one sentence each.
     pub trouble: Vec<String>,
-    /// Pids of the processes that hold the control connection, while the daemon does not answer.
+    /// Pids of the processes that hold the control connection; empty if the daemon answers.
     pub ear: BTreeSet<i32>,
     /// A description of the protocol in use; `None` before the first reply.
     pub protocol: Option<String>,

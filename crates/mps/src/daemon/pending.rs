@@ -55,7 +55,7 @@ fn pending(unlisted: UnlistedClients, named: impl Iterator<Item = i32>) -> Pendi
     Pending { waiting: unlisted.pids.into_iter().chain(elsewhere).collect(), others }
 }
 
-/// Returns whether a process is in another network namespace than gpushd.
+/// Returns whether the network namespace of a process differs from gpushd's.
 fn is_elsewhere(pid: i32) -> bool {
     proc::is_in_our_network(pid) == Some(false)
 }
@@ -68,7 +68,8 @@ pub(super) fn blocked(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]
     if users.is_empty() || !waiting.iter().any(is_other) { Vec::new() } else { waiting.to_vec() }
 }
 
-/// Logs the clients that have begun to hang since the last probe, because the clients of another user must end first.
+/// Logs the clients that have begun to hang since the last probe. They hang until the clients of another user have
+/// ended.
 pub(super) fn log_blocked(target: &str, before: &Health, now: &Health) {
     let known = blocked(&before.servers, &before.waiting());
     for pid in blocked(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {

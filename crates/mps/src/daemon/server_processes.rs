@@ -69,7 +69,7 @@ impl Server<'_> {
 }
 
 impl Servers {
-    /// Reads the files that identify servers: of the targets below `base`, and of daemons that run the config's
+    /// Reads the files that identify servers: the locks and programs of the targets below `base`, and the config's
     /// `programs`. `label` returns the label for a target's short name. `own_uid` is the uid that gpushd runs as.
     #[must_use]
     pub fn of(base: &Path, label: impl Fn(&str) -> String, programs: &config::Mps, own_uid: u32) -> Self {
@@ -182,8 +182,8 @@ mod tests {
         shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
         let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
-        // At first, the child still executes the shell's program. Only the line that `tail` prints shows that the child
-        // executes `tail`, so read both lines.
+        // Read two lines: the shell prints the pid of its child, and `tail` prints the content of its file. Before
+        // `tail` prints, the child may still execute the shell's program.
         let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
         assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
         let pid = lines.iter().find_map(|line| line.parse().ok());

@@ -1,5 +1,5 @@
-//! How a daemon ends. gpushd ends the GPU work of the daemon's clients, then sends `quit`. This module also handles an
-//! end of the process that gpushd did not request.
+//! How a daemon ends. gpushd ends the GPU work of the daemon's clients, then sends `quit`. This module also handles the
+//! case that the process ends without a request from gpushd.
 
 use std::time::Duration;
 

@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn path_of_88_bytes_is_refused() {
         let base = |length: usize| PathBuf::from(format!("/{}", "x".repeat(length - 1)));
-        // The path has 18 more bytes: a slash, nine letters, a slash, seven digits.
+        // The path of a pipe directory is 18 bytes longer than the base: a slash, nine letters, a slash, seven digits.
         let most = LONGEST - 18;
         assert_eq!(TargetDir::of(&base(most), "g5d1b03a2").check_path_length(), Ok(()));
         let error = TargetDir::of(&base(most + 1), "g5d1b03a2").check_path_length().unwrap_err();

@@ -99,7 +99,7 @@ pub(super) struct SupervisorTask {
     /// Problems, one sentence each.
     pub(super) problems: Vec<String>,
     pub(super) last_reply: Option<Instant>,
-    /// Pids of the processes that hold the control connection, while the daemon does not answer.
+    /// Pids of the processes that hold the control connection; empty if the daemon answers.
     pub(super) connection_holders: BTreeSet<i32>,
     /// The protocol in use and the driver version, with a description of both.
     pub(super) protocol: Option<((Protocol, Option<String>), String)>,

@@ -38,18 +38,18 @@ pub(in crate::daemon) struct LogParser {
     read: Option<u64>,
     /// Resources that the daemon's ended children had used when the last probe began: page faults plus clock ticks.
     charged: Option<u64>,
-    /// Recent ends of servers with an error: when, exit status.
+    /// Servers that recently ended with an error: time, exit status.
     recent: VecDeque<(Instant, i32)>,
-    /// Whether the log did not grow although the daemon received commands, each of which it should
-    /// have logged.
+    /// Whether the log did not grow although the daemon received commands. The daemon should have
+    /// logged each of these commands.
     mute: bool,
     /// Live clients that connected while there was no server for them, with their users.
     waiting: Vec<(i32, u32)>,
 }
 
 impl LogParser {
-    /// Parses the lines since the last probe. `charged` contains the resources that were charged to
-    /// the daemon for its ended children when this probe began, and those charged until now.
+    /// Parses the lines since the last probe. `charged` contains two values of
+    /// [`proc::child_resource_use`] for the daemon: from the beginning of this probe, and from now.
     pub(in crate::daemon) fn read(&mut self, logs: &Path, charged: (Option<u64>, Option<u64>)) {
         let now = Instant::now();
         while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
