@@ -36,9 +36,9 @@ pub struct NewAudit {
     pub object: String,
     /// The outcome, such as `accepted`, `done`, `refused`.
     pub result: String,
-    /// Details for programs. If `uuid` or `gpu_uuid` is a device's UUID, or if `gpu_uuids` or `targets` contains this
-    /// UUID, a search for this device finds the record. The details of an operation contain a list `gpus` of objects
-    /// with a `gpu_uuid`. A search for one of these GPUs finds all records of the operation.
+    /// Details for programs. A search for a device finds the record if the device's UUID is the value of `uuid`,
+    /// `gpu_uuid` or `target`, or is in the list `gpu_uuids` or `targets`. The details of an operation contain a list
+    /// `gpus` of objects with a `gpu_uuid`. A search for one of these GPUs finds all records of the operation.
     pub detail: Value,
 }
 

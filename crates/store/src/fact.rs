@@ -92,8 +92,8 @@ pub struct Lost {
     pub holds: bool,
 }
 
-/// Returns the default for a loss that an older gpushd recorded. Older versions recorded only losses for which GPUs are
-/// held.
+/// Returns the default for a loss that an older gpushd recorded: true, because older versions recorded only losses for
+/// which GPUs are held.
 fn held_by_default() -> bool {
     true
 }

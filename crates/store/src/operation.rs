@@ -83,7 +83,7 @@ pub struct Intent {
     pub more: serde_json::Value,
     /// Sequence number at which the operation was recorded as running; `None` while it is queued.
     /// The store sets this field. If two operations have the same GPU, the operation with the
-    /// higher number began only after the other operation had ended.
+    /// higher `begun` began only after the other operation had ended.
     #[serde(default)]
     pub begun: Option<u64>,
     /// Why the operation did not start, with the names of the processes that prevented the start. For administrators

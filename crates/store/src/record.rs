@@ -62,7 +62,7 @@ pub(crate) trait Record: Sized {
     fn read(columns: &mut Columns) -> Result<Self, StoreError>;
 }
 
-/// The columns of one row, while they are written or read in order.
+/// The columns of one row. They are written or read in order.
 pub(crate) struct Columns {
     table: &'static str,
     values: Vec<Value>,

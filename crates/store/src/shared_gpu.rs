@@ -19,7 +19,7 @@ pub struct SharedGpu {
     pub gpu: String,
     /// The compute mode, if gpushd set it.
     pub compute_mode: Option<ComputeModeSet>,
-    /// The time-slice level, if gpushd set it. gpushd always restores the driver's default.
+    /// The time-slice level, if gpushd set it. When gpushd restores the level, it always restores the driver's default.
     pub level: Option<LevelSet>,
     /// Boot on which the settings were made.
     pub boot_id: String,

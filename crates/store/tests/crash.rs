@@ -156,8 +156,8 @@ fn disk_failure_at_each_call_is_reported_and_loses_nothing() {
             };
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
-            // The process may survive some failing calls, such as writes of the watermark. If it survives three call
-            // numbers in a row, it does not reach these numbers, so the loop ends.
+            // The process survives if it ignores the failed call, such as a write of the watermark, or if it makes
+            // fewer calls than `number`. After three survivals in a row, assume the second reason and end the loop.
             in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
             if in_a_row == 3 {
                 break;

@@ -180,7 +180,7 @@ fn history_is_read_by_user_and_in_pages() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let ids: Vec<LeaseId> = (0..12).map(|n| grant(&store, 1000 + n % 3).id).collect();
-    // The leases end in another order than they began.
+    // End the leases in the reverse order: the last lease ends first.
     ids.iter().rev().for_each(|id| _ = end(&store, *id));
     let all: Vec<u64> = ended(&store, None, None, 100).iter().map(|lease| lease.id.0).collect();
     assert_eq!(all, (1..=12).collect::<Vec<_>>());

@@ -360,8 +360,8 @@ fn history_is_bounded_and_wrong_clock_keeps_trail() {
     // The first operation still has an undo entry.
     assert_eq!(look(&store), (vec![1, 6, 7, 8], 50, Some("69".to_owned()), 2));
     drop(store);
-    // Although the clock is far ahead, the last ten records stay, because `audit_least` is ten. After the clock is set
-    // back, a note reports this, and the order does not change.
+    // The clock is far ahead, and is then set back. Because `audit_least` is ten, the last ten records stay. A note
+    // reports that the clock was set back. The order of the records does not change.
     let store = open(start + SignedDuration::from_hours(24 * 365 * 50)).store;
     store.write(|tx| tx.audit(audit("x", "ahead"))).wait().unwrap();
     drop(store);

@@ -1,9 +1,9 @@
 //! Databases of released versions: every later version reads them completely.
 //!
-//! A fixture is a dump in SQL, because the repository contains no binary files. The code of the
-//! version in the fixture's name writes the fixture, with
+//! A fixture is a dump in SQL, because the repository contains no binary files. Each version writes
+//! its own fixture, which has the version in its name. The command is
 //! `GPUSH_WRITE_FIXTURE=1 cargo test -p gpush-store --test released`. The fixture never changes
-//! after the release of that version.
+//! after the release of its version.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "each method accepts only one lifetime of `Tx`")]
