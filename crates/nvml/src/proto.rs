@@ -51,7 +51,7 @@ impl GpuRef {
 pub enum Request {
     /// List the GPUs, without accessing the GPUs in `skip`.
     List {
-        /// GPUs with an unsettled call, by their last index.
+        /// GPUs with an unsettled call, with their last known index and PCI address.
         skip: Vec<GpuRef>,
     },
     /// Read one GPU.

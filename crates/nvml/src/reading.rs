@@ -115,7 +115,7 @@ impl std::fmt::Display for Unread {
 }
 
 impl Reading {
-    /// Returns the first error because of which `part` is incomplete; `None` if `part` is complete.
+    /// Returns the first error that makes `part` incomplete; `None` if `part` is complete.
     #[must_use]
     pub fn unread(&self, part: ReadingPart) -> Option<&str> {
         self.warnings.iter().find(|unread| unread.part == part).map(|unread| unread.error.as_str())

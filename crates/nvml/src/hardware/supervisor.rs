@@ -194,7 +194,8 @@ impl Supervisor {
                         Some(calls) => {
                             tracing::warn!(pid = line.pid, "gpushd kills its driver worker, which hangs in {calls}");
                         }
-                        // A worker that found no driver ends by itself anyway.
+                        // No call hangs in this worker, so do not warn. For example, a worker that
+                        // found no driver ends by itself anyway.
                         None => tracing::debug!(worker, pid = line.pid, "gpushd ends its driver worker"),
                     }
                     line.kill();

@@ -58,8 +58,8 @@ impl Machine {
         self.queue = waiting;
     }
 
-    /// Adds the known index and PCI address of the GPU to a request. For a list request, adds the unsettled GPUs to
-    /// skip.
+    /// Adds the known index and PCI address of the GPU to a request. For a list request, sets `skip` to the unsettled
+    /// GPUs.
     fn amended(&self, mut request: Request) -> Request {
         if let Request::List { skip } = &mut request {
             *skip = self.unsettled().iter().filter_map(|uuid| self.known.get(uuid)).cloned().collect();

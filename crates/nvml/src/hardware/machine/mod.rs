@@ -360,8 +360,8 @@ impl Machine {
         }
     }
 
-    /// Returns the calls in flight in a worker whose end counts as a crash, because the worker must
-    /// not end now. Returns `None` for any other worker.
+    /// Returns the calls in flight in a worker that must not end now. If such a worker ends, its
+    /// end counts as a crash. Returns `None` for any other worker.
     pub(super) fn calls_of_required_worker(&self, worker: WorkerId) -> Option<Vec<&Request>> {
         let wanted = match self.service {
             Service::Starting { worker, .. }
@@ -383,7 +383,7 @@ impl Machine {
         }
     }
 
-    /// Returns the failure because of which no worker can serve; `None` if there is no failure.
+    /// Returns the failure that prevents every worker from serving; `None` if there is no failure.
     pub(super) fn failure(&self) -> Option<&DriverError> {
         match &self.service {
             Service::Failed { error, .. } => Some(error),
