@@ -118,9 +118,9 @@ enum EarlierOutcome {
 }
 
 impl EarlierOutcome {
-    /// Updates the outcome after another attempt. If that attempt gets no answer, an earlier
-    /// refusal counts only if a stopping gpushd refused the change, and if both attempts used the
-    /// same connection.
+    /// Updates the outcome after another attempt. If the connection of that attempt ends before the
+    /// answer, an earlier refusal remains valid in only one case: a stopping gpushd refused the
+    /// change, and both attempts used the same connection.
     fn after_attempt(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
             // The repeated request reached a restarted gpushd. Even if that gpushd refuses the
