@@ -231,7 +231,8 @@ fn task_prolog_that_is_not_executable_fails_tasks() {
     host.finds(Severity::Problem, "TaskProlog fails, and so does each task", "chmod 755");
 }
 
-/// Fault: the doctor compared PrologEpilogTimeout only with the config.
+/// Fault: the doctor compared PrologEpilogTimeout only with the deadline in the config, not with
+/// the option `--deadline` of a script.
 #[test]
 fn deadline_of_a_script_is_compared_with_slurms_timeout() {
     let host = Planted::healthy();
@@ -311,8 +312,8 @@ fn script_whose_first_line_gpushctl_cannot_read_is_found() {
     }
 }
 
-/// Faults: `NoHold`, `RunInJob` and `ForceRequeueOnFail` had a warning, and `DeferBatch` had no
-/// warning.
+/// Faults: the doctor warned about `NoHold`, `RunInJob` and `ForceRequeueOnFail`, and did not warn
+/// about `DeferBatch`.
 #[test]
 fn prolog_flags_that_run_prolog_late_are_found() {
     let host = Planted::healthy();

@@ -130,8 +130,8 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
 
 /// Returns the files that match a path with wildcards, sorted. slurmd uses glob(3).
 fn matching(host: &Host, pattern: &str) -> Vec<String> {
-    // The syntax of the crate `glob` differs from glob(3): it writes `[^a]` as `[!a]`, and its `**`
-    // matches several directories.
+    // The syntax of the crate `glob` differs from glob(3): the crate writes `[^a]` as `[!a]`, and
+    // its `**` matches several directories.
     let mut below = pattern.trim_start_matches('/').replace("[^", "[!");
     while below.contains("**") {
         below = below.replace("**", "*");
