@@ -48,7 +48,7 @@ pub(crate) fn script(shell: &str) -> std::io::Result<Vec<u8>> {
     Ok(script)
 }
 
-/// Returns the words of the command line to complete, without the call of gpushctl by the shell.
+/// Returns the command line to complete. Leaves out the words with which the shell calls gpushctl, up to `--`.
 fn typed() -> Vec<OsString> {
     std::env::args_os().skip_while(|word| word != "--").skip(1).collect()
 }

@@ -105,7 +105,7 @@ fn evaluated(words: &[OsString]) -> bool {
 fn status(words: &[OsString]) -> u8 {
     let named = commands(words);
     let is_run = named.first() == Some(&"run");
-    // For `run`, all other exit statuses belong to the command that it runs.
+    // For `run`, every other exit status may be that of the command that `run` starts.
     if is_run { exit::NO_COMMAND } else { Code::BadRequest.exit_status() }
 }
 

@@ -184,8 +184,9 @@ pub(crate) fn read_up_to(path: &Path, most: u64) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-/// Reads a file to its end. Opens it without blocking: a normal open would block on a pipe that has no writer. Refuses
-/// such a pipe if it is also empty. The pipe of `<(command)` has a writer, or data of a writer that has exited.
+/// Reads a file to its end. Opens the file without blocking, because a normal open would block on a pipe without a
+/// writer. Refuses such a pipe, unless it contains data: the command in `<(command)` may have written its output and
+/// exited.
 fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let mut file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if file.metadata()?.file_type().is_fifo() {

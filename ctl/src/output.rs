@@ -255,7 +255,8 @@ fn with_waiting_hint<'e>(error: &'e ApiError, waiting: Option<&str>) -> Cow<'e, 
     Cow::Owned(ApiError { hint: Some(hint), ..error.clone() })
 }
 
-/// Returns whether gpushd will certainly treat this user as an administrator: root, and the user that gpushd runs as.
+/// Returns whether gpushd will certainly treat this user as an administrator. This is true for root, and for the user
+/// that gpushd runs as.
 fn is_administrator(socket: &Path) -> bool {
     let own = nix::unistd::geteuid().as_raw();
     socket.metadata().is_ok_and(|socket| own == 0 || socket.uid() == own)

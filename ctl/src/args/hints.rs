@@ -48,7 +48,7 @@ fn messages(file: &Path) -> String {
 
 /// Returns the commands in a text that are between quotes and begin with `gpushctl `.
 fn commands(text: &str) -> Vec<String> {
-    // A literal may be one command, which other code quotes.
+    // A string literal may be a single command without quotes, because other code adds the quotes.
     let mut found: Vec<String> =
         text.starts_with("gpushctl ").then(|| text.lines().next().unwrap_or_default().to_owned()).into_iter().collect();
     for quote in ['`', '\''] {

@@ -125,8 +125,8 @@ pub(super) async fn run(
         let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU for MIG");
         return Err(error.hint("see the rules with 'gpushctl config show'").into());
     }
-    // To show what the operation waits for, request plans: unlike the operation, a plan also names the processes that
-    // this user may see.
+    // Request plans to show what the operation waits for. A plan names the processes that this user may see; the
+    // operation does not.
     let waits = request.wait_s.map(|_| PlanRequest { gpus: request.gpus, layout: request.layout });
     super::operation::watch(client, one, &before, waits, waiting, out).await
 }

@@ -131,9 +131,9 @@ fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
     })
 }
 
-/// Returns the UUIDs of the GPUs whose overrides to clear, without repetitions. A selector that names several GPUs, such
-/// as `all`, means those of its GPUs that have an override. If none has an override, its GPUs come first, so that
-/// gpushd refuses them before any override is cleared.
+/// Returns the UUIDs of the GPUs whose overrides to clear, without repetitions. If a selector names several GPUs, such
+/// as `all`, takes only those with an override. If none of them has an override, takes all of them and puts them first.
+/// So gpushd refuses them before it clears any override.
 fn clearable(selected: Vec<Vec<String>>, overrides: &[String]) -> Vec<String> {
     let has_override = |uuid: &String| overrides.contains(uuid);
     let mut uuids: Vec<String> = Vec::new();

@@ -1,7 +1,7 @@
 //! Tests that a name has the same type in the JSON output of gpushctl and in the API.
 //!
 //! gpushd's unit tests already compare the schemas of the API with each other. This module compares
-//! the documents that gpushctl itself composes, with these schemas and with each other.
+//! the documents of gpushctl with these schemas and with each other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,8 +38,8 @@ const WITH_DOCUMENTS: [&str; 11] = [
     "render/support_bundle.rs",
 ];
 
-/// Files that define only what the files of Slurm's hooks contain. gpushctl never prints these
-/// contents.
+/// Files that define types only for the files of Slurm's hooks. gpushctl never prints values of
+/// these types.
 const FOR_HOOKS: [&str; 2] = ["commands/slurm/directory/jobs.rs", "commands/slurm/hook_start.rs"];
 
 /// For each name, its types; for each type, the places where the name has this type.

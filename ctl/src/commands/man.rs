@@ -1,4 +1,4 @@
-//! `gpushctl man DIR`, with which the builds of the packages create the man pages.
+//! `gpushctl man DIR`: writes the man pages. The builds of the packages run this command.
 
 use std::path::Path;
 

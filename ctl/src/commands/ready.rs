@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 enum Unfinished {
     /// gpushd is still doing this work.
     Pending(String),
-    /// gpushd could not do this work, and does not try again. The user can continue with the command.
+    /// gpushd could not do this work, and does not try again. The command in `Next` solves the problem.
     Failed(String, Next),
 }
 

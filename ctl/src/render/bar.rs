@@ -1,4 +1,4 @@
-//! Bars that show which part of a whole is used, such as memory with its numbers, or shares of a GPU.
+//! Bars that show which part of a whole is used: memory, with its numbers, or the shares of a GPU.
 //!
 //! `Memory::used_mib` includes the memory that the driver reserves for itself. So the bar shows only use of at
 //! least one percent, and is empty for an idle GPU.

@@ -78,7 +78,8 @@ fn sharing(gpu: &Gpu, look: &Appearance) -> String {
     }
 }
 
-/// Says that none of these GPUs is shared in the way `way`, such as `time-sliced`, and which modes they have.
+/// Returns a text which says that none of these GPUs is shared in the way `way`, such as `time-sliced`. The text also
+/// names the modes of the GPUs.
 pub(crate) fn of_other_modes(gpus: &[Gpu], way: &str) -> String {
     let mut modes: Vec<(Mode, Vec<u32>)> = Vec::new();
     for gpu in gpus {
@@ -231,8 +232,8 @@ pub(crate) fn rows(gpu: &Gpu, devices: &[&MigDevice], look: &Appearance) -> Vec<
     rows
 }
 
-/// Returns the lines of a GPU instance. Only `with_reason`, they say why a device is reserved: if the GPU accepts no new
-/// work, its heading says so.
+/// Returns the lines of a GPU instance. With `with_reason`, the lines say why a device is reserved. This is not
+/// necessary if the GPU accepts no new work, because the heading of the GPU says so.
 fn instance_rows(instance: &GpuInstance, devices: &[&MigDevice], with_reason: bool, look: &Appearance) -> Vec<Row> {
     let usage = Use::of(instance, devices);
     let device = |ci: u32| devices.iter().copied().find(|device| (device.gi, device.ci) == (instance.id, Some(ci)));

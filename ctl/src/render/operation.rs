@@ -29,7 +29,8 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     }
 }
 
-/// Returns the result of an operation as text. If a user cancelled the operation, the text is not "rolled back".
+/// Returns the result of an operation as text. If a user cancelled the operation, the text is `cancelled`, even after a
+/// rollback.
 fn outcome(operation: &Operation) -> (&'static str, Style) {
     summary_outcome(&OperationSummary::from(operation))
 }
@@ -157,7 +158,7 @@ fn not_started_line(plan: &GpuPlan, look: &Appearance) -> Vec<String> {
     look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.end_state())))
 }
 
-/// Returns whether the previous state of this GPU was restored although the whole operation failed.
+/// Returns whether the previous state of this GPU was restored, even if the operation as a whole has failed.
 fn was_rolled_back(operation: &Operation, gpu: u32) -> bool {
     operation.progress.iter().any(|p| p.gpu == gpu && p.restored)
 }

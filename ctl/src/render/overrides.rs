@@ -230,7 +230,7 @@ fn wish(view: &DesiredView, look: &Appearance) -> String {
     format!("{} ({rule}){layout}{shared}{leases}", view.mode.name())
 }
 
-/// Describes the settings for leases in which a rule differs from the defaults.
+/// Describes the settings of a rule for leases. Leaves out settings that have their default values.
 fn terms(terms: LeaseTerms) -> String {
     let usual = LeaseTerms::default();
     let mut words = Vec::new();

@@ -214,7 +214,7 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
         return trouble::lines("refused", error, 2, look);
     }
     if let Some(refusal) = &plan.refusal {
-        // gpushd always sends both fields, but a saved plan may lack the error.
+        // gpushd always sends a refusal together with its error, but a saved plan may lack the error.
         let reason = serde_json::to_string(refusal).unwrap_or_default();
         return look.wrap("  refused: ", &look.clean(&reason));
     }

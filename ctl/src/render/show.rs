@@ -210,7 +210,7 @@ fn can_change(state: GpuState) -> bool {
     }
 }
 
-/// Returns a profile for an example, if possible one of which several instances fit.
+/// Returns a profile for an example. Prefers the largest profile of which a GPU can have several instances.
 fn example(gpu: &Gpu) -> Option<&str> {
     let profiles = &gpu.mig.as_ref()?.profiles;
     let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);

@@ -23,8 +23,8 @@ const GRAIN: usize = 24;
 /// Maximum width of a drawing, in columns. On a wider terminal, the other columns are for text.
 const WIDEST: usize = 96;
 
-/// Returns the last column for text next to a drawing. On a wide terminal, this is not the right edge, because a number
-/// there would be too far away from the drawing.
+/// Returns the last column for text next to a drawing. On a wide terminal, this is not the last column of the terminal:
+/// a number there would be too far away from the drawing.
 pub(crate) fn edge(indent: usize, look: &Appearance) -> usize {
     look.width.min(indent + WIDEST + 1)
 }

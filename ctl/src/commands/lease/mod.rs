@@ -99,8 +99,8 @@ pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<L
     }
 }
 
-/// Describes the leases on a GPU with their holders, such as `lease L17 of alice`. Even without a
-/// process, a holder can start programs at any time.
+/// Describes the leases on a GPU with their holders, such as `lease L17 of alice`. Includes leases
+/// without a process, because their holders can start programs at any time.
 pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
     let has_gpu = |lease: &&Lease| lease.members.iter().any(|member| member.gpu == gpu.uuid);
     let holding = leases.iter().filter(|lease| lease.state.holds_capacity()).filter(has_gpu);

@@ -74,8 +74,8 @@ fn show_profiles(gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
     Ok(0)
 }
 
-/// Returns the MIG devices of these GPUs. If gpushd cannot list them, derives their use from the other responses, without
-/// the queue.
+/// Returns the MIG devices of these GPUs. If gpushd cannot list the devices, derives their use from the other
+/// responses, and ignores the queue.
 pub(super) async fn devices(
     client: &mut Client,
     gpus: &[Gpu],

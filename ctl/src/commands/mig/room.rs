@@ -7,8 +7,9 @@ use gpush_core::{
     layout::{Layout, edit},
 };
 
-/// Returns the error for entries that fit on the empty GPU, but not in addition to its instances. Returns `None` if the
-/// entries fit in addition, or if they do not even fit on the empty GPU. The GPU must have its profiles.
+/// Returns the error for entries that fit on the empty GPU, but not next to its present instances. Returns `None` if
+/// the entries fit next to these instances, or if they do not even fit on the empty GPU. `gpu` must contain its
+/// profiles.
 pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
     let mig = gpu.mig.as_ref()?;
     let with = |base: Vec<String>| fits(gpu, base.into_iter().chain(entries.iter().cloned()).collect());
@@ -35,8 +36,8 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
         [one] => format!("only {one} fits in addition to them"),
         several => format!("each of these profiles fits in addition to them: {}", several.join(", ")),
     });
-    // Suggest to remove the smallest idle instance that makes enough room. An instance of a requested profile does not
-    // help: the user wants more of them.
+    // Suggest to remove the smallest idle instance that makes enough room. Do not suggest an instance of a requested
+    // profile, because the user wants more of these instances.
     let wanted = Layout::parse_list(entries).ok()?;
     let is_wanted = |profile: &str| wanted.entries.iter().any(|entry| entry.profile == profile);
     let mut by_size: Vec<(u8, &String)> = std::iter::zip(&mig.instances, &names)

@@ -65,8 +65,8 @@ impl Calls {
         Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
     }
 
-    /// Changes the client for a job that needs gpushd for the reason `concern`. If the job does not need gpushd,
-    /// requests do not wait for a restart of gpushd, because the node may have no gpushd.
+    /// Adapts the client to a job that needs gpushd for the reason `concern`. For `Concern::Nothing`, requests do not
+    /// wait for a restart of gpushd, because the node may have no gpushd.
     pub(super) fn for_concern(self, concern: Concern) -> Self {
         match concern {
             Concern::Request | Concern::Gpus => self,

@@ -104,8 +104,8 @@ fn with_place(directory: &Directory, job: Job) -> Result<Job, (u32, String)> {
 }
 
 /// Returns the request that ends the run, according to the current files. `run` is the run that the files showed when
-/// this Epilog began. `started` is when Slurm started this Epilog. If the job had no file when this Epilog began, the
-/// Prolog of the next run may have written a file since then.
+/// this Epilog began, and `started` is when Slurm started this Epilog. For `NoFile`, reads the file of the job again,
+/// because the Prolog of the next run may have written it since then.
 fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&HookStart>) -> Option<SlurmJobEnd> {
     let run = match run {
         EndedRun::NoFile => directory.ended_run(job, started),

@@ -28,8 +28,8 @@ use crate::{
     output::Output,
 };
 
-/// States, as squeue prints them, in which a job has no processes on a node. Instead of the state, squeue may print a
-/// flag such as `COMPLETING`, and later versions may have more flags. So in every other case, the job may run.
+/// States of a job without processes on a node, as squeue prints them. Instead of the state, squeue may print a flag
+/// such as `COMPLETING`, and later versions may have more flags. So a job with any other word may run.
 const NOT_RUNNING: [&str; 10] = [
     "PENDING",
     "COMPLETED",
@@ -111,7 +111,8 @@ pub(super) fn run(
 fn of_job(lease: Lease) -> Option<OfJob> {
     let LeaseBinding::Job { cluster, job, node, restart, .. } = &lease.binding else { return None };
     let (cluster, job, node, restart) = (cluster.clone(), *job, node.clone(), *restart);
-    // Slurm no longer knows the job, so gpushd ends its remaining processes as for Epilog.
+    // Slurm no longer knows the job, so gpushd treats its remaining processes as after an Epilog. [`Calls::end`]
+    // replaces this time by its own deadline.
     let until_ms = Timestamp::now().as_millisecond();
     Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
 }
@@ -138,7 +139,7 @@ fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, A
 /// Returns the ids of the jobs that may run on a node. `limit` is the time limit for squeue.
 async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<u32>, ApiError> {
     let mut command = Command::new(squeue);
-    // Request all states. If the command listed states, squeue would leave out jobs with an unknown flag.
+    // Request all states. If this argument named single states, squeue would leave out jobs with an unknown flag.
     command.args(["--noheader", "--all", "--states=all", "--format=%A %T"]).stdin(Stdio::null()).kill_on_drop(true);
     // Remove variables such as SQUEUE_PARTITION. With them, squeue would leave out jobs, and this command would end
     // their leases.

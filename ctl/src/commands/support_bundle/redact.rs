@@ -49,7 +49,7 @@ impl Redactor {
         Self { with_names, users: BTreeMap::new(), commands: BTreeSet::new() }
     }
 
-    /// Adds the users in a file that has the form of `/etc/passwd`.
+    /// Adds the users in a file to the names to remove. The file has the form of `/etc/passwd`.
     pub(super) fn learn_passwd(&mut self, passwd: &str) {
         for line in passwd.lines() {
             let mut fields = line.split(':');
@@ -59,7 +59,8 @@ impl Redactor {
         }
     }
 
-    /// Adds a user name. If `uid` is `None`, the name is replaced by `(user)`.
+    /// Adds a user name to the names to remove, unless it belongs to a system user. If `uid` is `None`, `(user)`
+    /// replaces the name.
     pub(super) fn learn_user(&mut self, name: &str, uid: Option<u64>) {
         let is_person = uid.is_none_or(|uid| !OF_SYSTEM_USERS.iter().any(|uids| uids.contains(&uid)));
         if is_person && !name.is_empty() {
@@ -180,7 +181,8 @@ fn after_number(text: &str) -> Option<&str> {
     (rest.len() < text.len()).then_some(rest)
 }
 
-/// Removes a known command line. Also removes the beginning of the command line if the line contains no more of it.
+/// Removes each occurrence of a known command line. If the line contains only the beginning of the command line,
+/// removes this beginning.
 fn without_command(line: &str, command: &str) -> String {
     let beginning = command.get(..SHORTEST_BEGINNING.min(command.len())).unwrap_or(command);
     let (mut kept, mut rest) = (String::new(), line);

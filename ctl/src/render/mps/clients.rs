@@ -48,7 +48,7 @@ pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, loo
     fitted(&columns, rows, Narrow::spare(&["SERVER"]).prose(), indent, look)
 }
 
-/// Returns the columns of a table of clients, without the first `from`, and its rows.
+/// Returns the columns and the rows of a table of clients. Leaves out the first `from` columns.
 fn rows(daemons: &[MpsDaemon], from: usize, look: &Appearance) -> (Vec<(&'static str, Align)>, Vec<Vec<String>>) {
     let clients: Vec<(&MpsDaemon, &MpsClient)> =
         daemons.iter().flat_map(|daemon| daemon.clients.iter().map(move |client| (daemon, client))).collect();

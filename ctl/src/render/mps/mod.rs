@@ -156,8 +156,8 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Appearance) -> Vec<S
         note(requested, style, &format!("{word}: {}", unexplained(daemon.state)));
     }
     for reason in &daemon.reasons {
-        // If the daemon is ready, a reason is only a problem and does not explain the state, so leave out the word for
-        // the state.
+        // If the daemon is ready, a reason describes only a problem, not the state. So leave out the word for the
+        // state.
         let is_ready = daemon.state == MpsState::Ready;
         note(requested, style, &if is_ready { reason.clone() } else { format!("{word}: {}", unnamed(reason)) });
     }

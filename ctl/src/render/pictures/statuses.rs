@@ -223,8 +223,8 @@ fn odd_readings_do_not_break_the_drawing() {
     assert_snapshot!("status-odd", drawn(&fixtures::status(gpus, false), false, &fixtures::look(80, UTF8)));
 }
 
-/// If a reading is from before the loss of a GPU or from during a change, the drawing must say so, even if the reading
-/// is recent.
+/// If a reading is from before the loss of a GPU, or was made during a change, the drawing must say so. This also
+/// applies to a recent reading.
 #[test]
 fn drawing_of_an_old_reading_says_so() {
     let look = fixtures::look(100, UTF8);

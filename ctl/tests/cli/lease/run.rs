@@ -53,7 +53,7 @@ fn lease_is_bound_to_the_command_itself() {
     let agent = agent(&host);
     let waits = "trap 'echo term; exit 9' TERM; trap 'echo int; exit 8' INT; echo $$; while :; do sleep 0.01; done";
     for (sent, printed, status) in [(Signal::SIGTERM, "term\n", 9), (Signal::SIGINT, "int\n", 8)] {
-        // A shell starts background processes so that they ignore SIGINT, and child processes inherit this. So start
+        // A shell may start a background process with SIGINT ignored, and child processes inherit this. So start
         // gpushctl through `env`, which restores the default.
         let mut child = Command::new("env");
         child.args(["--default-signal=INT,TERM", "setsid", "--wait", GPUSHCTL, "run", "--", "/bin/sh", "-c", waits]);

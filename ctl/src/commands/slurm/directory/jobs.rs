@@ -85,8 +85,8 @@ pub(in crate::commands::slurm) enum EndedRun {
     /// An earlier run of the job, or of an earlier job with the same id. A later run's Prolog has written the file of
     /// the job.
     Earlier {
-        /// The restart count of the earlier run, or a larger one. `None` if the run belongs to an earlier job with the
-        /// same id.
+        /// The restart count of the earlier run, or of a run between that run and the run of the file. `None` if the
+        /// earlier run belongs to an earlier job with the same id.
         restart: Option<u32>,
     },
     /// The job has no file, so the run is not known.
@@ -97,9 +97,9 @@ pub(in crate::commands::slurm) enum EndedRun {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum FileWritten {
     Yes,
-    /// No: Slurm runs another Prolog for the same run of the job, and that Prolog writes the result.
+    /// Not written: Slurm runs another Prolog for the same run of the job, and that Prolog writes the result.
     Again,
-    /// No: an Epilog has run, or a later run of the job has begun. Slurm no longer waits for this Prolog.
+    /// Not written: an Epilog has run, or a later run of the job has begun. Slurm no longer waits for this Prolog.
     Late,
 }
 

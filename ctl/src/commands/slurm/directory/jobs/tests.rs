@@ -152,7 +152,8 @@ fn late_prolog_of_an_earlier_run_writes_and_removes_nothing() {
     assert_eq!(left(&directory), [""; 0]);
 }
 
-/// Fault: the leader's file replaced the link. If the leader then needed no lease, tasks found no file.
+/// Fault: the leader's file replaced the link to the component's file. If the leader then needed no lease, tasks found
+/// no file.
 #[test]
 fn leader_and_component_have_files_of_different_names() {
     let dir = tempfile::tempdir().unwrap();
