@@ -97,8 +97,8 @@ fn fabric_manager(dir: &Path) -> std::io::Result<()> {
 pub(crate) struct Environment {
     /// Variables that are set.
     pub(crate) set: [(&'static str, PathBuf); 8],
-    /// Variables with a list of directories, each with the directory to add at the start of its
-    /// list.
+    /// For each variable that contains a list of directories: the directory to add at the start of
+    /// the list.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
 

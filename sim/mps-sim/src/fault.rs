@@ -139,7 +139,7 @@ impl Rule {
         self.times.is_none_or(|times| self.fired < times)
     }
 
-    /// Returns the delay of a rule of a slow kind.
+    /// Returns the delay of a rule of kind `slow-hello`, `slow-quit` or `slow-start`.
     pub(crate) fn longer(&self) -> Duration {
         Duration::from_millis(self.ms.unwrap_or(3000))
     }

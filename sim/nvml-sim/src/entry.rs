@@ -133,7 +133,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Returns the session of the call. The caller of this method may keep the session for longer than the NVML call.
+    /// Returns the session of the call.
     pub(crate) fn session(&self) -> &Session {
         &self.session
     }

@@ -20,9 +20,9 @@ struct Transcript {
 /// The transcript that the simulator's rule for ids does not reproduce.
 ///
 /// On an empty GH200, the driver placed the first double-memory instances like 2g instances, at the
-/// ids 5, 3 and 4. The simulator's rule begins at id 6, because id 6 leaves more pairs possible. A
-/// 2g instance cannot have id 6. Other transcripts do not show how the driver decides, so the rule
-/// stays.
+/// ids 5, 3 and 4. The simulator's rule begins at id 6, because id 6 leaves more (profile,
+/// placement) pairs possible. A 2g instance cannot have id 6. Other transcripts do not show how the
+/// driver decides, so the rule stays.
 const EXCEPTION: (&str, [u32; 3], [u32; 3]) = ("gh200", [5, 3, 4], [6, 5, 3]);
 
 fn machine(model: &str, chip: Chip) -> Machine {

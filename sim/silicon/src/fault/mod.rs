@@ -263,7 +263,7 @@ impl Host {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(_) => return,
-                // If the file is invalid, a user may be editing it. So the rule still counts, and the call continues to
+                // If the file is invalid, a user may be editing it. So treat the rule as present: the call continues to
                 // hang. If the host was removed, the call returns.
                 Err(_) if self.dir().exists() => std::thread::sleep(Duration::from_millis(5)),
                 Err(_) => return,

@@ -314,7 +314,7 @@ impl Rule {
     }
 
     /// Returns whether the rule takes effect in this call. `counter.seen` already includes this
-    /// call, `counter.fired` does not.
+    /// call, but `counter.fired` does not.
     pub(super) fn fires(&self, counter: Counter, fingerprint: u64) -> bool {
         if counter.seen <= self.after || self.times.is_some_and(|times| counter.fired >= times) {
             return false;

@@ -63,8 +63,8 @@ impl Gpu {
     /// Returns how many more instances of the profile fit at present.
     #[must_use]
     pub fn remaining(&self, part: &Part, profile: &Profile) -> u32 {
-        // All placements of a profile have the same size. So the maximum number results from
-        // taking, in the order of their starts, each placement that still fits.
+        // All placements of a profile have the same size. So to find the maximum number, go through
+        // the placements in the order of their starts, and take each one that still fits.
         let mut room = self.room(part);
         let mut count = 0;
         for (placement, _) in profile.placements() {
