@@ -1,5 +1,5 @@
-//! Finds by exhaustive search how many instances must at least be destroyed and created for a
-//! layout.
+//! Finds by exhaustive search the minimum number of instances that must be destroyed and created
+//! for a layout.
 //!
 //! The module tries every subset of the existing instances as the instances to keep, and every
 //! placement of the missing instances. It shares no code and no optimisation with the planner, only

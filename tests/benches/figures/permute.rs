@@ -18,8 +18,8 @@ pub(crate) struct Stuck(pub(crate) String);
 /// A requested GPU instance with one compute instance, which occupies the whole GPU instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
-    /// In the request, the position of the first instance with this profile. The method tries the
-    /// order of the request first.
+    /// Position of the first instance with this profile in the request. The method first tries the
+    /// instances in the order of the request.
     pub(crate) rank: usize,
     /// GPU instance profile id.
     pub(crate) gpu_profile: c_uint,

@@ -247,8 +247,8 @@ fn whole() -> Figures {
     Figures { commits, commit: median(commit), alone: [median(bare), median(with)], at_once: [next(), next()] }
 }
 
-/// Results for jobs with a share of an MPS daemon: how many seconds the hooks take more than hooks
-/// that do nothing (medians).
+/// Results for jobs with a share of an MPS daemon: the additional seconds of the hooks, compared
+/// with hooks that do nothing (medians).
 struct MpsFigures {
     /// One job, and concurrent jobs, while the daemon runs.
     running: [f64; 2],
@@ -303,9 +303,9 @@ fn mps() -> MpsFigures {
     }
 }
 
-/// Returns for jobs of a real Slurm how many seconds more gpush's hooks take than hooks that do
-/// nothing: for one job, and for concurrent jobs. The same script calls both kinds of hooks and
-/// records their durations.
+/// Returns the additional seconds of gpush's hooks for jobs of a real Slurm, compared with hooks
+/// that do nothing: for one job, and for concurrent jobs. The same script calls both kinds of hooks
+/// and records their durations.
 fn in_slurm() -> Option<[f64; 2]> {
     let site = Site::start(HOST, WHOLE, |setup, host, _| {
         let conf = format!("AutoDetect=off\nName=gpu File={}/nvidia[0-7]\n", setup.devices().display());

@@ -62,8 +62,8 @@ pub struct Machine {
     scratch: tempfile::TempDir,
     root: &'static Path,
     kind: Kind,
-    // This must be the last field. So it is dropped after the machine has stopped. The cgroup is
-    // then empty.
+    // This must be the last field, so that it is dropped after the machine has stopped. The cgroup
+    // is then empty.
     _cgroup: Cgroup,
 }
 

@@ -94,8 +94,8 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     let agent = start(&host, &directory);
     work(&agent, 1);
     let reported = read_until(&journal, "GPUSH_OPERATION");
-    // These fields name the code that logged the event, not the code of the thread that writes the
-    // log.
+    // CODE_FILE and TARGET name the code that logged the event, not the code of the thread that
+    // writes the log.
     let entry = reported.last().expect("the entry of an operation");
     // In journald's protocol, the length of the value is between the name and the value.
     assert!(entry.contains("CODE_FILE") && entry.contains("agent/src/apply/"), "{entry}");

@@ -190,7 +190,8 @@ fn pending_row_remap_cordons_once_across_restarts() {
     let agent = Agent::start(&host, "");
     agent.settle_reads();
     assert_eq!(agent.gpu(0).state, GpuState::Ready, "it still waits, which is known");
-    // gpushd treats a second pending row as a new fault, and also a row that cannot be replaced.
+    // gpushd treats a second pending row as a new fault. It also treats a row that cannot be
+    // replaced as a new fault.
     host.sim("remap", &["--gpu", "0", "--uncorrectable"]);
     cordoned(&agent);
     done(&agent, "/v1/gpus/0/uncordon", "that too");

@@ -67,8 +67,8 @@ fn json<T: serde::de::DeserializeOwned>(agent: &Agent, args: &[&str]) -> (i32, T
 /// Waits until the agent has applied the layouts of its config. The agent applies them at its first
 /// start on a new host.
 fn settled(agent: Agent) -> Agent {
-    // The agent may be ready before it lists the operation that applies the layouts. Before that,
-    // the GPUs show drift.
+    // The agent may be ready before it lists the operation that applies the layouts. Until it lists
+    // this operation, the GPUs show drift.
     let until = Instant::now() + PATIENCE;
     while agent.gpus().iter().any(|gpu| gpu.state == GpuState::Changing || !gpu.drift.is_empty()) {
         assert!(Instant::now() < until, "the config's layouts never stand: {}", agent.log());

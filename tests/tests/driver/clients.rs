@@ -243,8 +243,8 @@ fn nvtop_draws_every_gpu_and_a_process() {
     wanted.insert(format!(" {pid} "));
     let (mut drawn, mut piece) = (String::new(), [0; 4096]);
     let mut screen = child.stdout.take().expect("piped");
-    // The loop ends when nvtop has drawn everything, or has ended. If nvtop finds no GPU, it ends
-    // immediately, otherwise after a minute.
+    // The loop ends when nvtop has drawn everything, or has ended. If nvtop finds no GPU, nvtop
+    // ends immediately. Otherwise, it ends after a minute.
     while wanted.iter().any(|name| !drawn.contains(name.as_str())) && drawn.len() < 1 << 20 {
         match screen.read(&mut piece) {
             Ok(0) | Err(_) => break,

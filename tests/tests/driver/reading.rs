@@ -207,8 +207,8 @@ async fn instance_of_unknown_profile_is_shown() {
     let uuid = uuids(&first).await.remove(0);
     let made = create(&first, &uuid, "1g.10gb", 4).await;
     first.create_compute_instance(&uuid, made.id, 0, None).await.unwrap();
-    // In the next session, the driver does not know the index of that profile: the fault rule makes
-    // all three versions of the query fail.
+    // In the next session, the driver does not know the index of the profile 1g.10gb: the fault
+    // rule makes all three versions of the query fail.
     host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --rc INVALID_ARGUMENT --times 3");
     let second = hardware(&host);
     let reading = second.read(&uuid).await.unwrap();

@@ -271,7 +271,7 @@ fn kill_at_every_store_write_and_sync_is_recovered() {
                         let own = Pid::from_raw(own.try_into().expect("a pid"));
                         kill(own, Signal::SIGTERM).expect("gpushd can be signalled");
                     }
-                    // The fault rule may also kill gpushd while it stops.
+                    // The fault rule may also kill gpushd while gpushd stops.
                     let survived = agent.wait().success() && outlived;
                     (reported, survived)
                 }

@@ -107,8 +107,8 @@ fn open_handle_blocks_mode_change_and_is_named() {
         assert!(begun.elapsed() < PATIENCE, "{}", agent.log());
         looks.insert(agent.gpu(0).observed_at);
     }
-    // The operation and the requests of this test each cause at most one reading a second. So six
-    // readings take at least a second.
+    // The operation reads the GPU at most once a second, and so do the requests of this test. So
+    // six readings take at least a second.
     assert!(begun.elapsed() >= Duration::from_secs(1), "{looks:?}");
     monitors.iter().for_each(|pid| host.end_process(*pid));
     // While a process has a GPU open, the simulated driver refuses to reset the GPU. So the success

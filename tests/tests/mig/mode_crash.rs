@@ -143,7 +143,7 @@ impl Scene {
     }
 
     /// Returns the next request and its expected result. If MIG is enabled, the request disables
-    /// it, otherwise it enables MIG.
+    /// MIG. Otherwise, the request enables MIG.
     fn turn(&self, agent: &Agent) -> (Value, Vec<String>) {
         if real_layout(&self.host, 0) == WHOLE {
             (self.on.clone(), self.cut.clone())
@@ -237,8 +237,8 @@ fn kill_around_each_mode_change_call_is_recovered() {
     assert!(tally.points() > 20, "{tally}");
 }
 
-/// If necessary, changes the mode of GPU 0, so that the next change goes in this direction (`on` or
-/// `off`).
+/// Prepares GPU 0, so that the next change goes in this direction (`on` or `off`). If necessary,
+/// changes the MIG mode.
 fn bring(scene: &Scene, agent: &Agent, direction: &str) {
     if (real_layout(&scene.host, 0) == WHOLE) != (direction == "on") {
         let (body, _) = scene.turn(agent);

@@ -1,7 +1,9 @@
-//! Files of mig-parted with the real `gpushctl` and a real agent, on simulated hosts. gpush must
-//! not have these faults of mig-parted: a change of one GPU resets or clears another GPU, an index
-//! or filter that matches no GPU is not reported as an error, and the error for a missing GPU does
-//! not name this GPU.
+//! Files of mig-parted with the real `gpushctl` and a real agent, on simulated hosts.
+//!
+//! gpush must not have these faults of mig-parted:
+//! - A change of one GPU resets or clears another GPU.
+//! - An index or filter that matches no GPU is not reported as an error.
+//! - The error for a missing GPU does not name this GPU.
 
 use std::{
     io::Write,

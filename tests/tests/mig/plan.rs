@@ -53,7 +53,8 @@ fn unreadable_gpu_has_no_plan_and_others_do() {
 }
 
 /// While an operation changes a GPU, a plan for this GPU does not wait. The plan names the
-/// operation, as the error of an apply does, and does not show the previous instances as present.
+/// operation, and does not show the previous instances as present. The error of an apply also names
+/// the operation.
 #[test]
 fn plan_during_change_names_operation_and_hides_old_layout() {
     let host = Host::up("a30x4");

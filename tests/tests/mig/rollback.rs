@@ -368,8 +368,8 @@ fn unknown_outcome_ends_when_layout_is_read_back() {
 fn unknown_outcome_with_neither_layout_stays_degraded() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
-    // The operation has two steps. The first one takes effect, and the worker is killed before it
-    // makes the second call.
+    // The operation has two steps. The first step takes effect. Then the worker is killed, before it makes the call of
+    // the second step.
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 800 --kill after");
     let mut operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     while operation.progress[0].doing.is_none() {

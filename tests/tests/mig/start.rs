@@ -63,8 +63,8 @@ fn killed_agent_restarts_without_changing_layouts() {
     let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"2g.12gb\", \"1g.6gb*2\"]\n";
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
-    // When gpushd has applied the layouts, it records the boot. Only if gpushd is killed before
-    // that, the next gpushd applies the layouts again.
+    // When gpushd has applied the layouts, it records the boot. If gpushd is killed before this
+    // record, the next gpushd applies the layouts again. Otherwise, it does not.
     agent.wait_for_layouts_at_start();
     assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();

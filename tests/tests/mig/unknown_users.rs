@@ -75,8 +75,7 @@ fn new_instances_are_created_without_process_list() {
     let grown = agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]);
     assert_eq!(grown.state, OperationState::Done, "{grown:?}");
     assert_eq!(real_layout(&host, 0).len(), 2);
-    // The layout already exists, so the request changes nothing. So gpushd does not refuse the
-    // request.
+    // The layout already exists, so the request changes nothing, and gpushd accepts it.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "2g.20gb@4"]).state, OperationState::Done);
 }
 

@@ -138,13 +138,14 @@ fn slow_daemon_is_not_treated_as_idle() {
     let host = Host::up(HOST);
     let agent = ready(&host);
     let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    // The last probe has found no client. The next probe takes longer than a stop request waits for
-    // it.
+    // The last probe has found no client. The next probe takes so long that a stop request does not
+    // wait for its end.
     let mut client = Client::start(&host, &environment);
     release_all(&agent, "0");
     fault(&host, "slow-hello --ms 1200");
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    // gpushd may have found the client when it checked the processes of the lease.
+    // gpushd may have found the client when it checked the processes of the lease. The error then
+    // counts this client.
     let says = ["cannot tell", "1 client is connected"].iter().any(|part| refused.message.contains(part));
     assert!(refused.code == Code::Blocked && says, "{refused:?}");
     assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);

@@ -123,8 +123,8 @@ async fn failed_compute_mode_rolls_back_and_a_lost_one_is_reported() {
     loop {
         driver.set_compute_mode(&uuid, ComputeMode::Default).await.expect("the compute mode can be set");
         host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
-        // If the mode is not 0, gpushd corrected it before the fault rule was active. In this case,
-        // set the mode again.
+        // Repeat this until the mode is 0: gpushd may have corrected the mode before the fault rule
+        // was active.
         if mode(&host) == 0 {
             break;
         }

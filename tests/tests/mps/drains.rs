@@ -252,7 +252,8 @@ fn starting_daemon_is_stopped_without_sigkill() {
         reaches(&agent, "0", MpsState::Stopped);
         let started = act(&agent, "0", "start", &json!({}));
         assert_eq!(started.status, 200, "{started:?}");
-        // Do not wait, so that the next stop request can arrive before the daemon listens.
+        // Do not wait for the daemon, so that the next stop request can arrive before the daemon
+        // listens.
     }
     assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Stopped);

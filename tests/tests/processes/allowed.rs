@@ -27,8 +27,9 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
-/// One reload adds the user to `allow`, and the next reload removes the user. Meanwhile gpushd kills a process that got
-/// SIGTERM later. So without the first reload, gpushd would already have killed the allowed process.
+/// Two processes get SIGTERM one after the other. A reload then adds the user of the first process to `allow`. When
+/// gpushd has killed the second process, it would also have killed the first one without this reload. The next reload
+/// removes the user again.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("unleased processes that are allowed later", &processes(GRACE, "")) else { return };
@@ -82,8 +83,8 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     assert_eq!(messages, [format!("processes.allow: gpushd cannot see {hidden}")]);
 }
 
-/// A process can choose its name and its arguments. The kernel reports the file and the user. Any user can load code into
-/// a program that they may execute, so an entry with a user does not allow the same file for another user.
+/// A process can choose its name and its arguments. The kernel reports the file and the user. Any user can load code
+/// into a program that they may execute. So if an entry names a user, it does not allow the same file for another user.
 #[test]
 fn process_is_allowed_by_file_and_user_and_not_by_its_name() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
@@ -100,7 +101,8 @@ fn process_is_allowed_by_file_and_user_and_not_by_its_name() {
     // This process has the same name and the same first argument, but another program file.
     let named = Job::start(Command::new(&other).arg0(&allowed).arg("1000"), NOBODY).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, named.pid(), UnleasedStep::Asked);
-    // Another user executes the allowed file: first without, and then with code that this user loads into the process.
+    // Another user executes the allowed file twice: once as it is, and once with code that this user loads into the
+    // process.
     let plain = Job::start(Command::new(&allowed).arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
     step_event(&mut listener, plain.pid(), UnleasedStep::Asked);
     let mut preloaded = Command::new(&allowed);

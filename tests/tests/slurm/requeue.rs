@@ -36,8 +36,8 @@ fn release(site: &Site, job: JobId) {
         let is = |field, value: &str| cluster.job_field(job, field).as_deref() == Some(value);
         (is("JobState", "PENDING") && is("Restarts", "1")).then_some(())
     });
-    // If the credential of a run is from the second in which the previous run ended, slurmd refuses the run. So wait
-    // for a later second.
+    // slurmd refuses a run if the credential of this run was created in the second in which the previous run ended. So
+    // wait for a later second.
     let ended = jiff::Timestamp::now().as_second();
     cluster.until("another second", || (jiff::Timestamp::now().as_second() > ended + 1).then_some(()));
     cluster.run("scontrol", &["release", &job.to_string()]);

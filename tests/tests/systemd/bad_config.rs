@@ -15,7 +15,7 @@ const CONFIG: &str = "/etc/gpush/config.toml";
 
 const COPY: &str = "/var/lib/gpush/config.last-valid.toml";
 
-/// An error in the config, such as after a downgrade.
+/// An error that the config can have after a downgrade.
 const UNKNOWN_KEY: &str = "key_of_a_newer_version = 1\n";
 
 /// Starts a machine whose gpushd has applied the layout and started the MPS daemon.

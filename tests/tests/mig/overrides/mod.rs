@@ -157,8 +157,8 @@ fn rule_layout_ends_override_and_new_layout_replaces_it() {
     done(&agent, &whole("third"));
     done(&agent, &json!({ "selectors": ["0"], "layout_source": { "entries": ["3g.40gb", "3g.40gb"] } }));
     assert_eq!(overrides(&agent).overrides, [], "however it is written");
-    // This request has a layout for each GPU, like a request from a mig-parted file. GPUs that the
-    // request does not name keep their overrides.
+    // This request has a separate layout for each GPU, like a request from a mig-parted file. It
+    // names only GPU 1, so GPU 0 keeps its override.
     done(&agent, &whole("fourth"));
     let each = json!([{ "selector": "1", "mig_enabled": true, "layout": ["1g.10gb*7"] }]);
     done(&agent, &json!({ "layout_source": { "per_gpu": each }, "reason": "fifth" }));

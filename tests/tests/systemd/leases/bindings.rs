@@ -151,8 +151,8 @@ fn command_of_run_in_a_service_ends_its_own_lease_only() {
     assert!(machine.run("systemctl is-active runner.service").status.success());
 }
 
-/// A process of root in a service of a user could look as if the service was root's. If `run` then got a new scope, the
-/// user would escape the limits of the service. The process also counts for the lease while it uses the GPU.
+/// A process of root in a service of a user could make the service look like a service of root. If `run` then got a new
+/// scope, the user would escape the limits of the service. The process also counts for the lease while it uses the GPU.
 #[test]
 fn setuid_program_in_a_service_does_not_move_run_out_of_the_service() {
     let Some(machine) = machine("a setuid program in a service") else { return };

@@ -63,9 +63,9 @@ fn answer(messages: &[Value]) -> Option<&Value> {
     messages.iter().find(|one| one["reply_cookie"] == call["cookie"] && one["destination"] == call["sender"])
 }
 
-/// systemd is stopped until another process has the pid, and handles gpushd's call only then. Before
-/// systemd 255, that call contains only the pid, so this test needs Debian 13. gpushd may give up the lease before
-/// systemd answers, so the test waits for the answer.
+/// systemd is suspended until another process has the pid, and handles gpushd's call only after that. Before systemd
+/// 255, this call contains only the pid, so the test needs Debian 13. gpushd may give up the lease before systemd
+/// answers, so the test waits for the answer of systemd.
 #[test]
 fn process_that_gets_the_pid_of_the_caller_is_not_moved() {
     let Some(machine) = Machine::boot_with_slurm("a reused pid").map(with_gpush) else { return };

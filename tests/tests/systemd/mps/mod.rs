@@ -274,7 +274,7 @@ fn failed_daemon_start_reports_cause() {
     let target = target(&machine, 'g');
     let unit = unit(&target);
 
-    // Without a message bus, daemons that run continue, but gpushd cannot start a daemon.
+    // Without a message bus, running daemons continue, but gpushd cannot start a daemon.
     let others = ready(&machine);
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));

@@ -215,7 +215,7 @@ fn commands(message: &str) -> Vec<String> {
     message.lines().filter_map(|line| Some(line.strip_prefix("gpush:   ")?.to_owned())).collect()
 }
 
-/// After the commands of the refused downgrade, the GPUs are usable.
+/// The refused downgrade prints commands. After these commands, the GPUs are usable.
 #[test]
 fn refused_downgrade_names_the_way_to_usable_gpus() {
     let Some(machine) = machine("a downgrade over a newer database") else { return };
