@@ -113,8 +113,9 @@ const REFERENCE_BUILD: u64 = 480;
 /// Maximum seconds of the step `build` in CI, on every machine.
 const BUILD_BUDGET: u64 = 20 * 60;
 
-/// Makes the steps fail that took longer than their budgets. Adds a failed step if the whole run took too long. The
-/// budgets grow with the time of the step `build`, at most to the double: on a slow machine, all steps take longer.
+/// Fails each step that took longer than its budget. Adds a failed step if the whole run took too long. The
+/// budgets grow with the time of the step `build`, to at most twice their values: on a slow machine, all steps take
+/// longer.
 fn check_budgets(steps: &mut Vec<Step>, whole: Duration) {
     let build = steps.iter().find(|step| step.name == "build").map_or(0, |build| build.took.as_secs());
     let factored = |most: u64| most * build.clamp(REFERENCE_BUILD, 2 * REFERENCE_BUILD) / REFERENCE_BUILD;

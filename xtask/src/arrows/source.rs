@@ -1,9 +1,9 @@
 //! Reads from the source which top-level modules a crate has, and which of them each module uses.
 //!
-//! A module counts as a user of another module if it has a path to it that begins with `crate` or
-//! `super`: in an import, in code, or in the arguments of a macro. In the root of the crate, a path
-//! that begins with the name of a module also counts. The root itself is the module [`ROOT`]. Code
-//! that is compiled only for tests is ignored.
+//! A module counts as a user of another module if its code contains a path to the other module that
+//! begins with `crate` or `super`: in an import, in code, or in the arguments of a macro. In the
+//! root of the crate, a path that begins with the name of a module also counts. The root itself is
+//! the module [`ROOT`]. Code that is compiled only for tests is ignored.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
