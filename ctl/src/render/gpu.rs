@@ -119,7 +119,8 @@ fn memory(gpu: &Gpu) -> String {
 }
 
 /// Draws the heading of a GPU: its name on the left, its memory on the right. `others` are the GPUs that are drawn
-/// together with it. If their numbers do not fit into the heading, they are on a line above it.
+/// together with it. If the indexes of all these GPUs do not fit into the heading, they are on a line above the
+/// heading.
 pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     heading_with(gpu, others, "", look)
 }

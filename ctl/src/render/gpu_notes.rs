@@ -73,8 +73,8 @@ pub(crate) fn of(gpu: &Gpu, look: &Appearance) -> Vec<String> {
             .unwrap_or_else(|| ("drift: ".to_owned(), drift.as_str()));
         note(NOTE, &label, text);
     }
-    // Add a note only if the reading is old: a reading is fresh for one second, and a slow driver takes some time for
-    // the next reading.
+    // Add a note only for an old reading. An age of some seconds is usual: a reading is fresh for one second, and then
+    // a slow driver takes some time for the next reading.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
     let read = look.ago(gpu.observed_at);
     if gpu.stale {

@@ -70,9 +70,9 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     }
 }
 
-/// Draws the result of an operation. `before` contains the GPUs before the operation, if they were
-/// read, and `now` contains the current GPUs. `just` says that the operation has just ended: only
-/// then are the ids of instances in `now` shown.
+/// Draws the result of an operation. `before` contains the GPUs before the operation, if they were read, and `now`
+/// contains the current GPUs. `just` says that the operation has just ended. Otherwise, the ids of the instances in
+/// `now` are not shown.
 pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Appearance) -> String {
     let (word, style) = outcome(operation);
     // Before an operation begins, its plans have no steps. This does not mean that the GPUs need no

@@ -25,7 +25,8 @@ mod statuses;
 const UTF8: Charset = Charset::Utf8;
 
 /// Checks that no line of a drawing is too long for the terminal. Returns the drawing without
-/// colors. Not for drawings with text that users copy, which may be longer.
+/// colors. Do not use this function for drawings with text that users copy, because their lines may
+/// be longer.
 fn fits(text: &str, look: &Appearance) -> String {
     let plain = fixtures::plain(text);
     for line in plain.lines() {

@@ -253,8 +253,8 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
     out
 }
 
-/// Returns a sentence about which MIG devices get an MPS daemon; `None` if there are no such devices. The plan has no
-/// step for such a daemon, because gpushd starts it when the device exists.
+/// Returns a sentence about the MIG devices that get an MPS daemon; `None` if there are no such devices. The plan has
+/// no step for such a daemon, because gpushd starts it when the device exists.
 fn shared_devices(plan: &GpuPlan) -> Option<String> {
     let shared: Vec<&str> =
         plan.layout.iter().map(String::as_str).filter(|entry| Layout::shares_devices(&[entry])).collect();

@@ -129,8 +129,8 @@ fn nested(around: LeaseId) -> ApiError {
 
 /// Returns the environment of a lease that the user holds.
 ///
-/// Refuses the lease of a Slurm job, which a process can enter only through Slurm. Refuses the lease of a container only
-/// if `--lease` names it: inside the container, `GPUSH_LEASE` already names the lease.
+/// Refuses the lease of a Slurm job, which a process can enter only through Slurm. Refuses the lease of a container if
+/// `--lease` names it. Does not refuse it if `GPUSH_LEASE` names it, because this variable is set inside the container.
 async fn enter(client: &mut Client, id: LeaseId, named: bool) -> Result<LeaseGrant, Failure> {
     let granted = client.lease_environment(id).await?;
     let refused = |code, message: String| ApiError::new(code, message);

@@ -69,8 +69,7 @@ fn status_in_colour() {
     assert_snapshot!("status-colour", text.replace('\x1b', "^["));
 }
 
-/// GPUs that are alike are drawn once, even if other GPUs are between them. They may differ only in index, address and
-/// UUIDs.
+/// GPUs that differ only in index, address and UUIDs are drawn once, even if other GPUs are between them.
 #[test]
 fn status_of_many_gpus_groups_those_that_are_alike() {
     let idle = |index: u32| {
