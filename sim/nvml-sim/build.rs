@@ -1,6 +1,6 @@
 //! Link arguments of the simulated driver library.
 //!
-//! Clients open the library by its SONAME. The library cannot be unloaded, like the real library:
+//! Clients open the library by its SONAME. Like the real library, it cannot be unloaded, because
 //! `atexit` handlers or threads of a client may still use its code.
 
 fn main() {

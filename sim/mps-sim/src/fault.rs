@@ -220,7 +220,7 @@ impl FaultFile {
         let file = file.with_context(there)?;
         if create {
             // Every user may write to the file, because servers count faults in it and may run as
-            // any user. Ignore an error: the file then belongs to another user.
+            // any user. Ignore an error, which means that the file belongs to another user.
             let _not_mine = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
         let mut held = locked(file, FlockArg::LockExclusive)?;
