@@ -82,8 +82,8 @@ impl Site {
         self.cluster.dir().join("jobs")
     }
 
-    /// Returns the names of the files of jobs. Leaves out the files in this directory that belong
-    /// to no single job.
+    /// Returns the names of the files of jobs. Leaves out the files in this directory that do not
+    /// belong to a single job.
     #[must_use]
     pub fn job_files(&self) -> Vec<String> {
         let mut names = crate::mps::names(&self.jobs());

@@ -304,8 +304,8 @@ fn unread_event_stream_delays_nothing_and_bounds_memory() {
     // gpushd stores the last thousand events once, not once for each listener that has not read
     // them. On this host, an event has at most 1.5 kB.
     assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
-    // If a listener begins to read late, it first gets the events that gpushd had already sent, and
-    // then a resync instead of the events that it has missed.
+    // If a listener begins to read late, it first gets the events that gpushd has already sent.
+    // Then it gets a resync instead of the events that it has missed.
     let heard = deaf.until(|event| matches!(event.what, EventPayload::Resync(_)));
     let Some(EventPayload::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
     assert_eq!(resync.reason, ResyncReason::Missed);

@@ -173,7 +173,8 @@ fn concurrent_lease_and_operation_get_different_devices() {
                 Ok(granted) => {
                     leased += 1;
                     // If gpushd granted the lease after the layout change, the lease has a new
-                    // device. If gpushd granted it before, the lease has kept its device.
+                    // device. If gpushd granted the lease before the change, the lease has kept its
+                    // device.
                     let target = &granted.lease.members[0].target;
                     let there = agent
                         .gpu(u32::try_from(gpu).unwrap())

@@ -1,6 +1,6 @@
-//! Compute mode through the driver layer. gpush reads it with every reading, sets it, and reads it
-//! back. In other tests, the driver refuses a change, executes it late or loses it, or a session
-//! does not show it.
+//! Compute mode through the driver layer. gpush reads the mode with every reading, sets the mode,
+//! and reads it back. In other tests, the driver refuses a change, executes it late or loses it, or
+//! a session does not show the change.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 

@@ -191,8 +191,8 @@ fn recovery_without_driver_waits_and_is_reported() {
         Some(agent.operation(&id)).filter(|operation| operation.state == OperationState::Interrupted)
     });
     assert!(shown.ended_at.is_none());
-    // The operation cannot continue, so gpushd does not wait for it when it stops. gpushd keeps the
-    // record of the operation.
+    // The operation cannot continue. So gpushd stops without waiting for the operation, and keeps
+    // its record.
     agent.stop();
     let agent = Agent::start(&host, "");
     host.clear_faults();

@@ -89,7 +89,7 @@ async fn compute_mode_set_by_an_administrator_is_kept() {
     let agent = Agent::start(&host, "");
     agent.await_that("the mode is read", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
     // When the GPU has an MPS rule again, gpushd records the mode that the administrator has set.
-    // When this rule ends, gpushd restores that mode.
+    // When this rule is removed, gpushd restores that mode.
     agent.reload(SHARED);
     let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
     assert_eq!(agent.follow(operation).state, OperationState::Done);

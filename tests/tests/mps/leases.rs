@@ -133,9 +133,9 @@ fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
     drop(host);
 }
 
-/// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and at once requests its share
-/// again. If `reaps` is true, the parent of the client reaps the client before the request. Otherwise, the client is
-/// still a zombie at the request.
+/// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and immediately requests its
+/// share again. If `reaps` is true, the parent of the client reaps the client before the request. Otherwise, the client
+/// is still a zombie at the request.
 fn request_right_after_a_kill(rounds: usize, reaps: bool) {
     let (host, agent) = ready(CONFIG);
     let run = || {

@@ -63,8 +63,9 @@ fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
     assert_eq!(active(&machine, 1), of_alice);
     machine.sh("pkill -KILL -xf 'sleep 1001'");
     none_left(&machine);
-    // A forged cgroup below the cgroup of the container changes nothing. `lease request` cannot name its session
-    // leader: the session leader is outside the container, or gpushd does not know which pid it has in the container.
+    // In every case, the lease is bound to the cgroup of the container, even with a forged cgroup below it. The command
+    // `lease request` cannot name its session leader: the leader is outside the container, or gpushd does not know the
+    // leader's pid in the container.
     let forged = "own=$(mktemp -d); mount -t cgroup2 cgroup2 $own; mkdir -p $own/gpulease.slice/gpulease-0a1b2c3d-1.scope; \
                   echo $$ > $own/gpulease.slice/gpulease-0a1b2c3d-1.scope/cgroup.procs; ";
     let run = "gpushctl run --timeslice -- sleep 1000";
