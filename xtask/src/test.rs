@@ -85,8 +85,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(!steps.iter().any(|step| matches!(step.outcome, Outcome::Failed(_))))
 }
 
-/// Maximum seconds of each step in CI. They are for a clean clone on a machine with 2 cores whose build takes
-/// [`REFERENCE_BUILD`].
+/// Maximum seconds of each step in CI. The values are for a clean clone on a machine with 2 cores, on which the step
+/// `build` takes [`REFERENCE_BUILD`].
 const BUDGETS: [(&str, u64); 14] = [
     ("format", 60),
     ("arrows", 60),
