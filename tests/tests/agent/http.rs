@@ -186,7 +186,8 @@ fn client_sending_byte_by_byte_times_out() {
         stream.write_all(at_once.as_bytes()).unwrap();
         let (mut sent, mut answer) = (0, Vec::new());
         let mut buffer = [0; 4096];
-        // The read waits up to 100 ms. This is the pause between two bytes.
+        // After each byte, the test waits up to 100 ms for a response. This wait is the pause
+        // between two bytes.
         for byte in byte_by_byte.bytes() {
             if stream.write_all(&[byte]).is_err() {
                 break;

@@ -79,7 +79,7 @@ fn hinted_commands_of_refusals_solve_the_problem() {
     type_hint(&agent, &["run", "--whole", "--", "true"], "run --request");
     done(&agent, &["mps", "stop", "1"]);
     helps(&agent, &["lease", "request", "--mps", "-g", "1", "--for", "1h"], "mps start");
-    // The rule of GPU 0 has an override at this point.
+    // An override for GPU 0 is active at this point.
     agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
     helps(&agent, &["config", "reload"], "config reload --clear-overrides");
 }
@@ -223,7 +223,8 @@ fn hinted_commands_are_permitted_to_the_user() {
                 typed += 1;
             }
         }
-        // Release the leases that are left, because they would prevent the next state.
+        // Release the leases that are left, because they would prevent the change to the next state
+        // of the host.
         for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
             done(&agent, &["lease", "revoke", lease, "--reason", "test"]);
         }

@@ -157,8 +157,8 @@ fn transient_driver_error_delays_but_keeps_layouts() {
         agent.wait_for_layouts_at_start();
         assert_eq!((real_layout(&host, 0).len(), real_layout(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
-        // If the worker dies, the current call for the other GPU also fails. gpushd must retry that
-        // operation, too.
+        // If the worker dies, the current call for the other GPU also fails. gpushd must retry the
+        // operation on the other GPU, too.
         assert_eq!(on(&agent, 1).last(), Some(&OperationState::Done), "{fault}");
         let health = agent.get("/v1/health").json();
         assert_eq!(health["status"], "ok", "{fault}: {health}");

@@ -158,8 +158,8 @@ fn restarted_gpushd_does_not_adopt_the_lock_waiter() {
             assert!(signal(served.pid, Signal::SIGKILL));
             one.await_line("has it");
         });
-        // The server of the killed daemon is left, so gpushd cannot start a daemon yet. It reports
-        // both reasons.
+        // The server of the killed daemon still has a client, so gpushd cannot start a daemon yet.
+        // gpushd reports this, and also the process that holds the lock.
         let reported = becomes(&served.agent, "0", "reported", |daemon| {
             let has = |words: &str| daemon.reasons.iter().any(|reason| reason.contains(words));
             has(FINDING) && has("still serves 1 client")

@@ -24,7 +24,8 @@ fn job_gets_the_mig_devices_of_its_uuids() {
     assert_eq!((lease.kind, members), (LeaseKind::Mig, [uuids[0].as_str(), uuids[2].as_str()].into()));
     let second = Job::new(2).with("SLURM_JOB_GPUS", "3").with("CUDA_VISIBLE_DEVICES", &uuids[0]);
     assert!(node.refusal(&second).contains("MIG"));
-    // gres.conf lists this GPU as a whole GPU, but it has MIG instances.
+    // gres.conf lists this GPU as a whole GPU, but the GPU has MIG instances. So gpush refuses the
+    // job.
     let whole = node.refusal(&Job::new(3).on("0"));
     assert!(whole.contains("partitioned with MIG"), "{whole}");
     // If a job requests a profile, it gets a device on this GPU.

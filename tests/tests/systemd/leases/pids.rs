@@ -72,7 +72,7 @@ fn process_that_gets_the_pid_of_the_caller_is_not_moved() {
     // /proc/sys of the machine is read-only. So mount another one.
     machine.sh("mkdir /srv/proc; mount -t proc proc /srv/proc");
     machine.write("/srv/recycle.pl", RECYCLE);
-    // gpushd must connect to systemd before systemd is stopped.
+    // gpushd must connect to systemd before systemd is suspended.
     machine.sh(&in_session(ALICE, "0", "gpushctl run --timeslice -- true"));
     none_left(&machine);
     monitor(&machine);
