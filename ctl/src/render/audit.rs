@@ -119,8 +119,10 @@ fn value_text(value: &Value, gpus: &[Gpu]) -> String {
             if let Some(user) = user(fields) {
                 return user;
             }
-            let field =
-                |(name, value): (&String, &Value)| format!("{} {}", name.replace('_', " "), value_text(value, gpus));
+            let field = |(name, value): (&String, &Value)| match name.as_str() {
+                "gpu_uuid" | "gpu_uuids" => value_text(value, gpus),
+                name => format!("{} {}", name.replace('_', " "), value_text(value, gpus)),
+            };
             all(fields.iter().filter(|(_, value)| !is_empty(value)).map(field).collect())
         }
     }
