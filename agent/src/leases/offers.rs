@@ -1,19 +1,25 @@
 //! Determines from one snapshot what the GPUs offer now, and the members of an assignment.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use gpush_api::{
-    ApiError, Gpu, Lease, LeaseMember, LeaseRequest, LeaseShare, LeaseState, MemberShare, MigDevice, MpsDaemon,
-    MpsSettings,
+    ApiError, Gpu, Lease, LeaseMember, LeaseOwner, LeaseRequest, LeaseShare, LeaseState, MemberShare, MigDevice,
+    MpsDaemon, MpsSettings,
 };
-use gpush_core::lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib};
+use gpush_core::{
+    devices::Offers,
+    lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib},
+};
 
 use super::{Leases, queue};
 use crate::{
     caller::Viewer,
     lanes::{Need, Needs},
     mps,
-    state::{HostState, LeaseTable, Observed},
+    state::{GpuSnapshot, HostState, LeaseTable, Observed},
 };
 
 /// Returns what the GPUs offer, and which capacity leases and operations already occupy.
@@ -59,18 +65,36 @@ pub(crate) fn devices(leases: &Leases, viewer: Viewer, seen: &Observed, daemons:
         let ahead = leases.handles.lanes.would_wait_for(&Needs::from([(device.gpu_uuid.clone(), needs)]));
         ahead.map(|ahead| ahead.waiter.to_string())
     };
-    gpush_core::devices::apply_queue(&mut listed, needed_by, &free_devices(leases, seen));
+    let (offered, takers) = offered_devices(leases, seen);
+    let slurm = if viewer == Viewer::Hook { BTreeSet::new() } else { slurm_gpus(&seen.host) };
+    let offers = Offers { host: &offered, takers: &takers, slurm: &slurm };
+    gpush_core::devices::apply_queue(&mut listed, needed_by, offers);
     listed
 }
 
-/// Returns the UUIDs of the MIG devices that a new request can get: those that no lease has and that no earlier request
-/// or operation in the queue needs.
-fn free_devices(leases: &Leases, seen: &Observed) -> BTreeSet<String> {
+/// Returns what the GPUs offer now, and the free MIG devices that earlier requests and operations in the queue get
+/// first, each with the entry of the queue.
+fn offered_devices(leases: &Leases, seen: &Observed) -> (Host, BTreeMap<String, String>) {
     let gpus = seen.gpus(Viewer::Log);
     let _placing = leases.lock_placement();
     let offered = host(leases, &seen.host, &gpus, &leases.handles.state.leases());
-    let left = queue::as_queue(leases, &offered).host_with_reservations(&offered, leases.policy());
-    left.free_devices().map(str::to_owned).collect()
+    let takers = queue::as_queue(leases, &offered).takers(&offered, leases.policy());
+    let entries = leases.handles.lanes.entries();
+    let named = takers.into_iter().filter_map(|(uuid, ticket)| {
+        let (_, entry) = entries.iter().find(|(one, _)| one.0 == ticket.0)?;
+        Some((uuid, entry.waiter.to_string()))
+    });
+    let named = named.collect();
+    (offered, named)
+}
+
+/// Returns the indexes of the GPUs that only Slurm's hooks may lease.
+pub(super) fn slurm_gpus(host: &HostState) -> BTreeSet<u32> {
+    let is_slurms = |gpu: &&Arc<GpuSnapshot>| {
+        let terms = gpu.rule.and_then(|rule| host.config.rules.get(rule)?.lease);
+        terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
+    };
+    host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect()
 }
 
 /// Returns the members of an assignment. Leaves out members whose GPU no longer exists.

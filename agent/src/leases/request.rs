@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseOwner, LeaseRequest};
+use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
 use gpush_core::{
     config::Rule,
     lease::{
@@ -21,6 +21,7 @@ use super::{
     Leases,
     bind::{self, ResolvedBinding},
     job::JobTerms,
+    offers,
 };
 use crate::{
     caller::{Caller, Viewer},
@@ -144,11 +145,7 @@ fn for_caller(
     host: &HostState,
     selected: Option<BTreeSet<u32>>,
 ) -> Result<(Option<BTreeSet<u32>>, BTreeSet<u32>), ApiError> {
-    let is_slurms = |gpu: &&Arc<GpuSnapshot>| {
-        let terms = gpu.rule.and_then(|rule| host.config.rules.get(rule)?.lease);
-        terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
-    };
-    let slurms: BTreeSet<u32> = host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect();
+    let slurms = offers::slurm_gpus(host);
     // A hook that selects GPUs may lease them, because Slurm allocated them. If Slurm allocated no GPU to a job, the
     // hook selects no GPU, and the job gets no GPU that only hooks may lease.
     if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {

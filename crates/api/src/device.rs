@@ -78,8 +78,8 @@ pub struct MigDevice {
     /// Use of the device.
     #[serde(rename = "use")]
     pub usage: DeviceUse,
-    /// Whether a lease request can get the device now. True if `use` is `free`, the rule of the GPU has mode `mig`, and
-    /// MPS does not share the device.
+    /// Whether a lease request of the caller can get the device now. False if `use` is not `free`. If `use` is `free`,
+    /// and this is false, `reason` says why.
     pub available: bool,
     /// Leases on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -87,7 +87,7 @@ pub struct MigDevice {
     /// Processes on the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
-    /// Why `use` is `reserved`.
+    /// Why `use` is `reserved`, or why a device whose `use` is `free` is not `available`. Absent for other devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

@@ -5,15 +5,99 @@
 //! it is `reserved` if a queued operation will destroy it, or a queued lease request needs it.
 //! Otherwise it is `free`.
 //!
-//! A free device is `available` if a new lease request can get it now. gpushd grants no leases on
-//! a GPU without a rule, so its free devices are not available.
+//! A free device is `available` if a new lease request can get it now. If it is not available, its
+//! `reason` says why: see [`Unavailable`].
 
-use std::{borrow::Borrow, collections::BTreeSet};
+use std::{
+    borrow::Borrow,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use gpush_api::{
-    ComputeInstance, DeviceGrant, DeviceUse, Gpu, GpuInstance, GpuState, Lease, MigDevice, MpsDaemon, MpsState,
+    ComputeInstance, DeviceGrant, DeviceUse, Gpu, GpuInstance, GpuState, Lease, MigDevice, Mode, MpsDaemon, MpsState,
     Process, USERS_UNKNOWN,
 };
+
+use crate::{
+    desired::whole_gpu_obstacles,
+    lease::placement::{Closed, Host},
+};
+
+/// Why a new lease request cannot get a free device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Unavailable {
+    /// No rule claims the GPU.
+    NoRule,
+    /// The rule of the GPU has mode `unmanaged`.
+    Unmanaged,
+    /// The GPU is not in the mode of its rule. Contains the difference.
+    OtherMode(String),
+    /// Only Slurm's hooks may lease the GPU.
+    OnlySlurm,
+    /// The device is shared through MPS.
+    Mps,
+    /// An entry of the queue gets the device first: `lease L3`.
+    Ahead(String),
+    /// An operation has claimed the GPU.
+    Claimed,
+    /// The reading of the GPU is too old.
+    NotRead,
+    /// A request is getting the device, or gpushd does not know enough about it.
+    Taken,
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRule => f.write_str("no rule of the config claims the GPU"),
+            Self::Unmanaged => f.write_str("mode `unmanaged`: gpushd grants no leases"),
+            Self::OtherMode(difference) => write!(f, "the GPU is not in its mode: {difference}"),
+            Self::OnlySlurm => f.write_str("only Slurm jobs can lease the GPU"),
+            Self::Mps => f.write_str("shared through MPS: request it with --mps"),
+            Self::Ahead(waiter) => write!(f, "{waiter} is ahead in the queue"),
+            Self::Claimed => f.write_str("an operation is about to change the GPU"),
+            Self::NotRead => f.write_str("gpushd has no recent reading of the GPU"),
+            Self::Taken => f.write_str("gpushd cannot grant the device at the moment"),
+        }
+    }
+}
+
+/// What only gpushd knows about its MIG devices.
+#[derive(Debug, Clone, Copy)]
+pub struct Offers<'a> {
+    /// What the GPUs offer now, without the reservations of the queue.
+    pub host: &'a Host,
+    /// The entries of the queue that get free devices first, by UUID of the device: `lease L3`.
+    pub takers: &'a BTreeMap<String, String>,
+    /// Indexes of the GPUs that the caller may not lease, because only Slurm's hooks may lease them.
+    pub slurm: &'a BTreeSet<u32>,
+}
+
+impl Offers<'_> {
+    /// Returns why a new lease request of the caller cannot get a free device; `None` if it can.
+    fn unavailable(&self, device: &MigDevice) -> Option<Unavailable> {
+        if self.slurm.contains(&device.gpu) {
+            return Some(Unavailable::OnlySlurm);
+        }
+        let uuid = device.uuid.as_ref();
+        if let Some(waiter) = uuid.and_then(|uuid| self.takers.get(uuid)) {
+            return Some(Unavailable::Ahead(waiter.clone()));
+        }
+        if self.host.free_devices().any(|free| Some(free) == device.uuid.as_deref()) {
+            return None;
+        }
+        let gpu = self.host.gpus.iter().find(|gpu| gpu.uuid == device.gpu_uuid);
+        let mut offered =
+            gpu.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| &mig.instances).flat_map(|one| &one.devices);
+        Some(match gpu.and_then(|gpu| gpu.closed) {
+            Some(Closed::Claimed) => Unavailable::Claimed,
+            Some(Closed::NotReady | Closed::Cordoned) => Unavailable::NotRead,
+            None if offered.any(|one| Some(&one.uuid) == uuid && one.shared) => Unavailable::Mps,
+            None => Unavailable::Taken,
+        })
+    }
+}
 
 /// Lists the MIG devices of these GPUs, sorted by GPU and placement. `daemons` are the MPS daemons
 /// of the host. `leases` are the leases that have not ended.
@@ -24,22 +108,20 @@ pub fn list<G: Borrow<Gpu>>(gpus: &[G], daemons: &[MpsDaemon], leases: &[Lease])
     enabled.flat_map(|gpu| of_gpu(gpu, daemons, leases)).collect()
 }
 
-/// Marks the devices that a queue entry needs, and the devices that a new lease request can get.
-/// Only gpushd has this information. `needed_by` returns the queue entry that needs a device:
-/// `operation op-7`, `lease L3`. `offered` contains the UUIDs of the devices that a new lease
-/// request can get.
-pub fn apply_queue(
-    devices: &mut [MigDevice],
-    needed_by: impl Fn(&MigDevice) -> Option<String>,
-    offered: &BTreeSet<String>,
-) {
+/// Applies to listed devices what only gpushd knows. `needed_by` returns the entry of the queue that
+/// needs a device: `operation op-7`, `lease L3`.
+pub fn apply_queue(devices: &mut [MigDevice], needed_by: impl Fn(&MigDevice) -> Option<String>, offers: Offers<'_>) {
     for device in devices.iter_mut().filter(|device| device.usage == DeviceUse::Free) {
         if let Some(waiter) = needed_by(device) {
             device.usage = DeviceUse::Reserved;
+            device.available = false;
             device.reason = Some(format!("{waiter} waits in the queue and needs the device"));
+        } else if device.available
+            && let Some(why) = offers.unavailable(device)
+        {
+            device.available = false;
+            device.reason = Some(why.to_string());
         }
-        let is_offered = device.uuid.as_ref().is_some_and(|uuid| offered.contains(uuid));
-        device.available = device.usage == DeviceUse::Free && is_offered;
     }
 }
 
@@ -82,6 +164,7 @@ fn device(
     } else {
         DeviceUse::Granted
     };
+    let unavailable = unavailable(gpu, daemon).filter(|_| usage == DeviceUse::Free);
     MigDevice {
         gpu: gpu.index,
         gpu_uuid: gpu.uuid.clone(),
@@ -92,11 +175,26 @@ fn device(
         uuid,
         memory_mib: instance.memory.map(|memory| memory.total_mib),
         usage,
-        // A lease of a MIG device does not get a device that MPS shares.
-        available: usage == DeviceUse::Free && daemon.is_none(),
+        available: usage == DeviceUse::Free && unavailable.is_none(),
         grants,
         processes,
-        reason: reason.filter(|_| usage == DeviceUse::Reserved),
+        reason: match usage {
+            DeviceUse::Reserved => reason,
+            DeviceUse::Free => unavailable.map(|why| why.to_string()),
+            DeviceUse::InUse | DeviceUse::Granted => None,
+        },
+    }
+}
+
+/// Returns why no lease request gets the devices of a GPU, or this device, even if nothing uses it.
+fn unavailable(gpu: &Gpu, daemon: Option<&MpsDaemon>) -> Option<Unavailable> {
+    match gpu.mode {
+        Mode::NoRule => Some(Unavailable::NoRule),
+        Mode::Unmanaged => Some(Unavailable::Unmanaged),
+        Mode::Mps | Mode::Timeslice | Mode::Exclusive => {
+            Some(Unavailable::OtherMode(whole_gpu_obstacles(gpu.mode, gpu).join("; ")))
+        }
+        Mode::Mig => daemon.map(|_| Unavailable::Mps),
     }
 }
 
@@ -139,14 +237,21 @@ fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDae
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{Actor, Mode, Placement};
+    use gpush_api::{Actor, Placement};
 
     use super::*;
-    use crate::preset;
+    use crate::{
+        lease::{
+            placement::{PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare, Snapshot},
+            queue::{Queue, QueuedEntry, Ticket},
+        },
+        preset,
+    };
 
     fn host() -> Vec<Gpu> {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         gpus.truncate(1);
+        gpus[0].mode = Mode::Mig;
         let mig = gpus[0].mig.as_mut().unwrap();
         mig.set_mode(true, true);
         let instance = |id: u32, start: u8| GpuInstance {
@@ -227,15 +332,73 @@ mod tests {
     /// device of a GPU without a rule. But a lease request did not get these devices.
     #[test]
     fn device_is_available_only_if_a_request_gets_it() {
-        let mut devices = list(&host(), &[], &[]);
+        let gpus = host();
+        let mut devices = list(&gpus, &[], &[]);
         let needed_by = |device: &MigDevice| (device.gi == 7).then(|| "operation op-3".to_owned());
-        apply_queue(&mut devices, needed_by, &BTreeSet::from(["MIG-7".to_owned()]));
+        let offered = offered(&gpus, BTreeSet::new());
+        let none = (BTreeMap::new(), BTreeSet::new());
+        let offers = Offers { host: &offered, takers: &none.0, slurm: &none.1 };
+        apply_queue(&mut devices, needed_by, offers);
         let found: Vec<_> = devices.iter().map(|device| (device.usage, device.available)).collect();
-        assert_eq!(found, [(DeviceUse::Reserved, false), (DeviceUse::Free, false)]);
+        assert_eq!(found, [(DeviceUse::Reserved, false), (DeviceUse::Free, true)]);
         assert_eq!(devices[0].reason.as_deref(), Some("operation op-3 waits in the queue and needs the device"));
-        let mut devices = list(&host(), &[], &[lease("MIG-8")]);
-        apply_queue(&mut devices, |_| Some("lease L2".to_owned()), &BTreeSet::new());
+        let mut devices = list(&gpus, &[], &[lease("MIG-8")]);
+        apply_queue(&mut devices, |_| Some("lease L2".to_owned()), offers);
         assert_eq!(devices[1].usage, DeviceUse::Granted, "the lease still has it");
+    }
+
+    /// Returns what GPU 0 offers with a rule of mode `mig`.
+    fn offered(gpus: &[Gpu], claimed: BTreeSet<String>) -> Host {
+        let rule = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+        Host::of(&Snapshot {
+            config: &crate::config::Config::parse(rule, "gpushd.toml").unwrap(),
+            gpus,
+            members: &[],
+            claimed: &claimed,
+            daemons: &BTreeSet::new(),
+            users: &BTreeMap::new(),
+            created: &BTreeMap::new(),
+        })
+    }
+
+    /// Fault: devices of a GPU that only Slurm jobs can lease were listed as available. A free device that was not
+    /// available had no reason.
+    #[test]
+    fn free_device_that_no_request_gets_has_a_reason() {
+        let first = |gpus: &[Gpu], daemons: &[MpsDaemon], offers: Offers<'_>| {
+            let mut devices = list(gpus, daemons, &[]);
+            apply_queue(&mut devices, |_| None, offers);
+            let device = devices.remove(0);
+            assert_eq!(device.usage, DeviceUse::Free);
+            (device.available, device.reason.unwrap_or_default())
+        };
+        let mut gpus = host();
+        let (open, none, all) = (offered(&gpus, BTreeSet::new()), BTreeMap::new(), BTreeSet::new());
+        let offers = Offers { host: &open, takers: &none, slurm: &all };
+        assert_eq!(first(&gpus, &[], offers), (true, String::new()));
+        let no = |why: &str| (false, why.to_owned());
+        let shared = first(&gpus, &[daemon("MIG-7")], offers);
+        assert_eq!(shared, no("shared through MPS: request it with --mps"));
+        let slurm = BTreeSet::from([0]);
+        assert_eq!(first(&gpus, &[], Offers { slurm: &slurm, ..offers }), no("only Slurm jobs can lease the GPU"));
+        let claimed = offered(&gpus, BTreeSet::from([gpus[0].uuid.clone()]));
+        let claimed = first(&gpus, &[], Offers { host: &claimed, ..offers });
+        assert_eq!(claimed, no("an operation is about to change the GPU"));
+        let mut queue = Queue::default();
+        let share = RequestedShare::Mig(RequestedDevice::Profile("1g.10gb".to_owned()));
+        let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
+        queue.push(Ticket(48), QueuedEntry::Lease(wanted));
+        let takers = queue.takers(&open, PlacementPolicy::Pack);
+        let takers = takers.into_iter().map(|(uuid, ticket)| (uuid, format!("lease L{}", ticket.0))).collect();
+        assert_eq!(first(&gpus, &[], Offers { takers: &takers, ..offers }), no("lease L48 is ahead in the queue"));
+        for (mode, why) in [
+            (Mode::NoRule, "no rule of the config claims the GPU"),
+            (Mode::Unmanaged, "mode `unmanaged`: gpushd grants no leases"),
+            (Mode::Exclusive, "the GPU is not in its mode: MIG mode is on, but mode `exclusive` needs the whole GPU"),
+        ] {
+            gpus[0].mode = mode;
+            assert_eq!(first(&gpus, &[], offers), no(why));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Lease, Memory, MigDevice, Mode, MpsDaemon, Process};
+use gpush_api::{DeviceUse, Gpu, GpuInstance, GpuState, Lease, Memory, MigDevice, Mode, MpsDaemon, Process};
 
 use super::{
     Appearance,
@@ -238,7 +238,8 @@ pub(crate) fn rows(gpu: &Gpu, devices: &[&MigDevice], look: &Appearance) -> Vec<
 fn instance_rows(instance: &GpuInstance, devices: &[&MigDevice], with_reason: bool, look: &Appearance) -> Vec<Row> {
     let usage = Use::of(instance, devices);
     let device = |ci: u32| devices.iter().copied().find(|device| (device.gi, device.ci) == (instance.id, Some(ci)));
-    let reason = |ci: u32| device(ci).and_then(|device| device.reason.clone()).filter(|_| with_reason);
+    let reserved = |ci: u32| device(ci).filter(|device| with_reason && device.usage == DeviceUse::Reserved);
+    let reason = |ci: u32| reserved(ci).and_then(|device| device.reason.clone());
     let mut row = Row {
         mark: usage.mark(look),
         style: usage.style(),

@@ -21,7 +21,9 @@ fn device_that_a_queued_operation_needs_is_reserved_in_every_drawing() {
     let gpus = fixtures::mixed().into_iter().take(1).collect();
     let mut shown = fixtures::status(gpus, false);
     let needs = |device: &gpush_api::MigDevice| (device.instance == "2g.20gb@4").then(|| "operation op-7".to_owned());
-    gpush_core::devices::apply_queue(&mut shown.devices, needs, &std::collections::BTreeSet::new());
+    let (host, takers, slurm) = Default::default();
+    let offers = gpush_core::devices::Offers { host: &host, takers: &takers, slurm: &slurm };
+    gpush_core::devices::apply_queue(&mut shown.devices, needs, offers);
     let look = fixtures::look(100, UTF8);
     let mut text = drawn(&shown, false, &look);
     text += &format!("---\n{}", drawn(&shown, true, &look));

@@ -51,13 +51,16 @@ pub enum Closed {
 /// Why a GPU offers no leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unoffered {
-    /// The config does not manage the GPU: no rule claims it, or its rule has mode `unmanaged`.
+    /// No rule of the config claims the GPU.
+    NoRule,
+    /// The rule of the GPU has mode `unmanaged`.
     Unmanaged,
     /// The GPU is not in the mode of its rule: its MIG mode differs from the rule, or the GPU has
     /// no MPS target.
     OtherMode(Mode),
-    /// The state of the GPU does not allow grants, so its offers are not known.
-    NotReady,
+    /// The state of the GPU does not allow grants, so its offers are not known. Contains the mode
+    /// of its rule.
+    NotReady(Mode),
 }
 
 /// The MIG devices that a GPU offers.
@@ -121,6 +124,10 @@ pub struct Device {
     pub whole: bool,
     /// Whether no lease, process, MPS daemon or reservation uses the device.
     pub free: bool,
+    /// Whether a lease has the device.
+    pub leased: bool,
+    /// Whether the device is shared through MPS. Such a device is never granted as a MIG device.
+    pub shared: bool,
 }
 
 /// A target that is shared through MPS.
@@ -159,6 +166,8 @@ pub struct TimesliceOffer {
 pub struct WholeOffer {
     /// Whether no lease, process or reservation uses the GPU.
     pub free: bool,
+    /// Whether a lease has the GPU.
+    pub leased: bool,
 }
 
 impl GpuOffer {
@@ -183,14 +192,16 @@ impl GpuOffer {
                 // Instances of other programs count as destroyable here, because those programs can
                 // destroy them.
                 (instance.busy, instance.clearing, instance.foreign) = (false, false, false);
-                instance.devices.iter_mut().for_each(|device| device.free = true);
+                for device in &mut instance.devices {
+                    (device.free, device.leased) = (!device.shared, false);
+                }
             }
         }
         for mps in &mut empty.mps {
             (mps.taken_tenths, mps.leases, mps.user) = (0, 0, None);
         }
         empty.timeslice = empty.timeslice.map(|slices| TimesliceOffer { taken: 0, ..slices });
-        empty.whole = empty.whole.map(|_| WholeOffer { free: true });
+        empty.whole = empty.whole.map(|_| WholeOffer { free: true, leased: false });
         empty
     }
 }

@@ -29,7 +29,7 @@ impl NoAssignment {
                 error.causes.extend(unoffered.iter().take(MOST_NAMED).map(|(gpu, why)| unoffered_cause(*gpu, *why)));
                 let differ = |(gpu, why): &(u32, Unoffered)| match why {
                     Unoffered::OtherMode(_) => Some(gpu.to_string()),
-                    Unoffered::Unmanaged | Unoffered::NotReady => None,
+                    Unoffered::NoRule | Unoffered::Unmanaged | Unoffered::NotReady(_) => None,
                 };
                 let differ: Vec<String> = unoffered.iter().filter_map(differ).collect();
                 error.hint(match differ.as_slice() {
@@ -133,8 +133,9 @@ fn percent(tenths: u32) -> String {
 /// Returns why a GPU offers no lease.
 fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
     match why {
-        Unoffered::NotReady => format!("GPU {gpu} is not ready"),
-        Unoffered::Unmanaged => format!("the config does not manage GPU {gpu}"),
+        Unoffered::NotReady(_) => format!("GPU {gpu} is not ready"),
+        Unoffered::NoRule => format!("no rule of the config claims GPU {gpu}"),
+        Unoffered::Unmanaged => format!("GPU {gpu} has mode `unmanaged`: gpushd grants no leases on it"),
         Unoffered::OtherMode(mode) => format!("GPU {gpu} is not in mode `{}`, which its rule requires", mode.name()),
     }
 }

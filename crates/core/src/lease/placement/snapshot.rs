@@ -89,15 +89,16 @@ fn offer(
             });
         }
         Mode::Exclusive if is_whole() => {
-            let free = gpu.processes.is_empty() && taken(snapshot, &gpu.uuid).next().is_none();
-            offer.whole = Some(WholeOffer { free });
+            let leased = taken(snapshot, &gpu.uuid).next().is_some();
+            offer.whole = Some(WholeOffer { free: gpu.processes.is_empty() && !leased, leased });
         }
         Mode::NoRule | Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
     }
     if offer.kinds().next().is_none() {
         offer.unoffered = Some(match desired_state.mode {
-            Mode::NoRule | Mode::Unmanaged => Unoffered::Unmanaged,
-            _ if offer.closed == Some(Closed::NotReady) => Unoffered::NotReady,
+            Mode::NoRule => Unoffered::NoRule,
+            Mode::Unmanaged => Unoffered::Unmanaged,
+            mode if offer.closed == Some(Closed::NotReady) => Unoffered::NotReady(mode),
             mode @ (Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive) => Unoffered::OtherMode(mode),
         });
     }
@@ -165,13 +166,15 @@ fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::
                 busy = true;
                 continue;
             };
-            let is_shared = shared.iter().any(|target| target.uuid == *uuid);
-            let is_leased = taken(snapshot, uuid).next().is_some();
+            let shared = shared.iter().any(|target| target.uuid == *uuid);
+            let leased = taken(snapshot, uuid).next().is_some();
             devices.push(Device {
                 uuid: uuid.clone(),
                 profile: compute.profile.clone(),
                 whole: instance.compute.len() == 1 && whole == Some(compute.profile_id),
-                free: compute.processes.is_empty() && !is_shared && !is_leased,
+                free: compute.processes.is_empty() && !shared && !leased,
+                leased,
+                shared,
             });
         }
         Instance {
@@ -291,7 +294,7 @@ mod tests {
         let host = scene.host();
         let reasons: Vec<_> = host.gpus.iter().map(|gpu| gpu.unoffered).take(5).collect();
         let other_mode = Some(Unoffered::OtherMode(Mode::Exclusive));
-        assert_eq!(reasons, [None, Some(Unoffered::NotReady), None, other_mode, Some(Unoffered::Unmanaged)]);
+        assert_eq!(reasons, [None, Some(Unoffered::NotReady(Mode::Mps)), None, other_mode, Some(Unoffered::NoRule)]);
     }
 
     #[test]
@@ -310,13 +313,13 @@ mod tests {
         assert_eq!(free, [false, true]);
         assert_eq!((host.gpus[1].mps[0].taken_tenths, host.gpus[1].mps[0].user), (125, Some(1000)));
         assert_eq!(host.gpus[2].timeslice, Some(TimesliceOffer { replicas: 3, taken: 1 }));
-        assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false }));
+        assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false, leased: true }));
 
         let mut scene = Scene::new();
         scene.gpus[3].processes.push(process());
         scene.gpus[0].mig.as_mut().unwrap().instances[1].compute[0].processes.push(process());
         let host = scene.host();
-        assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false }));
+        assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false, leased: false }));
         assert!(!host.gpus[0].mig.as_ref().unwrap().instances[1].is_free());
     }
 

@@ -119,6 +119,22 @@ impl Queue {
         pass.host
     }
 
+    /// Returns the free MIG devices that entries of the queue take or reserve, each with the first such
+    /// entry.
+    #[must_use]
+    pub fn takers(&self, host: &Host, policy: PlacementPolicy) -> BTreeMap<String, Ticket> {
+        let mut pass = Pass::new(host, policy);
+        let mut free: BTreeSet<String> = pass.host.free_devices().map(str::to_owned).collect();
+        let mut takers = BTreeMap::new();
+        for (ticket, waiting) in &self.entries {
+            pass.decide(*ticket, waiting);
+            let left: BTreeSet<String> = pass.host.free_devices().map(str::to_owned).collect();
+            takers.extend(free.difference(&left).map(|uuid| (uuid.clone(), *ticket)));
+            free = left;
+        }
+        takers
+    }
+
     /// Decides on every entry, in order.
     #[must_use]
     pub fn schedule(&self, host: &Host, policy: PlacementPolicy) -> Vec<(Ticket, Outcome)> {

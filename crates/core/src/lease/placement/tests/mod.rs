@@ -107,7 +107,14 @@ fn part_of_an_instance_is_granted_by_name_only() {
     let mut one = mig(0, "a100-80", false, "3g.40gb@0");
     let instance = &mut one.mig.as_mut().unwrap().instances[0];
     instance.devices = (0..3)
-        .map(|n| Device { uuid: format!("part-{n}"), profile: "1c.3g.40gb".to_owned(), whole: false, free: n > 0 })
+        .map(|n| Device {
+            uuid: format!("part-{n}"),
+            profile: "1c.3g.40gb".to_owned(),
+            whole: false,
+            free: n > 0,
+            leased: n == 0,
+            shared: false,
+        })
         .collect();
     let host = Host { gpus: vec![one] };
     assert_eq!(placed(&host, &wanted(profile("1c.3g.40gb"), 2), PlacementPolicy::Pack), "0:part-1, 0:part-2");
@@ -187,7 +194,7 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
     let unmanaged = GpuOffer { index: 2, unoffered: Some(Unoffered::Unmanaged), ..GpuOffer::default() };
     let error = place(&Host { gpus: vec![unmanaged] }, &only(2), PlacementPolicy::Pack).unwrap_err().error(&only(2));
     assert_eq!(error.message, "cannot grant a whole GPU: GPU 2 cannot be leased");
-    assert_eq!(error.causes, ["the config does not manage GPU 2"]);
+    assert_eq!(error.causes, ["GPU 2 has mode `unmanaged`: gpushd grants no leases on it"]);
 }
 
 #[test]
@@ -293,7 +300,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let refused = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
     assert_eq!(refused.hint_for_job().as_deref(), Some("submit the job with `--comment=gpush:mig=1g.10gb`"));
     let unoffered = |index, why| GpuOffer { unoffered: Some(why), ..gpu(index) };
-    let all = [unoffered(0, Unoffered::OtherMode(Mode::Mig)), unoffered(1, Unoffered::Unmanaged)];
+    let all = [unoffered(0, Unoffered::OtherMode(Mode::Mig)), unoffered(1, Unoffered::NoRule)];
     let request = wanted(RequestedShare::Whole, 1);
     let refused = |gpus: &[GpuOffer]| {
         place(&Host { gpus: gpus.to_vec() }, &request, PlacementPolicy::Pack).unwrap_err().error(&request)
@@ -301,7 +308,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let error = refused(&all);
     assert_eq!(
         error.causes,
-        ["GPU 0 is not in mode `mig`, which its rule requires", "the config does not manage GPU 1"]
+        ["GPU 0 is not in mode `mig`, which its rule requires", "no rule of the config claims GPU 1"]
     );
     assert_eq!(
         error.hint.as_deref(),

@@ -18,7 +18,7 @@ pub(in crate::lease) fn gpu(index: u32) -> GpuOffer {
 }
 
 pub(in crate::lease) fn whole(index: u32, free: bool) -> GpuOffer {
-    GpuOffer { whole: Some(WholeOffer { free }), ..gpu(index) }
+    GpuOffer { whole: Some(WholeOffer { free, leased: !free }), ..gpu(index) }
 }
 
 pub(in crate::lease) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
@@ -42,7 +42,7 @@ fn geometry(model: &str) -> Geometry {
 pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
     let name = geometry(model).profile(profile_id).unwrap().profile.name.clone();
     let uuid = format!("{name}@{}", placement.start);
-    let devices = vec![Device { uuid, profile: name, whole: true, free }];
+    let devices = vec![Device { uuid, profile: name, whole: true, free, leased: !free, shared: false }];
     Instance {
         id: u32::from(placement.start),
         profile_id,
