@@ -1,16 +1,21 @@
-//! Explains why a request for a lease cannot be granted: the obstacles, the leases that hold the capacity, and whether
-//! the obstacles will disappear without an action of a user.
+//! Explains why a request for a lease cannot be granted: the obstacles, the leases and processes without which gpushd
+//! would grant it, and whether the obstacles will disappear without an action of a user.
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Gpu, LeaseBinding, LeaseKind, LeaseMember};
+use gpush_api::{ApiError, Gpu, LeaseBinding, LeaseKind, LeaseMember, Process};
 use gpush_core::{
     desired::desired_states,
-    lease::placement::{Closed, NoAssignment, Obstacle},
+    lease::placement::{
+        Assignment, Blockers, Closed, ErrorContext, Host, NoAssignment, Obstacle, PlacementRequest, blockers,
+        occupied_targets,
+    },
+    refusal, sharing,
 };
 
 use super::{Leases, request::Resolved};
 use crate::{
+    caller::Viewer,
     lanes::Ticket,
     mps,
     state::{LeaseTable, OpenLease},
@@ -19,16 +24,24 @@ use crate::{
 /// Maximum number of leases that an error names.
 const MOST_NAMED: usize = 16;
 
-/// Explains why a request cannot be granted: the obstacles, and the leases that hold the capacity. `before` is the
-/// position of the request in the queue, if it is queued.
-pub(super) fn explain(
-    leases: &Leases,
-    why: &NoAssignment,
-    resolved: &Resolved,
-    gpus: &[Gpu],
-    before: Option<Ticket>,
-) -> ApiError {
-    let mut error = why.error(&resolved.wanted);
+/// A request that cannot be granted now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unplaced<'a> {
+    pub(super) resolved: &'a Resolved,
+    /// The caller. The explanation leaves out what this caller may not see.
+    pub(super) viewer: Viewer,
+    /// What the GPUs offer, without the reservations of the queue.
+    pub(super) host: &'a Host,
+    pub(super) gpus: &'a [Gpu],
+    /// The position of the request in the queue, and what the request reserves; `None` if it is not queued.
+    pub(super) queued: Option<(Ticket, Option<&'a Assignment>)>,
+}
+
+/// Explains why a request cannot be granted.
+pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
+    let Unplaced { resolved, viewer, host, gpus, queued } = unplaced;
+    let context = ErrorContext { host, gpus, allowed: Some(&resolved.allowed) };
+    let mut error = why.error(&resolved.wanted, context);
     if matches!(resolved.new.binding, LeaseBinding::Job { .. }) {
         error.hint = why.hint_for_job().or(error.hint);
     }
@@ -41,11 +54,6 @@ pub(super) fn explain(
         return closed;
     }
     let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
-    // Add the reasons why the GPUs are closed, such as the reason of a cordon.
-    let is_closed = |gpu: &&Gpu| {
-        obstacles.iter().any(|(index, obstacle)| *index == gpu.index && matches!(obstacle, Obstacle::Closed(_)))
-    };
-    error.causes.extend(gpus.iter().filter(is_closed).flat_map(|gpu| gpu.reasons.iter().cloned()));
     let uuids: Vec<&str> =
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
     if resolved.wanted.share.kind() == LeaseKind::Mps {
@@ -64,24 +72,85 @@ pub(super) fn explain(
     }
     let table = leases.handles.state.leases();
     error.causes.extend(foreign_instances(leases, &table, gpus, &indexes));
-    let is_here = |member: &LeaseMember| {
-        uuids.contains(&member.gpu.as_str()) && targets.is_none_or(|targets| targets.contains(&member.target))
+    let blocking = match queued {
+        None => find_blockers(leases, &resolved.wanted, host, &table, None),
+        Some((_, Some(reserves))) => find_blockers(leases, &resolved.wanted, host, &table, Some(reserves)),
+        // The request reserves nothing, because it waits for earlier requests.
+        Some((_, None)) => Blockers { leases: Vec::new(), in_use: Vec::new(), together: false },
     };
-    let holding: Vec<String> =
-        table.holding().filter(|lease| lease.record.members.iter().any(is_here)).map(OpenLease::describe).collect();
-    error.causes.extend(holding.iter().take(MOST_NAMED).map(|lease| format!("{lease} blocks the request")));
+    let holding = blocking.leases.iter().map(|lease| lease.describe());
+    let mut named: Vec<String> = holding.chain(users_without_lease(gpus, &blocking.in_use, viewer)).collect();
+    let more = named.len().saturating_sub(MOST_NAMED);
+    named.truncate(MOST_NAMED);
+    match named.as_slice() {
+        [_, _, ..] if blocking.together => {
+            error.causes.push(format!("the request can be granted only without all of these: {}", named.join("; ")))
+        }
+        _ => error.causes.extend(named.into_iter().map(|one| format!("{one} blocks the request"))),
+    }
+    if more > 0 {
+        error.causes.push(format!("{more} more leases and processes block the request"));
+    }
     let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
-        before.is_none_or(|before| *ticket < before)
+        queued.is_none_or(|(own, _)| *ticket < own)
             && entry.needs.iter().any(|(gpu, need)| {
                 uuids.contains(&gpu.as_str())
                     && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
             })
     });
     error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
-    if let Some(more) = holding.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
-        error.causes.push(format!("{more} more leases block the request"));
-    }
     error
+}
+
+/// Finds the leases, and the targets in use without a lease, that block a request. A queued request waits only for what
+/// it reserves, so its search is limited to these targets: it runs in each pass of the queue.
+fn find_blockers<'a>(
+    leases: &Leases,
+    wanted: &PlacementRequest,
+    host: &Host,
+    table: &'a LeaseTable,
+    reserves: Option<&Assignment>,
+) -> Blockers<&'a OpenLease> {
+    let targets = reserves.map(|reserves| occupied_targets(host, reserves));
+    let is_here = |member: &LeaseMember| targets.as_ref().is_none_or(|targets| targets.contains(&member.target));
+    let holding = table.holding().filter(|lease| lease.record.members.iter().any(is_here));
+    let members: Vec<(&OpenLease, Vec<&LeaseMember>)> =
+        holding.map(|lease| (lease, lease.record.members.iter().collect())).collect();
+    match reserves {
+        Some(reserves) => {
+            let there = PlacementRequest { gpus: Some(reserves.gpus()), ..wanted.clone() };
+            blockers(host, &there, leases.policy(), &members)
+        }
+        None => blockers(host, wanted, leases.policy(), &members),
+    }
+}
+
+/// Describes the processes that use these GPUs and MIG devices without a lease, one clause for each process.
+fn users_without_lease(gpus: &[Gpu], targets: &[String], viewer: Viewer) -> Vec<String> {
+    let mut users: Vec<String> = Vec::new();
+    for gpu in gpus {
+        let mut add = |what: &str, process: &Process| {
+            let who = match viewer.may_see(process.uid) {
+                true => refusal::holder(process),
+                false => "a process of another user".to_owned(),
+            };
+            let user = format!("{who}, which uses {what} without a lease,");
+            if !users.contains(&user) {
+                users.push(user);
+            }
+        };
+        if targets.contains(&gpu.uuid) {
+            gpu.processes.iter().for_each(|process| add(&format!("GPU {}", gpu.index), process));
+        }
+        for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
+            let is_used = |uuid: &String| targets.contains(uuid);
+            for compute in instance.compute.iter().filter(|compute| compute.uuid.as_ref().is_some_and(is_used)) {
+                let what = format!("MIG device {}:{}", gpu.index, sharing::device_name(instance, compute));
+                instance.processes.iter().chain(&compute.processes).for_each(|process| add(&what, process));
+            }
+        }
+    }
+    users
 }
 
 /// Names the instances that other programs created on GPUs with the layout `dynamic`. gpushd does not destroy these
@@ -126,4 +195,30 @@ pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &R
         return RetryHint::Soon;
     }
     if is_starting { RetryHint::Starting } else { RetryHint::No }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::ProcessKind;
+    use gpush_core::preset;
+
+    use super::*;
+
+    /// Fault: if a process without a lease blocked a request, the refusal said only that the GPU has no room.
+    #[test]
+    fn process_without_a_lease_is_named_as_far_as_the_caller_may_see_it() {
+        let mut gpus = preset::gpus("dgx-a100").expect("a preset");
+        gpus.truncate(6);
+        let (uid, user) = (Some(1000), Some("alice".to_owned()));
+        let command = Some("python train.py".to_owned());
+        let process = Process { pid: Some(4123), uid, user, command, kind: ProcessKind::Compute, memory_mib: None };
+        gpus[5].processes.push(process);
+        let target = [gpus[5].uuid.clone()];
+        let named = |viewer: Viewer| users_without_lease(&gpus, &target, viewer).join("; ");
+        let own = "pid 4123 (alice, python train.py), which uses GPU 5 without a lease,";
+        assert_eq!((named(Viewer::User(1000)).as_str(), named(Viewer::Admin).as_str()), (own, own));
+        let other = "a process of another user, which uses GPU 5 without a lease,";
+        assert_eq!(named(Viewer::User(1001)), other);
+        assert!(users_without_lease(&gpus, &[gpus[0].uuid.clone()], Viewer::Admin).is_empty());
+    }
 }

@@ -31,7 +31,7 @@ use super::{
     Leases,
     bind::{self, ResolvedBinding},
     dynamic::{self, DevicesToCreate},
-    explain::{RetryHint, explain, retry_hint},
+    explain::{RetryHint, Unplaced, explain, retry_hint},
     job::JobTerms,
     offers::{self, gpus_of},
     pending::PendingGrant,
@@ -163,7 +163,7 @@ pub(super) async fn request_with(
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let now = leases.handles.readings.host().await?;
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
-        let not_placed = match reserve(leases, &now, &gpus, &resolved) {
+        let (not_placed, host) = match reserve(leases, &now, &gpus, &resolved) {
             Ok(reserved) => {
                 let has_key = key.is_some();
                 let bound = resolved.bound;
@@ -172,25 +172,23 @@ pub(super) async fn request_with(
                 return Ok(Outcome::Granted(Delivery::new(leases, granted, has_key)));
             }
             Err(NotReserved::Refused(error)) => return Err(error),
-            Err(NotReserved::NoRoom(why)) => why,
+            Err(NotReserved::NoRoom { why, host }) => (why, host),
         };
+        let unplaced = Unplaced { resolved: &resolved, viewer: caller.viewer, host: &host, gpus: &gpus, queued: None };
         match wait {
             LeaseWait::No => {
-                let why = explain(leases, &not_placed, &resolved, &gpus, None);
                 let prospect = retry_hint(leases, &not_placed, &resolved).await;
-                if prospect == RetryHint::No {
-                    return Err(why);
-                }
-                if timeout_at(until, room.changed()).await.is_ok() {
+                if prospect != RetryHint::No && timeout_at(until, room.changed()).await.is_ok() {
                     continue;
                 }
+                let why = explain(leases, &not_placed, unplaced);
                 // If an MPS daemon is starting, it will soon serve clients. So mark the error as retryable.
-                let starting = || ApiError { code: Code::Unavailable, ..why.clone() }.retryable();
-                return Err(if prospect == RetryHint::Starting { starting() } else { why });
+                let starting = |why| ApiError { code: Code::Unavailable, ..why }.retryable();
+                return Err(if prospect == RetryHint::Starting { starting(why) } else { why });
             }
             LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
                 if !matches!(not_placed, NoAssignment::Busy { .. }) {
-                    return Err(explain(leases, &not_placed, &resolved, &gpus, None));
+                    return Err(explain(leases, &not_placed, unplaced));
                 }
                 let waiter = queue::enter(leases, caller, resolved, wait, key, lock).await?;
                 return Ok(Outcome::Queued(waiter));
@@ -221,7 +219,11 @@ pub(super) enum NotReserved {
     /// A quota, or a limit of the target, refuses the request.
     Refused(ApiError),
     /// No placement is possible for the request now.
-    NoRoom(NoAssignment),
+    NoRoom {
+        why: NoAssignment,
+        /// What the GPUs offer, without the reservations of the queue.
+        host: Box<Host>,
+    },
 }
 
 /// Capacity that is reserved until the grant is recorded.
@@ -247,9 +249,12 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
     loop {
         let table = leases.handles.state.leases();
         within_quota(&table, resolved).map_err(NotReserved::Refused)?;
-        let host = offers::host(leases, &seen.host, gpus, &table);
-        let host = queue::as_queue(leases, &host).host_with_reservations(&host, leases.policy());
-        let assignment = place(&host, &resolved.wanted, leases.policy()).map_err(NotReserved::NoRoom)?;
+        let offered = offers::host(leases, &seen.host, gpus, &table);
+        let host = queue::as_queue(leases, &offered).host_with_reservations(&offered, leases.policy());
+        let assignment = match place(&host, &resolved.wanted, leases.policy()) {
+            Ok(assignment) => assignment,
+            Err(why) => return Err(NotReserved::NoRoom { why, host: Box::new(offered) }),
+        };
         if let Some(reserved) = reserve_assignment(leases, gpus, &host, &table, resolved, &assignment)? {
             return Ok(reserved);
         }

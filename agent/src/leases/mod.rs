@@ -18,6 +18,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `request` | what a request means on this host: holder, share, GPUs |
+//! | `selection` | the GPUs that a request selects and that its caller may lease |
 //! | `bind` | the binding of a lease: a scope, a cgroup, a process |
 //! | `unit_owner` | whose processes a service runs |
 //! | `scope` | scopes of leases, which systemd creates and kills |
@@ -54,6 +55,7 @@ mod queued_grant;
 mod request;
 mod restored;
 mod scope;
+mod selection;
 mod show;
 mod unit_owner;
 

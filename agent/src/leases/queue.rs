@@ -26,7 +26,7 @@ use tokio::{
 
 use super::{
     Leases,
-    explain::explain,
+    explain::{Unplaced, explain},
     grant::{self, NotReserved, Reply, Reserved},
     offers,
     pending::PendingGrant,
@@ -284,7 +284,8 @@ fn decide(
                 Outcome::Never(why) => {
                     let removed = leases.waiting().remove(&ticket);
                     never.extend(removed.map(|waiting| {
-                        let error = explain(leases, &why, &waiting.resolved, gpus, Some(ticket));
+                        let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, None)));
+                        let error = explain(leases, &why, Unplaced { resolved, viewer, host: &host, gpus, queued });
                         (waiting, error)
                     }));
                 }
@@ -324,7 +325,7 @@ fn try_take(
     match grant::reserve_assignment(leases, gpus, host, &table, &resolved, assignment) {
         Ok(reserved) => reserved.map(Ok),
         Err(NotReserved::Refused(error)) => Some(Err(error)),
-        Err(NotReserved::NoRoom(_)) => None,
+        Err(NotReserved::NoRoom { .. }) => None,
     }
 }
 
@@ -347,7 +348,8 @@ fn note(
     let (needs, reasons) = {
         let waiting = leases.waiting();
         let Some(waiting) = waiting.get(&ticket) else { return };
-        let error = why.map(|why| explain(leases, why, &waiting.resolved, gpus, Some(ticket)));
+        let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, reserves)));
+        let error = why.map(|why| explain(leases, why, Unplaced { resolved, viewer, host, gpus, queued }));
         (needs(host, reserves), error.map_or_else(Vec::new, |error| error.causes))
     };
     if let Some(waiting) = leases.waiting().get(&ticket) {

@@ -1,10 +1,9 @@
 //! Resolves a request: determines the holder, the share, the GPUs and the binding of the lease.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
 use gpush_core::{
-    config::Rule,
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
         quota::{self, Denial, Effective},
@@ -21,12 +20,14 @@ use super::{
     Leases,
     bind::{self, ResolvedBinding},
     job::JobTerms,
-    offers,
+    selection::{
+        allowed, for_caller, is_offered_only_to_slurm, on_targets, selected, slurm_only_error, without_dynamic,
+    },
 };
 use crate::{
     caller::{Caller, Viewer},
     mps,
-    state::{GpuSnapshot, HostState, OpenLease},
+    state::{HostState, OpenLease},
 };
 
 /// A request that gpushd has checked and resolved.
@@ -35,6 +36,8 @@ pub(super) struct Resolved {
     pub(super) new: NewLease,
     /// The share and the GPUs that the placement must find.
     pub(super) wanted: PlacementRequest,
+    /// Indexes of the GPUs that the caller may lease, also those that the request does not select.
+    pub(super) allowed: BTreeSet<u32>,
     /// The effective quota of the holder.
     pub(super) quota: Effective,
     pub(super) bound: ResolvedBinding,
@@ -72,10 +75,7 @@ pub(super) async fn resolve(
             RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
         }
     };
-    let offers = |gpu: &&GpuOffer| gpu.kinds().any(|kind| kind == share.kind());
-    let is_selected = |gpu: &&GpuOffer| selected.as_ref().is_none_or(|selected| selected.contains(&gpu.index));
-    let mut offering = offered.gpus.iter().filter(offers);
-    if offering.clone().any(|gpu| withheld.contains(&gpu.index)) && !offering.any(|gpu| is_selected(&gpu)) {
+    if is_offered_only_to_slurm(offered, share.kind(), selected.as_ref(), &withheld) {
         return Err(slurm_only_error(job.is_some()));
     }
     let targets = match (&request.target, job) {
@@ -83,6 +83,9 @@ pub(super) async fn resolve(
         (None, Some(job)) => job.targets.clone(),
         (None, None) => None,
     };
+    if let Some(targets) = &targets {
+        selected = on_targets(gpus, selected, targets, &withheld, job.is_some())?;
+    }
     let bound = match job {
         Some(job) => ResolvedBinding::to_job(job.binding.clone()),
         None => {
@@ -103,11 +106,12 @@ pub(super) async fn resolve(
             quota.limits = quota::Limits::default();
         }
     }
+    let allowed = allowed(caller, host, &quota, selected.as_ref());
     let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| denied(&denial, &binding))?;
     let wanted = PlacementRequest { share, count: request.count as usize, holder, gpus: selected, targets };
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
-    Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, quota, bound })
+    Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, allowed, quota, bound })
 }
 
 /// Returns the uid of the holder: the caller, or the user that an administrator names.
@@ -123,77 +127,6 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
         Some(uid) => Ok(uid),
         None => Ok(own),
     }
-}
-
-/// Returns the indexes of the GPUs that the request selects; `None` if the request does not select GPUs, so that any
-/// GPU is possible.
-fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<u32>>, ApiError> {
-    if request.gpus.is_empty() {
-        return Ok(None);
-    }
-    let texts: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
-    let positions = host.positions(&texts)?;
-    Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
-}
-
-/// Excludes the GPUs that only Slurm's hooks may lease. Returns the other GPUs, and the excluded GPUs.
-///
-/// # Errors
-/// If all selected GPUs are excluded.
-fn for_caller(
-    caller: &Caller,
-    host: &HostState,
-    selected: Option<BTreeSet<u32>>,
-) -> Result<(Option<BTreeSet<u32>>, BTreeSet<u32>), ApiError> {
-    let slurms = offers::slurm_gpus(host);
-    // A hook that selects GPUs may lease them, because Slurm allocated them. If Slurm allocated no GPU to a job, the
-    // hook selects no GPU, and the job gets no GPU that only hooks may lease.
-    if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {
-        return Ok((selected, BTreeSet::new()));
-    }
-    let all = || host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
-    let mut left = selected.unwrap_or_else(all);
-    let were_there = !left.is_empty();
-    left.retain(|index| !slurms.contains(index));
-    if left.is_empty() && were_there {
-        return Err(slurm_only_error(caller.viewer == Viewer::Hook));
-    }
-    Ok((Some(left), slurms))
-}
-
-/// Excludes the GPUs with the layout `dynamic`, because gpushd does not create MIG devices in Prolog.
-///
-/// # Errors
-/// If all selected GPUs are excluded.
-fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<BTreeSet<u32>, ApiError> {
-    let is_dynamic = |gpu: &&Arc<GpuSnapshot>| {
-        let rule = gpu.rule.and_then(|rule| host.config.rules.get(rule));
-        rule.is_some_and(Rule::is_dynamic) && gpu.gpu.overridden.is_none()
-    };
-    let dynamic: BTreeSet<u32> = host.gpus.iter().filter(is_dynamic).map(|gpu| gpu.gpu.index).collect();
-    let mut left = selected.unwrap_or_else(|| host.gpus.iter().map(|gpu| gpu.gpu.index).collect());
-    let were_there = !left.is_empty();
-    left.retain(|index| !dynamic.contains(index));
-    if left.is_empty() && were_there {
-        return Err(ApiError::new(Code::Unsupported, "Slurm jobs cannot use GPUs with a dynamic layout")
-            .cause("Slurm knows MIG devices only from gres.conf, so gpushd does not create any for a job")
-            .hint("ask the administrator to give the GPUs of Slurm a static layout"));
-    }
-    Ok(left)
-}
-
-/// Returns the error for GPUs that only Slurm can allocate. `is_job` is true if the request is for a Slurm job to which
-/// Slurm allocated no GPU.
-fn slurm_only_error(is_job: bool) -> ApiError {
-    if is_job {
-        return ApiError::new(Code::Denied, "Slurm allocated no GPU to the job")
-            .cause("the config rule of the GPUs has `owner = \"slurm\"`, so a job can lease only GPUs that Slurm \
-                allocated to it")
-            .hint("ask Slurm for a GPU too: submit the job with --gres=gpu:1, or with --gres=mps:25 on nodes with gres/mps");
-    }
-    ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
-        .cause("the config rule of these GPUs has `owner = \"slurm\"`")
-        .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
 }
 
 /// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do.

@@ -5,8 +5,8 @@ use gpush_api::LeaseKind;
 use crate::nearest::nearest_few;
 
 use super::{
-    Closed, GpuOffer, Host, MpsOffer, PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare, Unoffered,
-    gang,
+    Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, PlacementPolicy, PlacementRequest, RequestedDevice,
+    RequestedShare, Unoffered, gang, size::rank,
 };
 
 /// Why a request cannot be placed.
@@ -29,6 +29,9 @@ pub enum NoAssignment {
         /// Profiles with a similar name.
         nearest: Vec<String>,
     },
+    /// The GPUs have such MIG devices only as devices that are shared through MPS. Contains these
+    /// devices, each with the index of its GPU.
+    SharedThroughMps(Vec<(u32, String)>),
     /// The GPUs could not fulfil the request even if all of them were empty.
     TooLarge {
         /// Maximum number of members that the empty GPUs can hold.
@@ -38,24 +41,31 @@ pub enum NoAssignment {
     Busy {
         /// What prevents the grant, by GPU index. GPUs that do not offer the kind are omitted.
         obstacles: Vec<(u32, Obstacle)>,
-        /// The largest free share of the requested kind; `None` if no share is free, or if all
-        /// shares have the same size.
-        largest: Option<LargestFree>,
+        /// A free share of the requested kind, which the user can request instead; `None` if no share is
+        /// free, or if all shares have the same size.
+        free: Option<FreeShare>,
     },
 }
 
-/// The largest share that is free.
+/// A free share that a user can request instead of the requested one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LargestFree {
-    /// A part of an MPS target, in tenths of a percent.
+pub enum FreeShare {
+    /// The largest free part of an MPS target, in tenths of a percent.
     Percentage {
         /// Index of the target's GPU.
         gpu: u32,
         /// Size of the part.
         tenths: u32,
     },
-    /// A MIG device.
-    Device {
+    /// The smallest free MIG device that is at least as large as the requested one.
+    Larger {
+        /// Index of the device's GPU.
+        gpu: u32,
+        /// Profile of the compute instance.
+        profile: String,
+    },
+    /// The largest free MIG device; no free device is as large as the requested one.
+    Smaller {
         /// Index of the device's GPU.
         gpu: u32,
         /// Profile of the compute instance.
@@ -70,6 +80,8 @@ pub enum Obstacle {
     Closed(Closed),
     /// The capacity of the GPU is in use or reserved.
     InUse,
+    /// The GPU has such MIG devices only as devices that are shared through MPS.
+    SharedThroughMps,
     /// The MPS daemons of the GPU serve other users. Contains the uid of one of these users.
     OtherUser(u32),
     /// The GPU has capacity for only this number of members of the gang.
@@ -79,8 +91,7 @@ pub enum Obstacle {
 /// Finds the reason why a request cannot be placed.
 pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> NoAssignment {
     let kind = wanted.share.kind();
-    let selected = |gpu: &&GpuOffer| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
-    let selected = Host { gpus: host.gpus.iter().filter(selected).cloned().collect() };
+    let selected = host.selected(wanted);
     let kinds = selected.kinds();
     if !kinds.contains(&kind) {
         let offered = kinds.into_iter().map(|kind| (kind, example(&selected, kind))).collect();
@@ -95,11 +106,16 @@ pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementP
     let empty = selected.emptied();
     let most = empty.gpus.iter().map(|gpu| gang::capacity(gpu, wanted, policy)).sum();
     if most < wanted.count {
-        return NoAssignment::TooLarge { most };
+        let shared = shared_devices(&selected.gpus, wanted);
+        return if most == 0 && !shared.is_empty() {
+            NoAssignment::SharedThroughMps(shared)
+        } else {
+            NoAssignment::TooLarge { most }
+        };
     }
     let offering = selected.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
     let obstacles = offering.map(|gpu| (gpu.index, obstacle(gpu, wanted, policy))).collect();
-    NoAssignment::Busy { obstacles, largest: largest_free(&selected, wanted) }
+    NoAssignment::Busy { obstacles, free: free_share(&selected, wanted) }
 }
 
 /// Returns a small request of a kind that the GPUs offer.
@@ -121,13 +137,27 @@ fn example(host: &Host, kind: LeaseKind) -> String {
     }
 }
 
-fn largest_free(host: &Host, wanted: &PlacementRequest) -> Option<LargestFree> {
+/// Returns the MIG devices that meet a request, but are shared through MPS, each with the index of
+/// its GPU.
+fn shared_devices(gpus: &[GpuOffer], wanted: &PlacementRequest) -> Vec<(u32, String)> {
+    let RequestedShare::Mig(requested) = &wanted.share else { return Vec::new() };
+    let of_gpu = |gpu: &GpuOffer| -> Vec<(u32, String)> {
+        let instances = gpu.mig.iter().flat_map(|mig| mig.instances.iter().map(move |one| (mig, one)));
+        let devices = instances.flat_map(|(mig, one)| one.devices.iter().map(move |device| (mig, one, device)));
+        let shared = devices.filter(|(mig, one, device)| device.shared && mig.meets(requested, one, device));
+        let named = shared.filter(|(_, _, device)| wanted.has_target(&device.uuid));
+        named.map(|(_, one, device)| (gpu.index, device.name(gpu.index, one))).collect()
+    };
+    gpus.iter().flat_map(of_gpu).collect()
+}
+
+fn free_share(host: &Host, wanted: &PlacementRequest) -> Option<FreeShare> {
     let open = host.gpus.iter().filter(|gpu| gpu.closed.is_none());
-    match wanted.share {
+    match &wanted.share {
         RequestedShare::Mps { .. } => {
             let targets = open.flat_map(|gpu| gpu.mps.iter().map(move |mps| (gpu.index, mps)));
             let fits = |(_, mps): &(u32, &MpsOffer)| {
-                wanted.targets.as_ref().is_none_or(|targets| targets.contains(&mps.target))
+                wanted.has_target(&mps.target)
                     && mps.user.is_none_or(|user| user == wanted.holder)
                     && mps.leases < mps.most_leases
             };
@@ -136,22 +166,31 @@ fn largest_free(host: &Host, wanted: &PlacementRequest) -> Option<LargestFree> {
             let sizes = targets.filter(fits).map(|(gpu, mps)| (free(mps), gpu)).filter(|(tenths, _)| *tenths > 0);
             // If several GPUs have equally large free shares, choose the first of these GPUs.
             let (tenths, gpu) = sizes.max_by_key(|(tenths, gpu)| (*tenths, std::cmp::Reverse(*gpu)))?;
-            Some(LargestFree::Percentage { gpu, tenths })
+            Some(FreeShare::Percentage { gpu, tenths })
         }
-        RequestedShare::Mig(_) => {
+        RequestedShare::Mig(requested) => {
             let instances = open.flat_map(|gpu| {
-                let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-                instances.map(move |instance| (gpu.index, instance))
+                let instances = gpu.mig.iter().flat_map(|mig| mig.instances.iter().map(move |one| (mig, one)));
+                instances.filter(|(mig, one)| mig.is_grantable(one)).map(move |(mig, one)| (gpu.index, mig, one))
             });
-            let grantable = instances.filter(|(_, instance)| !instance.busy && !instance.clearing);
-            let devices = grantable.flat_map(|(gpu, instance)| {
-                let free = instance.devices.iter().filter(|device| device.free);
-                // Among devices of equal size, prefer a device that occupies its whole GPU
-                // instance.
-                free.map(move |device| (instance.placement.size, device.whole, std::cmp::Reverse(gpu), device))
+            let devices = instances.flat_map(|(gpu, mig, one)| {
+                let free = one.devices.iter().filter(|device| device.free && wanted.has_target(&device.uuid));
+                free.map(move |device| (gpu, mig, one, device))
             });
-            let (_, _, gpu, device) = devices.max_by_key(|(size, whole, gpu, _)| (*size, *whole, *gpu))?;
-            Some(LargestFree::Device { gpu: gpu.0, profile: device.profile.clone() })
+            let devices: Vec<(u32, &MigOffer, &Instance, &Device)> = devices.collect();
+            let larger = devices.iter().filter_map(|(gpu, mig, one, device)| {
+                let profile = mig.geometry.profile(one.profile_id).filter(|_| device.whole)?;
+                requested.fits_in(&mig.geometry, profile).then(|| (rank(profile), *gpu, &device.profile))
+            });
+            if let Some((_, gpu, profile)) = larger.min() {
+                return Some(FreeShare::Larger { gpu, profile: profile.clone() });
+            }
+            // Among devices of equal size, prefer a device that occupies its whole GPU instance.
+            let size = |(gpu, _, one, device): &&(u32, &MigOffer, &Instance, &Device)| {
+                (one.placement.size, device.whole, std::cmp::Reverse(*gpu))
+            };
+            let (gpu, _, _, device) = devices.iter().max_by_key(size)?;
+            Some(FreeShare::Smaller { gpu: *gpu, profile: device.profile.clone() })
         }
         RequestedShare::Timeslice | RequestedShare::Whole => None,
     }
@@ -180,6 +219,12 @@ fn obstacle(gpu: &GpuOffer, wanted: &PlacementRequest, policy: PlacementPolicy) 
     let other = gpu.mps.iter().filter_map(|mps| mps.user).find(|user| *user != wanted.holder);
     match (gang::capacity(gpu, wanted, policy), other) {
         (0, Some(user)) if matches!(wanted.share, RequestedShare::Mps { .. }) => Obstacle::OtherUser(user),
+        (0, _)
+            if gang::capacity(&gpu.emptied(), wanted, policy) == 0
+                && !shared_devices(std::slice::from_ref(gpu), wanted).is_empty() =>
+        {
+            Obstacle::SharedThroughMps
+        }
         (0, _) => Obstacle::InUse,
         (count, _) => Obstacle::Partly(count),
     }

@@ -9,6 +9,8 @@ use gpush_api::{LeaseKind, Mode, Percentage, Placement};
 
 use crate::geometry::Geometry;
 
+use super::{PlacementRequest, RequestedDevice};
+
 /// All GPUs of a host.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Host {
@@ -77,6 +79,14 @@ pub struct MigOffer {
 }
 
 impl MigOffer {
+    /// Returns whether a device of this instance meets a request.
+    pub(super) fn meets(&self, wanted: &RequestedDevice, instance: &Instance, device: &Device) -> bool {
+        match self.geometry.profile(instance.profile_id) {
+            Some(profile) if device.whole => wanted.is_met_by(profile),
+            Some(_) | None => wanted.is_met_by_part(&device.profile),
+        }
+    }
+
     /// Returns whether free devices of this instance can be granted: the instance itself is not in use, and no earlier
     /// request in the queue needs its place.
     pub(super) fn is_grantable(&self, instance: &Instance) -> bool {
@@ -170,7 +180,22 @@ pub struct WholeOffer {
     pub leased: bool,
 }
 
+impl Device {
+    /// Returns the name of the device in messages, such as `0:3g.40gb@4`. A device that does not occupy its whole GPU
+    /// instance has its UUID as its name.
+    pub(super) fn name(&self, gpu: u32, instance: &Instance) -> String {
+        if self.whole { format!("{gpu}:{}@{}", self.profile, instance.placement.start) } else { self.uuid.clone() }
+    }
+}
+
 impl GpuOffer {
+    /// Returns the UUIDs of the GPU, its MIG devices and its MPS targets.
+    pub(super) fn targets(&self) -> impl Iterator<Item = &String> {
+        let instances = self.mig.iter().flat_map(|mig| &mig.instances);
+        let devices = instances.flat_map(|instance| &instance.devices).map(|device| &device.uuid);
+        devices.chain(self.mps.iter().map(|mps| &mps.target)).chain([&self.uuid])
+    }
+
     /// Returns the kinds of leases that the GPU offers, even if no capacity of a kind is free.
     pub fn kinds(&self) -> impl Iterator<Item = LeaseKind> {
         let kinds = [
@@ -207,6 +232,16 @@ impl GpuOffer {
 }
 
 impl Host {
+    /// Returns the host with only the GPUs that a request selects, by their index and by its targets.
+    pub(super) fn selected(&self, wanted: &PlacementRequest) -> Self {
+        let is_selected = |gpu: &&GpuOffer| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
+        let has_target = |gpu: &&GpuOffer| gpu.targets().any(|uuid| wanted.has_target(uuid));
+        let selected = || self.gpus.iter().filter(is_selected);
+        // A target that does not exist any more selects no GPU.
+        let is_known = selected().any(|gpu| has_target(&gpu));
+        Self { gpus: selected().filter(|gpu| !is_known || has_target(gpu)).cloned().collect() }
+    }
+
     /// Returns the UUIDs of the existing MIG devices that a request can get now.
     pub fn free_devices(&self) -> impl Iterator<Item = &str> {
         let open = self.gpus.iter().filter(|gpu| gpu.closed.is_none()).flat_map(|gpu| &gpu.mig);

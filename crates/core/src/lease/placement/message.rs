@@ -1,17 +1,34 @@
 //! Error messages for requests that cannot be placed.
 
-use gpush_api::{ApiError, Code, LeaseKind};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Closed, LargestFree, NoAssignment, Obstacle, PlacementRequest, Unoffered};
+use gpush_api::{ApiError, Code, Gpu, LeaseKind, Mode};
+
+use super::{
+    Closed, FreeShare, GpuOffer, Host, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedShare,
+    Unoffered, gang,
+};
+use crate::layout::DYNAMIC;
 
 /// Maximum number of GPUs that a message names.
 const MOST_NAMED: usize = 16;
+
+/// What an error needs to know about the host in addition to the reason.
+#[derive(Debug, Clone, Copy)]
+pub struct ErrorContext<'a> {
+    /// The host on which the request could not be placed.
+    pub host: &'a Host,
+    /// The GPUs as the caller may see them.
+    pub gpus: &'a [Gpu],
+    /// Indexes of the GPUs that the caller may lease; `None` for all GPUs.
+    pub allowed: Option<&'a BTreeSet<u32>>,
+}
 
 impl NoAssignment {
     /// Returns the error for the caller. gpushd adds the leases and processes that hold the
     /// capacity.
     #[must_use]
-    pub fn error(&self, wanted: &PlacementRequest) -> ApiError {
+    pub fn error(&self, wanted: &PlacementRequest, context: ErrorContext<'_>) -> ApiError {
         let what = match (wanted.share.kind(), wanted.count) {
             (LeaseKind::Mig, 1) => "a MIG device".to_owned(),
             (LeaseKind::Mig, count) => format!("{count} MIG devices"),
@@ -27,21 +44,22 @@ impl NoAssignment {
             Self::NotOffered { offered, unoffered, .. } if offered.is_empty() => {
                 let mut error = error(Code::Unsupported, verb("cannot be leased", "cannot be leased"));
                 error.causes.extend(unoffered.iter().take(MOST_NAMED).map(|(gpu, why)| unoffered_cause(*gpu, *why)));
-                let differ = |(gpu, why): &(u32, Unoffered)| match why {
-                    Unoffered::OtherMode(_) => Some(gpu.to_string()),
-                    Unoffered::NoRule | Unoffered::Unmanaged | Unoffered::NotReady(_) => None,
-                };
-                let differ: Vec<String> = unoffered.iter().filter_map(differ).collect();
-                error.hint(match differ.as_slice() {
-                    [] => "choose other GPUs: `gpushctl status` shows the modes".to_owned(),
-                    gpus => format!(
-                        "to bring the GPUs to the mode of their rules: `gpushctl apply {}` (administrator)",
-                        gpus.join(",")
-                    ),
-                })
+                error.hint(
+                    apply_hint(unoffered.iter())
+                        .unwrap_or_else(|| "choose other GPUs: `gpushctl status` shows the modes".to_owned()),
+                )
             }
-            Self::NotOffered { offered, .. } => {
+            Self::NotOffered { kind, offered, unoffered } => {
                 let kinds: Vec<&str> = offered.iter().map(|(kind, _)| kind.name()).collect();
+                let would_offer: Vec<_> = unoffered.iter().filter(|(_, why)| kind_of(*why) == Some(*kind)).collect();
+                if !would_offer.is_empty() {
+                    let mut error = error(Code::Unsupported, format!("no GPU offers leases of kind {kind} now"));
+                    let causes = would_offer.iter().take(MOST_NAMED).map(|(gpu, why)| unoffered_cause(*gpu, *why));
+                    error.causes.extend(causes);
+                    error.causes.push(format!("the other GPUs offer only leases of kind {}", kinds.join(", ")));
+                    error.hint = apply_hint(would_offer.into_iter());
+                    return error;
+                }
                 let examples: Vec<String> = offered.iter().map(|(_, request)| format!("`{request}`")).collect();
                 let first = offered.first().map_or("", |(_, request)| request);
                 let offer = format!("{} only leases of kind {}", verb("offers", "offer"), kinds.join(", "));
@@ -64,37 +82,65 @@ impl NoAssignment {
                     )),
                 }
             }
+            Self::SharedThroughMps(devices) => {
+                let names: Vec<&str> = devices.iter().take(MOST_NAMED).map(|(_, name)| name.as_str()).collect();
+                let first = names.first().copied().unwrap_or_default();
+                let why = match names.as_slice() {
+                    [one] => format!("MIG device {one} is shared through MPS"),
+                    several => format!("MIG devices {} are shared through MPS", several.join(", ")),
+                };
+                error(Code::Unsupported, why)
+                    .hint(format!("request a share of the device: `gpushctl lease request --mps 25 --target {first}`"))
+            }
             Self::TooLarge { most: 0 } => {
                 let too_small = match wanted.gpus {
                     Some(_) => format!("{} not meet the request, even when idle", verb("does", "do")),
                     None => "no GPU meets the request, not even an idle one".to_owned(),
                 };
-                error(Code::BadRequest, too_small).hint("request less; `gpushctl status` shows what the GPUs have")
+                let mut error = error(Code::BadRequest, too_small);
+                error.causes.extend(layouts(wanted, context));
+                error.hint(too_large_hint(wanted, context))
             }
             Self::TooLarge { most } => {
                 error(Code::BadRequest, format!("{} room for only {most}, even when idle", verb("has", "have")))
                     .hint(format!("request {most} or fewer"))
             }
-            Self::Busy { obstacles, largest } => {
-                let mut error = error(Code::Blocked, "the capacity is in use".to_owned()).retryable();
+            Self::Busy { obstacles, free } => {
+                let mut error = error(Code::Blocked, busy(obstacles)).retryable();
                 for (gpu, obstacle) in obstacles.iter().take(MOST_NAMED) {
-                    error = error.cause(cause(*gpu, *obstacle, wanted.count));
+                    let reasons = match obstacle {
+                        Obstacle::Closed(_) => {
+                            context.gpus.iter().find(|one| one.index == *gpu).map_or(&[][..], |gpu| &gpu.reasons)
+                        }
+                        _ => &[],
+                    };
+                    error.causes.extend(match (reasons, obstacles.as_slice()) {
+                        // The message already names the state of the only GPU.
+                        (reasons, [(_, Obstacle::Closed(_))]) => reasons.to_vec(),
+                        ([], _) => vec![cause(*gpu, *obstacle, wanted)],
+                        (reasons, _) => reasons.iter().map(|reason| format!("GPU {gpu}: {reason}")).collect(),
+                    });
                 }
                 if let Some(more) = obstacles.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
                     error = error.cause(format!("{more} more GPUs are in use"));
                 }
-                match largest {
+                match free {
                     None => error,
-                    Some(LargestFree::Percentage { gpu, tenths }) => {
+                    Some(FreeShare::Percentage { gpu, tenths }) => {
                         let percent = percent(*tenths);
                         error
                             .cause(format!("GPU {gpu} has the most free capacity: {percent} %"))
                             .hint(format!("request {percent} % or less"))
                     }
-                    Some(LargestFree::Device { gpu, profile }) if wanted.count == 1 => error
+                    Some(FreeShare::Larger { gpu, profile }) if wanted.count == 1 => error
+                        .cause(format!("the smallest free MIG device that is large enough is {profile}, on GPU {gpu}"))
+                        .hint(format!("request {profile}")),
+                    Some(FreeShare::Smaller { gpu, profile }) if wanted.count == 1 => error
                         .cause(format!("the largest free MIG device is {profile}, on GPU {gpu}"))
                         .hint(format!("request {profile}")),
-                    Some(LargestFree::Device { .. }) => error.hint("request fewer MIG devices"),
+                    Some(FreeShare::Larger { .. } | FreeShare::Smaller { .. }) => {
+                        error.hint("request fewer MIG devices")
+                    }
                 }
             }
         }
@@ -113,13 +159,18 @@ impl NoAssignment {
 
 /// Returns the names of the GPUs that a request may use, and whether there is exactly one such GPU.
 fn named_gpus(wanted: &PlacementRequest) -> (String, bool) {
-    let indexes: Vec<String> = wanted.gpus.iter().flatten().map(u32::to_string).collect();
+    let indexes: Vec<u32> = wanted.gpus.iter().flatten().copied().collect();
     match indexes.as_slice() {
-        [one] => (format!("GPU {one}"), true),
         [] => ("the GPUs".to_owned(), false),
-        several if several.len() <= MOST_NAMED => (format!("GPUs {}", several.join(", ")), false),
+        some if some.len() <= MOST_NAMED => (gpu_names(some), some.len() == 1),
         _ => ("the selected GPUs".to_owned(), false),
     }
+}
+
+/// Names GPUs: `GPU 3`, or `GPUs 0, 2`.
+fn gpu_names(indexes: &[u32]) -> String {
+    let names: Vec<String> = indexes.iter().map(u32::to_string).collect();
+    format!("GPU{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
 /// Formats tenths of a percent as users write them: `12.5`.
@@ -140,12 +191,119 @@ fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
     }
 }
 
-fn cause(gpu: u32, obstacle: Obstacle, count: usize) -> String {
+/// Returns the kind of lease that a GPU would offer in the mode of its rule.
+fn kind_of(why: Unoffered) -> Option<LeaseKind> {
+    let (Unoffered::OtherMode(mode) | Unoffered::NotReady(mode)) = why else { return None };
+    match mode {
+        Mode::Mig => Some(LeaseKind::Mig),
+        Mode::Mps => Some(LeaseKind::Mps),
+        Mode::Timeslice => Some(LeaseKind::Timeslice),
+        Mode::Exclusive => Some(LeaseKind::Whole),
+        Mode::NoRule | Mode::Unmanaged => None,
+    }
+}
+
+/// Returns the hint to bring GPUs to the mode of their rules; `None` if no GPU is in another mode.
+fn apply_hint<'a>(unoffered: impl Iterator<Item = &'a (u32, Unoffered)>) -> Option<String> {
+    let differ = unoffered.filter(|(_, why)| matches!(why, Unoffered::OtherMode(_)));
+    let gpus: Vec<String> = differ.map(|(gpu, _)| gpu.to_string()).collect();
+    let text =
+        || format!("to bring the GPUs to the mode of their rules: `gpushctl apply {}` (administrator)", gpus.join(","));
+    (!gpus.is_empty()).then(text)
+}
+
+/// Says where the selected GPUs get their static layouts from, one sentence for each layout.
+fn layouts(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> {
+    if wanted.share.kind() != LeaseKind::Mig {
+        return Vec::new();
+    }
+    let selected = context.host.selected(wanted);
+    let mut gpus_of: BTreeMap<(String, Option<String>), Vec<u32>> = BTreeMap::new();
+    for gpu in context.gpus.iter().filter(|gpu| selected.gpus.iter().any(|one| one.index == gpu.index)) {
+        let Some(layout) = gpu.layout.as_ref().filter(|layout| gpu.mode == Mode::Mig && **layout != [DYNAMIC]) else {
+            continue;
+        };
+        let by =
+            gpu.overridden.as_ref().map(|one| one.by.user.clone().unwrap_or_else(|| format!("uid {}", one.by.uid)));
+        gpus_of.entry((layout.join(", "), by)).or_default().push(gpu.index);
+    }
+    let sentence = |((layout, by), gpus): ((String, Option<String>), Vec<u32>)| {
+        let gpus = gpu_names(&gpus);
+        match by {
+            None => format!("the layout of {gpus} is {layout}"),
+            Some(by) => {
+                format!("an override of {by} sets the layout {layout} on {gpus}; `gpushctl config overrides` shows it")
+            }
+        }
+    };
+    gpus_of.into_iter().take(MOST_NAMED).map(sentence).collect()
+}
+
+/// Returns what the user can do about a request that the selected GPUs cannot meet even when idle.
+fn too_large_hint(wanted: &PlacementRequest, context: ErrorContext<'_>) -> String {
+    let selected = context.host.selected(wanted);
+    let elsewhere = PlacementRequest { gpus: None, targets: None, ..wanted.clone() };
+    let could_meet = |gpu: &&GpuOffer| {
+        context.allowed.is_none_or(|allowed| allowed.contains(&gpu.index))
+            && selected.gpus.iter().all(|one| one.index != gpu.index)
+            && gang::capacity(&gpu.emptied(), &elsewhere, PlacementPolicy::Pack) >= wanted.count
+    };
+    let others: Vec<String> = context.host.gpus.iter().filter(could_meet).map(|gpu| gpu.index.to_string()).collect();
+    if !others.is_empty() {
+        return format!("choose a GPU that can meet the request: `-g {}`", others.join(","));
+    }
+    match &wanted.share {
+        RequestedShare::Mig(_) => {
+            let migs = || selected.gpus.iter().filter_map(|gpu| gpu.mig.as_ref());
+            let instances = migs().flat_map(|mig| &mig.instances);
+            let devices = instances.flat_map(|one| one.devices.iter().map(move |device| (one.placement.size, device)));
+            let granted = devices.filter(|(_, device)| !device.shared);
+            let sizes: BTreeSet<(u8, &str)> = granted.map(|(size, device)| (size, device.profile.as_str())).collect();
+            match sizes.is_empty() || migs().any(|mig| mig.dynamic) {
+                true => "request less; `gpushctl status` shows what the GPUs have".to_owned(),
+                false => {
+                    let names: Vec<&str> = sizes.into_iter().rev().map(|(_, name)| name).collect();
+                    format!("request {}", names.join(" or "))
+                }
+            }
+        }
+        RequestedShare::Mps { .. } => "request less; `gpushctl status` shows what the GPUs have".to_owned(),
+        RequestedShare::Timeslice | RequestedShare::Whole => "`gpushctl status` shows what the GPUs have".to_owned(),
+    }
+}
+
+/// Says why GPUs that could meet a request do not do so now.
+fn busy(obstacles: &[(u32, Obstacle)]) -> String {
+    let (gpus, is_one) = match obstacles {
+        [(gpu, _)] => (format!("GPU {gpu}"), true),
+        _ => ("the GPUs".to_owned(), false),
+    };
+    let verb = |one: &str, several: &str| format!("{gpus} {}", if is_one { one } else { several });
+    let all = |closed: Closed| obstacles.iter().all(|(_, obstacle)| *obstacle == Obstacle::Closed(closed));
+    if all(Closed::Cordoned) {
+        verb("is cordoned", "are cordoned")
+    } else if all(Closed::Claimed) {
+        format!("an operation is changing {gpus}")
+    } else if all(Closed::NotReady) {
+        verb("is not ready", "are not ready")
+    } else if obstacles.iter().all(|(_, obstacle)| matches!(obstacle, Obstacle::Closed(_))) {
+        "the GPUs accept no leases now".to_owned()
+    } else {
+        "the capacity is in use".to_owned()
+    }
+}
+
+fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest) -> String {
+    let count = wanted.count;
     match obstacle {
         Obstacle::Closed(Closed::Cordoned) => format!("GPU {gpu} is cordoned"),
         Obstacle::Closed(Closed::Claimed) => format!("an operation is changing GPU {gpu}"),
         Obstacle::Closed(Closed::NotReady) => format!("GPU {gpu} is not ready"),
-        Obstacle::InUse => format!("GPU {gpu} has no room"),
+        Obstacle::InUse => match wanted.targets {
+            Some(_) => format!("the requested target on GPU {gpu} has no room"),
+            None => format!("GPU {gpu} has no room"),
+        },
+        Obstacle::SharedThroughMps => format!("GPU {gpu} shares such a device through MPS: request it with --mps"),
         Obstacle::OtherUser(uid) => format!("the MPS daemon of GPU {gpu} serves another user (uid {uid})"),
         Obstacle::Partly(room) => format!("GPU {gpu} has room for only {room} of the {count} devices"),
     }

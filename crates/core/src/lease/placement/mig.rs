@@ -61,11 +61,8 @@ fn options<'a>(
         for device in
             instance.devices.iter().filter(|device| targets.is_none_or(|targets| targets.contains(&device.uuid)))
         {
-            let meets = match profile {
-                Some(profile) if device.whole => wanted.is_met_by(profile),
-                Some(_) | None => wanted.is_met_by_part(&device.profile),
-            };
             let free = device.free && mig.is_grantable(instance);
+            let meets = !device.shared && mig.meets(wanted, instance, device);
             if meets && (free || blocked == UseOccupied::Last) {
                 let size = profile.map_or([u32::from(instance.placement.size), 0, 0], rank);
                 options.push(DeviceOption::Device { instance: position, uuid: &device.uuid, free, size });

@@ -38,6 +38,7 @@
 //! | `single` | MPS, time-slicing, whole GPUs |
 //! | `gang` | the best distribution over GPUs |
 //! | `error` | why a request cannot be placed, as a type |
+//! | `blockers` | the leases and processes without which a request would be granted |
 //! | `message` | why a request cannot be placed, as an error for the caller |
 //! | `reserve` | capacity that is reserved for a queued request |
 //! | `target` | the planner's target for an assignment |
@@ -46,6 +47,7 @@ use std::collections::BTreeSet;
 
 use gpush_api::{LeaseShare, MemoryLimit, Percentage, Placement, Priority};
 
+mod blockers;
 mod cost;
 mod error;
 mod gang;
@@ -58,8 +60,10 @@ mod size;
 mod snapshot;
 mod target;
 
-pub use error::{LargestFree, NoAssignment, Obstacle};
+pub use blockers::{Blockers, blockers, occupied_targets};
+pub use error::{FreeShare, NoAssignment, Obstacle};
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
+pub use message::ErrorContext;
 pub use size::{RequestedDevice, nominal_mib};
 pub use snapshot::Snapshot;
 pub use target::target;
@@ -107,6 +111,13 @@ pub struct PlacementRequest {
     pub gpus: Option<BTreeSet<u32>>,
     /// UUIDs of the MPS targets or MIG devices that may be used; `None` for all targets.
     pub targets: Option<BTreeSet<String>>,
+}
+
+impl PlacementRequest {
+    /// Returns whether the request may use this target.
+    pub(super) fn has_target(&self, uuid: &String) -> bool {
+        self.targets.as_ref().is_none_or(|targets| targets.contains(uuid))
+    }
 }
 
 /// One member of an assignment.

@@ -2,7 +2,7 @@
 
 use gpush_api::GpuProfile;
 
-use crate::geometry::Profile;
+use crate::geometry::{Geometry, Profile};
 
 /// The requested MIG device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -28,6 +28,17 @@ impl RequestedDevice {
             Self::AtLeast { memory_mib, slices } => {
                 memory_of(&profile.profile) >= *memory_mib && profile.profile.slices >= *slices
             }
+        }
+    }
+
+    /// Returns whether a device that occupies a whole GPU instance of this profile is at least as large as the
+    /// requested device.
+    pub(super) fn fits_in(&self, geometry: &Geometry, profile: &Profile) -> bool {
+        match self {
+            Self::Profile(name) => geometry.named(name).is_some_and(|wanted| {
+                profile.memory_slices() >= wanted.memory_slices() && profile.profile.slices >= wanted.profile.slices
+            }),
+            Self::AtLeast { .. } => self.is_met_by(profile),
         }
     }
 
@@ -64,7 +75,6 @@ pub(super) fn rank(profile: &Profile) -> [u32; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::geometry::Geometry;
 
     #[test]
     fn nominal_size_of_every_profile_is_read_from_its_name() {

@@ -1,9 +1,11 @@
+mod blockers;
+mod messages;
 mod oracle;
 pub(in crate::lease) mod scene;
 
 use std::collections::BTreeSet;
 
-use gpush_api::{LeaseKind, Mode};
+use gpush_api::{ApiError, LeaseKind, Mode};
 
 use super::*;
 use scene::{gpu, mig, mps, timeslice, wanted, whole};
@@ -36,6 +38,15 @@ fn placed(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> St
     place(host, wanted, policy).map_or_else(|error| format!("{error:?}"), |assignment| text(&assignment))
 }
 
+/// Returns the error for a request that cannot be placed.
+fn refusal(host: &Host, wanted: &PlacementRequest) -> ApiError {
+    place(host, wanted, PlacementPolicy::Pack).unwrap_err().error(wanted, context(host))
+}
+
+fn context(host: &Host) -> ErrorContext<'_> {
+    ErrorContext { host, gpus: &[], allowed: None }
+}
+
 #[test]
 fn tightest_free_instance_is_taken_first() {
     let host = Host {
@@ -48,7 +59,7 @@ fn tightest_free_instance_is_taken_first() {
     assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), PlacementPolicy::Pack), "1:3g.40gb@0");
     assert_eq!(
         placed(&host, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack),
-        "Busy { obstacles: [(0, InUse), (1, InUse)], largest: Some(Device { gpu: 0, profile: \"4g.40gb\" }) }"
+        "Busy { obstacles: [(0, InUse), (1, InUse)], free: Some(Larger { gpu: 0, profile: \"2g.20gb\" }) }"
     );
 }
 
@@ -66,7 +77,7 @@ fn dynamic_gpu_reuses_instances_then_saves_placements() {
     let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
     assert_eq!(
         placed(&foreign, &wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack),
-        "Busy { obstacles: [(0, InUse)], largest: Some(Device { gpu: 0, profile: \"1g.10gb\" }) }"
+        "Busy { obstacles: [(0, InUse)], free: Some(Smaller { gpu: 0, profile: \"1g.10gb\" }) }"
     );
     assert_eq!(placed(&foreign, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack), "0:1g.10gb@0");
 }
@@ -94,7 +105,7 @@ fn gang_is_placed_as_a_whole_or_not_at_all() {
         Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used"), mig(1, "a100-80", true, "7g.80gb@0 used")] };
     assert_eq!(
         placed(&host, &wanted(profile("2g.20gb"), 2), PlacementPolicy::Pack),
-        "Busy { obstacles: [(0, Partly(1)), (1, InUse)], largest: None }"
+        "Busy { obstacles: [(0, Partly(1)), (1, InUse)], free: None }"
     );
     assert_eq!(placed(&host, &wanted(profile("3g.40gb"), 5), PlacementPolicy::Pack), "TooLarge { most: 4 }");
     let whole = Host { gpus: vec![whole(0, true), whole(1, false), whole(2, true)] };
@@ -143,29 +154,11 @@ fn mps_target_of_another_user_or_without_room_is_not_used() {
     let one = Host { gpus: vec![host.gpus[2].clone()] };
     assert_eq!(
         placed(&one, &wanted(some_mps("10"), 1), PlacementPolicy::Pack),
-        "Busy { obstacles: [(2, OtherUser(2000))], largest: None }"
+        "Busy { obstacles: [(2, OtherUser(2000))], free: None }"
     );
     let limit = MemoryLimit::of_mib(1 << 20);
     let much = RequestedShare::Mps { percentage: None, memory_limit: limit, priority: None };
     assert_eq!(placed(&host, &wanted(much, 1), PlacementPolicy::Pack), "TooLarge { most: 0 }");
-}
-
-#[test]
-fn refusal_names_the_largest_free_size() {
-    let refused = |host: Host, share: RequestedShare, count: usize| {
-        let wanted = wanted(share, count);
-        let error = place(&host, &wanted, PlacementPolicy::Pack).unwrap_err().error(&wanted);
-        (error.causes.join("; "), error.hint.unwrap_or_default())
-    };
-    let (why, hint) = refused(Host { gpus: vec![mps(0, 900, None), mps(1, 755, None)] }, some_mps("50"), 1);
-    assert!(why.contains("GPU 1 has the most free capacity: 24.5 %"), "{why}");
-    assert_eq!(hint, "request 24.5 % or less");
-    let devices = || Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0 used, 2g.20gb@4, 1g.10gb@6")] };
-    let (why, hint) = refused(devices(), profile("3g.40gb"), 1);
-    assert!(why.contains("the largest free MIG device is 2g.20gb, on GPU 0"), "{why}");
-    assert_eq!(hint, "request 2g.20gb");
-    let full = || Host { gpus: vec![mps(0, 1000, None)] };
-    assert_eq!(refused(full(), some_mps("1"), 1).1, "");
 }
 
 #[test]
@@ -181,7 +174,7 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
     for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
         let host = Host { gpus: vec![closed(reason)] };
         let error = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
-        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(0, Obstacle::Closed(reason))], largest: None });
+        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(0, Obstacle::Closed(reason))], free: None });
     }
     let host = Host { gpus: vec![whole(0, true), mps(1, 0, None)] };
     let only = |index| PlacementRequest { gpus: Some(BTreeSet::from([index])), ..wanted(RequestedShare::Whole, 1) };
@@ -189,10 +182,10 @@ fn closed_gpu_and_unselected_gpu_are_not_used() {
     let offered = vec![(LeaseKind::Mps, "mps=25".to_owned())];
     let error = place(&host, &only(1), PlacementPolicy::Pack).unwrap_err();
     assert_eq!(error, NoAssignment::NotOffered { kind: LeaseKind::Whole, offered, unoffered: Vec::new() });
-    let message = error.error(&only(1)).message;
+    let message = refusal(&host, &only(1)).message;
     assert_eq!(message, "cannot grant a whole GPU: GPU 1 offers only leases of kind mps", "it names the selected GPU");
     let unmanaged = GpuOffer { index: 2, unoffered: Some(Unoffered::Unmanaged), ..GpuOffer::default() };
-    let error = place(&Host { gpus: vec![unmanaged] }, &only(2), PlacementPolicy::Pack).unwrap_err().error(&only(2));
+    let error = refusal(&Host { gpus: vec![unmanaged] }, &only(2));
     assert_eq!(error.message, "cannot grant a whole GPU: GPU 2 cannot be leased");
     assert_eq!(error.causes, ["GPU 2 has mode `unmanaged`: gpushd grants no leases on it"]);
 }
@@ -266,55 +259,6 @@ fn placement_equals_the_brute_force_search() {
     }
     println!("{placed} placed ({created} with a creation, {destroyed} with a destruction), {refused} refused");
     assert!(placed > 300 && refused > 100 && created > 150 && destroyed > 40);
-}
-
-#[test]
-fn error_names_each_gpu_and_why_it_does_not_fit() {
-    let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mps(4, 0, None) };
-    let host = Host { gpus: vec![mps(2, 0, Some(2000)), mps(3, 950, None), cordoned] };
-    let request = wanted(some_mps("10"), 1);
-    let error = place(&host, &request, PlacementPolicy::Pack).unwrap_err().error(&request);
-    assert_eq!(error.message, "cannot grant an MPS share: the capacity is in use");
-    let causes = [
-        "the MPS daemon of GPU 2 serves another user (uid 2000)",
-        "GPU 3 has no room",
-        "GPU 4 is cordoned",
-        "GPU 3 has the most free capacity: 5 %",
-    ];
-    assert_eq!((error.causes.as_slice(), error.retryable), (causes.map(str::to_owned).as_slice(), true));
-
-    let host = Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used")] };
-    let message = |share, count| {
-        let request = wanted(share, count);
-        let error = place(&host, &request, PlacementPolicy::Pack).unwrap_err().error(&request);
-        format!("{} / {}", error.message, error.hint.unwrap())
-    };
-    let text = "cannot grant a MIG device: no GPU has the profile 1g.12gb / did you mean 1g.10gb or 1g.20gb or 2g.20gb? \
-                List the profiles with `gpushctl mig profiles`";
-    assert!(message(profile("1g.12gb"), 1).starts_with(&text[..90]), "{}", message(profile("1g.12gb"), 1));
-    let text = "cannot grant 3 MIG devices: the GPUs have room for only 2, even when idle / request 2 or fewer";
-    assert_eq!(message(profile("3g.40gb"), 3), text);
-    let text = "cannot grant a whole GPU: the GPUs offer only leases of kind mig / request `mig=1g.10gb`, as with \
-                `gpushctl run --request mig=1g.10gb -- COMMAND`";
-    assert_eq!(message(RequestedShare::Whole, 1), text);
-    let refused = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
-    assert_eq!(refused.hint_for_job().as_deref(), Some("submit the job with `--comment=gpush:mig=1g.10gb`"));
-    let unoffered = |index, why| GpuOffer { unoffered: Some(why), ..gpu(index) };
-    let all = [unoffered(0, Unoffered::OtherMode(Mode::Mig)), unoffered(1, Unoffered::NoRule)];
-    let request = wanted(RequestedShare::Whole, 1);
-    let refused = |gpus: &[GpuOffer]| {
-        place(&Host { gpus: gpus.to_vec() }, &request, PlacementPolicy::Pack).unwrap_err().error(&request)
-    };
-    let error = refused(&all);
-    assert_eq!(
-        error.causes,
-        ["GPU 0 is not in mode `mig`, which its rule requires", "no rule of the config claims GPU 1"]
-    );
-    assert_eq!(
-        error.hint.as_deref(),
-        Some("to bring the GPUs to the mode of their rules: `gpushctl apply 0` (administrator)")
-    );
-    assert_eq!(refused(&all[1..]).hint.as_deref(), Some("choose other GPUs: `gpushctl status` shows the modes"));
 }
 
 #[test]

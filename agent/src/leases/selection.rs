@@ -1,0 +1,195 @@
+//! The GPUs that a request selects and that its caller may lease.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use gpush_api::{ApiError, Code, Gpu, LeaseKind, LeaseRequest};
+use gpush_core::{
+    config::Rule,
+    lease::{
+        placement::{GpuOffer, Host},
+        quota::Effective,
+    },
+};
+
+use super::offers;
+use crate::{
+    caller::{Caller, Viewer},
+    state::{GpuSnapshot, HostState},
+};
+
+/// Returns the indexes of the GPUs that the request selects; `None` if the request does not select GPUs, so that any
+/// GPU is possible.
+pub(super) fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<u32>>, ApiError> {
+    if request.gpus.is_empty() {
+        return Ok(None);
+    }
+    let texts: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
+    let positions = host.positions(&texts)?;
+    Ok(Some(positions.into_iter().map(|at| host.gpus[at].gpu.index).collect()))
+}
+
+/// Excludes the GPUs that only Slurm's hooks may lease. Returns the other GPUs, and the selected GPUs that are excluded.
+///
+/// # Errors
+/// If all selected GPUs are excluded.
+pub(super) fn for_caller(
+    caller: &Caller,
+    host: &HostState,
+    selected: Option<BTreeSet<u32>>,
+) -> Result<(Option<BTreeSet<u32>>, BTreeSet<u32>), ApiError> {
+    let slurms = offers::slurm_gpus(host);
+    // A hook that selects GPUs may lease them, because Slurm allocated them. If Slurm allocated no GPU to a job, the
+    // hook selects no GPU, and the job gets no GPU that only hooks may lease.
+    if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {
+        return Ok((selected, BTreeSet::new()));
+    }
+    let selected = selected.unwrap_or_else(|| host.gpus.iter().map(|gpu| gpu.gpu.index).collect());
+    let (left, withheld) = (&selected - &slurms, &selected & &slurms);
+    if left.is_empty() && !selected.is_empty() {
+        return Err(slurm_only_error(caller.viewer == Viewer::Hook));
+    }
+    Ok((Some(left), withheld))
+}
+
+/// Returns whether GPUs that the request selects offer this kind of lease, but only to Slurm. `selected` are the other
+/// selected GPUs.
+pub(super) fn is_offered_only_to_slurm(
+    offered: &Host,
+    kind: LeaseKind,
+    selected: Option<&BTreeSet<u32>>,
+    withheld: &BTreeSet<u32>,
+) -> bool {
+    let mut offering = offered.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
+    let is_selected = |gpu: &GpuOffer| selected.is_none_or(|selected| selected.contains(&gpu.index));
+    offering.clone().any(|gpu| withheld.contains(&gpu.index)) && !offering.any(is_selected)
+}
+
+/// Returns the indexes of the GPUs that the caller may lease. A hook may lease the GPUs that it selects.
+pub(super) fn allowed(
+    caller: &Caller,
+    host: &HostState,
+    quota: &Effective,
+    selected: Option<&BTreeSet<u32>>,
+) -> BTreeSet<u32> {
+    let mut all: BTreeSet<u32> = host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
+    match (caller.viewer, selected) {
+        (Viewer::Hook, Some(selected)) => all.clone_from(selected),
+        _ => all = &all - &offers::slurm_gpus(host),
+    }
+    if let Some(of_quota) = &quota.limits.gpus {
+        all.retain(|index| of_quota.contains(index));
+    }
+    all
+}
+
+/// Limits the selected GPUs to those of the targets.
+///
+/// # Errors
+/// If no selected GPU has one of the targets.
+pub(super) fn on_targets(
+    gpus: &[Gpu],
+    selected: Option<BTreeSet<u32>>,
+    targets: &BTreeSet<String>,
+    withheld: &BTreeSet<u32>,
+    is_job: bool,
+) -> Result<Option<BTreeSet<u32>>, ApiError> {
+    let has_target = |gpu: &&Gpu| {
+        let devices = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
+        targets.contains(&gpu.uuid) || devices.filter_map(|one| one.uuid.as_ref()).any(|uuid| targets.contains(uuid))
+    };
+    let theirs: BTreeSet<u32> = gpus.iter().filter(has_target).map(|gpu| gpu.index).collect();
+    let left = match &selected {
+        Some(selected) => selected & &theirs,
+        None => theirs.clone(),
+    };
+    match theirs.first() {
+        // The devices do not exist any more.
+        None => Ok(selected),
+        Some(_) if !left.is_empty() => Ok(Some(left)),
+        Some(index) if withheld.contains(index) => Err(slurm_only_error(is_job)),
+        Some(index) => {
+            let message = format!("the target is on GPU {index}, which the request does not select");
+            Err(ApiError::new(Code::BadRequest, message).hint(format!("add `-g {index}`, or name only the target")))
+        }
+    }
+}
+
+/// Excludes the GPUs with the layout `dynamic`, because gpushd does not create MIG devices in Prolog.
+///
+/// # Errors
+/// If all selected GPUs are excluded.
+pub(super) fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<BTreeSet<u32>, ApiError> {
+    let is_dynamic = |gpu: &&Arc<GpuSnapshot>| {
+        let rule = gpu.rule.and_then(|rule| host.config.rules.get(rule));
+        rule.is_some_and(Rule::is_dynamic) && gpu.gpu.overridden.is_none()
+    };
+    let dynamic: BTreeSet<u32> = host.gpus.iter().filter(is_dynamic).map(|gpu| gpu.gpu.index).collect();
+    let mut left = selected.unwrap_or_else(|| host.gpus.iter().map(|gpu| gpu.gpu.index).collect());
+    let were_there = !left.is_empty();
+    left.retain(|index| !dynamic.contains(index));
+    if left.is_empty() && were_there {
+        return Err(ApiError::new(Code::Unsupported, "Slurm jobs cannot use GPUs with a dynamic layout")
+            .cause("Slurm knows MIG devices only from gres.conf, so gpushd does not create any for a job")
+            .hint("ask the administrator to give the GPUs of Slurm a static layout"));
+    }
+    Ok(left)
+}
+
+/// Returns the error for GPUs that only Slurm can allocate. `is_job` is true if the request is for a Slurm job to which
+/// Slurm allocated no GPU.
+pub(super) fn slurm_only_error(is_job: bool) -> ApiError {
+    if is_job {
+        return ApiError::new(Code::Denied, "Slurm allocated no GPU to the job")
+            .cause("the config rule of the GPUs has `owner = \"slurm\"`, so a job can lease only GPUs that Slurm \
+                allocated to it")
+            .hint("ask Slurm for a GPU too: submit the job with --gres=gpu:1, or with --gres=mps:25 on nodes with gres/mps");
+    }
+    ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
+        .cause("the config rule of these GPUs has `owner = \"slurm\"`")
+        .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_core::{lease::placement::WholeOffer, preset};
+
+    use super::*;
+
+    /// Fault: a request for GPU 6, which has no rule, got the error that only Slurm jobs can lease it, because only Slurm
+    /// jobs can lease GPU 1.
+    #[test]
+    fn slurm_error_needs_a_selected_gpu_that_only_slurm_may_lease() {
+        let whole = Some(WholeOffer { free: true, leased: false });
+        let offered = Host {
+            gpus: vec![
+                GpuOffer { index: 1, whole, ..GpuOffer::default() },
+                GpuOffer { index: 6, ..GpuOffer::default() },
+            ],
+        };
+        let is_slurms = |selected: u32, withheld: &[u32]| {
+            let withheld = withheld.iter().copied().collect();
+            is_offered_only_to_slurm(&offered, LeaseKind::Whole, Some(&BTreeSet::from([selected])), &withheld)
+        };
+        assert!(!is_slurms(6, &[]), "-g 6");
+        assert!(is_slurms(6, &[1]), "-g 1,6");
+        assert!(!is_slurms(1, &[]), "a hook");
+    }
+
+    /// Fault: the refusal of a request for a MIG device explained all GPUs of the host.
+    #[test]
+    fn target_selects_its_gpu() {
+        let mut gpus = preset::gpus("dgx-a100").expect("a preset");
+        gpus.truncate(3);
+        let found = |target: &str, selected: Option<u32>| {
+            let selected = selected.map(|index| BTreeSet::from([index]));
+            on_targets(&gpus, selected, &BTreeSet::from([target.to_owned()]), &BTreeSet::from([2]), false)
+        };
+        let one = |index: u32| Ok(Some(BTreeSet::from([index])));
+        assert_eq!(found(&gpus[1].uuid, None), one(1));
+        assert_eq!(found(&gpus[1].uuid, Some(1)), one(1));
+        assert_eq!(found("MIG-gone", Some(0)), one(0));
+        let error = found(&gpus[1].uuid, Some(0)).unwrap_err();
+        assert_eq!(error.message, "the target is on GPU 1, which the request does not select");
+        assert_eq!(found(&gpus[2].uuid, Some(0)).unwrap_err().code, Code::Denied);
+    }
+}

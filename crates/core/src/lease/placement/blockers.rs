@@ -1,0 +1,185 @@
+//! The leases and processes without which a request would be granted.
+//!
+//! Each is found by a placement on the host without it. If the end of one lease or process is not
+//! enough, the smallest set on one GPU is found in the same way.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{LeaseMember, MemberShare};
+
+use super::{Assignment, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, UseOccupied, gang};
+
+/// Maximum number of leases and processes that the search tests, so that a refusal stays cheap on a
+/// large host.
+const MOST_TESTED: usize = 64;
+
+/// The leases and processes that block a request. `L` identifies a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blockers<L> {
+    /// Leases whose end makes the grant possible.
+    pub leases: Vec<L>,
+    /// UUIDs of GPUs and MIG devices that processes without a lease use. If these processes end, the
+    /// grant is possible.
+    pub in_use: Vec<String>,
+    /// Whether all of these leases and processes must end. If not, the end of one of them is enough.
+    pub together: bool,
+}
+
+/// One lease, or the processes on a target that has no lease.
+#[derive(Clone, Copy)]
+enum Candidate<'a, L> {
+    Lease(L, &'a [&'a LeaseMember]),
+    Target(&'a str),
+}
+
+/// Finds what blocks a request on a host without the reservations of the queue. `leases` are the
+/// leases that hold capacity. The result is empty if only the queue, a closed GPU or an instance of
+/// another program blocks the request.
+#[must_use]
+pub fn blockers<L: Copy>(
+    host: &Host,
+    wanted: &PlacementRequest,
+    policy: PlacementPolicy,
+    leases: &[(L, Vec<&LeaseMember>)],
+) -> Blockers<L> {
+    let selected = host.selected(wanted);
+    let fits = |host: &Host| gang::best(host, wanted, policy, UseOccupied::Never).is_some();
+    let none = Blockers { leases: Vec::new(), in_use: Vec::new(), together: false };
+    if fits(&selected) {
+        return none;
+    }
+    let is_here = |members: &[&LeaseMember]| {
+        members.iter().any(|member| selected.gpus.iter().any(|gpu| gpu.uuid == member.gpu && gpu.closed.is_none()))
+    };
+    let here = leases.iter().filter(|(_, members)| is_here(members));
+    let leases = here.map(|(lease, members)| Candidate::Lease(*lease, members.as_slice()));
+    let used = selected.gpus.iter().flat_map(GpuOffer::used_without_lease).map(Candidate::Target);
+    let candidates: Vec<Candidate<'_, L>> = leases.chain(used).take(MOST_TESTED).collect();
+    let alone: Vec<_> = candidates.iter().copied().filter(|one| fits(&selected.without(&[*one]))).collect();
+    if !alone.is_empty() {
+        return Blockers::of(&alone, false);
+    }
+    let on_gpu = |gpu: &GpuOffer| -> Vec<Candidate<'_, L>> {
+        let is_on = |one: &Candidate<'_, L>| match one {
+            Candidate::Lease(_, members) => members.iter().any(|member| member.gpu == gpu.uuid),
+            Candidate::Target(target) => gpu.targets().any(|uuid| uuid == target),
+        };
+        candidates.iter().copied().filter(is_on).collect()
+    };
+    let mut sets: Vec<Vec<Candidate<'_, L>>> = selected.gpus.iter().map(on_gpu).collect();
+    sets.push(candidates.clone());
+    let sets = sets.into_iter().filter(|set| fits(&selected.without(set)));
+    let least = sets.map(|set| {
+        // Remove from the set what need not end.
+        let mut least = set.clone();
+        for at in (0..set.len()).rev() {
+            let one = least.remove(at);
+            if !fits(&selected.without(&least)) {
+                least.insert(at, one);
+            }
+        }
+        least
+    });
+    least.min_by_key(Vec::len).map_or(none, |least| Blockers::of(&least, true))
+}
+
+impl<L: Copy> Blockers<L> {
+    fn of(found: &[Candidate<'_, L>], together: bool) -> Self {
+        let mut all = Self { leases: Vec::new(), in_use: Vec::new(), together };
+        for one in found {
+            match one {
+                Candidate::Lease(lease, _) => all.leases.push(*lease),
+                Candidate::Target(target) => all.in_use.push((*target).to_owned()),
+            }
+        }
+        all
+    }
+}
+
+/// Returns the UUIDs of the targets of an assignment that are in use, and of the devices in use on
+/// the slices of the instances that it creates.
+#[must_use]
+pub fn occupied_targets(host: &Host, assignment: &Assignment) -> BTreeSet<String> {
+    let mut targets = BTreeSet::new();
+    for member in &assignment.members {
+        let Some(gpu) = host.gpus.iter().find(|gpu| gpu.index == member.gpu()) else { continue };
+        match member {
+            Member::Device { uuid, .. } => drop(targets.insert(uuid.clone())),
+            Member::Mps { target, .. } => drop(targets.insert(target.clone())),
+            Member::Timeslice { .. } | Member::Whole { .. } => drop(targets.insert(gpu.uuid.clone())),
+            Member::Create { placement, .. } => {
+                let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+                let here = instances.filter(|instance| instance.placement.overlaps(*placement));
+                let devices = here.flat_map(|instance| &instance.devices).filter(|device| !device.free);
+                targets.extend(devices.map(|device| device.uuid.clone()));
+            }
+        }
+    }
+    targets
+}
+
+impl GpuOffer {
+    /// Returns the UUIDs of the GPU and of its MIG devices that processes use without a lease.
+    fn used_without_lease(&self) -> impl Iterator<Item = &str> {
+        let instances = self.mig.iter().flat_map(|mig| &mig.instances);
+        let devices = instances.flat_map(|one| one.devices.iter().map(move |device| (one.busy, device)));
+        let used = devices.filter(|(busy, device)| !device.leased && !device.shared && (*busy || !device.free));
+        let whole = self.whole.filter(|whole| !whole.free && !whole.leased).map(|_| self.uuid.as_str());
+        used.map(|(_, device)| device.uuid.as_str()).chain(whole)
+    }
+
+    /// Frees a target, because its lease and the processes on it end.
+    fn free_target(&mut self, target: &str) {
+        for instance in self.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+            if let Some(device) = instance.devices.iter_mut().find(|device| device.uuid == target) {
+                (device.free, device.leased) = (!device.shared, false);
+                instance.busy = false;
+            }
+        }
+        if let Some(whole) = self.whole.as_mut().filter(|_| self.uuid == target) {
+            (whole.free, whole.leased) = (true, false);
+        }
+    }
+
+    /// Frees the share of a member whose lease ends.
+    fn free_member(&mut self, member: &LeaseMember) {
+        match &member.share {
+            MemberShare::Mig { .. } | MemberShare::Whole => self.free_target(&member.target),
+            MemberShare::Timeslice { .. } => {
+                if let Some(slices) = &mut self.timeslice {
+                    slices.taken = slices.taken.saturating_sub(1);
+                }
+            }
+            MemberShare::Mps { percentage, .. } => {
+                if let Some(mps) = self.mps.iter_mut().find(|mps| mps.target == member.target) {
+                    mps.taken_tenths = mps.taken_tenths.saturating_sub(u32::from(percentage.tenths()));
+                    mps.leases = mps.leases.saturating_sub(1);
+                    if mps.leases == 0 {
+                        mps.user = None;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Host {
+    fn without<L>(&self, ended: &[Candidate<'_, L>]) -> Self {
+        let mut host = self.clone();
+        for gpu in &mut host.gpus {
+            for one in ended {
+                match one {
+                    Candidate::Lease(_, members) => {
+                        for member in *members {
+                            if member.gpu == gpu.uuid {
+                                gpu.free_member(member);
+                            }
+                        }
+                    }
+                    Candidate::Target(target) => gpu.free_target(target),
+                }
+            }
+        }
+        host
+    }
+}

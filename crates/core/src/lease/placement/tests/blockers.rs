@@ -1,0 +1,80 @@
+//! What blocks a request.
+
+use gpush_api::{LeaseMember, MemberShare};
+
+use super::*;
+
+fn member(gpu: u32, target: &str, share: MemberShare) -> LeaseMember {
+    let (target, gpu) = (target.to_owned(), format!("GPU-{gpu}"));
+    LeaseMember { target, gpu, share, memory_mib: 0, gpu_memory_mib: 0 }
+}
+
+fn device(gpu: u32, target: &str) -> LeaseMember {
+    member(gpu, target, MemberShare::Mig { profile: String::new() })
+}
+
+fn mps_share(gpu: u32, percentage: &str) -> LeaseMember {
+    let percentage = percentage.parse().unwrap();
+    let share = MemberShare::Mps { percentage, memory_limit_mib: None, priority: Priority::Normal };
+    member(gpu, &format!("GPU-{gpu}"), share)
+}
+
+/// Returns the blockers as text. The first lease is 0.
+fn found(host: &Host, request: &PlacementRequest, leases: &[LeaseMember]) -> String {
+    let leases: Vec<(usize, Vec<&LeaseMember>)> = leases.iter().map(|one| vec![one]).enumerate().collect();
+    let Blockers { leases, in_use, together } = blockers(host, request, PlacementPolicy::Pack, &leases);
+    format!("{leases:?} {in_use:?}{}", if together { " together" } else { "" })
+}
+
+/// Fault: a refusal named every lease on the GPUs, also a lease of a device that does not meet the
+/// request.
+#[test]
+fn only_leases_without_which_the_request_is_granted_are_named() {
+    let host = Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0 used, 2g.20gb@4 used, 1g.10gb@6 used")] };
+    let leases = [device(0, "3g.40gb@0"), device(0, "2g.20gb@4"), device(0, "1g.10gb@6")];
+    assert_eq!(found(&host, &wanted(profile("2g.20gb"), 1), &leases), "[1] []");
+    assert_eq!(found(&host, &wanted(profile("4g.40gb"), 1), &leases), "[] []", "the layout does not have it");
+    let dynamic = Host { gpus: vec![mig(0, "a100-80", true, "3g.40gb@0 used, 2g.20gb@4 used, 1g.10gb@6 used")] };
+    assert_eq!(found(&dynamic, &wanted(profile("3g.40gb"), 1), &leases), "[0] []");
+    assert_eq!(found(&dynamic, &wanted(profile("4g.40gb"), 1), &leases), "[0] []");
+    assert_eq!(found(&dynamic, &wanted(profile("7g.80gb"), 1), &leases), "[0, 1, 2] [] together");
+}
+
+#[test]
+fn shares_are_summed_until_the_request_fits() {
+    let mut host = Host { gpus: vec![mps(0, 900, None), mps(1, 1000, None)] };
+    (host.gpus[0].mps[0].leases, host.gpus[1].mps[0].leases) = (3, 2);
+    let leases = [mps_share(0, "30"), mps_share(0, "30"), mps_share(0, "30"), mps_share(1, "60"), mps_share(1, "40")];
+    assert_eq!(found(&host, &wanted(some_mps("20"), 1), &leases), "[0, 1, 2, 3, 4] []");
+    assert_eq!(found(&host, &wanted(some_mps("50"), 1), &leases), "[3] []");
+    assert_eq!(found(&host, &wanted(some_mps("80"), 1), &leases), "[3, 4] [] together");
+}
+
+/// Fault: a refusal did not name the processes without a lease that use the capacity.
+#[test]
+fn targets_in_use_without_a_lease_are_found() {
+    let mut used = whole(5, false);
+    used.whole.as_mut().unwrap().leased = false;
+    let mut host = Host { gpus: vec![used, mig(0, "a100-80", false, "3g.40gb@0 used, 3g.40gb@4 used")] };
+    assert_eq!(found(&host, &wanted(RequestedShare::Whole, 1), &[]), "[] [\"GPU-5\"]");
+    host.gpus[1].mig.as_mut().unwrap().instances[1].devices[0].leased = false;
+    let lease = [device(0, "3g.40gb@0")];
+    assert_eq!(found(&host, &wanted(profile("3g.40gb"), 1), &lease), "[0] [\"3g.40gb@4\"]");
+    assert_eq!(found(&host, &wanted(profile("3g.40gb"), 2), &lease), "[0] [\"3g.40gb@4\"] together");
+}
+
+#[test]
+fn closed_gpu_and_free_capacity_have_no_blockers() {
+    let free = Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0, 3g.40gb@4 used")] };
+    let lease = [device(0, "3g.40gb@4")];
+    assert_eq!(found(&free, &wanted(profile("3g.40gb"), 1), &lease), "[] []", "only the queue blocks it");
+    let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mig(0, "a100-80", false, "3g.40gb@4 used") };
+    assert_eq!(found(&Host { gpus: vec![cordoned] }, &wanted(profile("3g.40gb"), 1), &lease), "[] []");
+}
+
+#[test]
+fn reservation_names_the_targets_that_must_become_free() {
+    let host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@4 used, 1g.10gb@0 used, 1g.10gb@5")] };
+    let reservation = host.reservation(&wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack).unwrap();
+    assert_eq!(occupied_targets(&host, &reservation), BTreeSet::from(["1g.10gb@4".to_owned()]));
+}
