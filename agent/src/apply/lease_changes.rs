@@ -28,6 +28,14 @@ struct Granted {
     record: LeaseRecord,
     /// The MIG devices of the active lease; `None` if the lease ends.
     members: Option<Vec<LeaseMember>>,
+    /// Why the lease ends if it does.
+    end: EndReason,
+}
+
+/// Returns why a granting lease ends if its operation does not create its devices. If its holder released the lease, or
+/// an administrator revoked it, the operation was cancelled for this reason.
+fn end_reason(granting: &OpenLease) -> EndReason {
+    granting.state.reason().unwrap_or(EndReason::Failed)
 }
 
 impl LeaseChanges {
@@ -40,7 +48,7 @@ impl LeaseChanges {
         if let Some(granting) = leases.granting(operation) {
             let record = granting.record.clone();
             let members = if is_done { members(mig, &record, plans).await } else { None };
-            lease = Some(Granted { record, members });
+            lease = Some(Granted { record, members, end: end_reason(granting) });
         }
         Self { lease, created: created(&leases, plans, state) }
     }
@@ -51,13 +59,13 @@ impl LeaseChanges {
             tx.set_created_instances(gpu, placements.clone())?;
         }
         let mut settled = OperationLeaseEffects { lease: None, created: self.created.clone() };
-        let Some(Granted { record, members }) = &self.lease else { return Ok(settled) };
+        let Some(Granted { record, members, end }) = &self.lease else { return Ok(settled) };
         let (after, action, result) = match members {
             Some(members) => {
                 let terms = LeaseTerms { members: members.clone(), expires_at: expires_at(record) };
                 (tx.activate_lease(record.id, terms)?, "lease.grant", "granted")
             }
-            None => (tx.end_lease(record.id, EndReason::Failed)?, "lease.end", EndReason::Failed.name()),
+            None => (tx.end_lease(record.id, *end)?, "lease.end", end.name()),
         };
         let targets: Vec<&str> = after.members.iter().map(|member| member.target.as_str()).collect();
         let gpus: BTreeSet<&str> = after.members.iter().map(|member| member.gpu.as_str()).collect();
@@ -80,8 +88,9 @@ impl LeaseChanges {
 
 /// Ends the lease of an operation whose task has panicked.
 pub(super) async fn abandon(state: &State, store: &Store, operation: OperationId) {
-    let Some(id) = state.leases().granting(operation).map(OpenLease::id) else { return };
-    match store.write_ending(move |tx| tx.end_lease(id, EndReason::Failed)).await {
+    let granting = state.leases().granting(operation).map(|lease| (lease.id(), end_reason(lease)));
+    let Some((id, reason)) = granting else { return };
+    match store.write_ending(move |tx| tx.end_lease(id, reason)).await {
         Ok(record) => {
             let settled = OperationLeaseEffects { lease: Some(record), created: Vec::new() };
             state.change_leases(|table| table.apply_operation_end(&settled));
@@ -163,4 +172,29 @@ fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec
         (after != before).then(|| (plan.uuid.clone(), after))
     };
     plans.iter().filter_map(after).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::LeaseState;
+    use gpush_core::lease::machine::{self, Event};
+
+    use super::*;
+    use crate::state::leases::tests::record;
+
+    /// Fault: if a holder released a lease while gpushd granted it, the event said `cancelled`, but the record of the
+    /// lease said that the grant failed.
+    #[test]
+    fn lease_that_ends_while_it_is_granted_keeps_the_reason() {
+        let granting = || OpenLease::new(LeaseRecord { state: LeaseState::Granting, ..record(1, 1000, "GPU-0") });
+        assert_eq!(end_reason(&granting()), EndReason::Failed);
+        for (event, reason) in [(Event::Released, EndReason::Cancelled), (Event::Revoked(None), EndReason::Revoked)] {
+            let mut lease = granting();
+            (lease.state, _) = machine::step(lease.state, event, machine::Instant::ZERO);
+            assert_eq!(end_reason(&lease), reason);
+            // The event of the end has the same reason.
+            let (ended, _) = machine::step(lease.state, Event::OperationFailed, machine::Instant::ZERO);
+            assert_eq!(ended.reason(), Some(reason));
+        }
+    }
 }
