@@ -25,7 +25,7 @@ use super::{
     },
 };
 use crate::{
-    caller::{Caller, Viewer},
+    caller::Caller,
     mps,
     state::{HostState, OpenLease},
 };
@@ -235,7 +235,7 @@ pub(super) async fn check_duration(
     // Check the whole duration of the existing lease, from the grant to the new end.
     let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
     let all = duration_s.saturating_add(u64::try_from(since).unwrap_or(0));
-    quota::check_request(&quota, &[], lease.record.kind, Some(all)).map_err(|denial| ApiError::from(&denial))
+    quota::check_request(&quota, &[], lease.record.kind, Some(all)).map_err(|denial| denial.of_renewal(lease.id()))
 }
 
 #[cfg(test)]
@@ -243,6 +243,7 @@ mod tests {
     use gpush_host::peer::Peer;
 
     use super::*;
+    use crate::caller::Viewer;
 
     fn caller(uid: u32, viewer: Viewer) -> Caller {
         let (pid, groups) = (Some(std::process::id()), Vec::new());

@@ -78,7 +78,10 @@ impl fmt::Display for Denial {
             Exceeded::Leases { most } => write!(f, "hold {}", leases(*most))?,
             Exceeded::Queued { most: 0 } => f.write_str("not wait for leases")?,
             Exceeded::Queued { most } => write!(f, "wait for {}", leases(*most))?,
-            Exceeded::Memory { most, wanted } => write!(f, "hold {most}; the request adds {wanted}")?,
+            Exceeded::Memory { most, wanted } => {
+                let (most, wanted) = in_one_unit(*most, *wanted);
+                write!(f, "hold {most}; the request adds {wanted}")?;
+            }
             Exceeded::MpsPercentage { most_tenths, wanted_tenths } => {
                 let (most, wanted) = (Percent(*most_tenths), Percent(*wanted_tenths));
                 write!(f, "hold MPS shares of {most} in total; the request adds {wanted}")?;
@@ -143,20 +146,29 @@ impl fmt::Display for Percent {
     }
 }
 
-impl fmt::Display for MemoryAmount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Gpus(1000) => f.write_str("the memory of 1 GPU"),
-            Self::Gpus(thousandths) => {
-                let fraction = format!("{:03}", thousandths % 1000);
-                let fraction = fraction.trim_end_matches('0');
-                let point = if fraction.is_empty() { "" } else { "." };
-                write!(f, "the memory of {}{point}{fraction} GPUs", thousandths / 1000)
-            }
-            Self::Mib(mib) if mib.is_multiple_of(1024) => write!(f, "{} GiB of GPU memory", mib / 1024),
-            Self::Mib(mib) => write!(f, "{mib} MiB of GPU memory"),
+/// Formats a limit and the amount that a request adds, both in the unit of the limit. Rounds the
+/// amount up, so that it never looks smaller than it is.
+fn in_one_unit(most: MemoryAmount, wanted: MemoryAmount) -> (String, String) {
+    let gib = |mib: u64| {
+        let tenths = mib.saturating_mul(10).div_ceil(1024);
+        match tenths % 10 {
+            0 => format!("{} GiB of GPU memory", tenths / 10),
+            rest => format!("{}.{rest} GiB of GPU memory", tenths / 10),
         }
-    }
+    };
+    let is_gib = matches!(most, MemoryAmount::Mib(most) if most.is_multiple_of(1024));
+    let text = |amount: MemoryAmount| match amount {
+        MemoryAmount::Gpus(1000) => "the memory of 1 GPU".to_owned(),
+        MemoryAmount::Gpus(thousandths) => {
+            let fraction = format!("{:03}", thousandths % 1000);
+            let fraction = fraction.trim_end_matches('0');
+            let point = if fraction.is_empty() { "" } else { "." };
+            format!("the memory of {}{point}{fraction} GPUs", thousandths / 1000)
+        }
+        MemoryAmount::Mib(mib) if is_gib => gib(mib),
+        MemoryAmount::Mib(mib) => format!("{mib} MiB of GPU memory"),
+    };
+    (text(most), text(wanted))
 }
 
 impl Denial {
@@ -208,6 +220,14 @@ impl Denial {
                 "ask an administrator to change your quota".to_owned()
             }
         }
+    }
+}
+
+impl Denial {
+    /// Returns the error for a denied renewal of a lease.
+    #[must_use]
+    pub fn of_renewal(&self, lease: LeaseId) -> ApiError {
+        ApiError::new(Code::Denied, format!("cannot renew lease {lease}: {self}")).hint(self.hint())
     }
 }
 

@@ -60,6 +60,8 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let denial = check_request(&of(day), &[], LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request has no end");
     assert_eq!(denial.hint(), "add `--for 1d` or a shorter duration");
+    let renewal = denial.of_renewal(LeaseId(5)).message;
+    assert!(renewal.starts_with("cannot renew lease L5: group students may hold"), "{renewal}");
 
     let kinds = Some(BTreeSet::from([LeaseKind::Mig, LeaseKind::Mps]));
     let denial = check_request(&of(Limits { kinds, ..Limits::default() }), &[], LeaseKind::Whole, None).unwrap_err();
@@ -77,6 +79,18 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let text = "group students may hold 40 GiB of GPU memory; the request adds 80 GiB of GPU memory";
     assert_eq!(denial.to_string(), text);
     assert_eq!(denial.hint(), "request less");
+    // Fault: the limit was in GiB, and the request in MiB.
+    let of_memory = |most: u64, wanted: u64| {
+        let memory = Limits { memory: Some(MemoryAmount::Mib(most)), ..Limits::default() };
+        let size = Size { members: 1, memory_mib: wanted, ..Size::default() };
+        check_size(&of(memory), &[], size).unwrap_err().to_string()
+    };
+    let text = "group students may hold 50 GiB of GPU memory; the request adds 78.5 GiB of GPU memory";
+    assert_eq!(of_memory(50 * 1024, 80_384), text);
+    let text = "group students may hold 50 GiB of GPU memory; the request adds 50.1 GiB of GPU memory";
+    assert_eq!(of_memory(50 * 1024, 50 * 1024 + 1), text);
+    let text = "group students may hold 500 MiB of GPU memory; the request adds 2048 MiB of GPU memory";
+    assert_eq!(of_memory(500, 2048), text);
 
     let percent = Limits { mps_tenths: Some(500), ..Limits::default() };
     let denial = check_size(&of(percent), &[], Size { members: 1, mps_tenths: 505, ..Size::default() }).unwrap_err();
