@@ -95,20 +95,26 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
 }
 
 /// Returns sentences about instances. First come instances that differ only in their compute
-/// instances, then missing instances, then extra instances.
+/// instances, then missing instances, then extra instances. If the layout needs some of several equal
+/// instances, the plan chooses which of them to destroy, so the sentence names no placement.
 fn instance_drift(have: &[GpuInstance], target: &Target) -> Vec<String> {
     let mut have: Vec<&GpuInstance> = have.iter().collect();
     // Match the entries with a fixed placement first, because only one instance can match such an
     // entry.
     let mut want: Vec<&RequestedInstance> = target.instances.iter().collect();
     want.sort_by_key(|wanted| wanted.at.is_none());
+    // The profiles of the instances that meet an entry without a placement.
+    let mut chosen: Vec<u32> = Vec::new();
+    let mut note = |wanted: &RequestedInstance| chosen.extend(wanted.at.is_none().then_some(wanted.profile_id));
     want.retain(|wanted| {
-        take_first(&mut have, |instance| matches_placement(wanted, instance) && has_same_compute(wanted, instance))
-            .is_none()
+        let same = |instance: &GpuInstance| matches_placement(wanted, instance) && has_same_compute(wanted, instance);
+        let taken = take_first(&mut have, same);
+        taken.is_some().then(|| note(wanted)).is_none()
     });
     let mut sentences = Vec::new();
     want.retain(|wanted| match take_first(&mut have, |instance| matches_placement(wanted, instance)) {
         Some(instance) => {
+            note(wanted);
             let (missing, extra) = compute_difference(wanted, instance);
             let place = format!("{}@{}: ", instance.profile, instance.placement.start);
             sentences.extend(differences(&place, " compute instances:", &missing, &extra));
@@ -116,7 +122,20 @@ fn instance_drift(have: &[GpuInstance], target: &Target) -> Vec<String> {
         }
         None => true,
     });
-    let has: Vec<String> = have.iter().map(|i| format!("{}@{}", i.profile, i.placement.start)).collect();
+    let mut has: Vec<String> = Vec::new();
+    for extra in &have {
+        let is_same = |id: &&u32| **id == extra.profile_id;
+        let name = match chosen.iter().filter(is_same).count() {
+            0 => format!("{}@{}", extra.profile, extra.placement.start),
+            kept => {
+                let extras = have.iter().filter(|one| one.profile_id == extra.profile_id).count();
+                format!("{} ({extras} of {})", extra.profile, extras + kept)
+            }
+        };
+        if !has.contains(&name) {
+            has.push(name);
+        }
+    }
     let wants = counted(want.iter().map(ToString::to_string));
     sentences.extend(differences("", "", &wants, &has));
     sentences
