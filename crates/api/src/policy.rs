@@ -268,7 +268,8 @@ pub struct Reloaded {
     /// Overrides that the reload ended.
     #[serde(rename = "ended_overrides")]
     pub ended: Vec<Override>,
-    /// What the rules require of GPUs that do not support it, one sentence each.
+    /// What the rules require of GPUs that do not support it, and the leases on GPUs whose mode the reload changed, one
+    /// sentence each. Such a lease continues until it ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
     /// Generation of the desired state, as in [`crate::Overrides`].
