@@ -122,13 +122,19 @@ impl Output {
         self.verbatim(&line)
     }
 
+    /// Returns the appearance with the present time. The command may have waited for its answer, and a period that
+    /// counts from the start of the command would be too long.
+    fn look_now(&self) -> Appearance {
+        Appearance { now: jiff::Timestamp::now(), ..self.look }
+    }
+
     /// Prints a value as JSON, or as the text that `draw` returns.
     pub(crate) fn show<T: Serialize>(
         &self,
         value: &T,
         draw: impl FnOnce(&Appearance) -> String,
     ) -> Result<(), Failure> {
-        if self.json { self.document(value) } else { self.text(&draw(&self.look)) }
+        if self.json { self.document(value) } else { self.text(&draw(&self.look_now())) }
     }
 
     /// Prints a list in the requested format.
@@ -140,7 +146,7 @@ impl Output {
         if self.json {
             return self.document(value);
         }
-        let listing = listing(&self.look);
+        let listing = listing(&self.look_now());
         match self.format {
             Format::Json | Format::Table | Format::Wide if self.look.headings => self.text(listing.text()),
             Format::Json | Format::Table | Format::Wide => self.text(listing.text_without_headings()),
@@ -322,6 +328,22 @@ mod tests {
         assert_eq!(hint(blocked().hint("stop pid 7").retryable()).as_deref(), Some("stop pid 7; wait"));
         assert_eq!(hint(blocked()), None);
         assert_eq!(hint(ApiError::new(Code::Unavailable, "gpushd starts").retryable()), None);
+    }
+
+    /// Fault: `lease request --for 60` showed an end in 61 seconds, because the period counted from the start of the
+    /// command.
+    #[test]
+    fn output_shows_periods_from_the_present_time() {
+        let look = crate::render::fixtures::look(80, Charset::Ascii);
+        let out = Output { json: false, look, format: Format::Table, color: ColorChoice::Never, waiting: None };
+        let before = jiff::Timestamp::now();
+        let drawn = std::cell::Cell::new(look.now);
+        let text = |look: &Appearance| {
+            drawn.set(look.now);
+            String::new()
+        };
+        out.show(&(), text).unwrap();
+        assert!(look.now < before && drawn.get() >= before);
     }
 
     #[test]
