@@ -224,10 +224,19 @@ fn not_active(lease: &Lease) -> ApiError {
     })
 }
 
-/// Revokes a lease for an administrator. A lease that has already ended is returned unchanged.
+/// Returns the error for a revocation of an ended lease. It says when and why the lease has ended.
+fn ended_already(lease: &Lease) -> ApiError {
+    let why = lease.reason.map_or("ended", EndReason::name).replace('_', " ");
+    let at = lease.ended_at.map_or_else(String::new, |at| format!(" at {}", at.strftime("%Y-%m-%d %H:%M:%S UTC")));
+    ApiError::new(Code::Conflict, format!("lease {} has ended already: {why}{at}", lease.id))
+        .hint(format!("see `gpushctl lease show {}`", lease.id))
+}
+
+/// Revokes a lease for an administrator.
 ///
 /// # Errors
-/// If the request is not valid, if there is no lease with this id, or if the revocation cannot be recorded.
+/// If the request is not valid, if there is no lease with this id, if it has ended, or if the revocation cannot be
+/// recorded.
 pub(crate) async fn revoke(
     leases: &Leases,
     caller: &Caller,
@@ -249,7 +258,8 @@ pub(crate) async fn revoke(
     }
     let (lease, was_queued) = match find_decided(leases, caller, text, "revoke", EndReason::Revoked).await {
         Ok(found) => found,
-        Err(ended) => return ended,
+        Err(Ok(ended)) => return Err(ended_already(&ended)),
+        Err(Err(error)) => return Err(error),
     };
     let id = lease.id();
     let ends = request.end || lease_end::rule_ends_processes(leases, &lease.record);
@@ -286,4 +296,21 @@ pub(crate) async fn revoke(
     });
     lease_end::begin_end(leases, id, Event::Revoked(end)).await;
     lease_after_change(leases, caller, &lease).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{caller::Viewer, state::leases::tests::record};
+
+    /// Fault: the revocation of a lease that was released long ago succeeded, and looked like a release.
+    #[test]
+    fn revocation_of_an_ended_lease_says_how_it_ended() {
+        let mut ended = record(1, 1000, "GPU-0");
+        ended.state = LeaseState::Ended;
+        (ended.reason, ended.ended_at) = (Some(EndReason::TimedOut), Some(Timestamp::UNIX_EPOCH));
+        let error = ended_already(&to_api(&ended, Viewer::Admin));
+        assert_eq!(error.message, "lease L1 has ended already: timed out at 1970-01-01 00:00:00 UTC");
+        assert_eq!((error.code, error.hint.as_deref()), (Code::Conflict, Some("see `gpushctl lease show L1`")));
+    }
 }
