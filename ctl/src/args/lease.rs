@@ -101,21 +101,21 @@ have ended; `lease show` lists what the lease waits for.")]
         #[arg(value_name = "LEASE", required = true, value_parser = lease)]
         leases: Vec<LeaseId>,
     },
-    /// End a lease of any user; for administrators
+    /// End leases of any user; for administrators
     #[command(after_help = "\
 Without --end, running processes may finish.
 
 Examples:
   gpushctl lease revoke L17 --reason 'driver update at 18:00'
-  gpushctl lease revoke L17 --reason maintenance --end --notice 10m")]
+  gpushctl lease revoke L17 L18 --reason maintenance --end --notice 10m")]
     Revoke {
-        /// Lease, such as L17
-        #[arg(value_name = "LEASE", value_parser = lease)]
-        lease: LeaseId,
-        /// Reason, shown to the holder
+        /// Leases, such as L17
+        #[arg(value_name = "LEASE", required = true, value_parser = lease)]
+        leases: Vec<LeaseId>,
+        /// Reason, shown to the holders
         #[arg(long, value_name = "TEXT")]
         reason: String,
-        /// End the processes of the lease: SIGTERM, then SIGKILL
+        /// End their processes: SIGTERM, then SIGKILL
         #[arg(long)]
         end: bool,
         /// Time until SIGTERM [default: 1m]

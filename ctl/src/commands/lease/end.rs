@@ -1,7 +1,7 @@
 //! `gpushctl lease renew`, `release` and `revoke`.
 
-use gpush_api::{ApiError, LeaseId, LeaseRenewRequest, LeaseRevokeRequest};
-use gpush_client::{Client, Kind};
+use gpush_api::{ApiError, Lease, LeaseId, LeaseRenewRequest, LeaseRevokeRequest};
+use gpush_client::{Client, Error, Kind};
 
 use crate::{exit::Outcome, output::Output, render::lease};
 
@@ -12,33 +12,46 @@ pub(super) async fn renew(client: &mut Client, id: LeaseId, duration_s: u64, out
 }
 
 pub(super) async fn release(client: &mut Client, ids: &[LeaseId], out: &Output) -> Outcome {
-    let (mut released, mut errors) = (Vec::new(), Vec::new());
-    // If one lease cannot be released, still release the others.
+    end_each(ids, "release", "released", out, async |id| client.lease_release(id).await).await
+}
+
+pub(super) async fn revoke(
+    client: &mut Client,
+    ids: &[LeaseId],
+    request: &LeaseRevokeRequest,
+    out: &Output,
+) -> Outcome {
+    end_each(ids, "revoke", "revoked", out, async |id| client.lease_revoke(id, request).await).await
+}
+
+/// Ends leases one after the other. If one lease cannot be ended, still ends the others.
+async fn end_each(
+    ids: &[LeaseId],
+    verb: &str,
+    done: &str,
+    out: &Output,
+    mut end: impl AsyncFnMut(LeaseId) -> Result<Lease, Error>,
+) -> Outcome {
+    let (mut ended, mut errors) = (Vec::new(), Vec::new());
     for id in ids {
-        match client.lease_release(*id).await {
-            Ok(lease) => released.push(lease),
+        match end(*id).await {
+            Ok(lease) => ended.push(lease),
             Err(error) if error.kind == Kind::Answer => errors.push(ApiError::from(error)),
             Err(error) => return Err(error.into()),
         }
     }
     if errors.is_empty() {
-        out.show(&released, |look| released.iter().map(|one| lease::ended(one, look)).collect())?;
+        out.show(&ended, |look| ended.iter().map(|one| lease::ended(one, look)).collect())?;
         return Ok(0);
     }
     let mut error = if errors.len() == 1 {
         errors.swap_remove(0)
     } else {
-        ApiError::several(format!("cannot release {} of {} leases", errors.len(), ids.len()), errors)
+        ApiError::several(format!("cannot {verb} {} of {} leases", errors.len(), ids.len()), errors)
     };
-    if !released.is_empty() {
-        let done: Vec<String> = released.iter().map(|lease| lease.id.to_string()).collect();
-        error = error.outcome(format!("released: {}", done.join(", ")));
+    if !ended.is_empty() {
+        let names: Vec<String> = ended.iter().map(|lease| lease.id.to_string()).collect();
+        error = error.outcome(format!("{done}: {}", names.join(", ")));
     }
     Err(error.into())
-}
-
-pub(super) async fn revoke(client: &mut Client, id: LeaseId, request: &LeaseRevokeRequest, out: &Output) -> Outcome {
-    let revoked = client.lease_revoke(id, request).await?;
-    out.show(&revoked, |look| lease::ended(&revoked, look))?;
-    Ok(0)
 }

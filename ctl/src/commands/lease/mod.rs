@@ -49,9 +49,9 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
             super::ask(global, async |client| end::renew(client, lease, duration, out).await)
         }
         args::Lease::Release { leases } => super::ask(global, async |client| end::release(client, &leases, out).await),
-        args::Lease::Revoke { lease, reason, end, notice, grace } => {
+        args::Lease::Revoke { leases, reason, end, notice, grace } => {
             let request = gpush_api::LeaseRevokeRequest { reason, end, notice_s: notice, grace_s: grace };
-            super::ask(global, async |client| end::revoke(client, lease, &request, out).await)
+            super::ask(global, async |client| end::revoke(client, &leases, &request, out).await)
         }
     }
 }

@@ -66,7 +66,12 @@ pub(crate) fn ended(lease: &Lease, look: &Appearance) -> String {
         out += &(paint(NOTE, &text) + "\n");
     }
     if let Some(at) = lease.revocation.as_ref().and_then(|revocation| revocation.processes_end_at) {
-        out += &format!("  gpushd ends its processes {}\n", look.ahead(at));
+        out += &match lease.state {
+            LeaseState::Ended => "  it had no processes\n".to_owned(),
+            LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Releasing => {
+                format!("  gpushd ends its processes {}\n", look.ahead(at))
+            }
+        };
     }
     out
 }

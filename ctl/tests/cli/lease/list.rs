@@ -21,6 +21,8 @@ fn leases_are_listed_shown_and_ended() {
         &["lease", "release", "L17", "L98", "L99"],
         &["lease", "release", "L17"],
         &["lease", "revoke", "L17", "--reason", "fan"],
+        &["lease", "revoke", "L17", "L20", "--reason", "fan", "--end"],
+        &["lease", "revoke", "L20", "L98", "L99", "--reason", "fan"],
         &["lease", "revoke", "L17", "--reason", "fan", "--notice", "10m"],
         &["lease", "revoke", "L17"],
     ];
@@ -33,7 +35,7 @@ fn leases_are_listed_shown_and_ended() {
     });
     assert_snapshot!(lines.collect::<Vec<_>>().join("\n"));
     assert_eq!(agent.bodies("/v1/leases/L17/renew"), ["{\"duration_s\":7200}"]);
-    assert_eq!(agent.bodies("/v1/leases/L17/revoke"), ["{\"reason\":\"fan\"}"]);
+    assert_eq!(agent.bodies("/v1/leases/L17/revoke")[0], "{\"reason\":\"fan\"}");
 }
 
 #[test]
@@ -49,7 +51,7 @@ fn json_of_leases_is_the_types_of_the_api() {
     assert_eq!(json(&host, &["lease", "show", "L17"]), (lease(17, me()), Some(0)));
     assert_eq!(json::<Vec<Lease>>(&host, &["lease", "show"]).0.len(), 2);
     assert_eq!(json(&host, &["lease", "request", "--for", "1h"]), (granted(17, me()), Some(0)));
-    assert_eq!(json(&host, &["lease", "revoke", "L17", "--reason", "x"]), (revoked(), Some(0)));
+    assert_eq!(json(&host, &["lease", "revoke", "L17", "--reason", "x"]), (vec![revoked()], Some(0)));
     assert_eq!(json::<Vec<Lease>>(&host, &["lease", "release", "L17"]).0[0].state, LeaseState::Ended);
     let (environment, _) = json::<serde_json::Value>(&host, &["lease", "env", "L17"]);
     assert_eq!(environment["GPUSH_LEASE"], "L17");

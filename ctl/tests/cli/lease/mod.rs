@@ -115,6 +115,13 @@ fn revoked() -> Lease {
     }
 }
 
+/// Returns the answer to `lease revoke --end` for a lease without processes.
+fn revoked_without_processes() -> Lease {
+    let revocation = revoked().revocation.map(|one| LeaseRevocation { processes_end_at: Some(at(3)), ..one });
+    let (state, waits_for, ended_at) = (LeaseState::Ended, Vec::new(), Some(at(2)));
+    Lease { id: LeaseId(20), state, waits_for, ended_at, revocation, ..revoked() }
+}
+
 /// Returns the answer for a lease that does not exist.
 fn no_lease(id: &str) -> Answer {
     let error = ApiError::new(Code::NotFound, format!("there is no lease {id}"));
@@ -156,6 +163,7 @@ fn answer(request: &Request) -> Answer {
             Answer::ok(&Lease { state: LeaseState::Ended, reason: Some(EndReason::Released), ..lease(17, me()) })
         }
         ("POST", "/v1/leases/L17/revoke") => Answer::ok(&revoked()),
+        ("POST", "/v1/leases/L20/revoke") => Answer::ok(&revoked_without_processes()),
         (_, "/v1/gpus") => Answer::ok(&gpus()),
         (_, path) => no_lease(path.split('/').nth(3).unwrap_or_default()),
     }
