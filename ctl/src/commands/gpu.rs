@@ -35,8 +35,9 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             let mps = super::mps::of(client, &gpus, out).await;
             let leases = super::lease::of(client, &gpus, out).await;
             let devices = super::mig::devices(client, &gpus, &mps, &leases, out).await;
-            let text =
-                |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &devices, &mps, look)).collect::<Vec<_>>().join("\n");
+            let text = |look: &_| {
+                gpus.iter().map(|gpu| show::gpu(gpu, &devices, &mps, &leases, look)).collect::<Vec<_>>().join("\n")
+            };
             out.show(&gpus, text)?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,

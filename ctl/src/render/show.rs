@@ -1,21 +1,29 @@
 //! All details of a GPU: `gpu show`.
 
 use gpush_api::{
-    Architecture, ComputeMode, DeviceUse, Gpu, GpuState, Mig, MigDevice, Mode, MpsDaemon, NvLink, Process,
+    Architecture, ComputeMode, DeviceUse, Gpu, GpuState, Lease, Mig, MigDevice, Mode, MpsDaemon, NvLink, Process,
 };
 
 use super::{
     Appearance,
     appearance::{QUIET, STRONG, count, gib, pad, paint, product},
     gpu, gpu_notes,
+    lease::below as lease,
     mps::list as mps,
     process_names, profiles, sensors, slices,
     table::{Align, Narrow, fitted},
     timeslice,
 };
 
-/// Draws `gpushctl gpu show`. `listed` and `daemons` contain all MIG devices and MPS daemons of the host.
-pub(crate) fn gpu(one: &Gpu, listed: &[MigDevice], daemons: &[MpsDaemon], look: &Appearance) -> String {
+/// Draws `gpushctl gpu show`. `listed`, `daemons` and `leases` contain all MIG devices, MPS daemons and leases of the
+/// host.
+pub(crate) fn gpu(
+    one: &Gpu,
+    listed: &[MigDevice],
+    daemons: &[MpsDaemon],
+    leases: &[Lease],
+    look: &Appearance,
+) -> String {
     let listed: Vec<&MigDevice> = listed.iter().filter(|device| device.gpu_uuid == one.uuid).collect();
     let mut out = Vec::new();
     out.push(format!("{}  {}", paint(STRONG, &format!("GPU {}", one.index)), look.clean(product(&one.name))));
@@ -86,6 +94,10 @@ pub(crate) fn gpu(one: &Gpu, listed: &[MigDevice], daemons: &[MpsDaemon], look: 
         text += &format!("\n{}", section("MPS"));
         text += &(mps::below(&daemons, gpu::INDENT, look).join("\n") + "\n");
         text += &mps::more(&daemons, look);
+    }
+    let leases = lease::each(one, leases, gpu::INDENT, look);
+    if !leases.is_empty() {
+        text += &format!("\n{}{}\n", section("Leases"), leases.join("\n"));
     }
     let processes = processes(one, look);
     if !processes.is_empty() {

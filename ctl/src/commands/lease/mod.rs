@@ -82,10 +82,16 @@ async fn gpus(client: &mut Client) -> Vec<Gpu> {
     client.gpus(false).await.unwrap_or_default()
 }
 
-/// Returns the leases that have not ended. Requests them only if one of the GPUs has a rule,
-/// because other GPUs cannot be leased. If the request fails, the command still shows the rest.
+/// Returns whether a GPU has leases or may get them. gpushd grants no leases on a GPU without a
+/// rule, but a lease continues when the rule of its GPU is removed.
+fn may_have_leases(gpu: &Gpu) -> bool {
+    gpu.rule.is_some() || !gpu.leases.is_empty()
+}
+
+/// Returns the leases that have not ended. Requests them only if one of the GPUs may have some. If
+/// the request fails, the command still shows the rest.
 pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<Lease> {
-    if gpus.iter().all(|gpu| gpu.rule.is_none()) {
+    if !gpus.iter().any(may_have_leases) {
         return Vec::new();
     }
     match client.leases(0).await {
@@ -110,4 +116,23 @@ pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
         format!("lease {} of {user}{end}", lease.id)
     };
     holding.map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::LeaseUse;
+
+    use super::*;
+    use crate::render::fixtures;
+
+    /// Fault: `status` did not show a lease on a GPU whose rule was removed.
+    #[test]
+    fn gpu_without_a_rule_may_still_have_leases() {
+        let lease = fixtures::lease::mps();
+        let mut gpu = fixtures::gpu(0, "NVIDIA A100", 81_920, None);
+        gpu.rule = None;
+        assert!(!may_have_leases(&gpu));
+        gpu.leases = LeaseUse::of(&lease, &lease.members[0].gpu).collect();
+        assert!(may_have_leases(&gpu));
+    }
 }

@@ -34,6 +34,14 @@ pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearanc
     Vec::new()
 }
 
+/// Returns one line for each lease that has a share of this GPU or waits for it. Leaves out the leases of MIG devices,
+/// because the list of the devices has their holders.
+pub(crate) fn each(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearance) -> Vec<String> {
+    let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended && lease.kind != LeaseKind::Mig);
+    let indent = " ".repeat(indent);
+    open.filter_map(|lease| text(lease, gpu, look)).flat_map(|text| look.wrap(&indent, &text)).collect()
+}
+
 /// Describes a lease: `L17 alice mps 25%, in 2h`. Returns `None` if the lease has no share of this
 /// GPU and does not wait for it.
 fn text(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<String> {

@@ -21,21 +21,30 @@ fn gpu_with_all_details() {
     gpus[0].layout = Some(vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb".into()]);
     gpus[0].mig.as_mut().unwrap().profiles = profiles_of("dgx-a100");
     // gpushctl does not shorten MIG UUIDs here, so this drawing may be wider than the terminal.
-    assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &fixtures::devices(&gpus), &[], &look)));
-    assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &fixtures::devices(&gpus), &[], &look)));
+    assert_snapshot!(
+        "gpu-show-busy",
+        fixtures::plain(&show::gpu(&gpus[0], &fixtures::devices(&gpus), &[], &[], &look))
+    );
+    assert_snapshot!(
+        "gpu-show-split",
+        fixtures::plain(&show::gpu(&gpus[1], &fixtures::devices(&gpus), &[], &[], &look))
+    );
     let named = |rule: &str| {
         let one = gpush_api::Gpu { rule: Some(rule.into()), ..gpus[1].clone() };
-        fixtures::plain(&show::gpu(&one, &fixtures::devices(std::slice::from_ref(&one)), &[], &look))
+        fixtures::plain(&show::gpu(&one, &fixtures::devices(std::slice::from_ref(&one)), &[], &[], &look))
     };
     assert!(named("rule 1").contains(", by rule 1\n") && named("a").contains(", by rule a\n"));
-    assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &fixtures::devices(&gpus), &[], &look), &look));
+    assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &fixtures::devices(&gpus), &[], &[], &look), &look));
     gpus[5].compute_mode = Some(gpush_api::ComputeMode::Default);
     assert!(
-        !show::gpu(&gpus[5], &fixtures::devices(&gpus), &[], &look).contains("compute mode"),
+        !show::gpu(&gpus[5], &fixtures::devices(&gpus), &[], &[], &look).contains("compute mode"),
         "as everybody expects it"
     );
     gpus[5].compute_mode = Some(gpush_api::ComputeMode::ExclusiveProcess);
-    assert_snapshot!("gpu-show-exclusive", fits(&show::gpu(&gpus[5], &fixtures::devices(&gpus), &[], &look), &look));
+    assert_snapshot!(
+        "gpu-show-exclusive",
+        fits(&show::gpu(&gpus[5], &fixtures::devices(&gpus), &[], &[], &look), &look)
+    );
 }
 
 fn profiles_of(preset: &str) -> Arc<Vec<gpush_api::GpuProfile>> {
@@ -117,7 +126,7 @@ fn time_sliced_gpu_shows_the_limits_of_time_slicing() {
         of(turns(gpush_api::TimesliceState::Unknown, None, Some("`nvidia-smi compute-policy` fails")), &[]),
     ];
     let shown: Vec<String> =
-        gpus.iter().map(|gpu| fits(&show::gpu(gpu, &fixtures::devices(&gpus), &[], &look), &look)).collect();
+        gpus.iter().map(|gpu| fits(&show::gpu(gpu, &fixtures::devices(&gpus), &[], &[], &look), &look)).collect();
     assert_snapshot!("gpu-show-turns", shown.join("\n"));
     assert_snapshot!("status-turns", fits(&status::status(&fixtures::status(gpus, false), false, &look), &look));
 }

@@ -85,6 +85,20 @@ fn every_word_of_a_lease_is_distinct() {
     assert!(held.into_iter().all(|one| lease::enforced_by(one).split_once(['.', ':', ',', ';']).is_some()));
 }
 
+/// Fault: `gpu show` did not show the leases of an exclusive or a time-sliced GPU.
+#[test]
+fn gpu_show_lists_the_leases_of_a_whole_gpu() {
+    let look = fixtures::look(80, UTF8);
+    let (all, gpus) = (fixtures::lease::all(), host());
+    let leases = |gpu: &Gpu| {
+        let text = fixtures::plain(&show::gpu(gpu, &[], &[], &all, &look));
+        text.split_once("Leases\n").map(|(_, rest)| rest.split("\n\n").next().unwrap_or_default().to_owned())
+    };
+    let text: Vec<String> =
+        gpus.iter().filter_map(|gpu| Some(format!("GPU {}\n{}\n", gpu.index, leases(gpu)?.trim_end()))).collect();
+    assert_snapshot!("gpu-show-leases", text.join("\n"));
+}
+
 #[test]
 fn status_shows_the_leases_of_each_gpu() {
     let mut shown = fixtures::status(host(), false);

@@ -148,7 +148,7 @@ fn gpus_with_their_mps() {
     assert_snapshot!("status-mps-brief", drawn(&shown, true, &look));
     let narrow = fixtures::look(72, Charset::Ascii);
     assert!(drawn(&shown, false, &narrow).is_ascii());
-    assert_snapshot!("gpu-show-mps", fixtures::plain(&show::gpu(&gpus[1], &shown.devices, &shown.mps, &look)));
+    assert_snapshot!("gpu-show-mps", fixtures::plain(&show::gpu(&gpus[1], &shown.devices, &shown.mps, &[], &look)));
 }
 
 #[test]

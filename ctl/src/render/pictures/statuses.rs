@@ -29,7 +29,7 @@ fn device_that_a_queued_operation_needs_is_reserved_in_every_drawing() {
     text += &format!("---\n{}", drawn(&shown, true, &look));
     text += &format!("---\n{}", fits(&summary::summary(&shown, &look), &look));
     let gpu = &shown.gpus[0];
-    let devices = show::gpu(gpu, &shown.devices, &[], &look);
+    let devices = show::gpu(gpu, &shown.devices, &[], &[], &look);
     text += &format!("---\n{}", fixtures::plain(devices.split_once("MIG devices").unwrap().1));
     assert_snapshot!("status-reserved", text);
 }
@@ -173,7 +173,7 @@ fn output_to_a_pipe_is_not_cut() {
     let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
     let shown = [
         status::status(&fixtures::status(gpus.clone(), false), false, &pipe),
-        gpus.iter().map(|gpu| show::gpu(gpu, &fixtures::devices(&gpus), &[], &pipe)).collect(),
+        gpus.iter().map(|gpu| show::gpu(gpu, &fixtures::devices(&gpus), &[], &[], &pipe)).collect(),
         table::gpus(&gpus, &pipe).text().to_owned(),
     ];
     for (at, text) in shown.iter().enumerate() {
@@ -245,7 +245,7 @@ fn drawing_of_an_old_reading_says_so() {
         let text = devices(&one);
         assert!(text.contains(says), "{text}");
         assert_eq!(text.contains("MIG devices"), state != GpuState::Lost, "{text}");
-        let shown = fixtures::plain(&show::gpu(&one, &fixtures::devices(std::slice::from_ref(&one)), &[], &look));
+        let shown = fixtures::plain(&show::gpu(&one, &fixtures::devices(std::slice::from_ref(&one)), &[], &[], &look));
         assert!(shown.contains("last read") && shown.contains("may have changed since"), "{shown}");
     }
 }
