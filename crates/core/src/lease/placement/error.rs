@@ -39,7 +39,8 @@ pub enum NoAssignment {
     },
     /// The capacity is currently in use.
     Busy {
-        /// What prevents the grant, by GPU index. GPUs that do not offer the kind are omitted.
+        /// What prevents the grant, by GPU index. GPUs that cannot fulfil the request even when empty are
+        /// omitted, unless an operation is changing them.
         obstacles: Vec<(u32, Obstacle)>,
         /// A free share of the requested kind, which the user can request instead; `None` if no share is
         /// free, or if all shares have the same size.
@@ -103,8 +104,9 @@ pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementP
     {
         return error;
     }
-    let empty = selected.emptied();
-    let most = empty.gpus.iter().map(|gpu| gang::capacity(gpu, wanted, policy)).sum();
+    let emptied = selected.gpus.iter().map(GpuOffer::emptied);
+    let capacities: Vec<usize> = emptied.map(|gpu| gang::capacity(&gpu, wanted, policy)).collect();
+    let most = capacities.iter().sum();
     if most < wanted.count {
         let shared = shared_devices(&selected.gpus, wanted);
         return if most == 0 && !shared.is_empty() {
@@ -113,8 +115,9 @@ pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementP
             NoAssignment::TooLarge { most }
         };
     }
-    let offering = selected.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
-    let obstacles = offering.map(|gpu| (gpu.index, obstacle(gpu, wanted, policy))).collect();
+    let offering = selected.gpus.iter().zip(capacities).filter(|(gpu, _)| gpu.kinds().any(|offered| offered == kind));
+    let obstacles =
+        offering.filter_map(|(gpu, most)| Some((gpu.index, obstacle(gpu, most, wanted, policy)?))).collect();
     NoAssignment::Busy { obstacles, free: free_share(&selected, wanted) }
 }
 
@@ -212,22 +215,22 @@ fn unknown_profile(host: &Host, profile: &str) -> Option<NoAssignment> {
     Some(NoAssignment::UnknownProfile { profile: profile.to_owned(), nearest })
 }
 
-fn obstacle(gpu: &GpuOffer, wanted: &PlacementRequest, policy: PlacementPolicy) -> Obstacle {
-    if let Some(closed) = gpu.closed {
-        return Obstacle::Closed(closed);
+/// Returns why a GPU cannot fulfil a request now. `most` is the number of members that the empty GPU
+/// can hold. Returns `None` if the GPU can hold none and no operation is changing it.
+fn obstacle(gpu: &GpuOffer, most: usize, wanted: &PlacementRequest, policy: PlacementPolicy) -> Option<Obstacle> {
+    if let Some(closed) = gpu.closed.filter(|closed| most > 0 || *closed == Closed::Claimed) {
+        return Some(Obstacle::Closed(closed));
+    }
+    if most == 0 {
+        let is_shared = !shared_devices(std::slice::from_ref(gpu), wanted).is_empty();
+        return is_shared.then_some(Obstacle::SharedThroughMps);
     }
     let other = gpu.mps.iter().filter_map(|mps| mps.user).find(|user| *user != wanted.holder);
-    match (gang::capacity(gpu, wanted, policy), other) {
+    Some(match (gang::capacity(gpu, wanted, policy), other) {
         (0, Some(user)) if matches!(wanted.share, RequestedShare::Mps { .. }) => Obstacle::OtherUser(user),
-        (0, _)
-            if gang::capacity(&gpu.emptied(), wanted, policy) == 0
-                && !shared_devices(std::slice::from_ref(gpu), wanted).is_empty() =>
-        {
-            Obstacle::SharedThroughMps
-        }
         (0, _) => Obstacle::InUse,
         (count, _) => Obstacle::Partly(count),
-    }
+    })
 }
 
 impl RequestedShare {

@@ -257,9 +257,4 @@ impl Host {
         kinds.dedup();
         kinds
     }
-
-    /// Returns the host with every GPU empty; see [`GpuOffer::emptied`].
-    pub(super) fn emptied(&self) -> Self {
-        Self { gpus: self.gpus.iter().map(GpuOffer::emptied).collect() }
-    }
 }

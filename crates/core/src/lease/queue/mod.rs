@@ -127,7 +127,10 @@ impl Queue {
         let mut free: BTreeSet<String> = pass.host.free_devices().map(str::to_owned).collect();
         let mut takers = BTreeMap::new();
         for (ticket, waiting) in &self.entries {
-            pass.decide(*ticket, waiting);
+            match pass.decide(*ticket, waiting) {
+                Outcome::Grant(_) | Outcome::Ready | Outcome::Waits { reserves: Some(_), .. } => {}
+                Outcome::Waits { reserves: None, .. } | Outcome::Never(_) => continue,
+            }
             let left: BTreeSet<String> = pass.host.free_devices().map(str::to_owned).collect();
             takers.extend(free.difference(&left).map(|uuid| (uuid.clone(), *ticket)));
             free = left;

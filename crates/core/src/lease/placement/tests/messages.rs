@@ -173,3 +173,12 @@ fn request_that_a_layout_cannot_meet_gets_the_layout_and_other_gpus() {
     let text = "an override of root sets the layout 7g.80gb on GPU 0; `gpushctl config overrides` shows it";
     assert_eq!(why, text);
 }
+
+/// Fault: a request for 7g.80gb waited because "GPU 0 has no room", although the layout of GPU 0 has no such device.
+#[test]
+fn gpu_that_cannot_meet_the_request_is_not_named_as_full() {
+    let host =
+        Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0 used"), mig(1, "a100-80", true, "7g.80gb@0 used")] };
+    let error = refusal(&host, &wanted(profile("7g.80gb"), 1));
+    assert_eq!(error.causes, ["GPU 1 has no room"]);
+}

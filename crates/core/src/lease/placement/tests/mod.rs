@@ -59,7 +59,7 @@ fn tightest_free_instance_is_taken_first() {
     assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), PlacementPolicy::Pack), "1:3g.40gb@0");
     assert_eq!(
         placed(&host, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack),
-        "Busy { obstacles: [(0, InUse), (1, InUse)], free: Some(Larger { gpu: 0, profile: \"2g.20gb\" }) }"
+        "Busy { obstacles: [(1, InUse)], free: Some(Larger { gpu: 0, profile: \"2g.20gb\" }) }"
     );
 }
 
