@@ -27,7 +27,7 @@ pub struct Blockers<L> {
 
 /// One lease, or the processes on a target that has no lease.
 #[derive(Clone, Copy)]
-enum Candidate<'a, L> {
+enum Occupant<'a, L> {
     Lease(L, &'a [&'a LeaseMember]),
     Target(&'a str),
 }
@@ -52,21 +52,21 @@ pub fn blockers<L: Copy>(
         members.iter().any(|member| selected.gpus.iter().any(|gpu| gpu.uuid == member.gpu && gpu.closed.is_none()))
     };
     let here = leases.iter().filter(|(_, members)| is_here(members));
-    let leases = here.map(|(lease, members)| Candidate::Lease(*lease, members.as_slice()));
-    let used = selected.gpus.iter().flat_map(GpuOffer::used_without_lease).map(Candidate::Target);
-    let candidates: Vec<Candidate<'_, L>> = leases.chain(used).take(MOST_TESTED).collect();
+    let leases = here.map(|(lease, members)| Occupant::Lease(*lease, members.as_slice()));
+    let used = selected.gpus.iter().flat_map(GpuOffer::used_without_lease).map(Occupant::Target);
+    let candidates: Vec<Occupant<'_, L>> = leases.chain(used).take(MOST_TESTED).collect();
     let alone: Vec<_> = candidates.iter().copied().filter(|one| fits(&selected.without(&[*one]))).collect();
     if !alone.is_empty() {
         return Blockers::of(&alone, false);
     }
-    let on_gpu = |gpu: &GpuOffer| -> Vec<Candidate<'_, L>> {
-        let is_on = |one: &Candidate<'_, L>| match one {
-            Candidate::Lease(_, members) => members.iter().any(|member| member.gpu == gpu.uuid),
-            Candidate::Target(target) => gpu.targets().any(|uuid| uuid == target),
+    let on_gpu = |gpu: &GpuOffer| -> Vec<Occupant<'_, L>> {
+        let is_on = |one: &Occupant<'_, L>| match one {
+            Occupant::Lease(_, members) => members.iter().any(|member| member.gpu == gpu.uuid),
+            Occupant::Target(target) => gpu.targets().any(|uuid| uuid == target),
         };
         candidates.iter().copied().filter(is_on).collect()
     };
-    let mut sets: Vec<Vec<Candidate<'_, L>>> = selected.gpus.iter().map(on_gpu).collect();
+    let mut sets: Vec<Vec<Occupant<'_, L>>> = selected.gpus.iter().map(on_gpu).collect();
     sets.push(candidates.clone());
     let sets = sets.into_iter().filter(|set| fits(&selected.without(set)));
     let least = sets.map(|set| {
@@ -84,12 +84,12 @@ pub fn blockers<L: Copy>(
 }
 
 impl<L: Copy> Blockers<L> {
-    fn of(found: &[Candidate<'_, L>], together: bool) -> Self {
+    fn of(found: &[Occupant<'_, L>], together: bool) -> Self {
         let mut all = Self { leases: Vec::new(), in_use: Vec::new(), together };
         for one in found {
             match one {
-                Candidate::Lease(lease, _) => all.leases.push(*lease),
-                Candidate::Target(target) => all.in_use.push((*target).to_owned()),
+                Occupant::Lease(lease, _) => all.leases.push(*lease),
+                Occupant::Target(target) => all.in_use.push((*target).to_owned()),
             }
         }
         all
@@ -164,19 +164,19 @@ impl GpuOffer {
 }
 
 impl Host {
-    fn without<L>(&self, ended: &[Candidate<'_, L>]) -> Self {
+    fn without<L>(&self, ended: &[Occupant<'_, L>]) -> Self {
         let mut host = self.clone();
         for gpu in &mut host.gpus {
             for one in ended {
                 match one {
-                    Candidate::Lease(_, members) => {
+                    Occupant::Lease(_, members) => {
                         for member in *members {
                             if member.gpu == gpu.uuid {
                                 gpu.free_member(member);
                             }
                         }
                     }
-                    Candidate::Target(target) => gpu.free_target(target),
+                    Occupant::Target(target) => gpu.free_target(target),
                 }
             }
         }
