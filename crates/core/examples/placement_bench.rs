@@ -92,11 +92,18 @@ impl Strategy for Ours {
                     let mut instances = mig.instances.iter_mut();
                     let Some(instance) = instances.find(|one| one.devices[0].uuid == *uuid) else { return false };
                     instance.devices[0].free = false;
+                    instance.devices[0].leased = true;
                     instance.placement
                 }
                 Member::Create { profile_id, placement, .. } => {
-                    let device =
-                        Device { uuid: uuid(gpu, *placement), profile: profile.to_owned(), whole: true, free: false };
+                    let device = Device {
+                        uuid: uuid(gpu, *placement),
+                        profile: profile.to_owned(),
+                        whole: true,
+                        free: false,
+                        leased: true,
+                        shared: false,
+                    };
                     mig.instances.push(Instance {
                         id: u32::from(placement.start),
                         profile_id: *profile_id,
