@@ -82,7 +82,7 @@ fn pids(one: &MigDevice) -> String {
 /// Describes how a device is used: its processes, the holders of its leases, or why it is reserved.
 fn detail(one: &MigDevice, look: &Appearance) -> String {
     match one.usage {
-        DeviceUse::Free => String::new(),
+        DeviceUse::Free => one.reason.as_ref().map_or_else(String::new, |reason| format!("no lease: {reason}")),
         DeviceUse::Reserved => {
             let granted = (!one.grants.is_empty()).then(|| format!("granted to {}", holders(one, look)));
             one.reason.iter().cloned().chain(granted).collect::<Vec<_>>().join("; ")
