@@ -75,7 +75,15 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     let request = |reason: String| MaintenanceRequest { reason: Some(reason), gpu_uuids: uuids.clone() };
     let enter = request(reason.clone());
     match limit {
-        None => drop(client.enter_maintenance(&enter).await?),
+        None => {
+            if let Err(mut error) = client.enter_maintenance(&enter).await {
+                // A reset needs maintenance, which the user did not request. So also name the reset.
+                if error.code() == Code::Denied {
+                    error.error.message = format!("cannot reset {numbers}: {}", error.error.message);
+                }
+                return Err(error.into());
+            }
+        }
         Some(limit) => {
             let failure = format!("{numbers} could not be reset");
             if let Entered::Not(status) = host::poll(client, &enter, &failure, limit, out).await? {
