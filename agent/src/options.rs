@@ -180,7 +180,7 @@ pub(crate) enum Trust {
 
 /// A default that cannot be determined, and the option to use instead.
 #[derive(Debug, thiserror::Error)]
-#[error("{what} has no default here: {variable} is not set; give {option}")]
+#[error("there is no default for {what}, because {variable} is not set; give {option}")]
 pub(crate) struct NoDefault {
     what: &'static str,
     variable: &'static str,
@@ -379,6 +379,6 @@ mod tests {
     fn missing_directory_is_reported_with_its_option() {
         let here = ProcessEnvironment { home: Some("/home/u".into()), ..ProcessEnvironment::default() };
         let error = Paths::resolve(&arguments(&[]), &here).unwrap_err().to_string();
-        assert_eq!(error, "the socket has no default here: XDG_RUNTIME_DIR is not set; give --socket PATH");
+        assert_eq!(error, "there is no default for the socket, because XDG_RUNTIME_DIR is not set; give --socket PATH");
     }
 }

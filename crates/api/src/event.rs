@@ -337,7 +337,7 @@ pub struct ConfigChange {
     pub pending_restart: Vec<String>,
 }
 
-/// A change of the driver that gpushd uses.
+/// gpushd now uses another driver, or none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DriverChange {

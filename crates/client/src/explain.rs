@@ -244,11 +244,17 @@ fn start(facts: &Facts) -> String {
     }
     let gpushd = format!("gpushd --config FILE --socket {path}");
     match facts.socket.origin {
-        Origin::Option => format!("start it again as before, such as `{gpushd}`, or give another path with --socket"),
+        Origin::Option => format!(
+            "start it again with the same command as before, for example `{gpushd}`, or give another path with --socket"
+        ),
         Origin::Environment => {
-            format!("start it again as before, such as `{gpushd}`, or unset GPUSH_SOCKET to use the system's gpushd")
+            format!(
+                "start it again with the same command as before, for example `{gpushd}`, or unset GPUSH_SOCKET to use the system's gpushd"
+            )
         }
-        Origin::User | Origin::System => format!("start it again as before, such as `{gpushd}`"),
+        Origin::User | Origin::System => {
+            format!("start it again with the same command as before, for example `{gpushd}`")
+        }
     }
 }
 

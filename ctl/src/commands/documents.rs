@@ -23,7 +23,8 @@ use crate::{
     },
 };
 
-/// Files of gpushctl that define JSON output. [`samples`] contains a sample of each.
+/// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
+/// that each of these files defines.
 const WITH_DOCUMENTS: [&str; 11] = [
     "commands/config.rs",
     "commands/doctor.rs",

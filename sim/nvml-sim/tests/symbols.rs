@@ -73,8 +73,8 @@ fn every_function_accepts_zero_arguments() {
     const NO_SESSION: [&str; 2] = ["nvmlErrorString", "nvmlSystemGetNVMLVersion"];
     let client = client::Client::fresh("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
     let call = |name: &str| {
-        // SAFETY: all names are C functions with at most eight words as arguments. A function
-        // ignores the arguments after its last one.
+        // SAFETY: each name belongs to a C function that has at most eight arguments, each of one
+        // machine word. A function with fewer arguments ignores the extra ones.
         let function: Zeros = unsafe { std::mem::transmute(client.symbol(&client::c(name))) };
         // SAFETY: a zero is a valid value for every argument type of these functions.
         unsafe { function(0, 0, 0, 0, 0, 0, 0, 0) }

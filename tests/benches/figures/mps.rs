@@ -31,7 +31,7 @@ const TARGETS: usize = 64;
 /// Number of whole GPUs among the targets. Each whole GPU has a server and a client.
 const COMPUTING: usize = 8;
 
-/// Number of measurements of each time.
+/// Number of measurements for each time in the table.
 const TIMES: usize = 20;
 
 /// Idle time, long enough for several health checks of each daemon.

@@ -200,7 +200,7 @@ impl Priority {
         }
     }
 
-    /// Returns the number in the daemon's protocol.
+    /// Returns the number of this priority in the daemon's protocol.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {

@@ -84,7 +84,8 @@ impl SlurmConf {
 
     /// Returns the name of the node on a host, and the `Gres=` of the node. If a line has a list of
     /// nodes and a list of hosts, a node and its host have the same position in the two lists. If
-    /// the list of nodes is shorter, the node has the name of the host.
+    /// the list of nodes is shorter, some hosts have no node at their position. For such a host,
+    /// the function returns the name of the host as the name of the node.
     #[must_use]
     pub fn node_of_host(&self, host: &str) -> Option<(String, String)> {
         let line = self.node(&["NodeHostname", "NodeName"], host)?;

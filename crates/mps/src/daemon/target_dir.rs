@@ -8,11 +8,11 @@
 //!     3/                          0700, access list   CUDA_MPS_PIPE_DIRECTORY of the third user
 //! ```
 //!
-//! A pipe directory belongs to one user, or to no user yet. gpushd never reuses a pipe directory
-//! for another user. So a process that keeps an old directory open, or has left files in it, cannot
-//! reach the next daemon. If the lock is held, at least one process of the daemon runs, possibly
-//! only a server that has outlived the daemon. If the path of the pipe directory has 88 bytes or
-//! more, NVIDIA's daemon ends without a message. So gpushd checks the length first.
+//! A pipe directory belongs to one user, or to no user yet. gpushd never reuses a pipe directory for another user. So a
+//! process that keeps an old directory open, or has left files in it, cannot reach the next daemon. While the file
+//! `lock` is locked, at least one process of the daemon runs, possibly only a server that has outlived the daemon. If
+//! the path of the pipe directory has 88 bytes or more, NVIDIA's daemon ends without a message. So gpushd checks the
+//! length first.
 
 use std::{
     collections::BTreeSet,
