@@ -189,7 +189,7 @@ impl MaintenanceControl {
 fn in_use(attempt: &str, index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
     let error = ApiError::new(Code::Conflict, format!("{attempt}: {holder} is changing {gpu}"))
-        .cause("gpushd must first close its driver handles of all GPUs, but that change still needs one of them");
+        .cause("gpushd must first close its driver handles of all GPUs, but the change still needs the driver handle of its GPU");
     let error = match holder {
         Holder::Operation(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then try again")),
         Holder::Planning => error.hint("try again in a moment"),

@@ -46,7 +46,7 @@ impl Requests {
         self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 
-    /// Admits a request like [`Requests::admit`], for a body that is not a [`ReasonRequest`]. The handler has already
+    /// Does the same as [`Requests::admit`], for a body that is not a [`ReasonRequest`]. The handler has already
     /// computed the idempotency key of the request.
     ///
     /// # Errors

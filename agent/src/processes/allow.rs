@@ -122,7 +122,7 @@ impl AllowedFile {
                 "the config may allow it, because it was started before the program {path} was replaced or removed"
             )),
             Err(_) if is_same_path => Match::Uncertain(format!(
-                "the config may allow it, because its path is {path}, a file that gpushd cannot see"
+                "the config may allow it, because the path of the process is {path}, and gpushd cannot see that file"
             )),
             Ok(_) | Err(_) => Match::No,
         }

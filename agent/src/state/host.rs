@@ -14,7 +14,7 @@ use gpush_store::Lost;
 use super::{GpuSnapshot, LeaseTable};
 use crate::caller::Viewer;
 
-/// The host at one moment. It never changes.
+/// A snapshot of the host at one moment. A snapshot never changes.
 #[derive(Debug, Clone)]
 pub(crate) struct HostState {
     /// The GPUs, sorted by index. GPUs that the driver no longer lists come last.

@@ -163,7 +163,7 @@ impl Service {
         }
     }
 
-    /// Returns the MPS daemon. gpushd polls the daemon for this answer.
+    /// Returns the MPS daemon. gpushd polls the daemon when it receives this request.
     ///
     /// # Errors
     /// If gpushd does not list the daemon.

@@ -85,7 +85,7 @@ fn no_process_is_unleased_until_database_loss_is_accepted() {
     agent.kill();
     let agent = Agent::start_public(&host, &config);
     left(&agent);
-    // A process that starts now cannot belong to a lease that is lost.
+    // A process that starts now cannot belong to a lost lease. So gpushd asks it to end.
     let mut listener = agent.listen("?kinds=unleased", None);
     let other =
         Job::start(std::process::Command::new("/bin/sleep").arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");

@@ -54,7 +54,7 @@ impl fmt::Display for Unavailable {
 /// What only gpushd knows about its MIG devices.
 #[derive(Debug, Clone, Copy)]
 pub struct Offers<'a> {
-    /// What the GPUs offer now, without the reservations of the queue.
+    /// What the GPUs offer now. A free device counts as free here even if an entry of the queue gets it first.
     pub host: &'a Host,
     /// The entries of the queue that get free devices first, by UUID of the device: `lease L3`.
     pub takers: &'a BTreeMap<String, String>,

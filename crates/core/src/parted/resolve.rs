@@ -129,7 +129,7 @@ fn matching_filter(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize
         } else if answers.contains(&None) {
             let message = format!("the PCI ids of GPU {} ({}) are not known", gpu.index, gpu.uuid);
             return Err(ApiError::new(Code::BadRequest, message)
-                .cause(format!("{place}: this device-filter needs the PCI ids"))
+                .cause(format!("{place}: this device-filter needs the PCI ids of the GPU"))
                 .hint(
                     "write the file with the GPUs of the host again, with this version: `gpushctl gpu list --json > \
                 FILE`",

@@ -109,7 +109,7 @@ impl PartedReader<'_> {
         None
     }
 
-    /// Parses profiles with their counts to a layout, in the order of the file.
+    /// Parses a map of profiles and counts into a layout. Keeps the order of the file.
     pub(super) fn layout(&mut self, node: &Node) -> Option<Layout> {
         let example = "write a profile and a count on each line, as in \"1g.10gb\": 7; for no instance, write {}";
         let NodeKind::Map(entries) = &node.kind else {

@@ -14,7 +14,7 @@ pub const SLURM_CONF_PATHS: [&str; 4] =
 /// lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlurmConf {
-    /// Pairs of all lines that do not describe nodes, in order.
+    /// The key-value pairs of all lines that do not describe nodes, in the order of the file.
     pub settings: Vec<KeyValue>,
     /// Pairs of each line that describes nodes, in order.
     pub nodes: Vec<Vec<KeyValue>>,

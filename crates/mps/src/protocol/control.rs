@@ -182,7 +182,7 @@ impl Control {
         front::ask(front, &self.directory, command, until.saturating_duration_since(Instant::now())).await
     }
 
-    /// Returns the process that answers.
+    /// Returns the daemon process that answers on the control socket.
     ///
     /// # Errors
     /// As [`Control::send`].

@@ -93,8 +93,8 @@ async fn check(client: &mut Client, verb: &str, entries: &[String], selectors: &
     Err(super::numbers::explain(client, verb, entries, selectors).await.unwrap_or(error))
 }
 
-/// Enables MIG mode on the selected GPUs, without instances. Leaves out GPUs whose MIG mode is already on: for them,
-/// the request would create an override, which would replace their rule.
+/// Enables MIG mode on the selected GPUs, without instances. Leaves out GPUs whose MIG mode is already on: for such a
+/// GPU, the request would create an override, which would replace the rule of the GPU.
 pub(super) async fn enable(client: &mut Client, selectors: &[String], change: &LayoutChange, out: &Output) -> Outcome {
     let gpus = chosen(client, selectors).await?;
     let (already, off): (Vec<Gpu>, Vec<Gpu>) =

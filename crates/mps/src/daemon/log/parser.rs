@@ -112,7 +112,7 @@ impl LogParser {
         self.mute
     }
 
-    /// Describes a log that has stopped growing.
+    /// Returns a description of the problem if the log has stopped growing.
     pub(in crate::daemon) fn mute(&self) -> Option<String> {
         self.mute.then(|| {
             "the MPS daemon can no longer write its log and will hang: the disk is full, or another program wrote \
