@@ -28,7 +28,7 @@ const MOST_NAMED: usize = 16;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unplaced<'a> {
     pub(super) resolved: &'a Resolved,
-    /// The caller. The explanation leaves out what this caller may not see.
+    /// The caller. The explanation leaves out what this caller, or the holder, may not see.
     pub(super) viewer: Viewer,
     /// What the GPUs offer, without the reservations of the queue.
     pub(super) host: &'a Host,
@@ -37,9 +37,20 @@ pub(super) struct Unplaced<'a> {
     pub(super) queued: Option<(Ticket, Option<&'a Assignment>)>,
 }
 
+/// Returns as whom to explain a refusal. The holder of the lease reads it too, even if an administrator or a hook of
+/// Slurm has requested the lease: in the queue, or in the output of the job.
+fn reader(caller: Viewer, holder: u32) -> Viewer {
+    match caller {
+        Viewer::Hook => Viewer::User(holder),
+        Viewer::Admin if holder != 0 => Viewer::User(holder),
+        Viewer::Admin | Viewer::Agent | Viewer::Log | Viewer::User(_) => caller,
+    }
+}
+
 /// Explains why a request cannot be granted.
 pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
     let Unplaced { resolved, viewer, host, gpus, queued } = unplaced;
+    let viewer = reader(viewer, resolved.wanted.holder);
     let context = ErrorContext { host, gpus, allowed: Some(&resolved.allowed) };
     let mut error = why.error(&resolved.wanted, context);
     if matches!(resolved.new.binding, LeaseBinding::Job { .. }) {
@@ -84,7 +95,7 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     named.truncate(MOST_NAMED);
     match named.as_slice() {
         [_, _, ..] if blocking.together => {
-            error.causes.push(format!("the request can be granted only without all of these: {}", named.join("; ")))
+            error.causes.push(format!("the request can be granted when all of these have ended: {}", named.join("; ")))
         }
         _ => error.causes.extend(named.into_iter().map(|one| format!("{one} blocks the request"))),
     }
@@ -205,6 +216,15 @@ mod tests {
     use super::*;
 
     /// Fault: if a process without a lease blocked a request, the refusal said only that the GPU has no room.
+    /// Fault: the tasks of a refused job printed the process of another user.
+    #[test]
+    fn refusal_is_written_for_the_holder_of_the_lease() {
+        assert_eq!(reader(Viewer::Hook, 1000), Viewer::User(1000));
+        assert_eq!(reader(Viewer::Admin, 1000), Viewer::User(1000));
+        assert_eq!(reader(Viewer::Admin, 0), Viewer::Admin);
+        assert_eq!(reader(Viewer::User(1000), 1000), Viewer::User(1000));
+    }
+
     #[test]
     fn process_without_a_lease_is_named_as_far_as_the_caller_may_see_it() {
         let mut gpus = preset::gpus("dgx-a100").expect("a preset");

@@ -243,6 +243,15 @@ impl Reserved {
     }
 }
 
+/// Frees reserved capacity whose request no longer waits.
+pub(super) async fn abandon(leases: &Leases, reserved: Reserved) {
+    leases.handles.state.change_leases(|table| table.reserved.remove(&reserved.id));
+    mps::admit(&leases.handles.mps, &reserved.members).await;
+    // An operation on the GPU must be able to begin before the queue is served again.
+    drop(reserved);
+    leases.capacity_freed();
+}
+
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment.
 fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
     let _placing = leases.lock_placement();

@@ -50,7 +50,7 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     // A target without a running daemon has no room now, but still offers its kind of share.
     let serving = mps::serving(&leases.handles.mps);
     for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| !serving.contains(&mps.target)) {
-        mps.leases = mps.leases.max(mps.most_leases);
+        mps.leases = u32::MAX;
     }
     offered
 }

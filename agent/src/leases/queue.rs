@@ -149,7 +149,12 @@ pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
     let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     for (ticket, entry) in leases.handles.lanes.entries() {
         let failed = || committing.get(&ticket).and_then(|grant| grant.failed(&table));
-        let wanted = waiting.get(&ticket).map(|waiting| &waiting.resolved.wanted).or_else(failed);
+        let waiting = waiting.get(&ticket);
+        // A request that exceeds a quota reserves nothing, because its holder must first release a lease.
+        if waiting.is_some_and(|waiting| grant::within_quota(&table, &waiting.resolved).is_err()) {
+            continue;
+        }
+        let wanted = waiting.map(|waiting| &waiting.resolved.wanted).or_else(failed);
         let entry = match wanted {
             Some(wanted) => order::QueuedEntry::Lease(wanted.clone()),
             None => {
@@ -222,12 +227,17 @@ async fn pass(leases: &Leases) {
         restored::resolve_all(leases, &seen).await;
     }
     let gpus = seen.gpus(Viewer::Log);
-    let mut granted: Vec<(Waiting, Reserved)> = Vec::new();
+    let mut granted: Vec<(Option<Waiting>, Reserved)> = Vec::new();
     let mut never: Vec<(Waiting, ApiError)> = Vec::new();
     decide(leases, &seen.host, &gpus, &mut granted, &mut never);
     for (waiting, reserved) in granted {
         let leases = leases.clone();
-        leases.handles.tasks.clone().spawn(async move { queued_grant::commit(&leases, waiting, reserved).await });
+        leases.handles.tasks.clone().spawn(async move {
+            match waiting {
+                Some(waiting) => queued_grant::commit(&leases, waiting, reserved).await,
+                None => grant::abandon(&leases, reserved).await,
+            }
+        });
     }
     for (waiting, error) in never {
         spawn_end_waiting(leases, waiting, EndReason::Failed, Some(error));
@@ -235,12 +245,12 @@ async fn pass(leases: &Leases) {
 }
 
 /// Reserves capacity for each request that can be granted, and removes the request from the queue. Records what the
-/// other requests wait for.
+/// other requests wait for. In `granted`, a request that its client has cancelled meanwhile is `None`.
 fn decide(
     leases: &Leases,
     snapshot: &crate::state::HostState,
     gpus: &[Gpu],
-    granted: &mut Vec<(Waiting, Reserved)>,
+    granted: &mut Vec<(Option<Waiting>, Reserved)>,
     never: &mut Vec<(Waiting, ApiError)>,
 ) {
     let _placing = leases.lock_placement();
@@ -249,13 +259,12 @@ fn decide(
     loop {
         let table = leases.handles.state.leases();
         let host = offers::host(leases, snapshot, gpus, &table);
-        let mut queue = as_queue(leases, &host);
+        let queue = as_queue(leases, &host);
         for (ticket, waiting) in leases.waiting().iter() {
             if let Err(error) = grant::within_quota(&table, &waiting.resolved) {
                 denied.insert(*ticket, error.message);
             }
         }
-        denied.keys().for_each(|ticket| drop(queue.remove(order::Ticket(ticket.0))));
         let outcomes = queue.schedule(&host, leases.policy());
         let mut again = false;
         for (ticket, outcome) in outcomes {
@@ -269,8 +278,7 @@ fn decide(
                 }
                 Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
-                        let removed = queued_grant::begin(leases, ticket, &reserved);
-                        granted.extend(removed.map(|waiting| (waiting, reserved)));
+                        granted.push((queued_grant::begin(leases, ticket, &reserved), reserved));
                         // This grant has taken capacity, so decide again about the other requests.
                         again = true;
                     }
@@ -303,6 +311,9 @@ fn decide(
         }
     }
     for (ticket, message) in denied {
+        if let Some(waiting) = leases.waiting().get(&ticket) {
+            waiting.place.set_needs(Needs::new());
+        }
         let position = position(leases, ticket);
         show_position(leases, ticket, LeaseQueuePosition { position, behind: Vec::new(), reasons: vec![message] });
     }

@@ -106,8 +106,10 @@ pub(super) async fn enable(client: &mut Client, selectors: &[String], change: &L
     if off.is_empty() {
         return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
-    let empty = |gpu: Gpu| GpuLayout { gpu: gpu.uuid, mig: true, layout: vec!["none".to_owned()] };
-    apply::layouts(client, off.into_iter().map(empty).collect(), change, out).await
+    // Keep present instances: a change of the MIG mode may be pending on a GPU that still has some.
+    let off: Vec<String> = off.into_iter().map(|gpu| gpu.uuid).collect();
+    let layouts = edited(client, &off, |gpu, shared| edit::added(gpu, shared, &["none".to_owned()])).await?;
+    apply::layouts(client, layouts, change, out).await
 }
 
 /// Disables MIG mode on the selected GPUs.

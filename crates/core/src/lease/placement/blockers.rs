@@ -48,8 +48,10 @@ pub fn blockers<L: Copy>(
     if fits(&selected) {
         return none;
     }
+    let kind = wanted.share.kind();
+    let offers = |gpu: &GpuOffer| gpu.closed.is_none() && gpu.kinds().any(|one| one == kind);
     let is_here = |members: &[&LeaseMember]| {
-        members.iter().any(|member| selected.gpus.iter().any(|gpu| gpu.uuid == member.gpu && gpu.closed.is_none()))
+        members.iter().any(|member| selected.gpus.iter().any(|gpu| gpu.uuid == member.gpu && offers(gpu)))
     };
     let here = leases.iter().filter(|(_, members)| is_here(members));
     let leases = here.map(|(lease, members)| Occupant::Lease(*lease, members.as_slice()));
