@@ -95,7 +95,7 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     named.truncate(MOST_NAMED);
     match named.as_slice() {
         [_, _, ..] if blocking.together => {
-            error.causes.push(format!("the request can be granted when all of these have ended: {}", named.join("; ")))
+            error.causes.push(format!("the request can be granted when all of these have ended: {}", named.join("; ")));
         }
         _ => error.causes.extend(named.into_iter().map(|one| format!("{one} blocks the request"))),
     }

@@ -262,7 +262,7 @@ async fn absent_stale_and_non_socket_paths_have_distinct_errors() {
     let error = client(&path).version().await.unwrap_err();
     assert_eq!(error.kind, Kind::Connect);
     assert!(error.error.message.contains("there is no socket"), "{error:?}");
-    assert!(hint(&error).contains(&format!("gpushd --socket {}", path.display())), "{error:?}");
+    assert!(hint(&error).contains(&format!("gpushd --config FILE --socket {}", path.display())), "{error:?}");
 
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let error = client(&path).version().await.unwrap_err();

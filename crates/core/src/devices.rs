@@ -246,7 +246,7 @@ mod tests {
         let gpus = host();
         let mut devices = list(&gpus, &[], &[]);
         let needed_by = |device: &MigDevice| (device.gi == 7).then(|| "operation op-3".to_owned());
-        let offered = offered(&gpus, BTreeSet::new());
+        let offered = offered(&gpus, &BTreeSet::new());
         let none = (BTreeMap::new(), BTreeSet::new());
         let offers = Offers { host: &offered, takers: &none.0, slurm: &none.1 };
         apply_queue(&mut devices, needed_by, offers);
@@ -259,13 +259,13 @@ mod tests {
     }
 
     /// Returns what GPU 0 offers with a rule of mode `mig`.
-    fn offered(gpus: &[Gpu], claimed: BTreeSet<String>) -> Host {
+    fn offered(gpus: &[Gpu], claimed: &BTreeSet<String>) -> Host {
         let rule = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
         Host::of(&Snapshot {
             config: &crate::config::Config::parse(rule, "gpushd.toml").unwrap(),
             gpus,
             members: &[],
-            claimed: &claimed,
+            claimed,
             daemons: &BTreeSet::new(),
             users: &BTreeMap::new(),
             created: &BTreeMap::new(),
@@ -284,7 +284,7 @@ mod tests {
             (device.available, device.reason.unwrap_or_default())
         };
         let mut gpus = host();
-        let (open, none, all) = (offered(&gpus, BTreeSet::new()), BTreeMap::new(), BTreeSet::new());
+        let (open, none, all) = (offered(&gpus, &BTreeSet::new()), BTreeMap::new(), BTreeSet::new());
         let offers = Offers { host: &open, takers: &none, slurm: &all };
         assert_eq!(first(&gpus, &[], offers), (true, String::new()));
         let no = |why: &str| (false, why.to_owned());
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(shared, no("shared through MPS: request it with --mps"));
         let slurm = BTreeSet::from([0]);
         assert_eq!(first(&gpus, &[], Offers { slurm: &slurm, ..offers }), no("only Slurm jobs can lease the GPU"));
-        let claimed = offered(&gpus, BTreeSet::from([gpus[0].uuid.clone()]));
+        let claimed = offered(&gpus, &BTreeSet::from([gpus[0].uuid.clone()]));
         let claimed = first(&gpus, &[], Offers { host: &claimed, ..offers });
         assert_eq!(claimed, no("an operation is about to change the GPU"));
         let mut queue = Queue::default();
