@@ -167,7 +167,8 @@ fn heading_with(gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) -> S
         memory(gpu) + if others.is_empty() { "" } else { " each" }
     };
     let right = [usage, right.as_str()].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("  ");
-    let sharing = sharing(gpu, look);
+    let mut sharing = sharing(gpu, look);
+    let mut right = right;
     let mut name = look.clean(product(&gpu.name));
     let mut address = if others.is_empty() { look.clean(pci(&gpu.pci)) } else { String::new() };
 
@@ -178,19 +179,25 @@ fn heading_with(gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) -> S
         let numbers = look.wrap("", &std::mem::take(&mut number));
         above = numbers.iter().map(|line| paint(STRONG, line) + "\n").collect();
     }
-    let columns = |name: &str, address: &str| {
-        width(&number) + gap(name) + gap(address) + gap(&sharing) + gap(state_word) + 2 + width(&right)
+    let columns = |name: &str, address: &str, sharing: &str, right: &str| {
+        width(&number) + gap(name) + gap(address) + gap(sharing) + gap(state_word) + 2 + width(right)
     };
-    // If the heading is too wide, first shorten the product name, then leave out the PCI address, which `gpu show`
-    // prints too.
-    let over = columns(&name, &address).saturating_sub(look.width);
+    // If the heading is too wide, first shorten the product name. Then leave out the PCI address, the rule, and the
+    // memory or the use. `gpu show` prints all of them.
+    let over = columns(&name, &address, &sharing, &right).saturating_sub(look.width);
     if over > 0 {
         name = look.fit(&name, width(&name).saturating_sub(over).max(16));
     }
-    if columns(&name, &address) > look.width {
+    if columns(&name, &address, &sharing, &right) > look.width {
         address.clear();
     }
-    let fill = slices::edge(INDENT, look).saturating_sub(columns(&name, &address)) + 2;
+    if look.wraps && columns(&name, &address, &sharing, &right) > look.width {
+        gpu.mode.name().clone_into(&mut sharing);
+    }
+    if look.wraps && columns(&name, &address, &sharing, &right) > look.width && !usage.is_empty() {
+        usage.clone_into(&mut right);
+    }
+    let fill = slices::edge(INDENT, look).saturating_sub(columns(&name, &address, &sharing, &right)) + 2;
     let quiet = !gpu.mode.is_managed() && gpu.state == GpuState::Ready;
     let mut out = above + &paint(if quiet { QUIET } else { STRONG }, &number);
     for (text, style) in [

@@ -53,6 +53,10 @@ impl Cell {
         let short = short(profile);
         labels.push(format!("{mark} {short}"));
         labels.push(format!("{mark}{short}"));
+        // There is no room for the attribute, so only show that there is one: `1g+` for `1g.10gb+me`.
+        if let Some((slices, _)) = short.split_once('+') {
+            labels.push(format!("{mark}{slices}+"));
+        }
         labels.push(mark.to_owned());
         Self { placement, labels, style }
     }

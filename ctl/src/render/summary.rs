@@ -33,7 +33,7 @@ pub(crate) fn summary(status: &Status, look: &Appearance) -> String {
         ("IN USE", Align::Right),
         ("GRANTED", Align::Right),
         ("FREE", Align::Right),
-        ("POSSIBLE", Align::Right),
+        ("ROOM", Align::Right),
     ];
     let row = |one: &Totals| {
         vec![
@@ -56,7 +56,8 @@ pub(crate) fn summary(status: &Status, look: &Appearance) -> String {
         (those(&|gpu| !gpu.drift.is_empty()), "with drift: see `gpushctl apply --dry-run`"),
     ] {
         if !which.is_empty() {
-            out += &(paint(NOTE, &format!("{} {what}", gpu_numbers(&which))) + "\n");
+            let lines = look.wrap("", &format!("{} {what}", gpu_numbers(&which)));
+            out += &lines.iter().map(|line| paint(NOTE, line) + "\n").collect::<String>();
         }
     }
     out

@@ -1,5 +1,6 @@
 //! The table of MPS targets, and the lines for targets below their GPU.
 
+use anstream::adapter::strip_str;
 use gpush_api::{Gpu, Mode, MpsDaemon};
 use gpush_core::layout::Layout;
 
@@ -120,8 +121,6 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, look: &Appearance) ->
     let place = |daemon: &MpsDaemon| place(daemon, look);
     let at = daemons.iter().map(|daemon| width(&place(daemon))).max().unwrap_or(0);
     let words = daemons.iter().map(|daemon| width(state(daemon.state).0)).max().unwrap_or(0);
-    // Leave out the word on a narrow terminal.
-    let leased = if look.width < 80 { "" } else { " leased" };
     let mut out = Vec::new();
     for daemon in daemons {
         let notes = notes(daemon, &format!("{margin}! {}: ", place(daemon)), look);
@@ -129,14 +128,21 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, look: &Appearance) ->
         let clients = format!("{} clients", of_how_many(daemon));
         let user = current_user(daemon, look).map_or_else(String::new, |user| format!("  {user}"));
         let (bar, figures) = granted_bar(daemon, bar_columns(look), look);
-        let line = format!(
-            "{margin}{}  {}  {}  {bar} {figures:>8}{leased}{}",
-            paint(QUIET, &pad(&place(daemon), at)),
-            paint(style, &pad(word, words)),
-            pad(&clients, "48/48 clients".len()),
-            look.fit(&user, 18)
-        );
-        out.push(line.trim_end().to_owned());
+        let line = |bar: &str, leased: &str, user: &str| {
+            let line = format!(
+                "{margin}{}  {}  {}  {bar}{figures:>8}{leased}{user}",
+                paint(QUIET, &pad(&place(daemon), at)),
+                paint(style, &pad(word, words)),
+                pad(&clients, "48/48 clients".len()),
+            );
+            line.trim_end().to_owned()
+        };
+        let (bar, user) = (bar + " ", look.fit(&user, 18));
+        // If the line is too wide, leave out the word, then the user, and then the bar. `mps list` shows all of them.
+        let lines = [line(&bar, " leased", &user), line(&bar, "", &user), line(&bar, "", ""), line("", "", "")];
+        let fits = |line: &&String| !look.wraps || width(&strip_str(line).to_string()) <= look.width;
+        let fitting = lines.iter().find(fits).unwrap_or(&lines[3]);
+        out.push(fitting.clone());
         out.extend(notes);
     }
     out

@@ -15,6 +15,22 @@ fn status_of_a_mixed_host() {
     assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
 }
 
+/// Fault: with 60 columns, headings, lines of MPS daemons and notes of the summary were wider than the terminal.
+#[test]
+fn every_status_fits_60_columns() {
+    let mut shown = fixtures::status(fixtures::mixed(), false);
+    shown.mps = fixtures::mps::all();
+    shown.devices = gpush_core::devices::list(&shown.gpus, &shown.mps, &[]);
+    for charset in [UTF8, Charset::Ascii] {
+        let look = fixtures::look(60, charset);
+        let brief = drawn(&shown, true, &look);
+        let full = drawn(&shown, false, &look);
+        assert!(full.contains("1g+"), "a profile with an attribute has a name:\n{full}");
+        let summary = fits(&summary::summary(&shown, &look), &look);
+        assert_snapshot!(format!("status-60-{charset:?}"), format!("{brief}---\n{full}---\n{summary}"));
+    }
+}
+
 /// All drawings of a host must show the same use of a MIG device as `mig list`.
 #[test]
 fn device_that_a_queued_operation_needs_is_reserved_in_every_drawing() {
