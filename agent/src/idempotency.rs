@@ -115,7 +115,7 @@ impl Idempotency {
                     key.key
                 );
                 return Err(ApiError::new(Code::Unavailable, message)
-                    .hint("wait for the answer to one of them, or use a new key for each request")
+                    .hint("wait until one of these requests is answered, or use a new key for each request")
                     .retryable());
             }
             Arc::clone(lock)

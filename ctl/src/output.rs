@@ -122,8 +122,8 @@ impl Output {
         self.verbatim(&line)
     }
 
-    /// Returns the appearance with the present time. The command may have waited for its answer, and a period that
-    /// counts from the start of the command would be too long.
+    /// Returns the appearance with the present time. The command may have waited long for its answer. With the time at
+    /// which the command started, ages would be too short, and remaining times too long.
     fn look_now(&self) -> Appearance {
         Appearance { now: jiff::Timestamp::now(), ..self.look }
     }

@@ -39,8 +39,8 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Creates the data for a plan that was made from `reading`. `before` is the GPU's MIG state when the operation
-    /// began.
+    /// Creates the part of an operation for a plan that was made from `reading`. `before` is the GPU's MIG state when
+    /// the operation began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let outcome = plan::outcome(instances(reading.mig.as_ref()), plan.instance_steps());
         let reset = possible_reset(&plan, None, Some(reading));

@@ -42,7 +42,8 @@ impl Planner {
     /// Plans a request from fresh readings, but does not execute it. If a GPU cannot be read or is being changed, its
     /// plan has an error instead of steps. The other GPUs are planned anyway.
     pub(crate) async fn plan(&self, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
-        // Use the last answers of the MPS daemons only to find the requested GPUs. gpushd polls the daemons later.
+        // To find the requested GPUs, the last known answers of the MPS daemons are sufficient. For the plan, gpushd
+        // polls the daemons later.
         let gpus = self.gpus(viewer).await?;
         let meant = self.planned(&gpus, request).await;
         let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;

@@ -62,7 +62,7 @@ pub(super) async fn leave(
 
 /// Accepts the loss of the database. For administrators.
 ///
-/// GPUs in the state `held` are released. Their layouts do not change.
+/// Releases the GPUs in the state `held`. Their layouts do not change.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = ReasonRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),

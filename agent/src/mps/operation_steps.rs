@@ -184,7 +184,8 @@ fn is_present(entry: &Entry) -> bool {
 /// Returns whether a plan removes the target `uuid` of a daemon.
 fn is_removed(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
     if plan.error.is_some() {
-        // A refused plan has no steps, so assume that it removes the target.
+        // A refused plan has no steps, so they do not show whether the plan would remove the target. Assume that it
+        // would.
         return true;
     }
     if uuid == gpu.uuid {

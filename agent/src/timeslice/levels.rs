@@ -17,7 +17,7 @@ use gpush_store::LevelSet;
 use super::{Level, Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule, smi};
 
 /// Reason that gpushd shows if the driver has no time-slice levels for a GPU.
-const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: Turing and later GPUs have them";
+const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: only Turing and later GPUs have them";
 
 /// Reason that gpushd shows if the driver reports no levels for a GPU that had a level before.
 const DOUBTED: &str = "the GPU has no time-slice levels, although it had one before";

@@ -181,8 +181,8 @@ impl Tx<'_> {
     }
 
     /// Deletes the oldest records beyond the limits, and records that are too old. At least `audit_least` records stay,
-    /// so that a wrong clock does not empty the trail. Records that every user can cause are counted separately, by
-    /// kind and by user.
+    /// so that a wrong clock does not empty the trail. Records of actions that any user can perform have separate
+    /// limits, for each kind and for each user.
     pub(crate) fn prune_audit(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let mut pruned = 0;
         for action in BY_USERS {

@@ -226,7 +226,7 @@ pub enum StoreError {
         most: usize,
     },
     /// The record was not stored, because it could not be read back: its JSON is nested too deeply.
-    #[error("cannot store a record of {table}: it could not be read back: {cause}")]
+    #[error("cannot store a record of {table}, because gpushd could not read this record later: {cause}")]
     Unreadable {
         /// Table.
         table: &'static str,

@@ -1,4 +1,4 @@
-//! The typed command with `--wait` added, for the hint of a temporary error.
+//! The command as the user typed it, with `--wait` added. The hint for a temporary error shows it.
 
 use std::ffi::OsString;
 

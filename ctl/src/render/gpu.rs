@@ -161,7 +161,7 @@ fn heading_with(gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) -> S
     let (state_word, state_style) = state(gpu.state);
     let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
     let right = if gpu.memory.total_mib == 0 || others.iter().any(|other| memory(other) != memory(gpu)) {
-        // Show no memory: a lost GPU reports none, or the GPUs that are drawn together have different amounts.
+        // Show no memory: the GPU is lost and reports none, or the GPUs that are drawn together have different amounts.
         String::new()
     } else {
         memory(gpu) + if others.is_empty() { "" } else { " each" }

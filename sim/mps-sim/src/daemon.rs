@@ -1,4 +1,4 @@
-//! The control daemon: one loop over its two sockets, the control connection, and its server.
+//! The control daemon: one loop that serves two sockets, the control connection and the server.
 //!
 //! ```text
 //!  poll ─┬─ a socket: greet, read the kind ─┬─ 1 server ready    ─┐

@@ -204,7 +204,7 @@ fn listeners_have_separate_cursors() {
     assert_eq!(collect(0, XID_CRITICAL_ERROR), [(8, 13, None), (8, 31, Some(gi.id))]);
     assert_eq!(collect(late, both), [(0x100, 0, Some(gi.id)), (8, 31, Some(gi.id))]);
     assert_eq!(collect(machine.events().cursor(), both), []);
-    // If no process reads the queue, the queue does not grow without limit.
+    // Even if no process reads the queue, the queue does not grow without limit.
     for n in 0..1000 {
         machine.xid(0, n, None, None).unwrap();
     }

@@ -72,9 +72,9 @@ impl Settings {
 }
 
 impl Ground {
-    /// Examines the first GPU and the host. `simulated` means that the client supports a simulated
-    /// driver. PyTorch does not support one: on a simulated host, it would compute on a real GPU
-    /// that was not examined.
+    /// Examines the first GPU and the host. `simulated` means that the CUDA client of the test can
+    /// run on a simulated driver. PyTorch cannot: on a simulated host, it would compute on a real
+    /// GPU that was not examined.
     ///
     /// # Errors
     /// If a prerequisite is missing, or something prevents the checks.

@@ -384,7 +384,10 @@ fn start(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, Layou
         Ok(start) if digits(value) => Ok(start),
         Ok(_) | Err(_) => Err(piece.error(
             span.clone(),
-            format!("{} is not a start: `@` takes the number of a memory slice", Quoted(piece.slice(&span))),
+            format!(
+                "{} is not a start position: the number of a memory slice must follow `@`",
+                Quoted(piece.slice(&span))
+            ),
             "write a number, as in 1g.10gb@4; `gpushctl mig profiles` lists where each profile may start",
         )),
     }

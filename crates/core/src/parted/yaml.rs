@@ -162,7 +162,7 @@ impl Builder {
         if self.stack.len() >= DEEPEST {
             return Err(YamlError::at(
                 place(span),
-                "this value is nested too deep",
+                "this value is nested too deeply",
                 "a mig-parted file is nested at most five levels deep",
             ));
         }

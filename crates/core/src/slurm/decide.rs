@@ -66,8 +66,8 @@ pub enum Ended {
 pub enum Concern {
     /// The job does not need gpushd: the job has no request, and no GPU with `owner = "slurm"`.
     Nothing,
-    /// The user requests a share, but Slurm allocated no GPU, or the node has no gpushd. A user can
-    /// submit such a job to any node.
+    /// The user requests a share, but Slurm allocated no GPU, or the node has no gpushd. Any user can submit such a job
+    /// to any node, so such a job must not fail the node.
     Request,
     /// Slurm allocated GPUs to the job, and the job has a request or a GPU with `owner = "slurm"`.
     Gpus,

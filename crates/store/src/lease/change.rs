@@ -23,7 +23,7 @@ impl Tx<'_> {
         self.put_lease(lease)
     }
 
-    /// Records a lease as active: a grant of targets that already exist.
+    /// Records a lease as active. All targets of the lease already exist, so no operation has to create them first.
     ///
     /// # Errors
     /// Fails if the lease has left the queue, or if the store cannot write the record.

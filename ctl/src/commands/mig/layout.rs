@@ -179,7 +179,7 @@ fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
     let (unmanaged, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.mode == Mode::Unmanaged);
     if !unmanaged.is_empty() {
         let which = gpu_numbers(&unmanaged.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
-        out.remark(&format!("note: {which}: not checked, because of a rule with mode `unmanaged`\n"));
+        out.remark(&format!("note: {which}: not checked, because a rule of the config sets the mode `unmanaged`\n"));
     }
     others.into_iter().map(|gpu| gpu.uuid).collect()
 }

@@ -105,8 +105,8 @@ impl Calls {
         self.end_run(|| Some(job.clone())).await
     }
 
-    /// Requests that gpushd ends the run that `run` returns. Sends nothing if `run` returns `None`. Calls `run` before
-    /// each attempt, because the next run may begin while the hook waits for gpushd.
+    /// Requests that gpushd ends a run of a Slurm job. Before each attempt, calls `run` to get the request, because the
+    /// next run of the job may begin while the hook waits for gpushd. Sends nothing if `run` returns `None`.
     pub(super) async fn end_run(&mut self, run: impl Fn() -> Option<SlurmJobEnd>) -> Result<SlurmJobEnded, Unanswered> {
         self.repeat(async |client, until_ms| match run() {
             Some(end) => client.slurm_end(&SlurmJobEnd { until_ms, ..end }).await,

@@ -81,8 +81,9 @@ pub(crate) async fn odd_values_are_parsed_as_recorded(setup: Setup) {
         assert_eq!(daemon.says(&format!("set_{MEMORY} 0 {text}")).await, [""; 0], "{text}");
         assert_eq!(daemon.says(&format!("get_{MEMORY} 0")).await.concat(), shown, "{text}");
     }
-    // The daemon has no device 40, so the first command has no effect on device 0. A UUID is not a
-    // number, so the second command clears the limit of device 0.
+    // The daemon has no device 40, so the first command changes no limit. The daemon reads a UUID,
+    // which is not a number, as device 0 with limit 0, so the second command clears the limit of
+    // device 0.
     for (line, left) in
         [("set_default_device_pinned_mem_limit 40 1G", "8G"), ("set_default_device_pinned_mem_limit GPU-1 1G", "")]
     {

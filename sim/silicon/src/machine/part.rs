@@ -16,7 +16,8 @@ use crate::returns::Return;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Chip {
-    /// Slot 7 is missing. The ids increase with the placement. Most boards have this variant.
+    /// Slot 7 is missing. The GPU instance ids increase with the placement. Most boards have this
+    /// variant.
     #[default]
     Slot7Missing,
     /// Slot 3 is missing. The ids of the two halves of the GPU are swapped.

@@ -111,7 +111,8 @@ fn lease_that_does_not_end_leaves_the_time_of_the_others() {
     node.agent().await_that("no lease", || node.lease(3).is_none());
 }
 
-/// Fault: reconcile listed the leases through the socket for all users, which users can block.
+/// Fault: reconcile listed the leases through `gpushd.sock`, the socket that all users can use. Users can block this
+/// socket.
 #[test]
 fn reconcile_needs_the_admin_socket_alone() {
     let node = Node::two_gpus(WHOLE);

@@ -158,7 +158,7 @@ pub enum Event {
     GpuLost,
     /// The host was rebooted since the lease was granted.
     Rebooted,
-    /// A probe for processes of the lease finished.
+    /// A probe for the processes of the lease has finished.
     Probed(Remaining),
     /// The end is durable.
     EndRecorded,

@@ -164,7 +164,7 @@ fn free_share(host: &Host, wanted: &PlacementRequest) -> Option<FreeShare> {
                     && mps.user.is_none_or(|user| user == wanted.holder)
                     && mps.leases < mps.most_leases
             };
-            // A lease can have at most the whole target, even if all leases together may have more.
+            // One lease can have at most 100% of the target, even if all leases together may have more than 100%.
             let free = |mps: &MpsOffer| mps.capacity_tenths.saturating_sub(mps.taken_tenths).min(1000);
             let sizes = targets.filter(fits).map(|(gpu, mps)| (free(mps), gpu)).filter(|(tenths, _)| *tenths > 0);
             // If several GPUs have equally large free shares, choose the first of these GPUs.
