@@ -100,6 +100,8 @@ Examples:
   gpushctl mig apply '3g.40gb,2g.20gb,1g.10gb*2' -g 0
   gpushctl mig apply 7g.80gb -g 0 --reason 'big run' --expires 2h
 
+Without -g, LAYOUT is applied to each GPU whose rule has mode `mig`.
+
 A LAYOUT that differs from the layout of the rule becomes an override. The
 override is the desired layout, also after a reboot, until it expires or until
 `gpushctl config overrides clear 0` removes it. On a terminal, a plan that
