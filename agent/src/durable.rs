@@ -30,8 +30,8 @@ pub(crate) struct StoredState {
     pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, and ended operations whose stopped services must still be started. Oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// For each operation without a recorded end, a later operation that has begun on one of its GPUs. So the earlier
-    /// operation has ended and released this GPU, although its end was not recorded.
+    /// Operations that must have ended, although no end is recorded: a later operation has begun on one of their GPUs.
+    /// The key is the earlier operation, the value is the later one.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
     /// Conditions of GPUs, such as degraded. A condition that an operation set includes the operation's
     /// plan for the GPU.

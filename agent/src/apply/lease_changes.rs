@@ -32,8 +32,8 @@ struct Granted {
     end: EndReason,
 }
 
-/// Returns why a granting lease ends if its operation does not create its devices. If its holder released the lease, or
-/// an administrator revoked it, the operation was cancelled for this reason.
+/// Returns the reason with which a granting lease ends if its operation does not create its devices. If the holder
+/// released the lease, or an administrator revoked it, that is the reason. Otherwise the reason is `Failed`.
 fn end_reason(granting: &OpenLease) -> EndReason {
     granting.state.reason().unwrap_or(EndReason::Failed)
 }

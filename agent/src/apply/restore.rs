@@ -16,8 +16,8 @@
 //! - A process has started in it.
 //! - It belongs to neither the previous layout nor the plan.
 //! - On the last attempts: the driver refused to destroy it in an earlier attempt.
-//! - On the last attempts: the driver does not list the processes on the GPU. But a GPU instance without compute
-//!   instances need not stay, because it has no processes.
+//! - On the last attempts: the driver does not list the processes on the GPU, and the instance has compute instances. A
+//!   GPU instance without compute instances has no processes.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -11,7 +11,7 @@
 //! An entry is *first* if it conflicts with no earlier entry that is first. Only first entries delay later entries. So
 //! if an operation waits for one of its GPUs, it does not block its other GPUs.
 //!
-//! A first entry delays all later entries that conflict with it, even while the first entry itself cannot begin. So no
+//! An entry that is first delays all later entries that conflict with it, even while it cannot begin itself. So no
 //! later entry overtakes it. An entry waits only for earlier entries, so no new entry can delay it.
 
 use std::{

@@ -1,5 +1,5 @@
-//! Explains why a request for a lease cannot be granted: the obstacles, the leases and processes without which gpushd
-//! would grant it, and whether the obstacles will disappear without an action of a user.
+//! Explains why a request for a lease cannot be granted: the obstacles, the leases and processes that would have to
+//! end, and whether the obstacles will disappear without an action of a user.
 
 use std::collections::BTreeSet;
 

@@ -25,9 +25,9 @@ pub(super) fn load(paths: &Paths) -> Result<Settings, ConfigLoadError> {
     Ok(Settings::load_as_service(config, *config_named, *trust, &copy, has_history))
 }
 
-/// Checks the driver library of the command line. If trust is required, an untrusted library is an error; [`Settings`]
-/// checks the config file, and the library that the file names. If trust is not required, this function only logs a
-/// warning about a config file or library that the system service would not trust.
+/// Checks the driver library of the command line. If trust is required and the library is not trusted, returns an
+/// error. [`Settings`] checks the config file, and the library that the file names. If trust is not required, this
+/// function only logs a warning about a config file or library that the system service would not trust.
 ///
 /// # Errors
 /// If trust is required, and another user could have written the library.

@@ -119,8 +119,8 @@ impl Environments {
         Ok(found)
     }
 
-    /// Returns the lease that a process or one of its parents names or has named. `uid` is the process's user. `is_own`
-    /// returns whether this user holds a lease.
+    /// Returns the lease that a process or one of its ancestors names now, or named earlier. `uid` is the process's
+    /// user. `is_own` returns whether a lease id is the id of a lease of this user.
     pub(super) fn lease_of(&self, pid: u32, uid: u32, is_own: impl Fn(&str) -> bool) -> EnvironmentLease {
         let Some(start) = proc::start(pid) else { return EnvironmentLease::Unknown };
         let cached = |pid: u32| self.cached_lease(pid).unwrap_or(EnvironmentLease::Unknown);

@@ -35,7 +35,7 @@ impl Observed {
         self.host.gpus.iter().map(|gpu| self.one(gpu, viewer, idle)).collect()
     }
 
-    /// Returns which viewer's response to use. If a user may see nothing more than everyone else, returns
+    /// Returns the viewer whose response `viewer` gets. If a user may see nothing more than everyone else, this is
     /// [`Viewer::Agent`], so that all such users share one response.
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {

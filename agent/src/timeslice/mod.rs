@@ -249,8 +249,8 @@ impl Timeslice {
         matches!(self.level_states().get(uuid), Some(LevelState { level: Level::Unsupported(_), .. }))
     }
 
-    /// Removes the levels of GPUs that are not time-sliced. Removes the problems of all GPUs except those whose
-    /// settings gpushd still keeps or must remove.
+    /// Removes the levels of GPUs that are not time-sliced. Removes the problems of a GPU unless gpushd still keeps its
+    /// settings or must remove them.
     fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
         self.level_states().retain(|uuid, _| takes_turns(uuid));
         self.all_troubles().retain(|subject, _| match subject {

@@ -223,9 +223,9 @@ impl Connection {
             let began = Instant::now();
             last = self.attempt(question, until, deadline).await;
             if began.elapsed() > question.away {
-                // The attempt took longer than `away`, so a gpushd had accepted and queued the
-                // request. If the attempt failed, gpushd has restarted once more: allow the full
-                // time again.
+                // The attempt took longer than `away`, so a gpushd accepted and queued the request.
+                // If the attempt failed, that gpushd has ended. Allow the full time again for the
+                // next gpushd.
                 give_up = until.min(Instant::now() + question.away);
             }
         }

@@ -6,7 +6,7 @@
 //! command   the process's memory, which may not answer    within 50 ms, separately for each user
 //! ```
 //!
-//! So the uid of a process is known even if its command line cannot be read. If the read of one
+//! The uid of a process is known even if its command line cannot be read. If the read of one
 //! process blocks, command lines are missing only for processes of the same user.
 
 use std::{

@@ -190,8 +190,8 @@ fn newer_database_is_read_only() {
         )
         .unwrap();
     newer.close().unwrap();
-    // A newer number in the header alone counts as damage, because a flipped bit in the header must not look like a
-    // newer schema.
+    // So far, only the schema number in the header is newer. This counts as damage, because a flipped bit in the header
+    // must not look like a newer schema.
     let before = fs::read(&file).unwrap();
     let opened = open(scratch.path());
     assert!(lost(&opened.notes).unwrap().cause.contains("different schema numbers"), "{:?}", opened.notes);

@@ -131,9 +131,9 @@ fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
     })
 }
 
-/// Returns the UUIDs of the GPUs whose overrides to clear, without repetitions. If a selector names several GPUs, such
-/// as `all`, takes only those with an override. If none of them has an override, takes all of them and puts them first.
-/// So gpushd refuses them before it clears any override.
+/// Returns the UUIDs of the GPUs whose overrides to clear, without repetitions. If a selector such as `all` names
+/// several GPUs, takes only those with an override. If none of them has an override, takes all of them. GPUs without an
+/// override come first, so that gpushd refuses the first request, before any override is cleared.
 fn clearable(selected: Vec<Vec<String>>, overrides: &[String]) -> Vec<String> {
     let has_override = |uuid: &String| overrides.contains(uuid);
     let mut uuids: Vec<String> = Vec::new();

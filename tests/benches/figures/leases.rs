@@ -130,9 +130,9 @@ fn grant_at(barrier: &Barrier, client: &mut Client, sum: &mut f64) -> (String, f
 const DELAYS: [&str; 2] =
     ["nvmlDeviceCreateGpuInstance* --delay-ms 250", "nvmlGpuInstanceCreateComputeInstance* --delay-ms 75"];
 
-/// Returns two durations in seconds: of a grant that creates a MIG device with two driver calls,
-/// and of two such driver calls without gpushd. In both cases, each call takes its delay in
-/// [`DELAYS`].
+/// Returns two durations in seconds: one grant that creates a MIG device with two driver calls, and
+/// two such driver calls without gpushd. In both cases, [`DELAYS`] determines how long each driver
+/// call takes.
 fn dynamic() -> (f64, f64) {
     let toml = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
     let (host, direct) = (Host::up(toml), Host::up(toml));
@@ -176,9 +176,9 @@ fn dynamic() -> (f64, f64) {
     (median(ours), alone)
 }
 
-/// Returns two durations in seconds: of the grant of a user's first lease on an MPS target, for
-/// which gpushd restarts the daemon, and of the grant of the user's next lease. Returns `None`
-/// without root, because only root can request leases for other users.
+/// Returns the durations of two grants in seconds: a user's first lease on an MPS target, and the
+/// same user's next lease. For the first lease, gpushd restarts the daemon. Returns `None` without
+/// root, because only root can request leases for other users.
 fn first_mps() -> Option<(f64, f64)> {
     if !nix::unistd::geteuid().is_root() {
         return None;

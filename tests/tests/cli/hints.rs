@@ -180,9 +180,9 @@ fn hinted_commands_are_permitted_to_the_user() {
     let host = Host::up(TWO);
     let agent = Agent::start_public(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
     agent.wait_for_layouts_at_start();
-    // Other users may not be able to enter the build directory. Let another process make the copy.
-    // If this process wrote the file and another test forked at the same time, executing the file
-    // would fail with ETXTBSY.
+    // Other users may not be able to enter the build directory, so copy gpushctl. Let another
+    // process make the copy: if this process wrote the file while another test forked, executing
+    // the file would fail with ETXTBSY.
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let binary = dir.path().join("gpushctl");

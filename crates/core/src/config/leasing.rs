@@ -45,9 +45,9 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
     })
 }
 
-/// Returns the requirement for a rule without the key `lease`. Returns `None` in mode `mig`,
-/// because the requirement then depends on the MIG device: only devices that are shared through MPS
-/// require a lease.
+/// Returns whether a rule without the key `lease` requires leases. Returns `None` in mode `mig`,
+/// because this then depends on the MIG device: only devices that are shared through MPS require a
+/// lease.
 fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
     match mode? {
         Mode::Mps => Some(LeaseRequirement::Required),

@@ -99,8 +99,9 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Mps {
     }
 }
 
-/// Reads the path of the server. The control daemon gets only the directory of the server, as PATH,
-/// and searches that directory for the file name.
+/// Reads the path of the server. The control daemon gets only the directory of the path, as PATH,
+/// and searches it for the name [`SERVER`]. So other file names, and directories with a colon, are
+/// refused.
 fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option<String> {
     let text = reader.absolute_text(table, "server", default)?;
     let (directory, name) = text.value.rsplit_once('/')?;

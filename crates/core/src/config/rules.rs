@@ -344,9 +344,9 @@ fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> 
                 next = to + 1;
             }
         }
-        // A prefix of a UUID usually covers a longer prefix. But a prefix that is ambiguous on the
-        // host claims nothing, so the longer prefix may still match. For this reason, a prefix
-        // covers only an equal prefix.
+        // A longer prefix of a UUID does not count as covered by a shorter prefix: if the shorter
+        // prefix is ambiguous on the host, it claims nothing, and the longer prefix may still
+        // match.
         Selector::All | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => None,
     }
 }

@@ -56,8 +56,8 @@ pub(super) fn cost_of_all(instance: &GpuInstance, holds: &ProtectedInstances) ->
 }
 
 /// Returns the cost of only adding compute instances. If the driver reports a process for the GPU
-/// instance itself, the GPU instance must not change: a new compute instance could not be removed
-/// again while that process runs.
+/// instance itself, an addition costs as much as destroying an instance in use: the new compute
+/// instance could not be removed again while that process runs.
 fn cost_of_adding(instance: Option<&GpuInstance>, create: &[(usize, Option<Placement>)]) -> Cost {
     let charged = instance.is_some_and(|i| !i.processes.is_empty());
     Cost::in_use(usize::from(charged && !create.is_empty()))

@@ -116,8 +116,8 @@ pub fn prolog(started: Started, concern: Concern, agent_down: AgentDown) -> Verd
     }
 }
 
-/// Returns whether Prolog must note that the job has ended. The note is for a lease that no task will use: gpushd may
-/// have granted such a lease, or may still grant it. `is_sent` says whether gpushd may have received the request.
+/// Returns whether Prolog must note that the job has ended. The note is necessary if gpushd may have granted, or may
+/// still grant, a lease that no task will use. `is_sent` says whether gpushd may have received the request.
 #[must_use]
 pub fn must_note_end(started: Started, concern: Concern, is_sent: bool) -> bool {
     match (started, concern) {

@@ -190,8 +190,8 @@ pub fn choose_place(ended: &Task, files: &[FileName], known: &[HookPlace]) -> Pl
     let mut found: Vec<HookPlace> = of_job.map(|file| &file.place).filter(fits).cloned().collect();
     // A job without a file has no lease, so its place does not matter.
     let has_file = !found.is_empty();
-    // The only file may belong to a job with the same id on another cluster or node. So all known
-    // places that fit are candidates.
+    // Even if there is only one file, it may belong to another job, which has the same id on
+    // another cluster or node. So all known places that fit are candidates.
     found.extend(known.iter().filter(fits).cloned());
     found.sort_unstable();
     found.dedup();

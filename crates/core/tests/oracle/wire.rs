@@ -5,8 +5,8 @@ use gpush_core::plan::{RequestedCompute, RequestedInstance, Target};
 
 use crate::model_states::{ModelStates, Multiset, State, members, profiles};
 
-/// Returns the id of the GPU instance at a pair. The id differs from the placement, so that tests
-/// detect a confusion of the two.
+/// Returns the id of the GPU instance for a (profile, placement) pair; `pair` is the position of
+/// the pair. No id equals a placement, so tests detect a confusion of the two.
 pub(crate) fn gi_of(pair: usize) -> u32 {
     100 + pair as u32
 }

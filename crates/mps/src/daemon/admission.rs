@@ -161,9 +161,9 @@ impl SupervisorTask {
         self.update_access();
         let before = self.supervisor.pid();
         if before.is_some() {
-            // A client may have connected before admission was closed, and a probe in progress may
-            // have missed that client. If the new probe takes too long, the number of clients
-            // remains unknown.
+            // Forget the number of clients, and replace a probe in progress by a new probe. The old
+            // probe may have missed a client that connected just before admission was closed. If
+            // the new probe takes too long, the number of clients remains unknown.
             self.step(SupervisorEvent::Clients(None)).await;
             self.abort_probe();
             self.probe_now(None);

@@ -183,8 +183,8 @@ impl Health {
     /// Returns findings from the log and from the connected processes.
     pub(super) fn findings(&self) -> Vec<String> {
         let lost = self.lost_server.map(|(at, _, clients)| describe_lost_server(at, clients));
-        // If there is a fault or a lost server, omit the death that the log reports, because it may
-        // be the death of the same server.
+        // The log may report the death of a server. If there is a fault or a lost server, omit this
+        // death, because it may be the death of the same server.
         let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
         let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
             "the clients of the MPS daemon are not known: one of its servers is starting or ending, and the driver \

@@ -182,8 +182,8 @@ mod tests {
         shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
         let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
-        // Read two lines: the shell prints the pid of its child, and `tail` prints the content of its file. Before
-        // `tail` prints, the child may still execute the shell's program.
+        // Read two lines: the shell prints the pid of its child, and `tail` prints the content of its file. The line of
+        // `tail` shows that the child no longer executes the shell's program.
         let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
         assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
         let pid = lines.iter().find_map(|line| line.parse().ok());

@@ -1,8 +1,8 @@
 //! Profile names, for drivers too old to report them (before `nvmlDeviceGetGpuInstanceProfileInfoV`).
 //!
-//! The rule is NVIDIA's (go-nvlib). The memory in the name is the profile's share of the board's
-//! memory, rounded up to eighths, multiplied by the board's memory in whole GiB. The profile's
-//! index determines its attributes.
+//! The names follow NVIDIA's rule (go-nvlib). The memory in a name is the product of two numbers:
+//! the profile's share of the board's memory, in eighths, rounded up; and the board's memory in
+//! whole GiB. The profile's index determines the attributes in the name.
 
 use std::cmp::Reverse;
 
@@ -23,11 +23,11 @@ pub(super) fn gpu_profile(slices: u8, memory_mib: u64, board_mib: u64, index: u3
 /// Sets the names of those compute instance profiles in `profiles` that have no name, or the same name as another
 /// profile. `gpu_profile` is the GPU instance profile.
 ///
-/// The profile that occupies the whole GPU instance has the GPU instance's name; the names of the
-/// other profiles are `Nc.NAME`. Two profiles can have as many slices as the GPU instance: indexes
-/// 0 and 7 of a double-memory `1g` from Hopper on. In that case, the profile with more streaming
-/// multiprocessors occupies the whole GPU instance. If both profiles have the same number of
-/// multiprocessors, index 7 occupies the whole GPU instance.
+/// The profile that occupies the whole GPU instance has the name of the GPU instance. Every other
+/// profile has a name `Nc.NAME`. Sometimes two profiles have as many slices as the GPU instance:
+/// for a double-memory `1g` from Hopper on, the profiles with the indexes 0 and 7. In that case,
+/// the profile with more streaming multiprocessors occupies the whole GPU instance. If both
+/// profiles have the same number of multiprocessors, index 7 occupies the whole GPU instance.
 pub(super) fn compute_profiles(profiles: &mut [ComputeProfile], gpu_profile: &GpuProfile) {
     let all = profiles.iter().enumerate().filter(|(_, profile)| profile.slices == gpu_profile.slices);
     let whole = all

@@ -15,8 +15,8 @@
 //!   the time-slice level in a database by UUID (`gpudbSetGpuComputePolicyConfig`). Both settings
 //!   last until the module is unloaded.
 //!
-//! This was not verified on hardware. The simulator uses the shortest of these lifetimes: a program that works with the
-//! shortest lifetime also works with the longer lifetimes.
+//! These lifetimes were not verified on hardware. The simulator uses the shortest of them: a program that works with
+//! the shortest lifetime also works with the longer lifetimes.
 
 use serde::{Deserialize, Serialize};
 

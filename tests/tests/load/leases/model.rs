@@ -85,8 +85,8 @@ impl Model {
         self.open.values().filter(|lease| lease.targets.iter().any(|target| target == uuid)).count()
     }
 
-    /// Returns how many members of this share gpushd could grant at present. If `idle` is true,
-    /// returns how many members gpushd could grant on an idle host.
+    /// Returns how many members with this share gpushd could grant at present, or on an idle host
+    /// if `idle` is true.
     fn room(&self, share: &Share, idle: bool) -> usize {
         let of = |(uuid, target): (&String, &Target)| {
             if target.share != *share {

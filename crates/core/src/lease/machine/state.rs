@@ -247,9 +247,9 @@ impl State {
 
     /// Returns the state that a starting gpushd gives to a recorded lease.
     ///
-    /// The client of a queued lease is no longer connected, so the caller cancels the lease. A
-    /// granting lease waits until gpushd has recovered its operation. For a releasing lease, the
-    /// number of remaining processes is unknown until the first probe.
+    /// After a restart of gpushd, the client of a queued lease is no longer connected, so the
+    /// caller cancels the lease. A granting lease waits until gpushd has recovered its operation.
+    /// For a releasing lease, the number of remaining processes is unknown until the first probe.
     #[must_use]
     pub fn restored(recorded: LeaseState, reason: Option<EndReason>) -> Self {
         match recorded {
