@@ -12,9 +12,9 @@
 //! This module reads `/proc/devices`, and opens no device. Only driver workers open devices, and no worker runs during
 //! maintenance.
 //!
-//! The record in `/run` limits the restarts to one for each load of the driver. gpushd removes the record when the
-//! recorded driver is no longer loaded, or when a worker serves. A host without a driver has no major numbers, so
-//! gpushd does not restart on such a host.
+//! gpushd records the driver's major numbers in `/run`, so that it restarts only once for each load of the driver.
+//! gpushd removes the record when the recorded driver is no longer loaded, or when a worker serves. A host without a
+//! driver has no major numbers, so gpushd does not restart on such a host.
 
 use std::{collections::BTreeSet, fs, io, path::PathBuf, time::Duration};
 

@@ -73,8 +73,8 @@ fn report(mut long: Vec<(usize, PathBuf)>) -> String {
 fn forbidden() -> Vec<(String, &'static str)> {
     let mut list: Vec<(String, &str)> = Vec::new();
     let root = workspace::root();
-    // If the checkout is in a folder with a short path, such as `/w`, this path would match too
-    // often. So do not forbid a short path.
+    // Forbid the path of the checkout, unless the path is short, such as `/w`: a short path would
+    // also match other texts.
     if root.components().count() > 2 {
         list.push((format!("{}/", root.display()), "the path of a checkout"));
     }

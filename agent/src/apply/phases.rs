@@ -186,8 +186,8 @@ impl Run<'_> {
             self.ends[position] = end;
         }
         for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
-            // If MIG mode was enabled without a reset, a process that has the GPU open makes the driver fail only now.
-            // So the error names such processes.
+            // If MIG mode was enabled without a reset, the driver may refuse to create an instance because a process
+            // has the GPU open. So the error describes such processes.
             if let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
                 && error.code == Code::Blocked
             {

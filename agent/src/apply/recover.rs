@@ -64,7 +64,7 @@ pub(crate) struct Recovery {
 impl Recovery {
     /// Takes over unfinished operations. Passes queued operations to `enqueue`, with the time of their request.
     /// Recovers all other operations in the background. Returns the UUIDs of the GPUs that an operation on this boot
-    /// may have changed. Leaves out operations that gpushd itself begins at its start.
+    /// may have changed. Operations that a gpushd began at its own start do not count.
     ///
     /// Call this before gpushd serves any request. On return, the GPUs of the operations are claimed.
     pub(crate) async fn take_over(

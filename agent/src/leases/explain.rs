@@ -195,8 +195,8 @@ pub(super) enum RetryHint {
 /// Returns whether the obstacles of a request will disappear soon.
 pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> RetryHint {
     let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
-    // Check the daemons before the slower checks below. A daemon that becomes ready meanwhile no longer counts as
-    // starting, and gpushd would refuse the request although it can now grant it.
+    // Check first whether a daemon is starting. The checks below are slower, and a daemon that becomes ready during
+    // them no longer counts as starting. gpushd would then refuse the request although it can now grant it.
     let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
     let is_starting = is_mps && mps::is_starting(&leases.handles.mps);
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);

@@ -6,8 +6,8 @@
 //!                                                                     └─ failed for now ─► waits again, after a pause
 //! ```
 //!
-//! When a commit fails, gpushd frees the reserved capacity. From then on, the request counts as waiting again. So no later
-//! request gets this capacity before the request itself.
+//! When a commit fails for now, gpushd frees the reserved capacity. At the same moment, the request counts as waiting
+//! again. So no later request can get the capacity first.
 
 use gpush_api::{EndReason, LeaseId, LeaseState};
 use gpush_core::lease::placement::PlacementRequest;

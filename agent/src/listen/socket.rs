@@ -148,7 +148,7 @@ pub(crate) struct Listening {
 }
 
 /// A socket file of gpushd and the lock of its path. Dropping this value removes the file, unless another process has
-/// replaced the file. The drop then releases the lock.
+/// replaced the file. In both cases, the drop finally releases the lock.
 #[derive(Debug)]
 struct OwnedFile {
     path: PathBuf,

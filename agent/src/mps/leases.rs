@@ -252,8 +252,8 @@ mod tests {
 
     use super::*;
 
-    /// Fault: a process with an MPS pipe directory that gpushd did not create counted for another gpushd. Its lease ended
-    /// while it ran without using the GPU.
+    /// Fault: if the MPS pipe directory of a process was not created by gpushd, gpushd assumed that the process
+    /// belonged to another gpushd. So the lease of the process ended while the process ran without using the GPU.
     #[test]
     fn process_belongs_to_another_gpushd_only_with_its_pipe_directory() {
         let scratch = tempfile::tempdir().unwrap();

@@ -182,8 +182,9 @@ impl<'a> Classifier<'a> {
         rule.unwrap_or(LeaseTerms { requirement: Some(LeaseRequirement::Optional), ..LeaseTerms::default() })
     }
 
-    /// Returns why a process may have had a lease; `None` if it had none. The process or an ancestor of the same user
-    /// may have started before the database was lost, or the process may be in the scope of a lease.
+    /// Returns why a process may have had a lease; `None` if it had none. There are three possible reasons: the process
+    /// or an ancestor of the same user may have started before the database was lost, the process is in the scope of a
+    /// lease, or its cgroup cannot be read.
     fn may_have_had_lease(&self, pid: u32, uid: u32) -> Option<&'static str> {
         let is_users = |pid: &u32| proc::owner(*pid) == Some(uid);
         let mut starts = std::iter::once(pid).chain(proc::ancestors(pid).take_while(is_users)).filter_map(proc::start);

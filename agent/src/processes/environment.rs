@@ -48,8 +48,8 @@ pub(super) enum EnvironmentLease {
 /// What gpushd remembers about the environments of processes. The keys are pids.
 #[derive(Debug, Default)]
 pub(crate) struct Environments {
-    /// For each process, its start time, and the lease that the process or an ancestor has named. When gpushd stored
-    /// the lease, the process's user held it.
+    /// For each process, its start time, and the lease that the process or an ancestor has named. gpushd adds an entry
+    /// only if the process's user holds the lease at that time.
     leases: Mutex<HashMap<u32, (u64, String)>>,
     /// For each executed program, the lease that its environment names. gpushd reads each environment only once,
     /// because it may be large.

@@ -9,9 +9,10 @@
 //!     └───────────────────────────────────────────┘  └─► taken
 //! ```
 //!
-//! The driver resets both settings at a reboot. So after a reboot the records no longer apply, and the current values
-//! count as the original values. gpushd makes only one change of a GPU's record at a time, so that it does not restore
-//! a setting that the next use needs. Changes of different GPUs do not wait for each other.
+//! The driver resets the compute mode and the time-slice level at a reboot. So after a reboot the records no longer
+//! apply, and the current values count as the original values. gpushd makes only one change of a GPU's record at a
+//! time. Otherwise, it could restore a setting that the next use of the GPU needs. Changes of different GPUs do not
+//! wait for each other.
 //!
 //! If gpushd cannot read or restore a setting, the record stays. For MPS, `leftover` tries again. For time-slicing, the
 //! reconciler of time-slicing tries again.

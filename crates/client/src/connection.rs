@@ -118,9 +118,9 @@ enum EarlierOutcome {
 }
 
 impl EarlierOutcome {
-    /// Updates the outcome after another attempt. If the connection of that attempt ends before the
-    /// answer, an earlier refusal remains valid in only one case: a stopping gpushd refused the
-    /// change, and both attempts used the same connection.
+    /// Updates the outcome after another attempt. If the connection ends before the answer, the
+    /// outcome is uncertain, even if gpushd refused the change earlier. Exception: if a stopping
+    /// gpushd refused the change on the same connection, this refusal remains valid.
     fn after_attempt(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
         match (last, self) {
             // The repeated request reached a restarted gpushd. Even if that gpushd refuses the

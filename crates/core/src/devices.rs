@@ -272,8 +272,8 @@ mod tests {
         })
     }
 
-    /// Fault: devices of a GPU that only Slurm jobs can lease were listed as available. A free device that was not
-    /// available had no reason.
+    /// Faults: devices of a GPU that only Slurm jobs can lease were listed as available. Free devices that were not
+    /// available were listed without a reason.
     #[test]
     fn free_device_that_no_request_gets_has_a_reason() {
         let first = |gpus: &[Gpu], daemons: &[MpsDaemon], offers: Offers<'_>| {

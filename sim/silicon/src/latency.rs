@@ -1,9 +1,9 @@
 //! Durations of driver calls as on hardware, for hosts with `latencies = true`.
 //!
-//! Each kind of call has a range of durations. The creation or destruction of a GPU instance takes
-//! 0.1 to 1 s. For a compute instance, it takes less time. A mode change takes seconds. The sources
-//! are maintainers of the DRA driver, and recorded runs. Within its range, a duration depends only
-//! on the call and the state. So a script takes the same time in every run.
+//! Each kind of call has a range of durations: 0.1 to 1 s for the creation or destruction of a GPU
+//! instance, less for a compute instance, and seconds for a change of the MIG mode. The ranges come
+//! from maintainers of the DRA driver, and from recorded runs. Within its range, a duration depends
+//! only on the call and the state. So a script takes the same time in every run.
 
 use std::time::Duration;
 

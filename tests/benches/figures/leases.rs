@@ -229,8 +229,8 @@ pub(crate) fn make_history(agent: &Agent) {
     rate(agent, HISTORY.div_ceil(CLIENTS));
 }
 
-/// Returns the durations of a grant in seconds: of two agents, which are measured alternately. The
-/// first agent has no history. The second agent has [`HISTORY`] ended leases.
+/// Measures grants of two agents alternately. Returns the median duration in seconds for each
+/// agent. The first agent has no history. The second agent has [`HISTORY`] ended leases.
 fn histories() -> (f64, f64) {
     let hosts = [(); 2].map(|()| Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n"));
     let agents = hosts.each_ref().map(|host| {

@@ -27,9 +27,9 @@ struct MemoryMap {
 }
 
 fn main() {
-    // Use very short words: a program that reads the command line needs additional memory for each
-    // word, so many words make it need the most memory. The last byte must be 0. Otherwise the
-    // kernel shows only one page.
+    // A program that reads the command line needs additional memory for each word. Use the shortest
+    // possible words, so that the number of words and the needed memory are as large as possible.
+    // The last byte must be 0. Otherwise the kernel shows only one page.
     let words = b"x\0".repeat(LENGTH / 2).leak();
     let stat = std::fs::read_to_string("/proc/self/stat").expect("our own stat");
     let (_, numbers) = stat.rsplit_once(')').expect("a stat line");

@@ -217,7 +217,7 @@ fn waiting_gpushctl_gets_its_lease_after_restarts() {
     lease_becomes(&agent, waits, LeaseState::Ended);
 }
 
-/// Faults: if a grant failed only for now, gpushd granted a later request first. If gpushd stopped just after such a
+/// Faults: if a grant failed temporarily, gpushd granted a later request first. If gpushd stopped just after such a
 /// failure, the request lost its place.
 #[test]
 fn request_keeps_its_place_while_its_grant_fails() {

@@ -83,8 +83,9 @@ fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     assert_eq!(messages, [format!("processes.allow: gpushd cannot see {hidden}")]);
 }
 
-/// A process can choose its name and its arguments. The kernel reports the file and the user. Any user can load code
-/// into a program that they may execute. So if an entry names a user, it does not allow the same file for another user.
+/// gpushd compares the file and the user, because the kernel reports both. A process can choose its name and its
+/// arguments. Any user can load code into a program that they may execute. So an entry with a user allows its file only
+/// for that user.
 #[test]
 fn process_is_allowed_by_file_and_user_and_not_by_its_name() {
     let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");

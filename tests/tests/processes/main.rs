@@ -1,5 +1,5 @@
-//! Unleased processes on a shared GPU: gpushd shows them, warns about them, and ends them. Other
-//! tests have processes that gpushd must never end.
+//! gpushd shows unleased processes on a shared GPU, warns about them, and ends them. Some tests
+//! check that gpushd does not end certain processes.
 //!
 //! | file | subject |
 //! |---|---|

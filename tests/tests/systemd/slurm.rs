@@ -51,8 +51,8 @@ fn is_of_cgroup_conf(line: &str) -> bool {
     line.contains("# cgroup.conf")
 }
 
-/// Writes cgroup.conf with the lines of the page. Returns whether Slurm can use cgroups. On a host with cgroup v1,
-/// Slurm's plugin for cgroup v2 lacks controllers. So this function mounts the controllers of cgroup v1.
+/// Writes cgroup.conf with the lines of docs/slurm.md. Returns whether Slurm can use cgroups. Mounts controllers of
+/// cgroup v1, because Slurm's plugin for cgroup v2 lacks controllers on a host with cgroup v1.
 fn writes_cgroup_conf(machine: &Machine, constrain: &str) -> bool {
     let mount = |name: &str| {
         let at = format!("/srv/cgroup/{name}");

@@ -117,8 +117,8 @@ impl<'t> Reader<'t> {
             };
             let what = if is_table && section.header.is_empty() { "table" } else { "key" };
             let known = section.keys.iter().chain(tables).copied();
-            // SECTIONS contains every section except `ALLOW`, an entry of `processes.allow`. Such
-            // an entry describes one object, so do not suggest that its keys belong to another
+            // `ALLOW` is the only section that SECTIONS does not contain. It describes one entry of
+            // `processes.allow`, so do not suggest that the keys of such an entry belong to another
             // table.
             let listed = !SECTIONS.iter().any(|own| own.header == section.header);
             let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);

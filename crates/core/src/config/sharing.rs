@@ -1,7 +1,8 @@
 //! Reads and formats the key `mps` of a rule.
 //!
-//! In mode `mps`, the key applies to the whole GPU. In mode `mig`, it applies to the MIG devices
-//! whose layout entry ends in `:mps`, both in the rule's layout and in the layout of an override.
+//! In mode `mps`, the key `mps` applies to the whole GPU. In mode `mig`, it applies to the MIG
+//! devices whose layout entry ends in `:mps`, both in the rule's layout and in the layout of an
+//! override.
 
 use gpush_api::{Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Percentage, Priority};
 use toml::de::{DeTable, DeValue};

@@ -14,7 +14,8 @@
 //! | the node cannot serve the job: held, degraded, cordoned, wrong gres.conf, the database fails | 1 | do not start |
 //!
 //! gpush does not manage a node that has no config of gpushd and on which gpushd has never
-//! answered. On such a node, a request makes the tasks fail, even if Slurm allocated GPUs.
+//! answered. If a job requests a share on such a node, its tasks fail, even if Slurm allocated
+//! GPUs.
 //!
 //! | Epilog | exit status |
 //! |---|---|

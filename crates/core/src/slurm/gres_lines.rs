@@ -246,8 +246,8 @@ mod tests {
         assert!(!note(&[]).contains("users can"));
     }
 
-    /// NVIDIA's driver numbers the capability files: a GPU instance has 3 + 135 * minor + 9 * id,
-    /// and its compute instances follow.
+    /// NVIDIA's driver numbers the capability files: a GPU instance has the number
+    /// 3 + 135 * minor + 9 * id, and the numbers of its compute instances follow.
     #[test]
     fn mig_devices_follow_whole_gpus_with_their_capability_files() {
         let mut gpus = host();

@@ -147,8 +147,8 @@ fn found_daemon_is_adopted_and_no_other_started() {
     assert_eq!(one.step(&SupervisorEvent::Wanted(true), at(0)), []);
     assert_eq!(one.step(&SupervisorEvent::Answers { pid: PID }, at(0)), []);
     assert_eq!(one.state(), &SupervisorState::Ready { pid: PID, silences: 0 });
-    // A found daemon without clients is adopted in the same way. If that daemon is not desired, it
-    // is asked to end, and is not killed.
+    // A found daemon is adopted even if it has no clients. If that daemon is not desired, it is
+    // asked to end, and is not killed.
     let mut other = Supervisor::new(SupervisorPolicy::default());
     assert_eq!((other.step(&SupervisorEvent::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
     let mut silent = other.clone();

@@ -185,8 +185,9 @@ impl CgroupKind {
             Self::Unit { cgroup } => match owner {
                 UnitOwner::Caller => BindTarget::Cgroup(cgroup),
                 UnitOwner::SessionService => scope("other users have processes in the unit of the calling process"),
-                // A unit can limit its processes. In a new scope, the process would not have these limits. Any user can
-                // start a setuid program, so the uids of a unit's processes do not show which user the unit is for.
+                // A unit can limit its processes. Do not bind to a new scope, because the process would lose these
+                // limits there. Do not bind to the unit: any user can start a setuid program, so the uids of a unit's
+                // processes do not show which user the unit is for.
                 UnitOwner::Others => BindTarget::None("the unit of the calling process is not only for its user"),
             },
             Self::UserManager { .. } => scope("the user's own service manager started the calling process"),

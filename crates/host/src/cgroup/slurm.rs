@@ -5,9 +5,9 @@
 //! MOUNT/slurm[_NODE]/uid_1000/job_42/…                   other hierarchies, one for each controller
 //! ```
 //!
-//! The cost of the search does not depend on the number of processes on the host. [`super::of`]
-//! decides whether a process really belongs to the job, because only cgroups that root created are
-//! valid evidence.
+//! The cost of the search does not depend on the number of processes on the host. The search is not
+//! evidence that a process belongs to the job: [`super::of`] decides this, because only cgroups
+//! that root created are valid evidence.
 
 use std::{io, path::Path};
 

@@ -1,11 +1,11 @@
 //! Helper units: programs that gpushd runs outside its own unit, such as resets, hooks, `systemctl` and `nvidia-smi`.
 //!
-//! These programs need more privileges than gpushd's sandbox allows. They must also outlive gpushd:
-//! a reset that is interrupted does more harm than a reset whose caller no longer exists. So each
-//! program runs under a keeper (`gpushd helper DIR`). With systemd, the keeper is a transient unit
-//! that is named after the operation and the step. Without systemd, the keeper is a child process
-//! in a separate session. A directory below the state directory records everything about a run, so
-//! the next gpushd finds the run:
+//! Helper programs need more privileges than gpushd's sandbox allows. They must also outlive
+//! gpushd: a reset that is interrupted does more harm than a reset whose caller no longer exists.
+//! So each program runs under a keeper (`gpushd helper DIR`). With systemd, the keeper is a
+//! transient unit that is named after the operation and the step. Without systemd, the keeper is a
+//! child process in a separate session. A directory below the state directory records everything
+//! about a run, so the next gpushd finds the run:
 //!
 //! ```text
 //!              spec on disk          keeper has the lock         outcome on disk

@@ -84,8 +84,8 @@ pub fn try_cgroups(pid: impl AnyPid) -> io::Result<Option<String>> {
         found => found?.map(text),
     };
     let Some(found) = found else { return Ok(None) };
-    // In hierarchies of version 1, the kernel shows an ended thread as a member of the root cgroup. So read the file of
-    // a live thread.
+    // In cgroup hierarchies of version 1, the kernel shows an ended thread as a member of the root cgroup. The main
+    // thread may have ended, so read the file of a live thread.
     if found.lines().any(|line| line.ends_with(":/"))
         && let Some(bytes) = threads::of_living(pid, |dir| of_process(read::read(dir.join("cgroup"))))?
     {

@@ -91,8 +91,8 @@ struct RunningRead {
 /// The thread cannot be started. [`io::ErrorKind::TimedOut`] if the read exceeds the limit, or an earlier read of the
 /// process still hangs, or too many reads hang.
 pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    // Count the read for the real uid. With the effective uid, a user could start setuid programs that hang, and reads
-    // of the program owner's processes would then fail.
+    // Count the read for the real uid. A user can start a setuid program that hangs. If its reads counted for the
+    // effective uid, reads of other processes of the program's owner would fail.
     let uid = status::try_uids(pid)?.map_or(u32::MAX, |[real, ..]| real);
     READS.within_limit(Subject::Process(pid, uid), read)
 }

@@ -37,8 +37,8 @@ impl SupervisorTask {
         if left.is_empty() && !self.dir.is_locked() {
             return false;
         }
-        // A process that started after the daemon's last reply is not a client. Such a process got
-        // the pid of a client that has ended.
+        // If the process with a client's pid started after the daemon's last reply, the client has
+        // ended, and another process got its pid.
         let ago = self.last_reply.map(|at| at.elapsed()).unwrap_or_default();
         self.health.clients.retain(|(_, client)| proc::is_alive_since(*client, ago));
         let mut listed = (self.sources.driver_clients)().await;

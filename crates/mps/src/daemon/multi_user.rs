@@ -5,10 +5,10 @@
 //! | 535, 550 | ignored: starts the front-end | ignored: starts the front-end |
 //! | 555, 580 | accepted; without `-d` or `-f` starts the front-end | prints the help |
 //!
-//! The help does not mention the option, and the programs exit with status 1 in all these cases. So
-//! gpushd runs the program with the option, and again with an argument that no version supports. If
-//! the two results differ, the program supports the option. Neither run can reach or start a
-//! daemon, because the pipe directory does not exist.
+//! The help does not mention `-multiuser-server`, and the exit status is 1 in all cases of the
+//! table. So gpushd runs the program with this option, and again with an argument that no version
+//! supports. If the two results differ, the program supports the option. Neither run can reach or
+//! start a daemon, because the pipe directory does not exist.
 
 use std::{
     path::Path,

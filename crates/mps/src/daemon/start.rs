@@ -157,7 +157,7 @@ impl SupervisorTask {
         self.dir.check_path_length()?;
         let control = Helpers::may_run(&wanted.control.to_string_lossy())?;
         Helpers::may_run(&wanted.server.to_string_lossy())?;
-        // A user may have got a lease before the directory existed. The previous spec does not contain this user, so
+        // The previous spec may name no user, because a user may get a lease before the directory exists. In this case,
         // use the first of the users with a lease.
         let multi_user = wanted.policy.users == MpsUsers::Many;
         let first = self.users.first().copied().filter(|_| !multi_user);

@@ -1,9 +1,9 @@
 //! A second attempt at a mutation that the driver refused as "in use" although no process uses the object.
 //!
-//! An open handle is enough for this error, and a library may keep a handle open in gpush's own
-//! session. gpush's handles must not block a mutation. So the worker is ended, and the call is
-//! repeated once in a fresh session. If another process holds a handle, the driver refuses the call
-//! again.
+//! For this refusal, an open handle to the object is enough, and a library may keep such a handle
+//! in gpush's own session. gpush's handles must not block a mutation. So the worker is ended, and
+//! the call is repeated once in a fresh session. If another process holds a handle, the driver
+//! refuses the call again.
 
 use gpush_api::Placement;
 

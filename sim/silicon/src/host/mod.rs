@@ -365,7 +365,7 @@ impl Host {
     }
 
     /// Waits at most `timeout` for the first event after `cursor` for which `wants` returns true.
-    /// If the state changes first without such an event, returns `None`.
+    /// Returns `None` after `timeout`, or earlier if the state changes without such an event.
     ///
     /// # Errors
     /// As [`Host::read`].

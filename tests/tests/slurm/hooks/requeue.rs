@@ -65,8 +65,8 @@ fn epilog_that_slurm_started_before_a_prolog_spares_its_run() {
     assert!(node.lease(7).is_none() && !node.directory().join("ci-7@n1").exists());
 }
 
-/// An Epilog ends its own run, even if it has the restart count of the next run, and even if its
-/// script waits for long.
+/// An Epilog ends the lease of its own run, even if the Epilog has the restart count of the next
+/// run, and even if its script waits for long.
 #[test]
 fn delayed_epilog_ends_its_own_run() {
     let node = Node::two_gpus(WHOLE);

@@ -51,8 +51,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// Creates a GPU with as many instances of `wanted` as fit. Each entry contains three numbers:
-    /// for a profile, a spot and an owner.
+    /// Creates a GPU with as many instances of `wanted` as fit. Each entry of `wanted`
+    /// selects a profile, a placement and an owner by number.
     fn new(preset: &str, wanted: &[(u8, u8, u8)]) -> Self {
         let mut gpu = preset::gpus(preset).unwrap().remove(0);
         let mig = gpu.mig.as_mut().unwrap();

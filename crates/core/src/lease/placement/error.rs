@@ -29,8 +29,8 @@ pub enum NoAssignment {
         /// Profiles with a similar name.
         nearest: Vec<String>,
     },
-    /// The GPUs have such MIG devices only as devices that are shared through MPS. Contains these
-    /// devices, each with the index of its GPU.
+    /// All MIG devices that match the request are shared through MPS. Contains these devices, each
+    /// with the index of its GPU.
     SharedThroughMps(Vec<(u32, String)>),
     /// The GPUs could not fulfil the request even if all of them were empty.
     TooLarge {

@@ -7,8 +7,9 @@
 //!   └── far too much within a minute: a finding that names the user of the directory ◄────────┘
 //! ```
 //!
-//! The daemon appends to its log, so copying and truncating loses only lines that are written in between. The rotation
-//! runs in a separate task, on blocking threads, even if the daemon does not answer.
+//! The daemon opens its log for appending, so gpushd can copy and then truncate the file. Only lines that are written
+//! between the copy and the truncation are lost. The rotation runs in a separate task, on blocking threads, even if the
+//! daemon does not answer.
 
 use std::{
     collections::VecDeque,

@@ -82,8 +82,8 @@ pub(in crate::commands::slurm) enum EndedRun {
         /// Whether a lease of that run or of an earlier run may exist.
         may_have_lease: bool,
     },
-    /// An earlier run of the job, or of an earlier job with the same id. A later run's Prolog has written the file of
-    /// the job.
+    /// A run before the run whose Prolog has written the file of the job: an earlier run of the same job, or a run of
+    /// an earlier job with the same id.
     Earlier {
         /// The restart count of the earlier run, or of a run between that run and the run of the file. `None` if the
         /// earlier run belongs to an earlier job with the same id.
