@@ -1,7 +1,8 @@
 //! Recovery from a lost database: an administrator accepts that the records of grants are lost.
 //!
-//! Until then, every GPU that the config manages is in the state `held`: gpushd neither changes it
-//! nor grants leases on it. A reboot ends all grants, so after a reboot no GPU is held.
+//! Until an administrator accepts the loss, every GPU that the config manages is in the state
+//! `held`: gpushd neither changes it nor grants leases on it. A reboot ends all grants, so after a
+//! reboot no GPU is held.
 //!
 //! After the recovery, instances and MPS daemons stay as they are; gpushd shows differences from
 //! the config as drift. A process that was already running may have had a lease. So the lack

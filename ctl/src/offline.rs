@@ -136,8 +136,8 @@ fn indexes(gpus: &[Gpu]) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(","))
 }
 
-/// Returns flags that select a GPU with MIG and a layout for it. Takes one of the selected GPUs if it has MIG, else the
-/// first GPU with MIG.
+/// Returns the flags that the command lacks: `--layout` with a layout for the first GPU with MIG and, if the command
+/// selects no GPU, `--gpu` with this GPU. Returns `None` if no GPU has MIG.
 fn selectable(gpus: &[Gpu], selected: &[String]) -> Option<String> {
     let (gpu, mig) = gpus.iter().find_map(|gpu| Some((gpu, gpu.mig.as_ref()?)))?;
     let profile = mig.profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);

@@ -48,8 +48,9 @@ impl Around {
 
     fn script(&self, name: &str, body: &str) {
         let at = self.dir.display();
-        // The file `kill` lists the calls at which the script kills gpushd, such as `3 before`. The
-        // parent of the script is `gpushd helper`, and the parent of that process is gpushd.
+        // The file `kill` says when the scripts kill gpushd: the line `3 before` means before the
+        // body of the third call. The parent of the script is `gpushd helper`, and the parent of
+        // that process is gpushd.
         let text = format!(
             "#!/bin/sh
 D='{at}'

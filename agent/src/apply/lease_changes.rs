@@ -156,8 +156,8 @@ fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec
         let after = match state {
             OperationState::Done => created_after(&before, plan),
             // After a failed rollback, the GPU may have instances of the old and of the new layout.
-            // So the set includes both. The next reading removes the placements without an instance
-            // from the set.
+            // So the set includes the placements of both layouts. The next reading removes the
+            // placements without an instance from the set.
             OperationState::Failed => before.union(&created_after(&BTreeSet::new(), plan)).copied().collect(),
             // The set stays the same: nothing was changed, or the rollback created the destroyed
             // instances again at the same placements.

@@ -294,8 +294,8 @@ mod tests {
         assert_eq!(held.check().unwrap_err().code, Code::Conflict);
     }
 
-    /// Fault: while its request waited, a process was moved into a service with limits. gpushd then gave the process a
-    /// scope without these limits.
+    /// Fault: a process was moved into a service with limits while the request of the process waited. gpushd then gave
+    /// the process a scope without these limits.
     #[test]
     fn process_that_was_moved_to_another_cgroup_is_refused() {
         let own = std::process::id();

@@ -113,8 +113,9 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     error
 }
 
-/// Finds the leases, and the targets in use without a lease, that block a request. A queued request waits only for what
-/// it reserves, so its search is limited to these targets: it runs in each pass of the queue.
+/// Finds the leases, and the targets in use without a lease, that block a request. For a queued request, considers only
+/// the targets that the request reserves. The request waits for nothing else, and this search must be fast because it
+/// runs in each pass of the queue.
 fn find_blockers<'a>(
     leases: &Leases,
     wanted: &PlacementRequest,

@@ -208,8 +208,8 @@ mod tests {
         assert_eq!(cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope");
     }
 
-    /// Fault: a lease was granted after gpushd took the table and before it listed the scopes. `gpushctl status` then
-    /// showed the scope as that of an unknown lease.
+    /// Fault: gpushd read the table of leases before it listed the scopes. If a lease was granted in between, its scope
+    /// appeared in `gpushctl status` as that of an unknown lease.
     #[test]
     fn scope_of_a_lease_granted_during_the_listing_is_known() {
         let table = std::cell::RefCell::new(LeaseTable::default());

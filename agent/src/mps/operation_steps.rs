@@ -11,8 +11,9 @@
 //!      └► rolled back: as before, according to the record
 //! ```
 //!
-//! If an MPS server of gpushd has no clients, the server does not count as a use of its GPU. MIG mode allows only the
-//! default compute mode. So gpushd restores the compute mode when the daemon exits, before MIG mode is enabled.
+//! An MPS server of gpushd without clients does not count as a use of its GPU, so it does not block an operation. MIG
+//! mode allows only the default compute mode. So when the daemon exits, gpushd restores the compute mode before it
+//! enables MIG mode.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -229,8 +229,9 @@ impl OperationHandle {
         Ok(())
     }
 
-    /// Ends the operation. `also` writes further changes in the transaction that records the end; `then` gets these
-    /// changes. Releases the GPUs before clients see the end, so that a client that waited for the end can use them.
+    /// Ends the operation. `also` writes further changes in the transaction that records the end. After the
+    /// transaction, `then` applies these changes in memory. Releases the GPUs before clients see the end, so that a
+    /// client that waited for the end can use the GPUs.
     ///
     /// If the end cannot be recorded, gpushd shows the end to clients anyway, with the failure as a cause or a note.
     /// gpushd tries again until the end is recorded.

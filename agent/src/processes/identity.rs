@@ -61,8 +61,8 @@ pub(super) struct OpenedProcess {
 }
 
 impl OpenedProcess {
-    /// Opens a process; `None` if there is no such process, or gpushd may not read its identity. May block, because the
-    /// file system of the program may not answer.
+    /// Opens a process; `None` if there is no such process, or gpushd is not permitted to read its identity. May block,
+    /// because the file system of the program may not answer.
     pub(super) fn open(pid: u32) -> Option<Self> {
         let pidfd = PidFd::open(pid).ok()??;
         let process = Self { pid, pidfd, identity: Identity::of(pid)? };

@@ -140,8 +140,8 @@ fn double_memory_instances_are_kept_by_their_own_name_only() {
         }
         let exact = Layout::parse_list(&exact_layout(&instances)).unwrap();
         assert!(plan(&h100, &instances, &Target::resolve(&h100, &exact).unwrap()).unwrap().steps.is_empty());
-        // The target requests the instances by the other name. An instance in use blocks this plan.
-        // An idle instance is replaced within its GPU instance.
+        // The target requests one of the four instances by the other name. If all four are in use,
+        // the plan is blocked. If one is idle, it is replaced within its GPU instance.
         let target = resolve(&h100, &format!("{other}, {there}*3"));
         assert!(matches!(plan(&h100, &instances, &target), Err(Refusal::Blocked { blockers }) if blockers.len() == 1));
         instances[2].compute[0].processes.clear();

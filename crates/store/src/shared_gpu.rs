@@ -32,8 +32,8 @@ pub struct ComputeModeSet {
     pub before: ComputeMode,
     /// The mode that was set.
     pub set: ComputeMode,
-    /// The mode that gpushd had set before. It is kept until gpushd reads the new mode back from the driver. Until
-    /// then, the GPU may have either mode.
+    /// The mode that gpushd had set before `set`. This field is kept until gpushd reads `set` back from the driver.
+    /// Until then, the GPU may have either mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<ComputeMode>,
     /// The GPU mode for which gpushd set the compute mode. Only the code of that GPU mode restores

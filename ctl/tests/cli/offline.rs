@@ -332,8 +332,8 @@ fn pipe_without_a_writer_is_refused() {
     assert!(text.contains("can't read pipe") && text.contains("a pipe without a writer"), "{text}");
     assert!(text.ends_with("[exit 1]\n"), "{text}");
 
-    // gpushctl must read a pipe with a writer to its end. Here, the pipe is stdin, and the test writes to it while
-    // gpushctl runs.
+    // If a pipe has a writer, gpushctl must read until the writer closes the pipe. Here, the pipe is stdin, and the
+    // test writes to it while gpushctl runs.
     let text = host.run_with(&["config", "check", "/dev/stdin"], CONFIG.as_bytes());
     assert!(text.contains("/dev/stdin: no errors"), "{text}");
 }

@@ -1,7 +1,7 @@
 //! Kills 10,000 clients of the simulated driver at random moments. The host must stay consistent.
 //!
-//! The crash tests of gpushd need this property. As with a real driver, a killed process must leave
-//! no partly written state, and no lock without an owner.
+//! As with a real driver, a killed client must leave no partly written state, and no lock without
+//! an owner. The crash tests of gpushd rely on this.
 
 use gpush_tests::host::{Host, program};
 

@@ -27,9 +27,9 @@ fn reload(agent: &Agent, processes: &str) {
     listener.next_of(EventKind::Config);
 }
 
-/// Two processes get SIGTERM one after the other. A reload then adds the user of the first process to `allow`. When
-/// gpushd has killed the second process, it would also have killed the first one without this reload. The next reload
-/// removes the user again.
+/// Two processes get SIGTERM one after the other. A reload then adds the user of the first process to `allow`. Without
+/// this reload, gpushd would kill the first process before the second one. So when gpushd has killed the second
+/// process, the test checks that the first process lives. The next reload removes the user again.
 #[test]
 fn process_allowed_after_sigterm_is_not_killed_until_disallowed() {
     let Some((host, agent)) = start("unleased processes that are allowed later", &processes(GRACE, "")) else { return };

@@ -43,8 +43,8 @@ use nix::sys::stat::{Mode, umask};
 use self::{arch::Arch, build::Profile, contents::Package, scripts::Values, stage::Stage};
 use crate::workspace::{self, Build};
 
-/// Version of the packages to which tests upgrade. Its config has one more line, so that the upgrade must decide
-/// between the new config and the administrator's config.
+/// Version of the packages that tests install as an upgrade. The config in these packages has one more line, so that
+/// the upgrade must decide between the new config and the administrator's config.
 pub(crate) const LATER: &str = "99.0.0";
 
 /// Limits for the package `gpush`, in bytes: of the file, and of the installed files.

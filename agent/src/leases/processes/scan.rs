@@ -86,8 +86,9 @@ mod tests {
         );
     }
 
-    /// Fault: the command of a lease became a daemon: it started a process, which started another one, and each of them
-    /// ended. gpushd listed one of them, read it after its end, did not find the last one, and ended the lease.
+    /// Fault: to become a daemon, the command of a lease started a second process, the second one started a third, and
+    /// the first two ended. gpushd listed the second process, read it after its end, did not find the third process,
+    /// and ended the lease.
     #[test]
     fn process_that_started_during_the_scan_is_found() {
         // Each process up to 12 starts the next one and ends just before it is read.

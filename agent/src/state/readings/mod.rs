@@ -250,7 +250,7 @@ impl Readings {
     }
 }
 
-/// Returns whether a reading may be from a worker that has ended since, so that it may be from before a reset. `begun`
+/// Returns whether a reading may be from a worker that has ended. Such a reading may be from before a reset. `begun`
 /// and `ended` are the states of the hardware when the reading began and ended. Without a worker at the beginning, the
 /// reading itself started a worker or waited for one, so the result is `false`.
 fn may_be_of_previous_worker(begun: &Status, ended: &Status) -> bool {

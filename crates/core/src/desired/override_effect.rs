@@ -7,8 +7,8 @@
 //! | the layout of the config; the request names no GPU | keeps the override, which is the desired layout |
 //! | the desired layout | keeps the override |
 //!
-//! A request does not affect the override of any other GPU, because no rule gives that GPU a layout
-//! that an override could replace.
+//! A request has no effect on the override of a GPU that no rule with mode `mig` claims: no rule
+//! gives such a GPU a layout that an override could replace.
 
 use std::collections::BTreeMap;
 

@@ -273,8 +273,8 @@ mod tests {
         assert_eq!(choose(&task(41, "ci", "n1"), &all, &[]), FileChoice::File(all[1].clone()));
     }
 
-    /// Fault: if Epilog knew only the job id, it ended a job of cluster `slurm` on a node without a name. No such job
-    /// existed.
+    /// Fault: if Epilog knew only the job id, it assumed that the job belonged to the cluster `slurm` and to a node
+    /// without a name. No such job existed.
     #[test]
     fn place_of_an_ended_job_is_that_of_its_file() {
         let known = [HookPlace::new("a", "n1"), HookPlace::new("b", "n1")];

@@ -137,8 +137,8 @@ pub fn image(pid: impl AnyPid) -> Option<Image> {
     (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
 }
 
-/// Returns whether a process is executing a new program, and the kernel has not loaded the program completely. Until
-/// then, the environment of the process is empty. Returns `false` if gpushd may not see this.
+/// Returns whether a process is executing a new program that the kernel has not loaded completely. Until the program is
+/// loaded, the environment of the process is empty. Returns `false` if gpushd is not permitted to see this.
 pub fn is_executing(pid: impl AnyPid) -> bool {
     // The kernel sets the address of the code last.
     let is_loading = stat_if_alive(pid).is_some_and(|stat| stat.startcode == 0);

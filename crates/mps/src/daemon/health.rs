@@ -142,8 +142,8 @@ impl Health {
         Some(describe_lost_server(at, clients))
     }
 
-    /// Records since when a server has been starting. A busy server that was already active at the last probe is
-    /// ending, so it is not recorded.
+    /// If a server is starting, records the server and the time since which it has been starting. A busy server that
+    /// was already active at the last probe is ending, so it is not recorded.
     fn note_start(&mut self, server: i32, state: Option<MpsServerState>, before: &Self, late: Duration) {
         let served = before.servers.iter().any(|(one, _)| *one == server)
             && !before.starting.iter().any(|(one, ..)| *one == server);

@@ -40,8 +40,9 @@ impl SupervisorTask {
                 self.rewrite_spec(&spec, pid);
                 self.take_over(process, spec.clone());
                 self.users = self.dir.users_with_access(spec.tenure).unwrap_or_default();
-                // If the driver is slow, gpushd learns the desired state late. If gpushd revoked
-                // access in the meantime, new programs would run without MPS.
+                // If exactly the recorded users have access, keep their access until gpushd knows
+                // the desired state. If the driver is slow, this takes long, and new programs
+                // without access would run without MPS.
                 self.keeps_found_access = self.users == (self.sources.recorded_users)();
                 self.step(SupervisorEvent::Found { pid }).await;
                 self.next_probe = Some(Instant::now());

@@ -26,9 +26,9 @@ pub(super) struct HookStart {
 }
 
 impl HookStart {
-    /// Returns when Slurm started this hook: gpushctl itself, or the outermost script that runs gpushctl. To find that
-    /// script, looks for the job id in the environments of the parent processes. All scripts of the hook have the id,
-    /// but slurmd does not have it. Returns `None` if `/proc` cannot be read.
+    /// Returns the start time of the process that Slurm started for this hook: gpushctl itself, or the outermost script
+    /// that runs gpushctl. To find that script, looks for the job id in the environments of the parent processes. All
+    /// scripts of the hook have the id, but slurmd does not have it. Returns `None` if `/proc` cannot be read.
     pub(super) fn of_this_process(job: u32) -> Option<Self> {
         let boot = boot::id(Path::new(BOOT_ID)).ok()?;
         Some(Self { boot, ticks: proc::start(hook_of(std::process::id(), job))? })

@@ -111,8 +111,8 @@ pub(super) fn run(
 fn of_job(lease: Lease) -> Option<OfJob> {
     let LeaseBinding::Job { cluster, job, node, restart, .. } = &lease.binding else { return None };
     let (cluster, job, node, restart) = (cluster.clone(), *job, node.clone(), *restart);
-    // Slurm no longer knows the job, so gpushd treats its remaining processes as after an Epilog. [`Calls::end`]
-    // replaces this time by its own deadline.
+    // This value of `until_ms` has no effect, because [`Calls::end`] replaces it by its own deadline. So gpushd treats
+    // the remaining processes of the job as after an Epilog, which is right because Slurm no longer knows the job.
     let until_ms = Timestamp::now().as_millisecond();
     Some(OfJob { lease, end: SlurmJobEnd { cluster, job, node, restart, until_ms } })
 }

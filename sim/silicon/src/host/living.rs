@@ -1,8 +1,8 @@
 //! Checks whether processes are alive.
 //!
-//! Every driver call needs this check, because a process that ends releases the GPU at once. This
-//! process has a pidfd open for each process that it watches, and one `poll` checks all of them.
-//! With `/proc`, the check would read one file for each process.
+//! Every driver call checks which processes are alive, because a process that ends releases its GPU
+//! at once. The calling process has a pidfd open for each process that it watches, and one `poll`
+//! checks all of them. With `/proc`, the check would read one file for each process.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};

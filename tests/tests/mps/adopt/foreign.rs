@@ -114,7 +114,7 @@ fn is_stopped(pid: u32) -> bool {
 ///
 /// The kernel frees a lock before it wakes the waiter. On a busy host, gpushd may run in between.
 /// It would then find the lock free, start the next daemon with a new lock file, and report
-/// nothing.
+/// nothing. So this function suspends gpushd until the waiter holds the lock.
 fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
     let pipe = served.pipe();
     let mut waiter = Waiter::on(&pipe, open_file);

@@ -70,7 +70,8 @@ fn lost_database_holds_the_node_until_recover() {
 }
 
 /// A user can make the daemon of a target end, for example with clients that crash its server. So
-/// such a daemon must not drain the node.
+/// if a daemon does not serve, the hook must refuse the job, but must not make Slurm drain the
+/// node.
 #[test]
 fn mps_daemon_that_does_not_serve_refuses_the_job() {
     let config = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";

@@ -81,8 +81,8 @@ fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
     let printed = machine.sh("gpushctl status --json || true");
     assert!(printed.contains("a lease that gpushd does not know"), "{printed}");
     // Until an administrator accepts the loss of the database, gpushd treats no process as
-    // unleased. After that, gpushd ends unleased processes. When it has asked the witness to end,
-    // it has checked both processes.
+    // unleased. After that, gpushd ends unleased processes, such as the witness. When gpushd has
+    // asked the witness to end, it has also checked the process `pid`.
     machine.sh("gpushctl recover --reason test");
     machine.await_that("GPUs are read", super::gpus_are_read);
     machine.sh(&format!("systemd-run --quiet --unit=witness --uid={BOB} sleep 1002"));

@@ -63,9 +63,10 @@ fn answer(messages: &[Value]) -> Option<&Value> {
     messages.iter().find(|one| one["reply_cookie"] == call["cookie"] && one["destination"] == call["sender"])
 }
 
-/// systemd is suspended until another process has the pid, and handles gpushd's call only after that. Before systemd
-/// 255, this call contains only the pid, so the test needs Debian 13. gpushd may give up the lease before systemd
-/// answers, so the test waits for the answer of systemd.
+/// While systemd is suspended, gpushd calls it, the caller of gpushd ends, and another process gets the caller's pid.
+/// Then systemd handles gpushd's call. Before systemd 255, this call contains only the pid, so the test needs Debian
+/// 13, which has a newer systemd. gpushd may give up the lease before systemd answers, so the test waits for the answer
+/// of systemd.
 #[test]
 fn process_that_gets_the_pid_of_the_caller_is_not_moved() {
     let Some(machine) = Machine::boot_with_slurm("a reused pid").map(with_gpush) else { return };

@@ -32,9 +32,9 @@ enum Occupant<'a, L> {
     Target(&'a str),
 }
 
-/// Finds what blocks a request on a host without the reservations of the queue. `leases` are the
-/// leases that hold capacity. The result is empty if only the queue, a closed GPU or an instance of
-/// another program blocks the request.
+/// Finds what blocks a request. `host` must not contain the reservations of the queue. `leases` are
+/// the leases that hold capacity. The result is empty if only the queue, a closed GPU or an
+/// instance of another program blocks the request.
 #[must_use]
 pub fn blockers<L: Copy>(
     host: &Host,

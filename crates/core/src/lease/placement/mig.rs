@@ -186,7 +186,8 @@ impl PlacementSearch<'_> {
             return Some(cleared);
         }
         // Free instances at other placements may use engines or instance slots that the new
-        // instances need. In that case, removes the set with the fewest and smallest instances.
+        // instances need. In that case, these free instances must be removed too: as few as
+        // possible, and then the smallest.
         let mut sets: Vec<u32> = (0..1_u32 << spare.len().min(16)).collect();
         let weight = |set: &u32| {
             let sizes = spare.iter().enumerate().filter(|(n, _)| set & (1 << n) != 0);

@@ -85,8 +85,8 @@ pub(in crate::commands::slurm) enum EndedRun {
     /// A run before the run whose Prolog has written the file of the job: an earlier run of the same job, or a run of
     /// an earlier job with the same id.
     Earlier {
-        /// The restart count of the earlier run, or of a run between that run and the run of the file. `None` if the
-        /// earlier run belongs to an earlier job with the same id.
+        /// A restart count that is at least that of the earlier run, and lower than that of the run of the file. `None`
+        /// if the earlier run belongs to an earlier job with the same id.
         restart: Option<u32>,
     },
     /// The job has no file, so the run is not known.
