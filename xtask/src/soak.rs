@@ -1,7 +1,7 @@
 //! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times as many steps.
 //!
-//! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills their
-//!    systemd units, with a fifth of that number of kills.
+//! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills the
+//!    systemd units of the daemons, a fifth as many times.
 //! 2. Random steps on MPS daemons and random operations. After each step, the test checks
 //!    invariants from outside gpushd.
 //! 3. Random steps on leases, compared with a reference model.

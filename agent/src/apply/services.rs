@@ -6,10 +6,10 @@
 //!  services started ◄──────────────── hook after ◄──────── undone in reverse order
 //! ```
 //!
-//! Each such action is a bracket. gpushd notes a bracket in the journal before the action begins, and undoes the
-//! bracket when the operation ends. If gpushd has died, the next gpushd undoes the bracket. Starting a stopped service
-//! twice does no harm, because starting a running service has no effect. If a service cannot be started, the note stays
-//! in the journal, and health reports the service.
+//! Each stop of a service and each hook is a bracket. gpushd notes a bracket in the journal before the action begins,
+//! and undoes the bracket when the operation ends. If gpushd has died, the next gpushd undoes the bracket. Starting a
+//! stopped service twice does no harm, because starting a running service has no effect. If a service cannot be
+//! started, the note stays in the journal, and health reports the service.
 //!
 //! Several operations may need to stop the same service. Each of these operations notes the
 //! service. The operation that ends last starts the service again. A lock ensures that no operation

@@ -83,8 +83,8 @@ impl Pool {
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // Acquire the permit of the uid first. So one uid never has more entries in the queue of the pool than permits
-        // of its own.
+        // Acquire the permit of the uid first. So a uid never has more entries in the queue of the pool than the number
+        // of permits that it may hold.
         let share = Arc::clone(share).acquire_owned().await?;
         Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }

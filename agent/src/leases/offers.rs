@@ -72,8 +72,8 @@ pub(crate) fn devices(leases: &Leases, viewer: Viewer, seen: &Observed, daemons:
     listed
 }
 
-/// Returns what the GPUs offer now, and the free MIG devices that earlier requests and operations in the queue get
-/// first, each with the entry of the queue.
+/// Returns what the GPUs offer now, and the free MIG devices that queued requests and operations get first. The map
+/// contains the UUID of each such device, and the request or operation that gets it.
 fn offered_devices(leases: &Leases, seen: &Observed) -> (Host, BTreeMap<String, String>) {
     let gpus = seen.gpus(Viewer::Log);
     let _placing = leases.lock_placement();

@@ -51,9 +51,9 @@ pub(super) struct Restored {
     away: BTreeMap<LeaseId, PendingGrant>,
 }
 
-/// Puts the queued requests that arrived before `before` back into the queue; all of them if `before` is `None`. Call
-/// this function before each restored operation is queued, to keep one order of arrival of leases and operations, and
-/// before gpushd serves any request.
+/// Puts queued requests back into the queue: those that arrived before the time `before`, or all of them if `before` is
+/// `None`. Call this function before each restored operation is queued, so that leases and operations keep one order of
+/// arrival. Also call it before gpushd serves any request.
 pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);

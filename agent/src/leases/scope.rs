@@ -139,8 +139,8 @@ fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
     unknown_among(all_scopes, || leases.handles.state.leases())
 }
 
-/// Returns the scopes that `list` returns and that no lease in the table has. Lists them before it takes the table: a
-/// lease is in the table before systemd creates its scope.
+/// Returns the scopes that `list` returns and that no lease in the table has. Calls `list` before `table`. A lease is
+/// in the table before systemd creates its scope, so the result never contains the scope of a new lease.
 fn unknown_among(
     list: impl FnOnce() -> io::Result<Vec<String>>,
     table: impl FnOnce() -> Arc<LeaseTable>,

@@ -155,8 +155,8 @@ mod tests {
 
     use super::*;
 
-    /// Fault: a request for GPU 6, which has no rule, got the error that only Slurm jobs can lease it, because only Slurm
-    /// jobs can lease GPU 1.
+    /// Only Slurm jobs can lease GPU 1, and GPU 6 has no rule. Fault: the error for a request for GPU 6 said that only
+    /// Slurm jobs can lease GPU 6.
     #[test]
     fn slurm_error_needs_a_selected_gpu_that_only_slurm_may_lease() {
         let whole = Some(WholeOffer { free: true, leased: false });

@@ -3,8 +3,8 @@
 //! A user with a range of subordinate uids (`/etc/subuid`) can connect with any of these uids, through user namespaces.
 //! gpushd counts all these connections for that user. Members of the admin groups have reserved connections.
 //!
-//! To apply both rules, gpushd must look up users and groups. With a directory service, this may take seconds. So the
-//! lookups run in the background, and the accept loop uses the last result.
+//! gpushd must look up the ranges of subordinate uids and the members of the admin groups. With a directory service,
+//! this may take seconds. So the lookups run in the background, and the accept loop uses the last result.
 
 use std::{
     fs,

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! gpushd's unit hides /home, /root and /run/user, and a network file system may deny access to root. A process can
-//! choose its mounts, and with them its path. So if only the path of a process matches, the process is not allowed, but
-//! gpushd does not end it.
+//! choose its mounts, and so the path of its program. So if only the path of a process matches, the process is not
+//! allowed, but gpushd does not end it.
 
 use std::{io, path::PathBuf, sync::Arc};
 

@@ -155,8 +155,8 @@ impl<'a> Classifier<'a> {
         own.filter(is_here).collect()
     }
 
-    /// Returns the lease of a process: by a cgroup that belongs to one lease, else by its environment, else by a cgroup
-    /// that the process shares with other processes.
+    /// Returns the lease of a process. Looks first for a cgroup that belongs to one lease, then in the environment of
+    /// the process, and last for a cgroup whose processes may belong to several leases.
     fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> EnvironmentLease {
         let ids: Vec<LeaseId> = own.iter().map(|lease| lease.id()).collect();
         let bound = self.table.by_cgroup(&ids, &proc::cgroups(pid).unwrap_or_default());

@@ -136,8 +136,8 @@ impl Settings {
         Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, copy, state: RwLock::new(state) }))
     }
 
-    /// Writes the copy of the active file. If the file had errors at the very first start, writes a copy without rules,
-    /// because gpushd managed no GPU.
+    /// Writes the copy of the active file. If the file had errors when gpushd started for the very first time, writes a
+    /// copy without rules, because gpushd then managed no GPU.
     pub(crate) fn keep_copy(&self) {
         let Some(copy) = &self.0.copy else { return };
         let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);

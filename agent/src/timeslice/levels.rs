@@ -101,7 +101,7 @@ pub(super) async fn reconcile(
 }
 
 /// Returns what nvidia-smi reports about a GPU. If the GPU had a level before, "not supported" counts as an error.
-/// Otherwise a temporary fault of the driver would make gpushd forget a level that it has set.
+/// Without this rule, a temporary fault of the driver would make gpushd forget a level that it has set.
 fn reported_level(
     timeslice: &Timeslice,
     reported: &[(GpuIdentifier, LevelReport)],

@@ -12,8 +12,9 @@
 //! ```
 //!
 //! If records were lost, the new database contains a record of that loss from its creation on. So
-//! every start reports the loss again until an administrator accepts it.
-//! [`provenance`](crate::provenance) judges the progress.
+//! every start reports the loss again until an administrator accepts it. The module
+//! [`provenance`](crate::provenance) compares the progress of the database with the progress that
+//! is recorded outside it.
 
 use std::{
     fs, io,

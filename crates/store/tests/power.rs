@@ -1,7 +1,7 @@
 //! Power cuts. `strace` records every write and sync of a process that commits. From these records,
 //! the test builds the disk contents that a power cut at any moment could leave: any part of the
 //! unsynced data may be missing. The test also checks that there is a sync between two replies, and
-//! no unsynced data at a reply.
+//! that the write-ahead log has no unsynced data at a reply.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 #![allow(clippy::redundant_closure_for_method_calls, reason = "each method accepts only one lifetime of `Tx`")]

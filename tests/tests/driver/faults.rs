@@ -213,8 +213,8 @@ fn worker_dies_with_parent_and_ignores_other_signals() {
     use std::os::{fd::OwnedFd, unix::net::UnixStream};
     let host = Host::up("a30x4");
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    // The shell is the parent of the worker. The test keeps the socket open, so only the kernel's
-    // signal at the end of the parent can end the worker.
+    // The shell is the parent of the worker. The test keeps the socket open, so only the signal
+    // that the kernel sends when the parent dies can end the worker.
     let mut parent = host
         .command("sh")
         .args(["-c", r#"exec 3<&0; "$0" <&3 & echo $!; wait"#])

@@ -1,7 +1,7 @@
 //! Kills gpushd at every point of a change of MIG mode: around each program that it runs, around
 //! each driver call, and at each write and sync of its store. After that, GPU 0 must have the
-//! previous or the requested layout, and the operation must report which of them. Services that ran
-//! before must run again, and no reset may be pending.
+//! previous or the requested layout, and the operation must report which of the two layouts it is.
+//! Services that ran before must run again, and no reset may be pending.
 
 use std::{
     collections::BTreeMap,

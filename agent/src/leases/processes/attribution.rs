@@ -12,11 +12,11 @@
 //! lease, so every process of the holder on the device or GPU counts for that lease.
 //!
 //! A process that does not use the GPU belongs to the lease only if it is in the scope of the lease,
-//! or if its environment names the lease. So a shell does not keep a lease open.
+//! or if its environment names the lease. So a login shell does not keep a released lease open.
 //!
 //! If a user calls `gpushctl run` in a service or container, the command stays in the cgroup of the
-//! service or container. If a process in this cgroup has another user, such as a setuid program,
-//! and uses a target of the lease, the process is unattributed too.
+//! service or container. A process of another user in this cgroup, such as a setuid program, is
+//! unattributed if it uses a target of the lease.
 //!
 //! The processes of a Slurm job's lease are the processes in the job's cgroup. The path of the cgroup contains the job
 //! id, and sometimes the node and the user, but never the cluster. gpushd cannot attribute a process of the holder if

@@ -25,8 +25,8 @@ fn desired_by_rule(config: &Config, gpus: &[Gpu]) -> Vec<DesiredView> {
 }
 
 fn same(one: &DesiredView, other: &DesiredView) -> bool {
-    // Compare only mode and layout: an override remains valid if only the rule's name or MPS settings change. In mode
-    // `unmanaged` and without a rule, an override has no effect, so these two cases count as one mode.
+    // Compare only mode and layout: an override remains valid if only the rule's name or MPS settings change. An
+    // override has no effect if the mode is `unmanaged` or there is no rule, so these two cases count as one mode.
     let mode = |view: &DesiredView| view.mode.is_managed().then_some(view.mode);
     (mode(one), &one.layout) == (mode(other), &other.layout)
 }

@@ -3,8 +3,8 @@
 //!
 //! Whole GPUs come first, then MIG devices, because Slurm numbers them in this order. A MIG device
 //! has the device file of its GPU and two files of its capabilities. Slurm learns the UUID of a MIG
-//! device only through NVML, so the file of a node with MIG devices contains `AutoDetect=nvml`.
-//! slurmd then compares the lines with the devices that it finds.
+//! device only through NVML, so the gres.conf of a node with MIG devices contains
+//! `AutoDetect=nvml`. slurmd then compares the lines with the devices that it finds.
 
 use std::fmt::{self, Write as _};
 

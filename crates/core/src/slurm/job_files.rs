@@ -127,7 +127,7 @@ pub enum FileChoice {
     File(FileName),
     /// No file for this cluster and node, but jobs with the same id and user have files for other
     /// clusters or nodes. The task gets none of their leases. If one of these jobs was refused, the
-    /// task fails, because its user may have changed the cluster or node.
+    /// task fails, because its user may have changed the cluster or node in the environment.
     Elsewhere(Vec<FileName>),
     /// Several clusters or nodes of this host have a file for a job with this id and user. The
     /// environment names none of these clusters and nodes.

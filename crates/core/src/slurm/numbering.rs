@@ -112,8 +112,8 @@ impl Numbering {
 /// `None` if slurmd does not use the current devices of the host, because the index can then mean
 /// another GPU. `devices` and `minors` are the fields of [`Numbering::Nvml`].
 ///
-/// At each position, slurmd has at most one whole GPU, with MIG devices before or after that GPU.
-/// MIG devices have UUIDs, so the index belongs to the whole GPU.
+/// At each position, slurmd has at most one whole GPU, and MIG devices before or after that GPU.
+/// Slurm names MIG devices by their UUIDs, so each index of this position means the whole GPU.
 #[must_use]
 pub fn whole_gpu<'a>(gpus: &'a [Gpu], index: u32, devices: u32, minors: &[u32]) -> Option<&'a Gpu> {
     let used = used(gpus, devices, minors)?;

@@ -6,7 +6,7 @@
 //! 3. gres/mps, whose percentage is a thread percentage.
 //!
 //! In Prolog, gres/shard looks like gres/gpu. So gpush treats neither of the two as a request for a
-//! share. A job that needs a shard must use the first or the second source.
+//! share. A job that needs a shard must use `--gpush` or the comment of the job.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Clients that are connected to a daemon but have no server yet. NVIDIA's log calls them pending.
 //!
-//! No command lists these clients. But the daemon keeps such a client connected, while all other
-//! processes are connected only briefly. So gpushd finds such clients through the kernel:
+//! No command lists pending clients. But the daemon keeps a pending client connected, while all
+//! other processes are connected only briefly. So gpushd finds pending clients through the kernel:
 //!
 //! ```text
 //! connected, neither server nor client ──► pending

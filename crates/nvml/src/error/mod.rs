@@ -174,8 +174,8 @@ impl DriverError {
             ErrorKind::ResetRequired => {
                 format!("reset the GPU when it is idle: `gpushctl gpu reset {gpu}` (administrator)")
             }
-            // An open handle is enough for this error, but the driver's process lists do not contain the processes that
-            // hold handles. So the hint also names `fuser`.
+            // An open handle is enough to cause this error. But the driver's process lists do not contain the processes
+            // that only hold a handle. So the hint also names `fuser`.
             ErrorKind::InUse => format!(
                 "run `gpushctl gpu show {gpu}` to see which processes use the GPU; if there are none, run `fuser -v \
                 /dev/nvidia*` to see which programs have it open, often a monitor (nv-hostengine, dcgm-exporter, \

@@ -5,8 +5,8 @@
 //!                                              └► exec fails: the lease is released
 //! ```
 //!
-//! So the lease belongs to the command itself. There is no process in between whose exit could end the lease. The
-//! terminal, signals and exit status are those of the command.
+//! The process that requests the lease becomes the command, so the lease belongs to the command itself. There is no
+//! process in between whose exit could end the lease. The terminal, signals and exit status are those of the command.
 
 use std::{
     ffi::OsString,

@@ -137,7 +137,7 @@ impl Calls {
                 // gpushd will never accept this report, so no lease of this job can exist.
                 (Kind::Answer, Code::BadRequest) => directory.end_delivered(&end),
                 // The failure may concern only this job, for which another hook may be running. So try the next report.
-                // If gpushd does not answer at all, there is no time for more.
+                // Stop after several failures: if gpushd does not answer at all, no time is left for other reports.
                 (Kind::Answer | Kind::TimedOut, _) if failed < MOST_FAILED => failed += 1,
                 (Kind::Answer | Kind::TimedOut | Kind::Connect | Kind::Lost | Kind::Foreign, _) => return,
             }

@@ -180,7 +180,7 @@ mod tests {
     }
 
     /// Fault: the Epilog of a job without a file waited for gpushd. Meanwhile the next run of the job began, and the
-    /// Epilog ended the lease of that run. Slurm 22.05 gives this Epilog the restart count of the next run.
+    /// Epilog ended the lease of that run. In Slurm 22.05, this Epilog has the restart count of the next run.
     #[test]
     fn run_that_begins_while_epilog_waits_is_not_ended() {
         let dir = tempfile::tempdir().unwrap();

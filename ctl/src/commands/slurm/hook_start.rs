@@ -1,9 +1,9 @@
 //! Finds out when Slurm started a hook.
 //!
-//! The restart count does not show which run an Epilog ends: Slurm 22.05 gives the Epilog of a requeued run the count
-//! of the next run, and no other variable of the Epilog shows the run. But slurmd starts an Epilog only after all
-//! processes of the run have ended. So if Slurm started an Epilog before the Prolog of a run, the Epilog does not end
-//! that run.
+//! The restart count does not show which run an Epilog ends. In Slurm 22.05, the Epilog of a requeued run has the
+//! restart count of the next run, and no other variable of the Epilog shows the run. But slurmd starts an Epilog only
+//! after all processes of the run have ended. So if Slurm started an Epilog before the Prolog of a run, the Epilog does
+//! not end that run.
 
 use std::path::Path;
 

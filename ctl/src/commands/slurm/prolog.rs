@@ -170,8 +170,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
     }
 }
 
-/// Makes Prolog fail only if the job has GPUs. If Prolog also failed for jobs that have only a request, users could
-/// drain the node with such jobs.
+/// Makes Prolog fail only if the job has GPUs. If Prolog also failed for jobs that request a share but have no GPU,
+/// users could drain the node with such jobs.
 fn fail_with_gpus(concern: Concern, job: &Job, why: &str) -> u8 {
     match concern {
         Concern::Gpus => fail(job.id, why),

@@ -5,9 +5,9 @@
 //! The default is 1,000 steps. `GPUSH_TEST_LEASE_STEPS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run. `cargo xtask soak` runs 10,000 steps.
 //!
-//! Three inserted faults test this test. They are between gpushd and the test, and the test must
-//! find each of them: one target in two leases, a lost release, and capacity that becomes free
-//! while a process still runs.
+//! To check the test itself, three faults change the requests and responses between gpushd and the
+//! test. The test must find each of these faults: one target in two leases, a lost release, and
+//! capacity that becomes free while a process still runs.
 //!
 //! | file | subject |
 //! |---|---|

@@ -165,8 +165,8 @@ fn epilog_waits_for_a_gpushd_that_restarts() {
     assert_eq!(lease_now(node.agent(), lease.id).state, LeaseState::Ended);
 }
 
-/// Slurm 22.05 gives the Epilog of a requeued run the restart count of the next run. Fault: if another hook reported
-/// the end of the run late, gpushd ended the lease of the next run.
+/// In Slurm 22.05, the Epilog of a requeued run has the restart count of the next run. Fault: if another hook reported
+/// the end of the requeued run late, gpushd ended the lease of the next run.
 #[test]
 fn late_end_of_a_requeued_run_keeps_the_next_lease() {
     let mut node = Node::two_gpus(WHOLE);
@@ -187,8 +187,8 @@ fn late_end_of_a_requeued_run_keeps_the_next_lease() {
     assert_eq!(node.granted(7).id, lease.id);
 }
 
-/// Slurm 22.05 gives a late Epilog of a run the restart count of the next run. Fault: this Epilog removed the file of
-/// the next run. If gpush refused the next run, its tasks started nevertheless, because the file was missing.
+/// In Slurm 22.05, a late Epilog of one run has the restart count of the next run. Fault: this Epilog removed the file
+/// of the next run. If gpush refused the next run, its tasks started nevertheless, because the file was missing.
 #[test]
 fn late_epilog_of_an_earlier_run_keeps_the_next_file() {
     let node = Node::two_gpus(WHOLE);

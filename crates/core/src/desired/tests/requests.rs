@@ -29,7 +29,8 @@ fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
 }
 
 /// `gpushctl apply` takes GPUs as arguments, and `mig apply LAYOUT` takes them with `--gpu`. `mig
-/// on` and `mig add` take GPUs in different ways, so the hint names only the GPUs.
+/// on` and `mig add` take GPUs in different ways but send the same kind of request, so their hint
+/// names only the GPUs.
 #[test]
 fn hint_names_other_gpus_in_the_form_of_the_command() {
     let hint = |gpus: &[&str], layout| plan_host(&config(), &host(), &request(gpus, layout)).unwrap_err().hint.unwrap();

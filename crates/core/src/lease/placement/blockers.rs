@@ -1,7 +1,9 @@
 //! The leases and processes without which a request would be granted.
 //!
-//! Each is found by a placement on the host without it. If the end of one lease or process is not
-//! enough, the smallest set on one GPU is found in the same way.
+//! For each lease or process, the search tests whether the request fits on the host without this
+//! lease or process. If the end of one lease or process is not enough, the search takes all leases
+//! and processes on one GPU, or on all GPUs, and leaves out those that need not end. It returns the
+//! smallest of these sets.
 
 use std::collections::BTreeSet;
 
@@ -98,8 +100,8 @@ impl<L: Copy> Blockers<L> {
     }
 }
 
-/// Returns the UUIDs of the targets of an assignment that are in use, and of the devices in use on
-/// the slices of the instances that it creates.
+/// Returns the UUIDs of the targets that an assignment grants. Where the assignment creates an
+/// instance, returns the UUIDs of the MIG devices that are in use there now.
 #[must_use]
 pub fn occupied_targets(host: &Host, assignment: &Assignment) -> BTreeSet<String> {
     let mut targets = BTreeSet::new();

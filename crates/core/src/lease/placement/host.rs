@@ -88,7 +88,7 @@ impl MigOffer {
     }
 
     /// Returns whether free devices of this instance can be granted: the instance itself is not in use, and no earlier
-    /// request in the queue needs its place.
+    /// request in the queue needs the slices of the instance.
     pub(super) fn is_grantable(&self, instance: &Instance) -> bool {
         let is_reserved = self.reserved.iter().any(|(_, placement)| placement.overlaps(instance.placement));
         !instance.busy && !instance.clearing && !is_reserved

@@ -13,8 +13,8 @@
 //!
 //! gpushd watches adopted and new daemons in the same way, through a pidfd. To adopt a daemon,
 //! gpushd needs only the pid. [`ownership`] gets the pid from the lock and identifies the daemon.
-//! So gpushd notices the end of a unit's daemon without systemd, and asks systemd only for the
-//! reason. If the bus fails, gpushd cannot start daemons; everything else works.
+//! So gpushd does not need systemd to notice that the daemon of a unit has ended. It asks systemd
+//! only for the reason. If the bus fails, gpushd cannot start daemons; everything else works.
 
 mod ownership;
 mod process;
