@@ -303,7 +303,7 @@ mod tests {
     use super::*;
     use crate::{caller::Viewer, state::leases::tests::record};
 
-    /// Fault: the revocation of a lease that was released long ago succeeded, and looked like a release.
+    /// Fault: a lease was released long ago. An attempt to revoke it still succeeded, and looked like a release.
     #[test]
     fn revocation_of_an_ended_lease_says_how_it_ended() {
         let mut ended = record(1, 1000, "GPU-0");

@@ -310,7 +310,7 @@ pub(super) fn reserve_assignment(
     Ok(Some(Reserved { id, members, missing, _grants: grants }))
 }
 
-/// Checks the holder's limits that do not depend on the assignment.
+/// Checks those limits of the holder that do not depend on which GPUs the lease gets.
 pub(super) fn within_quota(table: &LeaseTable, resolved: &Resolved) -> Result<(), ApiError> {
     let held = held(table, resolved.wanted.holder);
     let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);

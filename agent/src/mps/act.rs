@@ -85,8 +85,8 @@ pub(crate) async fn act(
     if matches!(act, MpsAction::Start | MpsAction::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
     }
-    // A daemon that is not desired, for example after a stop, has no policy. So [`start`] must set the policy and start
-    // the daemon.
+    // A daemon that is not wanted, for example after a stop, has no policy. A restart of such a daemon must therefore
+    // use [`start`], which sets the policy and starts the daemon.
     let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.last_report().wanted;
     let unless_used = !how.force;
     if unless_used && ends_use(act, &entry.daemon.last_report()) && mps.is_leased(&uuid) {

@@ -1,4 +1,4 @@
-//! The command as the user typed it, with `--wait` added. The hint for a temporary error shows it.
+//! Builds the hint for a temporary error: the command as the user typed it, with `--wait` added.
 
 use std::ffi::OsString;
 

@@ -87,7 +87,8 @@ fn of_schema(place: &str, schema: &Value, schemas: &Value, into: &mut Types) {
     }
 }
 
-/// Returns the JSON type of a value; `None` if the value does not show the type, such as `null`.
+/// Returns the JSON type of a value; `None` if the value does not show the type, as with `null` or
+/// an empty array.
 fn type_of_value(value: &Value) -> Option<String> {
     Some(match value {
         Value::Null => return None,

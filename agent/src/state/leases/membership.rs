@@ -66,8 +66,8 @@ impl OpenLease {
 }
 
 impl LeaseTable {
-    /// Returns which of the leases in `among` have a cgroup that contains a process. `cgroups` is the text of
-    /// `/proc/PID/cgroup` of the process.
+    /// Returns which of the leases in `among` have a cgroup that contains a given process. `cgroups` is the text of
+    /// this process's `/proc/PID/cgroup`.
     pub(crate) fn by_cgroup(&self, among: &[LeaseId], cgroups: &str) -> CgroupLeases {
         let leases = self.holding().filter(|lease| among.contains(&lease.id()));
         let bound = leases.filter(|lease| lease.cgroup().is_some_and(|cgroup| cgroup::contains(cgroup, cgroups)));

@@ -35,7 +35,8 @@ impl SupervisorTask {
         self.abort_probe();
         let Some(control) = self.control.clone() else { return };
         let (target, clients) = (self.target.clone(), self.health.clients.clone());
-        // Dropping the handle aborts the task when the daemon has ended, so that the next daemon receives no `quit`.
+        // When the daemon has ended, this handle is dropped. This aborts the task, so that the next daemon receives no
+        // `quit`.
         self.stop_task = Some(AbortOnDropHandle::new(tokio::spawn(async move {
             for (server, client) in clients {
                 if !terminate(&target, &control, server, client).await {

@@ -267,8 +267,8 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Returns the pinned memory limit of the next server; `None` if there is none. From 1 GiB on, the daemon rounds
-    /// down to whole GiB, so the real limit may be higher.
+    /// Returns the pinned memory limit of the next server; `None` if there is none. The daemon reports a limit of 1 GiB
+    /// or more rounded down to whole GiB, so the real limit may be higher than the returned limit.
     ///
     /// # Errors
     /// As [`Control::send`].

@@ -8,10 +8,10 @@
 //!                         ► status 1                                  no daemon
 //! ```
 //!
-//! The front-end also exits with status 0 if the daemon refused the command, or if the daemon did
-//! not listen. A reply may also be empty. So gpushd sends a second command that always gets an
-//! answer. Only this answer shows that the daemon received the first command. The front-end does
-//! not identify the daemon, so gpushd identifies the daemon by the lock of the directory.
+//! The front-end exits with status 0 even if the daemon refused the command, or if the daemon did not listen. A reply
+//! may also be empty. So gpushd sends a second command that always gets an answer. Only this answer shows that the
+//! daemon received the first command. The front-end does not identify the daemon, so gpushd identifies the daemon by
+//! the lock of the directory.
 
 use std::{
     io,

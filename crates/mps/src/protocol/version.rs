@@ -55,7 +55,8 @@ fn is_version(word: &[u8]) -> bool {
     parts.iter().all(digits) && matches!(lengths.as_slice(), [3, 2..=3] | [3, 2..=3, 2])
 }
 
-/// Ways to start a daemon with a protocol that gpushd does not support.
+/// Why gpushd does not support the protocol of a daemon. The options and the environment with which the daemon was
+/// started decide this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
     /// The protocol of release 615.

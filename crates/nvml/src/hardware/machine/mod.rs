@@ -242,8 +242,8 @@ impl Machine {
             }
             Event::Unpause => {
                 self.paused = false;
-                // The queue's time limit covers the start of a worker. No worker starts during a pause, so the limit
-                // begins again after the pause.
+                // The time limit of a queued call includes the start of a worker. No worker starts during a pause, so
+                // the limit of each queued call begins again after the pause.
                 self.queue.iter_mut().for_each(|pending| pending.until = now + self.limits.queue);
             }
             Event::Started { worker, result } => self.start_result(now, worker, result),
