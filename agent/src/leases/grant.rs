@@ -9,8 +9,8 @@
 //! ```
 //!
 //! If there is no room, gpushd refuses a request without `wait`. But if capacity may become free within seconds, gpushd
-//! first waits for this capacity. Examples: an operation or a lease without processes is about to end, or an MPS daemon
-//! is starting.
+//! first waits for this capacity. Examples: an operation is about to end, a lease without processes is about to end, or
+//! an MPS daemon is starting.
 
 use std::time::Duration;
 

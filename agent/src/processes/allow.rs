@@ -54,9 +54,9 @@ struct AllowedFile {
 }
 
 impl AllowList {
-    /// Looks up the files of the entries in the current config. Concurrent callers share a lookup, and a lookup takes at
-    /// most half a second. If a file system does not answer, gpushd cannot see the file. Returns `None` if gpushd is
-    /// stopping.
+    /// Looks up the files of the entries in the current config. Concurrent callers share a lookup, and a lookup takes
+    /// at most half a second. If a file system does not answer in this time, gpushd treats the file as one that it
+    /// cannot see. Returns `None` if gpushd is stopping.
     pub(super) async fn of(unleased: &Unleased) -> Option<Arc<Self>> {
         unleased.allow.after_now(|| Self::look_up(unleased.state.config().processes.allow.clone())).await
     }

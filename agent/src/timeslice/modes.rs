@@ -97,7 +97,7 @@ fn note(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, done: R
     }
 }
 
-/// Returns whether, in the last reading, a GPU does not have its desired compute mode.
+/// Returns whether the compute mode of the GPU in the last reading differs from the desired mode.
 fn differs(timeslice: &Timeslice, aim: &TimeslicedGpu) -> bool {
     let ours = timeslice.shared_gpus.compute_mode(&aim.gpu.uuid, Mode::Timeslice);
     match &aim.policy {

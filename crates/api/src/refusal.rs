@@ -66,7 +66,7 @@ pub enum Refusal {
         /// Requested number.
         #[serde(rename = "requested")]
         wanted: u32,
-        /// Maximum number on an empty GPU.
+        /// Maximum number of instances of this profile on an empty GPU.
         most: u32,
     },
     /// The entries together need more slices than the GPU has.

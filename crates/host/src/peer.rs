@@ -58,8 +58,8 @@ impl Peer {
         Ok(Self { uid: credentials.uid(), pid, start: None, groups: vec![credentials.gid()], is_on_this_host: false })
     }
 
-    /// Adds the supplementary groups, and whether the process is in gpushd's own namespaces. `stream` is the socket
-    /// from which the peer was read.
+    /// Reads the supplementary groups of the peer's process, and whether the process is in gpushd's own namespaces.
+    /// Adds both to the peer. `stream` is the socket from which the peer was read.
     #[must_use]
     pub fn identify(self, stream: &impl AsFd) -> Self {
         let mut peer = self;

@@ -39,8 +39,8 @@ pub struct MpsTarget {
     pub stopped: Option<MpsStopped>,
     /// Settings that override the rule's.
     pub set: Option<MpsSet>,
-    /// Boot on which an operation started the MPS daemon of a whole GPU. If the field is set when the record is
-    /// written, the store replaces its value with the current boot.
+    /// Id of the boot during which an operation started the MPS daemon of a whole GPU. If the field is set when the
+    /// record is written, the store replaces its value with the current boot.
     pub in_force: Option<String>,
 }
 

@@ -1,4 +1,5 @@
-//! Findings of `gpushctl doctor`: one line each. The causes and the hint are below.
+//! Prints the findings of `gpushctl doctor`: the message of each finding, and below it the causes
+//! and the hint of this finding.
 
 use gpush_doctor::{Finding, Severity};
 

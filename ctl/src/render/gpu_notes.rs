@@ -79,7 +79,7 @@ pub(crate) fn of(gpu: &Gpu, look: &Appearance) -> Vec<String> {
     let read = look.ago(gpu.observed_at);
     if gpu.stale {
         match gpu.state {
-            // Even a recent reading is from before the driver lost the GPU.
+            // The driver lost the GPU after the last reading, so show the note even if the reading is recent.
             GpuState::Lost => {
                 note(BAD, "", &format!("last read {read}; the present instances are not known"));
             }

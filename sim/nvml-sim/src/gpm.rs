@@ -195,7 +195,7 @@ fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> 
 
 type Named = (f64, &'static CStr, &'static CStr, &'static CStr);
 
-/// Returns a metric, which is the mean of both samples.
+/// Returns the value of a metric: the mean of both samples, scaled for this metric.
 fn value(metric: u32, a: &Sample, b: &Sample) -> Outcome<Named> {
     let active = f64::midpoint(a.active, b.active);
     let memory = f64::midpoint(a.memory, b.memory);

@@ -216,8 +216,8 @@ impl Client {
         self.ended().await
     }
 
-    /// Waits until a client that was killed or has failed, and the programs that started it, have
-    /// ended.
+    /// Waits until the client and the programs that started it have ended. The client was killed or
+    /// has failed.
     ///
     /// # Errors
     /// If the client does not end in time.

@@ -39,7 +39,7 @@ pub enum AutoDetect {
     Nvml,
     /// Slurm finds NVIDIA GPUs without NVML (24.11 and later).
     Nvidia,
-    /// Slurm uses only the file.
+    /// Slurm uses only the lines of gres.conf.
     Off,
     /// Slurm uses a library for devices of another vendor, or slurmd ignores the value.
     Other(String),

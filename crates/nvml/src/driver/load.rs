@@ -57,7 +57,7 @@ fn explain(name: &OsStr, error: NvmlError) -> DriverError {
 /// for this case.
 fn if_denied(error: DriverError, open: impl FnOnce() -> io::Result<File>) -> DriverError {
     let Some(code) = error.kind.code() else { return error };
-    // The device rules of a cgroup cause EPERM. Missing permission of the file itself would cause EACCES.
+    // The device rules of a cgroup cause EPERM. A missing permission on the file itself would cause EACCES.
     let is_denied = open().is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
     if !is_denied {
         return error;

@@ -270,8 +270,8 @@ mod tests {
         assert_eq!(region.read().unwrap(), (1, b"first".to_vec()));
         assert_eq!(region.write(b"second, longer").unwrap(), 2);
         assert_eq!(region.read().unwrap().1, b"second, longer");
-        // Simulate a writer that is killed while it fills the unpublished slot. Repeat this for
-        // each number of stores.
+        // Simulate a writer that is killed while it fills the unpublished slot. Each iteration
+        // stores one more word before the writer is killed.
         let at = region.slot(3);
         for torn in 0..5 {
             region.word(at + torn).store(0xdead_beef + torn as u64, Ordering::Relaxed);

@@ -152,7 +152,7 @@ impl Directory {
         Ok(run)
     }
 
-    /// Writes the result of a Prolog, and which leases may exist now.
+    /// Writes the result of a Prolog. Also records which leases of the job possibly exist now.
     pub(in crate::commands::slurm) fn write(
         &self,
         job: &Job,
