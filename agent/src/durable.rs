@@ -69,7 +69,8 @@ pub(crate) struct Origin<'a> {
     pub(crate) host_root: &'a Path,
 }
 
-/// Returns the machine id. `None` if the host has none, such as an image that was never booted.
+/// Returns the machine id. `None` if the host has no machine id, for example if the host is an image that was never
+/// booted.
 fn machine_id(host_root: &Path) -> Option<String> {
     let text = fs::read_to_string(host_root.join("etc/machine-id")).ok()?;
     let id = text.trim();

@@ -175,7 +175,7 @@ impl MaintenanceControl {
                 "the host is in maintenance, but a driver worker of gpushd{which} has not ended and may have GPUs open"
             );
             ApiError::new(Code::DriverTimeout, message).cause(cause).hint(
-                "find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends the worker",
+                "find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; if the worker does not end, reboot the host",
             )
         };
         match tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.hardware.stop()).await {

@@ -177,8 +177,8 @@ impl Planner {
     }
 }
 
-/// Adds to a GPU's reasons the progress of the operation that changes the GPU, and the operations that wait for the
-/// GPU.
+/// Extends the reasons of a GPU: adds the operations that wait for the GPU, and the progress of the operation that is
+/// changing the GPU.
 pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
     gpu.reasons.extend(engine.queue.for_gpu(&gpu.uuid));
     let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Commits changes of conditions that users request, and then applies them to the state in the same order.
+//! Users can request changes of conditions, such as a cordon. Commits these changes to the store, and then applies them
+//! to the state in the order of the commits.
 
 use std::sync::Arc;
 

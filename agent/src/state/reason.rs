@@ -30,7 +30,7 @@ pub(crate) enum Reason {
     Maintenance(gpush_api::Maintenance),
     /// A cordon prevents new work on the GPU.
     Cordoned(Cordon),
-    /// The database was lost. The text is the cause.
+    /// The database was lost. The text says why it was lost.
     Held(String),
     /// gpushd cannot use its config, so it does not know what an earlier config shared.
     RulesUnknown,

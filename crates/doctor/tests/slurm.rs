@@ -117,7 +117,7 @@ fn gpus(count: usize) -> Vec<Gpu> {
     gpus
 }
 
-/// A rule with leases for this owner.
+/// A rule whose leases have this owner.
 fn rule(name: &str, owner: LeaseOwner, claims: &[u32]) -> RuleView {
     RuleView {
         name: name.to_owned(),

@@ -75,7 +75,7 @@ fn policy_words(policy: UnleasedPolicy, found: usize, exempt: usize) -> String {
             format!("the config has unleased = \"end\", but gpushd may not end {them}")
         }
         UnleasedPolicy::End if exempt > 0 => {
-            format!("gpushd ends them (SIGTERM, a grace period, SIGKILL), except {exempt} that it may not end")
+            format!("gpushd ends them (SIGTERM, a grace period, SIGKILL), but is not permitted to end {exempt} of them")
         }
         UnleasedPolicy::End => format!("gpushd ends {them}: SIGTERM, a grace period, SIGKILL"),
     }

@@ -15,8 +15,8 @@ use super::{
     wait_for_output,
 };
 
-/// A script that starts a program in an overlay over the host's `/dev`. There, the program finds the device files of
-/// GPUs and MIG devices. The files are in memory.
+/// A script that mounts an overlay over `/dev`, creates device files of GPUs and MIG devices there, and then starts a
+/// program. The files exist only in memory.
 const WITH_DEVICES: &str = r#"set -e
 mount -t tmpfs none "$1"
 mkdir "$1/upper" "$1/work"

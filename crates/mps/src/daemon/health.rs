@@ -34,8 +34,8 @@ pub(super) struct Health {
     starting: Vec<(i32, Instant, bool)>,
     /// Whether the daemon supports `get_server_status`, as versions from 550 on do. `None`: not known yet.
     reports_states: Option<bool>,
-    /// Whether the daemon may have clients that gpushd does not know: a server is busy, and the
-    /// driver does not list the clients of that server either.
+    /// Whether the daemon may have clients that gpushd does not know: the daemon does not list the clients of a busy
+    /// server, and the driver cannot list them either.
     clients_unknown: bool,
     log: LogParser,
     waiting: Pending,

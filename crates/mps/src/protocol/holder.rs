@@ -97,7 +97,8 @@ pub fn unlisted_clients(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Res
     for (_, theirs) in having.iter().filter(|(pid, _)| is_ours(*pid)) {
         peers.retain(|inode| !theirs.contains(inode));
     }
-    // Check again: a process that only sent a command has disconnected in the meantime.
+    // Read the connections again. A process that connected only to send a command has disconnected by now, so it is not
+    // reported as a client.
     let again = sockets.peers(daemon)?;
     peers.retain(|inode| again.accepted.contains(inode) || again.queued.contains(inode));
     unlisted.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));

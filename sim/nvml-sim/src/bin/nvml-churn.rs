@@ -230,7 +230,8 @@ fn round(
     drop(go);
     let base = Instant::now();
     for (after, mut client) in working {
-        // This sleep waits for no event. Its length is the random moment of the kill.
+        // This sleep does not wait for an event: it only lasts until the randomly chosen time of
+        // the kill.
         std::thread::sleep(after.saturating_sub(base.elapsed()));
         client.kill()?;
         tally.killed += 1;

@@ -134,7 +134,7 @@ fn gpu_that_is_not_in_the_mode_for_the_request_is_named() {
     assert_eq!(error.hint.as_deref(), Some(hint));
 }
 
-/// Fault: the refusal said only that the GPU does not meet the request, and to request less.
+/// Fault: the refusal said only that the GPU does not meet the request, and advised the user to request less.
 #[test]
 fn request_that_a_layout_cannot_meet_gets_the_layout_and_other_gpus() {
     let standing = mig(0, "a100-80", false, "3g.40gb@0, 2g.20gb@4, 1g.10gb@6 used");
