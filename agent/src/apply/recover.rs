@@ -95,8 +95,8 @@ impl Recovery {
                 continue;
             }
             if same_boot && left.record.kind != operation::START {
-                // Include the GPUs even if the operation fails: a caller has requested a change of these GPUs on this
-                // boot.
+                // Return the GPUs even if the operation fails. A caller has requested a change of these GPUs on this
+                // boot, so gpushd must not apply their layouts at start.
                 changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
             }
             let lost = match superseded.get(&left.record.id) {

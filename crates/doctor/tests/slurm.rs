@@ -222,8 +222,8 @@ fn file_that_slurmd_cannot_run_is_found() {
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }
 
-/// Fault: the doctor reported that Slurm drains the node, although only the task fails if
-/// TaskProlog cannot run.
+/// Fault: if TaskProlog could not run, the doctor reported that Slurm drains the node. In fact,
+/// only the task fails.
 #[test]
 fn task_prolog_that_is_not_executable_fails_tasks() {
     let host = Planted::healthy();

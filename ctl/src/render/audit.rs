@@ -78,8 +78,8 @@ fn detail(detail: &Value, gpus: &[Gpu], look: &Appearance) -> String {
             // Leave out the uid, because the record also has the user name.
             ("uid", _) if has("user") => return None,
             ("uid", value) => format!("user: uid {value}"),
-            // Leave out the UUID of the target: it is the object of the record, which is already
-            // shown.
+            // Leave out the UUID of the target: the target is the object of the record, and is
+            // already shown.
             ("uuid", _) if has("gpu_uuid") => return None,
             (name, value) => format!("{}: {}", name.replace('_', " "), value_text(value, gpus)),
         })

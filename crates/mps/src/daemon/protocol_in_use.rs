@@ -31,7 +31,7 @@ pub(super) fn describe(control: &Control, pid: i32, driver: Option<&str>) -> Str
         }
         (Protocol::Direct, Some(Known::Tested)) => format!("{version}direct connection"),
         (Protocol::Direct, Some(Known::Untried(_)) | None) => {
-            format!("{version}direct connection (gpush was tested with versions {tried})")
+            format!("{version}direct connection (gpush was tested only with versions {tried})")
         }
     }
 }
@@ -73,9 +73,9 @@ mod tests {
         assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, direct connection");
         assert_eq!(
             words(Some("570.86.15")),
-            "of driver 570.86.15, direct connection (gpush was tested with versions 535, 550, 555 and 580)"
+            "of driver 570.86.15, direct connection (gpush was tested only with versions 535, 550, 555 and 580)"
         );
-        assert_eq!(words(None), "direct connection (gpush was tested with versions 535, 550, 555 and 580)");
+        assert_eq!(words(None), "direct connection (gpush was tested only with versions 535, 550, 555 and 580)");
         assert_eq!(unsupported(i32::MAX), None);
     }
 }

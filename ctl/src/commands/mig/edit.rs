@@ -106,7 +106,8 @@ pub(super) async fn enable(client: &mut Client, selectors: &[String], change: &L
     if off.is_empty() {
         return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
-    // Keep present instances: a change of the MIG mode may be pending on a GPU that still has some.
+    // Request the present instances again, so that they are kept: a GPU with a pending change of the MIG mode may still
+    // have instances.
     let off: Vec<String> = off.into_iter().map(|gpu| gpu.uuid).collect();
     let layouts = edited(client, &off, |gpu, shared| edit::added(gpu, shared, &["none".to_owned()])).await?;
     apply::layouts(client, layouts, change, out).await

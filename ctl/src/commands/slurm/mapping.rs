@@ -18,8 +18,8 @@ pub(super) struct NotFound {
     pub(super) text: String,
     /// What the administrator can do. If the job is refused: what its user can do.
     pub(super) hint: &'static str,
-    /// Whether the problem concerns only this job. gpush can then still serve jobs with other devices. If `false`, the
-    /// files of the node are wrong.
+    /// Whether the problem concerns only this job. If `true`, gpush can still serve jobs with other devices. If
+    /// `false`, the files of the node are wrong.
     pub(super) is_refusal: bool,
 }
 

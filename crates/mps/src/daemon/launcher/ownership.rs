@@ -14,9 +14,9 @@
 //! control_lock      held, as the kernel reports              not held
 //! ```
 //!
-//! After the start of the daemon, `lock` may have been deleted, with or without its directory. The
-//! kernel still reports the path of a deleted `lock`. A process is an orphan if its lock file is
-//! not the current lock file of its directory: no user can reach the process, but it holds the GPU.
+//! After the start of the daemon, `lock` may have been deleted, with or without its directory. The kernel still reports
+//! the path of a deleted `lock`. So gpush still finds the processes of such a daemon. A process is an orphan if its
+//! lock file is not the current lock file of its directory: no user can reach the process, but it still uses the GPU.
 
 use std::{
     collections::BTreeSet,
