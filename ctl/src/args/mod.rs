@@ -9,6 +9,7 @@
 //! | `request` | the flags of a lease request |
 //! | `slurm` | Slurm's hooks |
 //! | `support_bundle` | `support-bundle` |
+//! | `format` | the format and colors of the output, and the shells |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
 //! | `waiting` | how a command waits, and the reason and end of a change |
@@ -21,6 +22,7 @@
 mod config;
 pub(crate) mod correction;
 mod follow;
+mod format;
 mod gpu;
 mod gpus;
 pub(crate) mod habits;
@@ -48,6 +50,7 @@ use self::values::{duration, duration_or_zero};
 pub(crate) use self::{
     config::{Config, Overrides},
     follow::{AuditArgs, EventsArgs, Operation},
+    format::{Color, Format, Shell},
     gpu::{Gpu, Maintenance, Timeslice},
     gpus::{GpuOption, Gpus, SomeGpus},
     lease::{Lease, LeaseBindingFlags, RunArgs},
@@ -115,55 +118,6 @@ pub(crate) struct Global {
     /// Maximum time to wait for each answer of the agent
     #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) request_timeout: Duration,
-}
-
-/// `--output`. The values have no doc comments, because clap would then print each on a separate line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    Table,
-    Wide,
-    Json,
-    Name,
-    Uuid,
-    Csv,
-    // Only for `lease env`.
-    #[value(hide = true, alias = "bash", alias = "zsh", alias = "dash", alias = "ksh")]
-    Sh,
-    // Only for `lease env`.
-    #[value(hide = true)]
-    Fish,
-    // Only for `lease env`.
-    #[value(hide = true, alias = "tcsh")]
-    Csh,
-    // Only for `lease env`.
-    #[value(hide = true)]
-    Docker,
-}
-
-impl Format {
-    /// Returns the name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Table => "table",
-            Self::Wide => "wide",
-            Self::Json => "json",
-            Self::Name => "name",
-            Self::Uuid => "uuid",
-            Self::Csv => "csv",
-            Self::Sh => "sh",
-            Self::Fish => "fish",
-            Self::Csh => "csh",
-            Self::Docker => "docker",
-        }
-    }
-}
-
-/// The value of `--color`. `auto` colors output on a terminal, unless `NO_COLOR` is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Color {
-    Auto,
-    Always,
-    Never,
 }
 
 #[derive(Debug, Subcommand)]
@@ -341,29 +295,6 @@ Examples:
         /// Directory; created if it does not exist
         dir: PathBuf,
     },
-}
-
-/// A shell with completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Shell {
-    Bash,
-    Elvish,
-    Fish,
-    Powershell,
-    Zsh,
-}
-
-impl Shell {
-    /// Returns the name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Bash => "bash",
-            Self::Elvish => "elvish",
-            Self::Fish => "fish",
-            Self::Powershell => "powershell",
-            Self::Zsh => "zsh",
-        }
-    }
 }
 
 /// The topic of `explain`.
