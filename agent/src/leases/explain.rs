@@ -37,8 +37,8 @@ pub(super) struct Unplaced<'a> {
     pub(super) queued: Option<(Ticket, Option<&'a Assignment>)>,
 }
 
-/// Returns the viewer that reads the explanation of a refusal. If an administrator or a hook of Slurm requests a lease for a
-/// user, the viewer is this user, who also reads the refusal in the queue or in the output of the job.
+/// Returns the viewer that reads the explanation of a refusal. If an administrator or a hook of Slurm requests a lease
+/// for a user, the viewer is this user, who also reads the refusal in the queue or in the output of the job.
 fn reader(caller: Viewer, holder: u32) -> Viewer {
     match caller {
         Viewer::Hook => Viewer::User(holder),

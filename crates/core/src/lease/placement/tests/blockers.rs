@@ -50,6 +50,24 @@ fn shares_are_summed_until_the_request_fits() {
     assert_eq!(found(&host, &wanted(some_mps("80"), 1), &leases), "[3, 4] [] together");
 }
 
+/// Fault: a refusal blamed the leases of a target whose daemon does not serve, although their end does not help.
+/// gpushd offers no place for a lease on such a target.
+#[test]
+fn leases_of_a_target_that_does_not_serve_are_not_blamed() {
+    let mut host = Host { gpus: vec![mps(0, 250, None)] };
+    host.gpus[0].mps[0].leases = u32::MAX;
+    assert_eq!(found(&host, &wanted(some_mps("20"), 1), &[mps_share(0, "25")]), "[] []");
+}
+
+/// Fault: only the first leases of the host were tested, so many leases of another kind hid the lease that blocks.
+#[test]
+fn leases_of_other_kinds_do_not_hide_the_lease_that_blocks() {
+    let host = Host { gpus: vec![mps(0, 900, None), mig(1, "a100-80", false, "3g.40gb@0 used")] };
+    let mut leases = vec![mps_share(0, "1"); 200];
+    leases.push(device(1, "3g.40gb@0"));
+    assert_eq!(found(&host, &wanted(profile("3g.40gb"), 1), &leases), "[200] []");
+}
+
 /// Fault: a refusal did not name the processes without a lease that use the capacity.
 #[test]
 fn targets_in_use_without_a_lease_are_found() {
