@@ -23,6 +23,9 @@ use crate::{
     leases::{MIG, WHOLE, leases, request, two_gpus},
 };
 
+/// The uid of `nobody`.
+const NOBODY: u32 = 65534;
+
 /// A client that repeats its request with the same key while gpushd does not run, as gpushctl does.
 struct Waiting(thread::JoinHandle<LeaseGrant>);
 
@@ -167,6 +170,33 @@ fn queue_of_leases_and_operations_survives_a_restart() {
     release(&agent, both);
     assert_eq!(first.granted(), before, "it came before the operation");
     assert_eq!(agent.cancel(&operation.id).status, 202);
+}
+
+/// Fault: a queued request that exceeded a quota still kept its GPU from others, although its holder could not get it.
+#[test]
+fn queued_request_beyond_its_quota_keeps_no_gpu() {
+    if !nix::unistd::geteuid().is_root() {
+        return println!("SKIPPED a quota of another user: only root can request leases for others");
+    }
+    let (_host, agent) = two_gpus(&format!("[[quota]]\nusers = [\"nobody\"]\nleases = 1\n{WHOLE}"));
+    let whole =
+        |gpu: &str, holder: u32| json!({ "share": { "kind": "whole" }, "selectors": [gpu], "holder_uid": holder });
+    let taken = request(&agent, &whole("0", 0)).expect("a lease").lease.id;
+    let mut body = whole("0", NOBODY);
+    body["wait"] = json!("unlimited");
+    let waiting = Waiting::start(&agent.socket().to_owned(), "beyond", &body);
+    let queued = await_queued(&agent, 1)[0];
+    let other = request(&agent, &whole("1", NOBODY)).expect("the only lease of the quota").lease.id;
+    release(&agent, taken);
+    lease_becomes(&agent, taken, LeaseState::Ended);
+    agent.await_that("the quota denies the queued request", || {
+        let reasons = lease_now(&agent, queued).queue.map(|queue| queue.reasons).unwrap_or_default();
+        reasons.iter().any(|reason| reason.contains("may hold 1 lease"))
+    });
+    let free = request(&agent, &whole("0", 0)).expect("the queued request keeps nothing").lease.id;
+    release(&agent, free);
+    release(&agent, other);
+    assert_eq!(waiting.granted(), queued, "its holder has room in the quota again");
 }
 
 #[test]
