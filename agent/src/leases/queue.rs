@@ -259,12 +259,14 @@ fn decide(
     loop {
         let table = leases.handles.state.leases();
         let host = offers::host(leases, snapshot, gpus, &table);
-        let queue = as_queue(leases, &host);
+        let mut queue = as_queue(leases, &host);
         for (ticket, waiting) in leases.waiting().iter() {
             if let Err(error) = grant::within_quota(&table, &waiting.resolved) {
                 denied.insert(*ticket, error.message);
             }
         }
+        // Also leave out requests that a quota has denied only for their assignment.
+        denied.keys().for_each(|ticket| drop(queue.remove(order::Ticket(ticket.0))));
         let outcomes = queue.schedule(&host, leases.policy());
         let mut again = false;
         for (ticket, outcome) in outcomes {

@@ -199,6 +199,31 @@ fn queued_request_beyond_its_quota_keeps_no_gpu() {
     assert_eq!(waiting.granted(), queued, "its holder has room in the quota again");
 }
 
+/// Some limits of a quota depend on what the request gets, so gpushd can check them only when there is room.
+#[test]
+fn queued_request_that_gets_too_much_memory_waits_and_does_not_stop_the_queue() {
+    if !nix::unistd::geteuid().is_root() {
+        return println!("SKIPPED a quota of another user: only root can request leases for others");
+    }
+    let (_host, agent) = two_gpus(&format!("[[quota]]\nusers = [\"nobody\"]\nmemory = \"8G\"\n{WHOLE}"));
+    let whole =
+        |gpu: &str, holder: u32| json!({ "share": { "kind": "whole" }, "selectors": [gpu], "holder_uid": holder });
+    let taken = request(&agent, &whole("0", 0)).expect("a lease").lease.id;
+    let mut body = whole("0", NOBODY);
+    body["wait"] = json!("unlimited");
+    let socket = agent.socket().to_owned();
+    let _waiting = thread::spawn(move || send(&socket, &http("much", &body)));
+    let queued = await_queued(&agent, 1)[0];
+    release(&agent, taken);
+    lease_becomes(&agent, taken, LeaseState::Ended);
+    agent.await_that("the quota denies the queued request", || {
+        let reasons = lease_now(&agent, queued).queue.map(|queue| queue.reasons).unwrap_or_default();
+        reasons.iter().any(|reason| reason.contains("8 GiB"))
+    });
+    let other = request(&agent, &whole("1", 0)).expect("the queue still serves others").lease.id;
+    release(&agent, other);
+}
+
 #[test]
 fn queued_request_without_its_client_is_cancelled() {
     let (host, agent) = two_gpus(WHOLE);
