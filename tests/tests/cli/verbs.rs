@@ -91,6 +91,17 @@ fn mig_mode_is_set_without_a_layout() {
     assert!(agent.gpu(1).mig.unwrap().enabled);
 }
 
+/// Fault: `mig on` for a GPU with MIG made an override of its present layout, which froze a dynamic layout.
+#[test]
+fn mig_on_makes_no_override_of_a_gpu_that_has_mig() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    let before = real_layout(&host, 0);
+    let (code, text) = run(&agent, &["mig", "on", "0"]);
+    assert!(code == 0 && text.contains("GPU 0: MIG mode is already on"), "{text}");
+    assert_eq!((agent.gpu(0).overridden, real_layout(&host, 0)), (None, before));
+}
+
 #[test]
 fn free_devices_are_listed_and_reserved_ones_are_not() {
     let host = Host::up(TWO);
