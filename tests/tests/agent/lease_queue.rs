@@ -184,7 +184,7 @@ fn queued_request_beyond_its_quota_keeps_no_gpu() {
     let taken = request(&agent, &whole("0", 0)).expect("a lease").lease.id;
     let mut body = whole("0", NOBODY);
     body["wait"] = json!("unlimited");
-    let waiting = Waiting::start(&agent.socket().to_owned(), "beyond", &body);
+    let waiting = Waiting::start(agent.socket(), "beyond", &body);
     let queued = await_queued(&agent, 1)[0];
     let other = request(&agent, &whole("1", NOBODY)).expect("the only lease of the quota").lease.id;
     release(&agent, taken);
