@@ -28,8 +28,7 @@ impl Supervisor {
             && self.wanted != Some(false)
     }
 
-    /// Returns the time at which the caller must send [`SupervisorEvent::Tick`]; `None` if no timer
-    /// runs.
+    /// Returns the time at which the caller must send [`Tick`](super::SupervisorEvent::Tick); `None` if no timer runs.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self.state {
