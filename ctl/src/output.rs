@@ -69,6 +69,7 @@ impl Output {
             wraps: format == Format::Table && std::io::stdout().is_terminal(),
             headings: !global.no_headers,
             wide: format == Format::Wide,
+            exact: format == Format::Csv,
             charset,
             is_administrator: is_administrator(&socket(global).path),
             now: jiff::Timestamp::now(),

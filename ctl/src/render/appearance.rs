@@ -28,6 +28,8 @@ pub(crate) struct Appearance {
     pub(crate) headings: bool,
     /// Whether lists show all columns, even those that are left out by default (`-o wide`).
     pub(crate) wide: bool,
+    /// Whether programs read the output (`-o csv`), so that times are points in time and each cell has one value.
+    pub(crate) exact: bool,
     /// Permitted characters.
     pub(crate) charset: Charset,
     /// Whether the user is known to be an administrator.
@@ -120,21 +122,35 @@ impl Appearance {
 
     /// Returns the local date and time, in whole seconds.
     pub(crate) fn clock(&self, then: Timestamp) -> String {
+        if self.exact {
+            return rfc3339(then);
+        }
         then.to_zoned(jiff::tz::TimeZone::system()).strftime("%F %T").to_string()
     }
 
     /// Describes roughly how long ago the time `then` was: `40s ago`, `1h29m ago`.
     pub(crate) fn ago(&self, then: Timestamp) -> String {
+        if self.exact {
+            return rfc3339(then);
+        }
         format!("{} ago", rough(self.now.as_second().saturating_sub(then.as_second())))
     }
 
     /// Describes roughly how long it is until the time `then`: `in 40s`, `in 6d23h`.
     pub(crate) fn ahead(&self, then: Timestamp) -> String {
+        if self.exact {
+            return rfc3339(then);
+        }
         match then.as_second().saturating_sub(self.now.as_second()) {
             ..=0 => "now".to_owned(),
             seconds => format!("in {}", rough(seconds)),
         }
     }
+}
+
+/// Formats a time as in JSON: in UTC, with whole seconds.
+fn rfc3339(then: Timestamp) -> String {
+    then.strftime("%FT%TZ").to_string()
 }
 
 /// Formats seconds as a duration of two units; a negative number as `0s`.
@@ -205,17 +221,10 @@ pub(crate) fn pci(address: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::fixtures;
 
     fn look(charset: Charset) -> Appearance {
-        Appearance {
-            width: 40,
-            wraps: true,
-            headings: true,
-            wide: false,
-            charset,
-            is_administrator: false,
-            now: Timestamp::UNIX_EPOCH,
-        }
+        fixtures::look(40, charset)
     }
 
     #[test]
@@ -278,5 +287,12 @@ mod tests {
         assert_eq!(ago(-5), "0s ago");
         let ahead = |s: i64| look.ahead(Timestamp::from_second(200_000 + s).unwrap());
         assert_eq!([ahead(-1), ahead(40), ahead(7199), ahead(93_600)], ["now", "in 40s", "in 2h", "in 1d2h"]);
+    }
+
+    #[test]
+    fn programs_get_points_in_time() {
+        let look = Appearance { exact: true, ..look(Charset::Utf8) };
+        let then = Timestamp::from_second(200_000).unwrap();
+        assert_eq!([look.ago(then), look.ahead(then), look.clock(then)], ["1970-01-03T07:33:20Z"; 3]);
     }
 }

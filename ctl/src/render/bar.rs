@@ -46,15 +46,7 @@ mod tests {
     use super::*;
 
     fn drawn(used_mib: u64, total_mib: u64, charset: Charset) -> String {
-        let look = Appearance {
-            width: 80,
-            wraps: true,
-            headings: true,
-            wide: false,
-            charset,
-            is_administrator: false,
-            now: jiff::Timestamp::UNIX_EPOCH,
-        };
+        let look = crate::render::fixtures::look(80, charset);
         anstream::adapter::strip_str(&line(Memory { used_mib, total_mib }, 8, &look)).to_string()
     }
 

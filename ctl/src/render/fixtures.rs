@@ -17,7 +17,7 @@ pub(crate) const READ_AT: i64 = 1_790_000_000;
 
 pub(crate) fn look(width: usize, charset: Charset) -> Appearance {
     let now = Timestamp::from_second(READ_AT + 3).unwrap();
-    Appearance { width, wraps: true, headings: true, wide: false, charset, is_administrator: false, now }
+    Appearance { width, wraps: true, headings: true, wide: false, exact: false, charset, is_administrator: false, now }
 }
 
 /// Removes colors from the text of a snapshot.

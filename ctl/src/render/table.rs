@@ -226,6 +226,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
         ("GPU", Right),
         ("PRODUCT", Left),
         ("PCI", Left),
+        ("USED GIB", Right),
         ("GIB", Right),
         ("MODE", Left),
         ("RULE", Left),
@@ -248,20 +249,24 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
     };
     let is_shown = |name: &str| match name {
         "PCI" => pci,
+        "USED GIB" => look.exact,
         name => look.wide || !WIDE.contains(&name),
     };
     let rows = gpus
         .iter()
         .map(|gpu| {
             let [utilization, temperature, power, ecc] = sensors::cells(&gpu.sensors);
+            let has_memory = gpu.memory.total_mib != 0;
+            let dash = || "-".to_owned();
             let row = [
                 gpu.index.to_string(),
                 look.fit(&look.clean(product(&gpu.name)), if pci || !look.wraps { 24 } else { 14 }),
                 look.clean(&gpu.pci),
-                if gpu.memory.total_mib == 0 {
-                    "-".to_owned()
-                } else {
-                    format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
+                if has_memory { gib(gpu.memory.used_mib) } else { dash() },
+                match (has_memory, look.exact) {
+                    (false, _) => dash(),
+                    (true, true) => gib(gpu.memory.total_mib),
+                    (true, false) => format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib)),
                 },
                 gpu.mode.name().to_owned(),
                 gpu.rule.as_ref().map_or_else(|| "-".to_owned(), |rule| look.clean(rule)),

@@ -13,9 +13,9 @@ pub(super) mod layout;
 mod numbers;
 mod room;
 
-use gpush_api::{ApiError, Code, DeviceUse, Gpu, Lease, MigDevice, Mode, MpsDaemon};
+use gpush_api::{ApiError, Code, DeviceUse, Gpu, GpuState, Lease, MigDevice, Mode, MpsDaemon};
 use gpush_client::Client;
-use gpush_core::nearest::nearest;
+use gpush_core::{layout::DYNAMIC, nearest::nearest};
 
 use crate::{
     args::{Global, Gpus, Mig, Offline},
@@ -118,7 +118,7 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
     if none && free && out.is_drawn() {
         let of = profile.map_or_else(String::new, |profile| format!(" of profile {profile}"));
         let error = ApiError::new(Code::Blocked, format!("no MIG device{of} is free"));
-        return Err(error.hint("'gpushctl mig list' shows who uses the MIG devices").into());
+        return Err(error.hint(hint_if_none_is_free(profile, &gpus)).into());
     }
     out.list(&found, |look| {
         let list = drawing::list(&found, &gpus, look);
@@ -128,6 +128,23 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
         }
     })?;
     Ok(if none && free { Code::Blocked.exit_status() } else { 0 })
+}
+
+/// Returns the next command if no MIG device is free. On a GPU with a dynamic layout, a lease can create one.
+fn hint_if_none_is_free(profile: Option<&str>, gpus: &[Gpu]) -> String {
+    let has_room = |gpu: &&Gpu, name: &str| {
+        let profiles = gpu.mig.iter().flat_map(|mig| mig.profiles.iter());
+        gpu.state == GpuState::Ready
+            && gpu.layout.as_deref() == Some(&[DYNAMIC.to_owned()])
+            && profiles.into_iter().any(|one| one.name.eq_ignore_ascii_case(name) && one.remaining > Some(0))
+    };
+    let room = profile.and_then(|name| Some((name, gpus.iter().find(|gpu| has_room(gpu, name))?.index)));
+    match room {
+        Some((name, index)) => {
+            format!("GPU {index} has a dynamic layout: `gpushctl run --mig {name} -- COMMAND` creates a device there")
+        }
+        None => "'gpushctl mig list' shows who uses the MIG devices".to_owned(),
+    }
 }
 
 /// Returns whether a new program can use a device. If the rule of the GPU has mode `mig`, the program gets the device
@@ -177,5 +194,26 @@ mod tests {
         assert!(error.hint.unwrap().starts_with("did you mean `1g."));
         assert!(unknown_profile("bogus", &gpus).unwrap().hint.unwrap().contains("mig profiles"));
         assert_eq!(unknown_profile("1g.10gb", &[]), None, "no profiles are known");
+    }
+
+    /// Earlier fault: the hint did not say that a lease creates a device on a GPU with a dynamic layout.
+    #[test]
+    fn hint_names_a_gpu_with_a_dynamic_layout_and_room() {
+        let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
+        let mig = gpus[2].mig.as_mut().unwrap();
+        let profiles = std::sync::Arc::make_mut(&mut mig.profiles);
+        profiles.iter_mut().for_each(|one| one.remaining = Some(u8::from(one.name == "1g.10gb")));
+        let hint = |gpus: &[Gpu], profile| hint_if_none_is_free(profile, gpus);
+        let other = "'gpushctl mig list' shows who uses the MIG devices";
+        assert_eq!(hint(&gpus, Some("1g.10gb")), other, "no layout is dynamic");
+        gpus[2].layout = Some(vec![DYNAMIC.to_owned()]);
+        assert_eq!(
+            hint(&gpus, Some("1G.10gb")),
+            "GPU 2 has a dynamic layout: `gpushctl run --mig 1G.10gb -- COMMAND` creates a device there"
+        );
+        assert_eq!(hint(&gpus, Some("7g.80gb")), other, "no room");
+        assert_eq!(hint(&gpus, None), other);
+        gpus[2].state = GpuState::Cordoned;
+        assert_eq!(hint(&gpus, Some("1g.10gb")), other, "the GPU grants no leases");
     }
 }

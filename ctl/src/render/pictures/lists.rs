@@ -106,6 +106,23 @@ fn every_list_shows_more_with_wide() {
     assert_snapshot!("lists-wide", pages.join("\n").replace(&clock, "TTTT-TT-TT TT:TT:TT"));
 }
 
+/// Earlier fault: `-o csv` had cells such as `in 1h` and `0.6/80.0`, which a program must take apart.
+#[test]
+fn csv_has_points_in_time_and_one_number_in_a_cell() {
+    let look = Appearance { wraps: false, exact: true, ..fixtures::look(120, UTF8) };
+    for (command, list) in lists(&look) {
+        let csv = list.csv(true);
+        for line in csv.lines() {
+            assert!(!line.contains(" ago") && !line.contains("in 1h") && !line.contains("GiB"), "{command}:\n{csv}");
+        }
+    }
+    let csv = table::gpus(&fixtures::mixed(), &look).csv(true);
+    insta::assert_snapshot!(csv.lines().take(2).collect::<Vec<_>>().join("\n"), @r#"
+    gpu,product,pci,used_gib,gib,mode,mig,state,uuid
+    0,A100-SXM4-80GB,0000:07:00.0,12.9,80.0,mig,"on, 3",ready,GPU-00000000-1111-2222-3333-444444444444
+    "#);
+}
+
 /// If this test fails, add the list of the new command to [`lists`].
 #[test]
 fn every_list_has_a_snapshot() {
