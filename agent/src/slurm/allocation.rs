@@ -138,7 +138,7 @@ impl Allocation {
                 }
             };
             let message = format!("Slurm allocated {name}, which is not a device of this host");
-            return Err(ApiError::new(Code::Unavailable, message)
+            return Err(ApiError::new(Code::ConfigInvalid, message)
                 .hint("compare gres.conf with the devices: `gpushctl doctor --only slurm`"));
         }
         for device in &self.devices {

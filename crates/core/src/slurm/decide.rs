@@ -122,9 +122,11 @@ pub fn prolog(started: Started, concern: Concern, agent_down: AgentDown) -> Verd
 #[must_use]
 pub fn must_note_end(started: Started, concern: Concern, is_sent: bool) -> bool {
     match (started, concern) {
-        (_, Concern::Nothing) | (Started::Broken, Concern::Gpus) => false,
+        (_, Concern::Nothing) => false,
         (Started::NoAnswer, Concern::Request | Concern::Gpus) => is_sent,
-        (Started::Broken, Concern::Request) => true,
+        // An earlier attempt of this Prolog, whose answer was lost, may have been granted. If Prolog fails, it removes
+        // the file of the job, so Epilog does not know this.
+        (Started::Broken, Concern::Request | Concern::Gpus) => true,
         (Started::NotConcerned | Started::Granted | Started::Refused, Concern::Request | Concern::Gpus) => false,
     }
 }
@@ -209,9 +211,11 @@ mod tests {
             assert!(!must_note_end(Started::NoAnswer, concern, false), "{concern:?}");
             assert!(!must_note_end(Started::Granted, concern, true), "{concern:?}");
         }
+        // Fault: gpushd granted a lease, but its answer was lost, and gpushd answered the next attempt with an error.
+        // If gpushd did not answer Epilog, the lease never ended.
         assert!(must_note_end(Started::Broken, Concern::Request, true));
-        // If Prolog fails, Slurm drains the node, and Epilog ends the lease. So Prolog need not note the end.
-        assert!(!must_note_end(Started::Broken, Concern::Gpus, true));
+        assert!(must_note_end(Started::Broken, Concern::Gpus, true));
+        assert!(!must_note_end(Started::Broken, Concern::Nothing, true));
     }
 
     #[test]

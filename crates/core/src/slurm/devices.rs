@@ -64,8 +64,8 @@ impl NotMapped {
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Order { .. } => true,
-            Self::NoFile { .. } | Self::NotAGpu { .. } | Self::NotAMigDevice { .. } | Self::Differ { .. } => false,
+            Self::Order { .. } | Self::Differ { .. } => true,
+            Self::NoFile { .. } | Self::NotAGpu { .. } | Self::NotAMigDevice { .. } => false,
         }
     }
 }

@@ -82,6 +82,12 @@ impl FileName {
         Self { place: self.place.clone(), job: leader, component: Some(self.job) }
     }
 
+    /// Returns the job id. For a link, this is the id of the leader.
+    #[must_use]
+    pub fn job(&self) -> u32 {
+        self.job
+    }
+
     /// Parses a file name; `None` if the name belongs to another kind of file.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {

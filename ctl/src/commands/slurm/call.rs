@@ -17,7 +17,7 @@ use crate::args::Global;
 /// How long a hook waits for a gpushd that restarts.
 const RESTART: Duration = Duration::from_secs(5);
 
-/// Time limit of a request for a job that possibly does not need gpushd.
+/// Time limit of the requests for a job that does not need gpushd.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Pause before the hook sends a request again.
@@ -65,20 +65,17 @@ impl Calls {
         Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
     }
 
-    /// Adapts the client to a job that needs gpushd for the reason `concern`. For `Concern::Nothing`, requests do not
-    /// wait for a restart of gpushd, because the node may have no gpushd.
+    /// Adapts the client to a job that needs gpushd for the reason `concern`. For `Concern::Nothing`, requests have a
+    /// short time limit and do not wait for a restart of gpushd, because the node may have no gpushd or a hanging one.
     pub(super) fn for_concern(self, concern: Concern) -> Self {
         match concern {
             Concern::Request | Concern::Gpus => self,
-            Concern::Nothing => {
-                Self { client: self.client.without_waiting_for_start(), restart: Duration::ZERO, ..self }
-            }
+            Concern::Nothing => Self {
+                client: self.client.without_waiting_for_start(),
+                until: self.until.min(Instant::now() + SHORT),
+                restart: Duration::ZERO,
+            },
         }
-    }
-
-    /// Changes the client to a short time limit.
-    pub(super) fn short(self) -> Self {
-        Self { until: self.until.min(Instant::now() + SHORT), ..self }
     }
 
     fn left(&self) -> Duration {
@@ -91,11 +88,17 @@ impl Calls {
         Timestamp::now().as_millisecond().saturating_add(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
     }
 
-    /// Requests that gpushd begins the lease of a job.
-    pub(super) async fn start(&mut self, job: SlurmJobStart) -> Result<SlurmJobStarted, Unanswered> {
-        self.repeat(async |client, until_ms| {
-            let job = SlurmJobStart { until_ms, ..job.clone() };
-            client.slurm_start(&job).await
+    /// Requests that gpushd begins the lease of a job. Before each attempt, calls `is_current`, because the next run of
+    /// the job may begin while the hook waits for gpushd. Sends nothing and returns `None` if it returns false: a
+    /// request would end the lease of the next run.
+    pub(super) async fn start(
+        &mut self,
+        job: SlurmJobStart,
+        is_current: impl Fn() -> bool,
+    ) -> Result<Option<SlurmJobStarted>, Unanswered> {
+        self.repeat(async |client, until_ms| match is_current() {
+            true => client.slurm_start(&SlurmJobStart { until_ms, ..job.clone() }).await.map(Some),
+            false => Ok(None),
         })
         .await
     }

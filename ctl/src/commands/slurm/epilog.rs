@@ -53,9 +53,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
     let end = || end_now(directory, &job, run, started.as_ref());
     let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
         runtime.block_on(async {
-            let calls =
-                Calls::new(global, &settings).for_concern(Concern::of(had_lease, has_request, job.has_devices()));
-            let mut calls = if shows_gpus { calls } else { calls.short() };
+            let concern = Concern::of(had_lease, has_request, job.has_devices());
+            let mut calls = Calls::new(global, &settings).for_concern(concern);
             let ended = calls.end_run(end).await;
             if ended.is_ok() {
                 calls.deliver_ends(directory).await;
@@ -119,14 +118,14 @@ fn end_now(directory: &Directory, job: &Job, run: EndedRun, started: Option<&Hoo
     Some(end_of(job, restart))
 }
 
-/// Removes the file of a job. If gpushd did not get the request, first records the end. If the end cannot be recorded,
-/// keeps the file, because only the file shows that the job may have a lease.
+/// Removes the file of a job. If gpushd did not get the request or could not execute it, first records the end. If the
+/// end cannot be recorded, keeps the file, because only the file shows that the job may have a lease.
 fn finish(directory: &Directory, job: &Job, end: &SlurmJobEnd, ended: Ended, had_lease: bool) {
     match ended {
-        Ended::Clean | Ended::Left | Ended::Unattributed | Ended::Broken => directory.end_delivered(end),
+        Ended::Clean | Ended::Left | Ended::Unattributed => directory.end_delivered(end),
         // Record the end, so that the next hook reports it.
-        Ended::NoAnswer if had_lease && directory.note_end(end).is_err() => return,
-        Ended::NoAnswer => {}
+        Ended::Broken | Ended::NoAnswer if had_lease && directory.note_end(end).is_err() => return,
+        Ended::Broken | Ended::NoAnswer => {}
     }
     directory.remove(job, end.restart);
 }
@@ -176,6 +175,18 @@ mod tests {
         assert!(matches!(directory.ended_run(&job, None), EndedRun::OfFile { .. }));
         std::fs::remove_dir(&obstacle).unwrap();
         finish();
+        assert_eq!((directory.ended_run(&job, None), directory.undelivered_ends().len()), (EndedRun::NoFile, 1));
+    }
+
+    /// Fault: gpushd could not record an end, because its disk was full. Epilog removed the file of the job and recorded
+    /// nothing. When the disk had space again, no hook ended the lease.
+    #[test]
+    fn end_that_gpushd_cannot_record_is_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = Directory::new(dir.path(), Instant::now() + Duration::from_secs(600));
+        let job = job(0);
+        directory.begin(&job, None, PossibleLeases::All).unwrap();
+        finish(&directory, &job, &end_of(&job, 0), Ended::Broken, true);
         assert_eq!((directory.ended_run(&job, None), directory.undelivered_ends().len()), (EndedRun::NoFile, 1));
     }
 

@@ -10,7 +10,7 @@
 
 use std::path::Path;
 
-use gpush_api::{SlurmDevice, SlurmJobStart, SlurmOutcome};
+use gpush_api::{Code, SlurmDevice, SlurmJobStart, SlurmOutcome};
 use gpush_core::{
     config::AgentDown,
     slurm::{
@@ -99,11 +99,17 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         runtime.block_on(async {
             let mut calls = Calls::new(global, &settings).for_concern(concern);
             calls.deliver_ends(directory).await;
-            calls.start(start).await
+            calls.start(start, || directory.is_current(&job, &run)).await
         })
     });
+    // gpushd does not know a device of the job, so gres.conf is wrong. The device may be one that is reserved for
+    // Slurm.
+    let is_wrong_gres_conf = matches!(&answer, Err(Unanswered::Error(error)) if error.code == Code::ConfigInvalid);
+    let concern = if is_wrong_gres_conf { Concern::Gpus } else { concern };
     let (started, state, leases, error) = match answer {
-        Ok(answer) => {
+        // Slurm no longer waits for this Prolog.
+        Ok(None) => return 0,
+        Ok(Some(answer)) => {
             directory.keep_owned(&answer.owned);
             // Before gpushd answered, it also ended the leases of earlier runs. So the ends of these runs need no
             // report.

@@ -1,7 +1,7 @@
-//! `gpushctl slurm reconcile`: ends leases of jobs that Slurm no longer knows.
+//! `gpushctl slurm reconcile`: ends leases of jobs that Slurm no longer knows, and removes the files of these jobs.
 //!
-//! The command lists the leases before it lists the jobs. So if a Prolog creates a lease in between, the command does
-//! not know this lease and does not end it.
+//! The command lists the files and the leases before it lists the jobs. So if a Prolog creates a file and a lease in
+//! between, the command does not know them and does not remove them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,6 +17,7 @@ use tokio::process::Command;
 
 use super::{
     call::{Calls, Unanswered},
+    directory::BegunRun,
     mapping::{read_slurm_conf, slurm_conf_path},
     sentence,
     settings::Settings,
@@ -67,17 +68,24 @@ pub(super) fn run(
     local.block_on(&super::super::runtime()?, async {
         let mut calls = Calls::new(global, &settings);
         calls.deliver_ends(&settings.directory).await;
+        let mut begun = settings.directory.begun_runs();
         let all = calls.leases().await.map_err(Unanswered::into_error)?;
-        let of_jobs: Vec<OfJob> = all.into_iter().filter_map(of_job).collect();
-        let of_jobs = of_cluster(of_jobs, cluster.as_deref())?;
-        let nodes: BTreeSet<String> = of_jobs.iter().map(|one| one.end.node.clone()).collect();
+        let mut of_jobs: Vec<OfJob> = all.into_iter().filter_map(of_job).collect();
+        let clusters = of_jobs.iter().map(|one| one.end.cluster.as_str()).chain(begun.iter().map(BegunRun::cluster));
+        if let Some(cluster) = the_cluster(cluster, clusters)? {
+            of_jobs.retain(|one| one.end.cluster == cluster);
+            begun.retain(|one| one.cluster() == cluster);
+        }
+        let nodes = of_jobs.iter().map(|one| one.end.node.as_str()).chain(begun.iter().map(BegunRun::node));
+        let nodes: BTreeSet<String> = nodes.map(str::to_owned).collect();
         let mut known: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
         for node in nodes {
             let jobs = jobs_on(squeue, &node, settings.deadline).await?;
             known.insert(node, jobs);
         }
-        let is_known = |end: &SlurmJobEnd| known.get(&end.node).is_some_and(|jobs| jobs.contains(&end.job));
-        let gone: Vec<OfJob> = of_jobs.into_iter().filter(|one| !is_known(&one.end)).collect();
+        let is_known = |node: &str, job| known.get(node).is_some_and(|jobs| jobs.contains(&job));
+        let gone: Vec<OfJob> = of_jobs.into_iter().filter(|one| !is_known(&one.end.node, one.end.job)).collect();
+        begun.retain(|one| !is_known(one.node(), one.job()));
         let mut first_error = None;
         // End several leases at the same time: gpushd waits for their processes, and each may take until the deadline.
         for some in gone.chunks(MOST_AT_ONCE) {
@@ -100,10 +108,13 @@ pub(super) fn run(
                             "{id}: cannot end this lease of job {job}, which is no longer on this node: {why}\n"
                         ))?;
                         first_error.get_or_insert(error);
+                        // Only its file shows that this job may have a lease.
+                        begun.retain(|one| (one.node(), one.job()) != (end.node.as_str(), end.job));
                     }
                 }
             }
         }
+        begun.iter().for_each(|one| settings.directory.remove_begun(one));
         first_error.map_or(Ok(0), |error| Err(error.into()))
     })
 }
@@ -122,18 +133,18 @@ fn cluster_of(slurm_conf: &SlurmConf) -> Option<String> {
     slurm_conf.get("ClusterName").map(str::to_lowercase).filter(|name| !name.is_empty())
 }
 
-/// Returns only the leases of one cluster, because squeue lists only the jobs of one cluster.
-fn of_cluster(leases: Vec<OfJob>, cluster: Option<&str>) -> Result<Vec<OfJob>, ApiError> {
-    if let Some(cluster) = cluster {
-        return Ok(leases.into_iter().filter(|one| one.end.cluster == cluster).collect());
+/// Returns the cluster whose jobs squeue lists: `named`, or else the only one of `all`. Returns `None` if `all` is empty.
+fn the_cluster<'c>(named: Option<String>, all: impl Iterator<Item = &'c str>) -> Result<Option<String>, ApiError> {
+    if named.is_some() {
+        return Ok(named);
     }
-    let clusters: BTreeSet<&str> = leases.iter().map(|one| one.end.cluster.as_str()).collect();
-    if clusters.len() > 1 {
-        let names = clusters.into_iter().collect::<Vec<_>>().join(", ");
-        return Err(ApiError::new(Code::BadRequest, format!("there are leases of several clusters: {names}"))
+    let all: BTreeSet<&str> = all.collect();
+    if all.len() > 1 {
+        let names = all.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(ApiError::new(Code::BadRequest, format!("there are jobs of several clusters: {names}"))
             .hint("name one cluster: `gpushctl slurm reconcile --cluster NAME`"));
     }
-    Ok(leases)
+    Ok(all.first().map(|only| (*only).to_owned()))
 }
 
 /// Returns the ids of the jobs that may run on a node. `limit` is the time limit for squeue.

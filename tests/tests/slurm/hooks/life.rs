@@ -111,6 +111,7 @@ fn lease_of_a_job_survives_a_crash_of_gpushd() {
 #[test]
 fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     let node = Node::two_gpus(WHOLE);
+    let gres_conf = fs::read_to_string(&node.gres_conf).expect("gres.conf can be read");
     let cordoned = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index;
     let answer = node.agent().post(&format!("/v1/gpus/{cordoned}/cordon"), &serde_json::json!({ "reason": "fan" }));
     assert_eq!(answer.status, 200);
@@ -120,6 +121,12 @@ fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     node.prolog(&Job::new(6).on("1"));
     let text = failure(&node.run("prolog", &Job::new(8).on("5")));
     assert!(text.contains("gres.conf has no File for GPU 5"), "{text}");
+    // Earlier fault: after the first answer of gpushd, Prolog passed this job without a lease and without a message,
+    // because the list of the GPUs that are reserved for Slurm does not contain a device that the host does not have.
+    fs::write(&node.gres_conf, "Name=gpu File=/dev/nvidia99\n").expect("gres.conf can be written");
+    let text = failure(&node.run("prolog", &Job::new(9).on("0")));
+    assert!(text.contains("/dev/nvidia99, which is not a device of this host"), "{text}");
+    fs::write(&node.gres_conf, gres_conf).expect("gres.conf can be written");
     // If a GPU does not belong to Slurm, a job without a request gets no lease on it.
     node.agent().reload(WHOLE.replace("owner = \"slurm\"\n", ""));
     silent(&node.run("prolog", &Job::new(10).on("0")));

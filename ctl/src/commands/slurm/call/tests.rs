@@ -82,7 +82,7 @@ fn job() -> SlurmJobStart {
 
 /// Begins a job. gpushd answers the first request with the first one of `answers`, and so on. After
 /// the last answer, gpushd repeats that answer.
-fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<SlurmJobStarted, Unanswered> {
+fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<Option<SlurmJobStarted>, Unanswered> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let mut requests = 0;
@@ -90,7 +90,7 @@ fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<Slur
         requests += 1;
         answers[requests.min(answers.len()) - 1].clone()
     });
-    crate::commands::runtime().unwrap().block_on(Calls::to(&socket, time, restart).start(job()))
+    crate::commands::runtime().unwrap().block_on(Calls::to(&socket, time, restart).start(job(), || true))
 }
 
 /// Fault: the host's clock was set forward. gpushd then considered the request late, and Prolog
@@ -124,9 +124,40 @@ fn job_that_does_not_concern_gpush_waits_for_no_restart() {
         let socket = dir.path().join("socket");
         serve(&socket, move |_| answers.next().flatten());
         let mut calls = Calls::to(&socket, Duration::from_secs(600), RESTART).for_concern(concern);
-        crate::commands::runtime().unwrap().block_on(calls.start(job()))
+        crate::commands::runtime().unwrap().block_on(calls.start(job(), || true))
     };
     assert!(begin(Concern::Request).is_ok() && begin(Concern::Gpus).is_ok());
     let answer = begin(Concern::Nothing);
     assert!(matches!(answer, Err(Unanswered::NoAnswer(_))), "{answer:?}");
+}
+
+/// Fault: jobs that do not concern gpush waited for a hanging gpushd until the deadline of the hook.
+#[test]
+fn job_that_does_not_concern_gpush_has_a_short_time_limit() {
+    let limit = |concern| {
+        let calls = Calls::to(Path::new("/nonexistent"), Duration::from_secs(600), RESTART).for_concern(concern);
+        calls.left()
+    };
+    assert!(limit(Concern::Nothing) <= SHORT);
+    assert!(limit(Concern::Request) > SHORT && limit(Concern::Gpus) > SHORT);
+}
+
+/// Fault: the Prolog of an earlier run waited for gpushd, and its request ended the lease of the next run.
+#[test]
+fn prolog_sends_no_request_after_the_next_run_has_begun() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let (seen, requests) = std::sync::mpsc::channel();
+    let next_has_begun = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let begun = next_has_begun.clone();
+    serve(&socket, move |_| {
+        begun.store(true, std::sync::atomic::Ordering::SeqCst);
+        seen.send(()).unwrap();
+        error(&busy())
+    });
+    let mut calls = Calls::to(&socket, Duration::from_secs(600), RESTART);
+    let is_current = || !next_has_begun.load(std::sync::atomic::Ordering::SeqCst);
+    let answer = crate::commands::runtime().unwrap().block_on(calls.start(job(), is_current));
+    assert!(matches!(answer, Ok(None)), "{answer:?}");
+    assert_eq!(requests.try_iter().count(), 1);
 }

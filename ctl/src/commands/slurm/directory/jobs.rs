@@ -51,6 +51,30 @@ struct RunRecord {
     may_have_lease: bool,
 }
 
+/// A run of a job that has a file.
+#[derive(Debug, Clone)]
+pub(in crate::commands::slurm) struct BegunRun {
+    name: FileName,
+    record: RunRecord,
+}
+
+impl BegunRun {
+    /// Returns the job id.
+    pub(in crate::commands::slurm) fn job(&self) -> u32 {
+        self.name.job()
+    }
+
+    /// Returns the cluster as Slurm writes it.
+    pub(in crate::commands::slurm) fn cluster(&self) -> &str {
+        &self.record.cluster
+    }
+
+    /// Returns the node as Slurm writes it.
+    pub(in crate::commands::slurm) fn node(&self) -> &str {
+        &self.record.node
+    }
+}
+
 /// Which leases of a job may exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::commands::slurm) enum PossibleLeases {
@@ -174,6 +198,11 @@ impl Directory {
         }
     }
 
+    /// Returns whether no other Prolog of the job has begun since, and no Epilog has removed the file of this run.
+    pub(in crate::commands::slurm) fn is_current(&self, job: &Job, run: &Run) -> bool {
+        self.record_of(&job.file_name()).is_some_and(|now| now.run == *run)
+    }
+
     fn put(&self, _locked: &Locked, job: &Job, state: JobState) -> io::Result<()> {
         let file = JobFile {
             cluster: job.cluster.clone(),
@@ -207,19 +236,30 @@ impl Directory {
 
     /// Removes the file of a job. Keeps the file if it belongs to a later run than `restart`.
     pub(in crate::commands::slurm) fn remove(&self, job: &Job, restart: u32) {
-        self.remove_if(job, |run| run.restart <= restart);
+        self.remove_if(&job.file_name(), |run| run.restart <= restart);
     }
 
     /// Removes the file of a run, unless another Prolog of the job has begun since.
     pub(in crate::commands::slurm) fn remove_run(&self, job: &Job, run: &Run) {
-        self.remove_if(job, |now| now == run);
+        self.remove_if(&job.file_name(), |now| now == run);
     }
 
-    fn remove_if(&self, job: &Job, is_its: impl FnOnce(&Run) -> bool) {
+    /// Returns the runs of all jobs that have a file.
+    pub(in crate::commands::slurm) fn begun_runs(&self) -> Vec<BegunRun> {
+        let names = self.names().unwrap_or_default();
+        let names = names.iter().filter_map(|name| FileName::parse(name.strip_suffix(RUN)?));
+        names.filter_map(|name| self.record_of(&name).map(|record| BegunRun { name, record })).collect()
+    }
+
+    /// Removes the file of a run, unless another Prolog of the job has begun since.
+    pub(in crate::commands::slurm) fn remove_begun(&self, begun: &BegunRun) {
+        self.remove_if(&begun.name, |now| *now == begun.record.run);
+    }
+
+    fn remove_if(&self, name: &FileName, is_its: impl FnOnce(&Run) -> bool) {
         let Ok(_locked) = self.lock() else { return };
-        let name = job.file_name();
-        let Some(record) = self.record_of(&name).filter(|record| is_its(&record.run)) else { return };
-        self.remove_link(&name, &record.run);
+        let Some(record) = self.record_of(name).filter(|record| is_its(&record.run)) else { return };
+        self.remove_link(name, &record.run);
         self.remove_file(&name.to_string());
         self.remove_file(&format!("{name}{RUN}"));
     }

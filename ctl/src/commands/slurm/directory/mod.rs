@@ -39,7 +39,7 @@ use gpush_api::SlurmGpu;
 use gpush_core::slurm::job_files::HookPlace;
 use serde::{Serialize, de::DeserializeOwned};
 
-pub(super) use self::jobs::{EndedRun, FileWritten, Found, PossibleLeases};
+pub(super) use self::jobs::{BegunRun, EndedRun, FileWritten, Found, PossibleLeases};
 
 /// Maximum number of bytes that a hook reads from a file.
 const LARGEST: u64 = 1 << 20;
