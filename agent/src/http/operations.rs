@@ -110,13 +110,19 @@ pub(super) async fn one(
         }
         None => operations.get(&id).await?,
     };
+    show_to(&operations, &mut operation, &caller).await?;
+    limiter.answer(&caller, StatusCode::OK, async move { Ok::<Operation, Failure>(operation) }).await
+}
+
+/// Leaves out what the caller may not see of an operation, and adds what only administrators may see.
+async fn show_to(operations: &Operations, operation: &mut Operation, caller: &Caller) -> Result<(), Failure> {
     redact::actor(&mut operation.by, caller.viewer);
     if caller.viewer.is_admin()
-        && let Some(in_full) = operations.error_in_full(&id).await?
+        && let Some(in_full) = operations.error_in_full(&operation.id).await?
     {
-        report_in_full(&mut operation, in_full);
+        report_in_full(operation, in_full);
     }
-    limiter.answer(&caller, StatusCode::OK, async move { Ok::<Operation, Failure>(operation) }).await
+    Ok(())
 }
 
 /// Replaces the reasons why an operation waits or did not start. `in_full` has the same reasons with all details.
@@ -156,6 +162,7 @@ pub(super) async fn cancel(
     let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
     let idempotency = requests.idempotency.clone();
     // The operation is cancelled even if the caller disconnects.
+    let shown = operations.clone();
     let cancelling = requests.carry_out_while_stopping(async move {
         let _lock = match &key {
             Some(key) => Some(idempotency.lock(key).await?),
@@ -173,6 +180,6 @@ pub(super) async fn cancel(
         Ok(operation)
     });
     let mut operation = cancelling.await?;
-    redact::actor(&mut operation.by, caller.viewer);
+    show_to(&shown, &mut operation, &caller).await?;
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }

@@ -386,7 +386,7 @@ impl Operations {
         let live = wire::id(id).and_then(|number| self.active().get(&number).cloned().map(|live| (number, live)));
         let Some((number, live)) = live.filter(|(_, live)| !live.watch.borrow().state.is_final()) else {
             let ended = self.get(id).await?;
-            let message = format!("operation {id} has ended already: it is {}", ended.state);
+            let message = format!("operation {id} has ended already: it is {}", ended.state.name().replace('_', " "));
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("see its result with `gpushctl operation show {id}`")));
         };

@@ -129,7 +129,8 @@ impl OperationHandle {
     pub(crate) fn set_wait_reasons(&self, reasons: &[String]) {
         let reasons: Vec<String> = reasons.iter().map(|reason| wire::cut(reason)).collect();
         self.update(|operation| {
-            let note = format!("waits: {}", reasons.join("; "));
+            // The event is one line. The operation itself has all reasons.
+            let note = format!("waits: {}", reasons.first().map_or("", String::as_str));
             operation.waits_for = reasons;
             Some(EventNote { note: Some(wire::cut(&note)) })
         });
@@ -190,8 +191,8 @@ impl OperationHandle {
         });
         self.operations.0.begun.send_replace(());
         self.operations.note_begun(&self.snapshot());
-        if !reasons.is_empty() {
-            self.note(format!("it waited: {}", reasons.join("; ")));
+        if let Some(reason) = reasons.first() {
+            self.note(format!("it waited: {reason}"));
         }
         Ok(())
     }

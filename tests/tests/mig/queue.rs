@@ -88,7 +88,11 @@ fn waiting_operation_ends_on_cancel_or_timeout() {
     let outcome = |operation: Operation| -> (OperationState, ApiError) { (operation.state, operation.error.unwrap()) };
 
     let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
-    assert_eq!(agent.cancel(&waiting.id).status, 202);
+    let cancelled = agent.cancel(&waiting.id);
+    assert_eq!(cancelled.status, 202);
+    // Earlier fault: the answer did not show root which process blocks the operation.
+    let text = cancelled.json().to_string();
+    assert!(!text.contains("to its owner and to administrators"), "{text}");
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::NotStarted, Code::Cancelled), "{error:?}");
     assert_eq!(error.outcome.as_deref(), Some("nothing was changed"));
