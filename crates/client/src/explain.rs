@@ -199,17 +199,17 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     let (group, owner) = (&access.group, &access.owner);
     let is_denied_elsewhere = access.mode & other_bit != 0 || access.in_group && to_group;
     if !is_denied_elsewhere && (!to_group || group == "root") {
+        let (run, or) = match owner.as_str() {
+            "root" => ("ask an administrator to run this command".to_owned(), "or".to_owned()),
+            owner => (format!("run the command as {owner}"), format!("or ask {owner}")),
+        };
+        let setting = "to set socket_group and socket_mode in [api] of gpushd's config so that your user may connect";
+        let is_for_root = facts.socket.path.to_string_lossy().ends_with(ADMIN_SOCKET);
         return error.hint(match directory {
-            Some(directory) => {
-                format!(
-                    "run the command as {owner}, or ask an administrator for access to the directory {}",
-                    directory.display()
-                )
-            }
-            None => format!(
-                "run the command as {owner}, or set socket_group and socket_mode in [api] of gpushd's config so that \
-                your user may connect"
-            ),
+            Some(directory) => format!("{run}, {or} for access to the directory {}", directory.display()),
+            // No setting gives other users access to this socket.
+            None if is_for_root => run,
+            None => format!("{run}, {or} {setting}"),
         });
     }
     if is_denied_elsewhere {
@@ -355,7 +355,12 @@ mod tests {
         let private = facts(PathContent::Socket(access("root", 0o600)), Origin::System);
         let (_, message, hint) = explained(io::ErrorKind::PermissionDenied, &private);
         assert!(message.ends_with("the socket is open to root only"), "{message}");
-        assert!(!hint.contains("usermod"), "{hint}");
+        assert!(!hint.contains("usermod") && hint.contains("socket_group"), "{hint}");
+        // Earlier fault: the hint named settings that do not concern the admin socket, and told a user to be root.
+        let mut of_root = private.clone();
+        of_root.socket.path = DEFAULT_SOCKET.replace("gpushd.sock", ADMIN_SOCKET).into();
+        let hint = explained(io::ErrorKind::PermissionDenied, &of_root).2;
+        assert_eq!(hint, "ask an administrator to run this command");
     }
 
     #[test]
