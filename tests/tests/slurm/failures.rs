@@ -170,6 +170,7 @@ fn slurmd_killed_in_prolog_leaves_no_lease_after_reconcile() {
     let output = reconcile.output().expect("gpushctl can be started");
     assert!(output.status.success(), "{output:?}");
     site.agent.await_that("no lease", || site.leases().is_empty());
+    assert_eq!(site.job_files(), [""; 0]);
     site.cluster.until("a node that is not down", || {
         site.cluster.node_states().iter().all(|state| state == "idle").then_some(())
     });
