@@ -1,18 +1,23 @@
 //! `/v1/audit`: who changed what, for administrators.
 
-use axum::{extract::State, http::StatusCode, response::Response};
+use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
 use gpush_api::{ApiError, AuditRecord, Gpu};
 use gpush_core::selector::Selector;
 use gpush_store::{AuditQuery, Store};
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::{extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
+use super::{Handles, extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
 use crate::{
     authorization::Authorization,
     caller::Caller,
     state::{self, HostState},
 };
+
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    Router::new().route("/v1/audit", get(list))
+}
 
 /// Length of a complete GPU UUID.
 const WHOLE_UUID: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
@@ -25,7 +30,7 @@ const PAGE: (usize, usize) = (100, 1000);
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
-pub(super) struct AuditParameters {
+struct AuditParameters {
     /// Only records after this sequence number, oldest first. 0 starts with the oldest record. For
     /// the next page, use the `sequence` of the last record. Without `after`, the answer has the
     /// latest records.
@@ -45,7 +50,7 @@ pub(super) struct AuditParameters {
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/audit", operation_id = "listAudit", tag = "audit", params(AuditParameters),
     responses((status = 200, description = "The answer", body = Vec<AuditRecord>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(
+async fn list(
     State(store): State<Store>,
     State(state): State<state::State>,
     State(authorization): State<Authorization>,
@@ -142,3 +147,9 @@ fn shown(record: gpush_store::AuditRecord) -> AuditRecord {
     let gpush_store::AuditRecord { sequence, at, by, action, object, result, detail } = record;
     AuditRecord { sequence, at, by, action, object, result, detail }
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(list))]
+pub(super) struct AuditPaths;

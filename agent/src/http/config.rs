@@ -1,18 +1,21 @@
 //! `/v1/config`: the effective config, how the file differs from it, and the reload.
 
 use axum::{
-    Json,
+    Json, Router,
     extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
+    routing::{get, post},
 };
 use gpush_api::{ConfigDiff, ConfigView, ReloadRequest};
 
 use super::{
+    Handles,
     extract::Body,
     failure::Failure,
     if_match::{IfMatch, tagged},
     response_limiter::ResponseLimiter,
+    without_parameters,
 };
 use crate::{
     authorization::Authorization,
@@ -22,13 +25,23 @@ use crate::{
     state::{self, readings::Readings},
 };
 
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(
+        Router::new()
+            .route("/v1/config", get(show))
+            .route("/v1/config/diff", get(diff))
+            .route("/v1/config/reload", post(reload)),
+    )
+}
+
 /// Returns the effective config.
 ///
 /// The answer also has the GPUs that each rule claims, and the changed settings that need a restart.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/config", operation_id = "getConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigView), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn show(
+async fn show(
     State(state): State<state::State>,
     State(readings): State<Readings>,
     State(settings): State<Settings>,
@@ -52,7 +65,7 @@ pub(super) async fn show(
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/config/diff", operation_id = "diffConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigDiff), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn diff(
+async fn diff(
     State(differences): State<Differences>,
     State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
@@ -73,7 +86,7 @@ pub(super) async fn diff(
     post, path = "/v1/config/reload", operation_id = "reloadConfig", tag = "config", request_body = ReloadRequest,
     params(("If-Match" = Option<u64>, Header, description = "Generation that the caller expects. If it is not the present one, the answer is 412")),
     responses((status = 200, description = "The new config is effective", body = gpush_api::Reloaded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn reload(
+async fn reload(
     State(state): State<state::State>,
     State(reloads): State<ReloadSender>,
     State(authorization): State<Authorization>,
@@ -88,3 +101,9 @@ pub(super) async fn reload(
     let generation = reloaded.generation;
     Ok(tagged(Json(reloaded).into_response(), generation))
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(show, diff, reload))]
+pub(super) struct ConfigPaths;

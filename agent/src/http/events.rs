@@ -23,10 +23,12 @@ use std::{
 };
 
 use axum::{
+    Router,
     body::{Body, Bytes},
     extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
+    routing::get,
 };
 use gpush_api::{ApiError, Code, Event, EventKind, EventPayload, Resync};
 use gpush_core::quote::Quoted;
@@ -36,7 +38,7 @@ use serde::Deserialize;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{endless::Endless, extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
+use super::{Handles, endless::Endless, extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
 use crate::{
     authorization::Authorization,
     caller::Caller,
@@ -46,6 +48,11 @@ use crate::{
         redact,
     },
 };
+
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    Router::new().route("/v1/events", get(stream))
+}
 
 /// After this time without data on a stream, gpushd sends the current position.
 const ALIVE: Duration = Duration::from_secs(15);
@@ -58,7 +65,7 @@ const LAST: &str = "last-event-id";
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
-pub(super) struct EventParameters {
+struct EventParameters {
     /// Only these kinds, separated by commas: values of `kind` in `Event`. `resync` is always sent.
     kinds: Option<String>,
     /// Only events of these GPUs: selectors separated by commas.
@@ -77,7 +84,7 @@ pub(super) struct EventParameters {
     get, path = "/v1/events", operation_id = "streamEvents", tag = "events",
     params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client received")),
     responses((status = 200, description = "The stream", body = Event, content_type = "text/event-stream"), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn stream(
+async fn stream(
     State(state): State<state::State>,
     State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
@@ -213,3 +220,9 @@ impl hyper::body::Body for EventStream {
         self.pieces.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
     }
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(stream))]
+pub(super) struct EventPaths;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Json, Router,
     body::Bytes,
     extract::{FromRef, State},
     http::StatusCode,
     response::Response,
+    routing::{get, post},
 };
 use gpush_api::{ApiError, Code, Gpu, GpuProfile, ReasonRequest};
 use serde::Deserialize;
@@ -18,6 +19,7 @@ use super::{
     failure::Failure,
     requests::Requests,
     response_limiter::{self, ResponseLimiter},
+    without_parameters,
 };
 use crate::{
     apply::{self, Engine},
@@ -28,12 +30,24 @@ use crate::{
     state::{self, Commits, readings::Readings},
 };
 
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(
+        Router::new()
+            .route("/v1/gpus/{gpu}", get(one))
+            .route("/v1/gpus/{gpu}/profiles", get(profiles))
+            .route("/v1/gpus/{gpu}/cordon", post(cordon))
+            .route("/v1/gpus/{gpu}/uncordon", post(uncordon)),
+    )
+    .route("/v1/gpus", get(list))
+}
+
 /// Parameters of `GET /v1/gpus`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
-pub(super) struct ListParameters {
+struct ListParameters {
     /// Whether to include the MIG profiles of each GPU.
     #[serde(default)]
     profiles: bool,
@@ -43,7 +57,7 @@ pub(super) struct ListParameters {
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus", operation_id = "listGpus", tag = "gpus", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<Gpu>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(
+async fn list(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     State(limiter): State<ResponseLimiter>,
@@ -92,7 +106,7 @@ pub(super) async fn list(
     get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address")),
     responses((status = 200, description = "The answer", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(
+async fn one(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     caller: Caller,
@@ -106,7 +120,7 @@ pub(super) async fn one(
     get, path = "/v1/gpus/{gpu}/profiles", operation_id = "listProfiles", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address")),
     responses((status = 200, description = "The answer", body = Vec<GpuProfile>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn profiles(
+async fn profiles(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     caller: Caller,
@@ -130,7 +144,7 @@ pub(super) async fn profiles(
     post, path = "/v1/gpus/{gpu}/cordon", operation_id = "cordonGpu", tag = "gpus", request_body = ReasonRequest,
     params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn cordon(
+async fn cordon(
     State(change): State<CordonChange>,
     caller: Caller,
     header: Header,
@@ -154,7 +168,7 @@ pub(super) async fn cordon(
     post, path = "/v1/gpus/{gpu}/uncordon", operation_id = "uncordonGpu", tag = "gpus", request_body = ReasonRequest,
     params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn uncordon(
+async fn uncordon(
     State(change): State<CordonChange>,
     caller: Caller,
     header: Header,
@@ -170,7 +184,7 @@ pub(super) async fn uncordon(
 }
 
 #[derive(Debug)]
-pub(super) struct CordonChange {
+struct CordonChange {
     engine: Engine,
     readings: Readings,
     requests: Requests,
@@ -221,3 +235,9 @@ async fn find(engine: &Engine, readings: &Readings, caller: &Caller, text: &str)
     apply::add_progress(engine, &observed.host, &mut gpu);
     Ok(gpu)
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(list, one, profiles, cordon, uncordon))]
+pub(super) struct GpuPaths;

@@ -1,12 +1,22 @@
 //! `/v1/maintenance` and `/v1/recover`: requests about the whole host.
 
-use axum::{Json, extract::State};
+use axum::{Json, Router, extract::State, routing::post};
 use gpush_api::{MaintenanceRequest, MaintenanceState, ReasonRequest, Recovered};
 
-use super::{extract::Body, failure::Failure, requests::Requests};
+use super::{Handles, extract::Body, failure::Failure, requests::Requests, without_parameters};
 use crate::{
     caller::Caller, idempotency::Header, maintenance::MaintenanceControl, recover::LossAcceptance, state::redact,
 };
+
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(
+        Router::new()
+            .route("/v1/maintenance/enter", post(enter))
+            .route("/v1/maintenance/leave", post(leave))
+            .route("/v1/recover", post(recover)),
+    )
+}
 
 /// Enters maintenance: gpushd closes all its driver handles before it answers. For administrators.
 ///
@@ -17,7 +27,7 @@ use crate::{
     post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = MaintenanceRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn enter(
+async fn enter(
     State(maintenance): State<MaintenanceControl>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -45,7 +55,7 @@ pub(super) async fn enter(
     post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = MaintenanceRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn leave(
+async fn leave(
     State(maintenance): State<MaintenanceControl>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -67,7 +77,7 @@ pub(super) async fn leave(
     post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = ReasonRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "What was lost", body = Recovered), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn recover(
+async fn recover(
     State(recovery): State<LossAcceptance>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -86,3 +96,9 @@ fn state(control: &MaintenanceControl, caller: &Caller) -> Json<MaintenanceState
     }
     Json(maintenance.into())
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(enter, leave, recover))]
+pub(super) struct HostPaths;

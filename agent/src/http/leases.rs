@@ -1,20 +1,42 @@
 //! `/v1/leases`: shares of GPUs for users.
 
-use axum::{Json, extract::State, http::StatusCode, response::Response};
+use axum::{
+    Json, Router,
+    extract::State,
+    http::StatusCode,
+    response::Response,
+    routing::{get, post},
+};
 use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    Handles,
     extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
+    without_parameters,
 };
 use crate::{
     caller::Caller,
     idempotency::Header,
     leases::{self, Leases, Outcome},
 };
+
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(
+        Router::new()
+            .route("/v1/leases", post(request))
+            .route("/v1/leases/{id}", get(one))
+            .route("/v1/leases/{id}/environment", get(environment))
+            .route("/v1/leases/{id}/release", post(release))
+            .route("/v1/leases/{id}/renew", post(renew))
+            .route("/v1/leases/{id}/revoke", post(revoke)),
+    )
+    .route("/v1/leases", get(list))
+}
 
 /// Maximum number of ended leases in one response.
 const MOST_ENDED: usize = 1000;
@@ -24,7 +46,7 @@ const MOST_ENDED: usize = 1000;
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
-pub(super) struct ListParameters {
+struct ListParameters {
     /// Number of ended leases to add, at most 1000; none by default.
     #[serde(default)]
     ended: Option<usize>,
@@ -34,7 +56,7 @@ pub(super) struct ListParameters {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, derive(utoipa::ToSchema))]
-pub(super) struct LeaseReleaseRequest {}
+struct LeaseReleaseRequest {}
 
 /// Requests a lease.
 ///
@@ -44,7 +66,7 @@ pub(super) struct LeaseReleaseRequest {}
     post, path = "/v1/leases", operation_id = "requestLease", tag = "leases", request_body = LeaseRequest,
     params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key gets the same lease")),
     responses((status = 200, description = "The active lease, and the environment for its processes", body = LeaseGrant), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn request(
+async fn request(
     State(leases): State<Leases>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -68,7 +90,7 @@ pub(super) async fn request(
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<Lease>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(
+async fn list(
     State(leases): State<Leases>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
@@ -91,11 +113,7 @@ pub(super) async fn list(
     get, path = "/v1/leases/{id}", operation_id = "getLease", tag = "leases",
     params(("id" = String, Path, description = "`L<number>`")),
     responses((status = 200, description = "The answer", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(
-    State(leases): State<Leases>,
-    caller: Caller,
-    PathPart(id): PathPart,
-) -> Result<Json<Lease>, Failure> {
+async fn one(State(leases): State<Leases>, caller: Caller, PathPart(id): PathPart) -> Result<Json<Lease>, Failure> {
     Ok(Json(leases::one(&leases, caller.viewer, &id).await?))
 }
 
@@ -104,7 +122,7 @@ pub(super) async fn one(
     get, path = "/v1/leases/{id}/environment", operation_id = "getLeaseEnvironment", tag = "leases",
     params(("id" = String, Path, description = "`L<number>`")),
     responses((status = 200, description = "The answer", body = LeaseGrant), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn environment(
+async fn environment(
     State(leases): State<Leases>,
     caller: Caller,
     PathPart(id): PathPart,
@@ -119,7 +137,7 @@ pub(super) async fn environment(
     post, path = "/v1/leases/{id}/release", operation_id = "releaseLease", tag = "leases", request_body = LeaseReleaseRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The lease, releasing or ended", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn release(
+async fn release(
     State(leases): State<Leases>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -137,7 +155,7 @@ pub(super) async fn release(
     post, path = "/v1/leases/{id}/renew", operation_id = "renewLease", tag = "leases", request_body = LeaseRenewRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The lease", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn renew(
+async fn renew(
     State(leases): State<Leases>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -158,7 +176,7 @@ pub(super) async fn renew(
     post, path = "/v1/leases/{id}/revoke", operation_id = "revokeLease", tag = "leases", request_body = LeaseRevokeRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "The lease, releasing or ended", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn revoke(
+async fn revoke(
     State(leases): State<Leases>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -171,3 +189,9 @@ pub(super) async fn revoke(
     let revoking = async move { leases::revoke(&leases, &caller, &id, request, key).await };
     Ok(Json(requests.carry_out_while_stopping(revoking).await?))
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(list, request, one, environment, release, renew, revoke))]
+pub(super) struct LeasePaths;

@@ -2,11 +2,19 @@
 
 use std::time::Duration;
 
-use axum::{extract::State, http::StatusCode, response::Response};
+use axum::{
+    Router,
+    extract::State,
+    http::StatusCode,
+    response::Response,
+    routing::{get, post},
+};
 use gpush_api::{ApiError, ApplyRequest, Code, MigDevice, Operation, PlanRequest, Plans};
 use jiff::Timestamp;
 
-use super::{extract::Body, failure::Failure, if_match::IfMatch, response_limiter::ResponseLimiter};
+use super::{
+    Handles, extract::Body, failure::Failure, if_match::IfMatch, response_limiter::ResponseLimiter, without_parameters,
+};
 use crate::{
     apply::{self, Engine, Order, Planner},
     authorization::Authorization,
@@ -18,6 +26,16 @@ use crate::{
     state::{self, readings::Readings, redact},
 };
 
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(
+        Router::new()
+            .route("/v1/mig/devices", get(list_devices))
+            .route("/v1/mig/plan", post(plan))
+            .route("/v1/mig/apply", post(apply)),
+    )
+}
+
 /// Maximum `wait_s`, in seconds.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
 
@@ -25,7 +43,7 @@ const LONGEST_WAIT: u64 = 30 * 24 * 3600;
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mig/devices", operation_id = "listMigDevices", tag = "mig",
     responses((status = 200, description = "The answer", body = Vec<MigDevice>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list_devices(
+async fn list_devices(
     State(readings): State<Readings>,
     State(mps): State<mps::Mps>,
     State(leases): State<Leases>,
@@ -47,7 +65,7 @@ pub(super) async fn list_devices(
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/plan", operation_id = "planMig", tag = "mig", request_body = PlanRequest,
     responses((status = 200, description = "The answer", body = Plans), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn plan(
+async fn plan(
     State(planner): State<Planner>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
@@ -67,7 +85,7 @@ pub(super) async fn plan(
     params(("If-Match" = Option<u64>, Header, description = "Generation that the caller expects. If it is not the present one, the answer is 412")),
     responses((status = 202, description = "The operation has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 #[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
-pub(super) async fn apply(
+async fn apply(
     State(engine): State<Engine>,
     State(state): State<state::State>,
     State(authorization): State<Authorization>,
@@ -117,3 +135,9 @@ fn check_expiry(once: bool, expires_at: Option<Timestamp>) -> Result<(), ApiErro
     }
     Ok(())
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(list_devices, plan, apply))]
+pub(super) struct MigPaths;

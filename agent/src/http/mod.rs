@@ -1,7 +1,7 @@
 //! The API over HTTP: routes, and code that all routes share.
 //!
 //! Every response to an HTTP request is JSON. Errors are always a [`gpush_api::ApiError`]. Each
-//! module has the paths of one subject. Responses that can be large go through the
+//! module has the routes of one subject. Responses that can be large go through the
 //! `response_limiter`, so that they do not delay small responses.
 
 pub(crate) mod admin_socket;
@@ -33,7 +33,6 @@ use axum::{
     http::{Method, Uri},
     middleware::{Next, from_fn},
     response::Response,
-    routing::{delete, get, post},
 };
 
 use gpush_store::Store;
@@ -119,64 +118,32 @@ extractable! {
 
 /// Returns the router of the whole API.
 pub(crate) fn router(handles: Handles) -> Router {
-    with_parameters()
-        .merge(without_parameters().route_layer(from_fn(takes_no_parameters)))
-        .fallback(no_such_path)
+    let routes = [
+        audit::routes(),
+        config::routes(),
+        events::routes(),
+        gpus::routes(),
+        health::routes(),
+        host::routes(),
+        leases::routes(),
+        mig::routes(),
+        mps::routes(),
+        openapi::routes(),
+        operations::routes(),
+        overrides::routes(),
+        processes::routes(),
+        slurm::routes(),
+    ];
+    let all = routes.into_iter().fold(Router::new(), Router::merge);
+    all.fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY))
         .with_state(handles)
 }
 
-/// Routes whose handlers check query parameters.
-fn with_parameters() -> Router<Handles> {
-    Router::new()
-        .route("/v1/gpus", get(gpus::list))
-        .route("/v1/mps/{target}/logs", get(mps::logs))
-        .route("/v1/leases", get(leases::list))
-        .route("/v1/operations", get(operations::list))
-        .route("/v1/operations/{id}", get(operations::one))
-        .route("/v1/events", get(events::stream))
-        .route("/v1/audit", get(audit::list))
-}
-
-/// Routes without query parameters.
-fn without_parameters() -> Router<Handles> {
-    Router::new()
-        .route("/v1/version", get(health::version))
-        .route("/v1/health", get(health::health))
-        .route("/v1/gpus/{gpu}", get(gpus::one))
-        .route("/v1/gpus/{gpu}/profiles", get(gpus::profiles))
-        .route("/v1/gpus/{gpu}/cordon", post(gpus::cordon))
-        .route("/v1/gpus/{gpu}/uncordon", post(gpus::uncordon))
-        .route("/v1/maintenance/enter", post(host::enter))
-        .route("/v1/maintenance/leave", post(host::leave))
-        .route("/v1/recover", post(host::recover))
-        .route("/v1/mig/devices", get(mig::list_devices))
-        .route("/v1/mig/plan", post(mig::plan))
-        .route("/v1/mig/apply", post(mig::apply))
-        .route("/v1/mps", get(mps::list))
-        .route("/v1/mps/{target}", get(mps::one))
-        .route("/v1/mps/{target}/start", post(mps::start))
-        .route("/v1/mps/{target}/stop", post(mps::stop))
-        .route("/v1/mps/{target}/restart", post(mps::restart))
-        .route("/v1/mps/{target}/drain", post(mps::drain))
-        .route("/v1/mps/{target}/settings", post(mps::set))
-        .route("/v1/leases", post(leases::request))
-        .route("/v1/leases/{id}", get(leases::one))
-        .route("/v1/leases/{id}/environment", get(leases::environment))
-        .route("/v1/leases/{id}/release", post(leases::release))
-        .route("/v1/leases/{id}/renew", post(leases::renew))
-        .route("/v1/leases/{id}/revoke", post(leases::revoke))
-        .route("/v1/slurm/jobs", post(slurm::start))
-        .route("/v1/slurm/jobs/end", post(slurm::end))
-        .route("/v1/processes", get(processes::list))
-        .route("/v1/operations/{id}/cancel", post(operations::cancel))
-        .route("/v1/config", get(config::show))
-        .route("/v1/config/diff", get(config::diff))
-        .route("/v1/config/reload", post(config::reload))
-        .route("/v1/overrides", get(overrides::list))
-        .route("/v1/overrides/{gpu}", delete(overrides::end))
-        .route("/v1/openapi.json", get(openapi::show))
+/// Makes routes refuse query parameters. For routes whose handlers do not check parameters.
+fn without_parameters(routes: Router<Handles>) -> Router<Handles> {
+    routes.route_layer(from_fn(takes_no_parameters))
 }
 
 /// Refuses a request that has query parameters. Otherwise a misspelt parameter would have no

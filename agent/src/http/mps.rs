@@ -1,14 +1,22 @@
 //! `/v1/mps`: targets that are shared through MPS, and their daemons.
 
-use axum::{Json, extract::State, http::StatusCode, response::Response};
+use axum::{
+    Json, Router,
+    extract::State,
+    http::StatusCode,
+    response::Response,
+    routing::{get, post},
+};
 use gpush_api::{Code, MpsActionRequest, MpsDaemon, MpsLogs, MpsSetRequest, MpsSetResponse};
 use serde::Deserialize;
 
 use super::{
+    Handles,
     extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
+    without_parameters,
 };
 use crate::{
     authorization::Authorization,
@@ -17,6 +25,21 @@ use crate::{
     mps::{self, Mps, MpsAction},
 };
 
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(
+        Router::new()
+            .route("/v1/mps", get(list))
+            .route("/v1/mps/{target}", get(one))
+            .route("/v1/mps/{target}/start", post(start))
+            .route("/v1/mps/{target}/stop", post(stop))
+            .route("/v1/mps/{target}/restart", post(restart))
+            .route("/v1/mps/{target}/drain", post(drain))
+            .route("/v1/mps/{target}/settings", post(set)),
+    )
+    .route("/v1/mps/{target}/logs", get(logs))
+}
+
 /// Default and maximum number of lines of each log.
 const LINES: (usize, usize) = (50, 2000);
 
@@ -24,7 +47,7 @@ const LINES: (usize, usize) = (50, 2000);
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps", operation_id = "listMps", tag = "mps",
     responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(
+async fn list(
     State(mps): State<Mps>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
@@ -41,11 +64,7 @@ pub(super) async fn list(
     get, path = "/v1/mps/{target}", operation_id = "getMps", tag = "mps",
     params(("target" = String, Path, description = "Index of a GPU, MIG device such as `0:2g.20gb@2`, short name, or UUID (whole or the first characters)")),
     responses((status = 200, description = "The answer", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(
-    State(mps): State<Mps>,
-    caller: Caller,
-    PathPart(target): PathPart,
-) -> Result<Json<MpsDaemon>, Failure> {
+async fn one(State(mps): State<Mps>, caller: Caller, PathPart(target): PathPart) -> Result<Json<MpsDaemon>, Failure> {
     Ok(Json(mps::one(&mps, &caller, &target).await?))
 }
 
@@ -54,7 +73,7 @@ pub(super) async fn one(
     post, path = "/v1/mps/{target}/start", operation_id = "startMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn start(
+async fn start(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -72,7 +91,7 @@ pub(super) async fn start(
     post, path = "/v1/mps/{target}/stop", operation_id = "stopMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn stop(
+async fn stop(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -90,7 +109,7 @@ pub(super) async fn stop(
     post, path = "/v1/mps/{target}/restart", operation_id = "restartMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn restart(
+async fn restart(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -108,7 +127,7 @@ pub(super) async fn restart(
     post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsActionRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "State of the daemon after the action", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn drain(
+async fn drain(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -144,7 +163,7 @@ async fn act(
     post, path = "/v1/mps/{target}/settings", operation_id = "setMps", tag = "mps", request_body = MpsSetRequest,
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),
     responses((status = 200, description = "Result", body = MpsSetResponse), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn set(
+async fn set(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
     caller: Caller,
@@ -169,7 +188,7 @@ pub(super) async fn set(
 /// Parameters of logs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Lines {
+struct Lines {
     lines: Option<usize>,
     all: Option<bool>,
 }
@@ -181,7 +200,7 @@ pub(super) struct Lines {
     get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
     params(("target" = String, Path, description = "Target: index, MIG device, UUID or short name"), ("lines" = Option<usize>, Query, description = "Number of lines from the end of each log file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also return the lines that only gpushd's own probes caused")),
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn logs(
+async fn logs(
     State(mps): State<Mps>,
     State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
@@ -201,3 +220,9 @@ pub(super) async fn logs(
         async move { Ok::<MpsLogs, Failure>(mps::logs_of(&mps, &target, lines, all.unwrap_or_default()).await?) };
     limiter.answer(&caller, StatusCode::OK, logs).await
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(list, one, start, stop, restart, drain, set, logs))]
+pub(super) struct MpsPaths;

@@ -3,7 +3,14 @@
 //! `docs/openapi.json` is generated from the code and committed, so gpushd contains only the finished text. A unit test
 //! compares this file with the code. `cargo xtask openapi` makes the test write the file instead.
 
-use axum::{http::header, response::IntoResponse};
+use axum::{Router, http::header, response::IntoResponse, routing::get};
+
+use super::{Handles, without_parameters};
+
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(Router::new().route("/v1/openapi.json", get(show)))
+}
 
 /// The committed description of the API.
 const TEXT: &str = include_str!("../../../docs/openapi.json");
@@ -12,9 +19,15 @@ const TEXT: &str = include_str!("../../../docs/openapi.json");
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/openapi.json", operation_id = "getDescription", tag = "about",
     responses((status = 200, description = "This description", content_type = "application/json"))))]
-pub(super) async fn show() -> impl IntoResponse {
+async fn show() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], TEXT)
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(show))]
+pub(super) struct DescriptionPaths;
 
 #[cfg(test)]
 mod naming;
@@ -29,20 +42,13 @@ mod tests {
         audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes, slurm,
     };
 
+    /// The description without its paths.
     #[derive(OpenApi)]
     #[openapi(
         info(
             title = "gpush",
             description = "How the GPUs of one host are shared. Served on a Unix socket; gpushd identifies the \
                            caller by its socket peer credentials. Within v1 fields are added, never renamed or removed."
-        ),
-        paths(
-            health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,
-            host::enter, host::leave, host::recover, mig::list_devices, mig::plan, mig::apply,
-            mps::list, mps::one, mps::start, mps::stop, mps::restart, mps::drain, mps::set, mps::logs, leases::list, leases::request, leases::one, leases::environment,
-            leases::release, leases::renew, leases::revoke, slurm::start, slurm::end, processes::list,
-            operations::list, operations::one, operations::cancel, events::stream, audit::list, config::show,
-            config::diff, config::reload, overrides::list, overrides::end, openapi::show
         ),
         tags(
             (name = "gpus", description = "GPUs and their profiles"),
@@ -65,7 +71,23 @@ mod tests {
 
     /// Generates the description from the code.
     fn from_code() -> String {
-        let mut document = Api::openapi();
+        let paths = [
+            audit::AuditPaths::openapi(),
+            config::ConfigPaths::openapi(),
+            events::EventPaths::openapi(),
+            gpus::GpuPaths::openapi(),
+            health::HealthPaths::openapi(),
+            host::HostPaths::openapi(),
+            leases::LeasePaths::openapi(),
+            mig::MigPaths::openapi(),
+            mps::MpsPaths::openapi(),
+            openapi::DescriptionPaths::openapi(),
+            operations::OperationPaths::openapi(),
+            overrides::OverridePaths::openapi(),
+            processes::ProcessPaths::openapi(),
+            slurm::SlurmPaths::openapi(),
+        ];
+        let mut document = paths.into_iter().fold(Api::openapi(), utoipa::openapi::OpenApi::merge_from);
         constrain(&mut document);
         format!("{}\n", document.to_pretty_json().unwrap())
     }
@@ -135,8 +157,11 @@ mod tests {
 
     #[test]
     fn every_route_is_described() {
-        let routes =
-            include_str!("mod.rs").lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http");
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let source: String =
+            files.filter(|path| path.is_file()).map(|path| std::fs::read_to_string(path).unwrap()).collect();
+        let routes = source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next());
         let described: serde_json::Value = serde_json::from_str(&from_code()).unwrap();
         // A path occurs twice if only some of its methods take query parameters. Count it once.
         let routes: std::collections::BTreeSet<&str> = routes.collect();

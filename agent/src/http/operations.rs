@@ -2,16 +2,24 @@
 
 use std::time::Duration;
 
-use axum::{Json, extract::State, http::StatusCode, response::Response};
+use axum::{
+    Json, Router,
+    extract::State,
+    http::StatusCode,
+    response::Response,
+    routing::{get, post},
+};
 use gpush_api::{ApiError, Code, Operation, OperationState, OperationSummary};
 use gpush_core::quote::Quoted;
 use serde::Deserialize;
 
 use super::{
+    Handles,
     extract::{Parameters, PathPart},
     failure::Failure,
     requests::Requests,
     response_limiter::ResponseLimiter,
+    without_parameters,
 };
 use crate::{
     apply::Engine,
@@ -20,6 +28,13 @@ use crate::{
     operation::{self, Operations},
     state::redact,
 };
+
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(Router::new().route("/v1/operations/{id}/cancel", post(cancel)))
+        .route("/v1/operations", get(list))
+        .route("/v1/operations/{id}", get(one))
+}
 
 /// Maximum time that one request waits for a change of the operation.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -32,7 +47,7 @@ const PAGE: (usize, usize) = (100, 200);
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
-pub(super) struct ListParameters {
+struct ListParameters {
     /// Maximum number of operations, 1 to 200; 100 by default.
     limit: Option<usize>,
     /// Only operations before the operation with this id. For the previous page, use the first id of a page.
@@ -44,7 +59,7 @@ pub(super) struct ListParameters {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
-pub(super) struct OneParameters {
+struct OneParameters {
     /// Revision to wait for: gpushd answers when the revision is greater than this, or when the operation has ended.
     #[serde(default)]
     after: Option<u64>,
@@ -59,7 +74,7 @@ pub(super) struct OneParameters {
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/operations", operation_id = "listOperations", tag = "operations", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<OperationSummary>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(
+async fn list(
     State(operations): State<Operations>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
@@ -95,7 +110,7 @@ fn no_such(id: &str) -> ApiError {
     get, path = "/v1/operations/{id}", operation_id = "getOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`"), OneParameters),
     responses((status = 200, description = "The answer", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(
+async fn one(
     State(operations): State<Operations>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
@@ -150,7 +165,7 @@ fn report_in_full(operation: &mut Operation, in_full: ApiError) {
     post, path = "/v1/operations/{id}/cancel", operation_id = "cancelOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`")),
     responses((status = 202, description = "The operation is being rolled back", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn cancel(
+async fn cancel(
     State(operations): State<Operations>,
     State(engine): State<Engine>,
     State(requests): State<Requests>,
@@ -183,3 +198,9 @@ pub(super) async fn cancel(
     show_to(&shown, &mut operation, &caller).await?;
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(list, one, cancel))]
+pub(super) struct OperationPaths;

@@ -1,21 +1,24 @@
 //! `/v1/overrides`: lists and clears overrides.
 
 use axum::{
-    Json,
+    Json, Router,
     extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
+    routing::{delete, get},
 };
 use gpush_api::{ApiError, Code, Gpu, OverrideEnded, Overrides};
 use gpush_core::selector::Selector;
 use gpush_store::Store;
 
 use super::{
+    Handles,
     extract::PathPart,
     failure::Failure,
     if_match::{IfMatch, tagged},
     requests::Requests,
     response_limiter::ResponseLimiter,
+    without_parameters,
 };
 use crate::{
     authorization::Authorization,
@@ -24,11 +27,16 @@ use crate::{
     state::{self, overridden, readings::Readings},
 };
 
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(Router::new().route("/v1/overrides", get(list)).route("/v1/overrides/{gpu}", delete(end)))
+}
+
 /// Lists the active overrides, in the order in which they were made.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/overrides", operation_id = "listOverrides", tag = "config",
     responses((status = 200, description = "The answer", body = Overrides), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(
+async fn list(
     State(state): State<state::State>,
     State(readings): State<Readings>,
     State(limiter): State<ResponseLimiter>,
@@ -54,7 +62,7 @@ pub(super) async fn list(
     ),
     responses((status = 200, description = "The override has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 #[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
-pub(super) async fn end(
+async fn end(
     State(state): State<state::State>,
     State(readings): State<Readings>,
     State(store): State<Store>,
@@ -104,3 +112,9 @@ fn find_gpu(
         Err(error) => Err(error),
     }
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(list, end))]
+pub(super) struct OverridePaths;

@@ -1,19 +1,24 @@
 //! `/v1/processes`: the processes on the GPUs.
 
-use axum::{extract::State, http::StatusCode, response::Response};
+use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
 use gpush_api::GpuProcesses;
 
-use super::{failure::Failure, response_limiter::ResponseLimiter};
+use super::{Handles, failure::Failure, response_limiter::ResponseLimiter, without_parameters};
 use crate::{
     caller::Caller,
     processes::{self, Unleased},
 };
 
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(Router::new().route("/v1/processes", get(list)))
+}
+
 /// Lists all processes that the driver reports on GPUs, and marks unleased processes.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/processes", operation_id = "listProcesses", tag = "gpus",
     responses((status = 200, description = "The answer", body = GpuProcesses), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(
+async fn list(
     State(unleased): State<Unleased>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
@@ -22,3 +27,9 @@ pub(super) async fn list(
     let list = async move { Ok::<GpuProcesses, Failure>(processes::list(&unleased, viewer).await?) };
     limiter.answer(&caller, StatusCode::OK, list).await
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(list))]
+pub(super) struct ProcessPaths;

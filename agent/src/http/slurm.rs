@@ -1,17 +1,25 @@
 //! `/v1/slurm/jobs`: requests of Slurm's hooks, only through the admin socket.
 
 use axum::{
-    Json,
+    Json, Router,
     extract::{FromRef, FromRequestParts, State},
     http::request::Parts,
+    routing::post,
 };
 use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 
-use super::{admin_socket::ThroughAdminSocket, extract::Body, failure::Failure, requests::Requests};
+use super::{
+    Handles, admin_socket::ThroughAdminSocket, extract::Body, failure::Failure, requests::Requests, without_parameters,
+};
 use crate::{authorization::Authorization, caller::Caller, slurm::Slurm};
 
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<Handles> {
+    without_parameters(Router::new().route("/v1/slurm/jobs", post(start)).route("/v1/slurm/jobs/end", post(end)))
+}
+
 /// A hook of Slurm: an administrator that sent its request through the admin socket.
-pub(super) struct Hook(Caller);
+struct Hook(Caller);
 
 impl<S: Send + Sync> FromRequestParts<S> for Hook
 where
@@ -37,7 +45,7 @@ where
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/slurm/jobs", operation_id = "startSlurmJob", tag = "slurm", request_body = SlurmJobStart,
     responses((status = 200, description = "Lease and environment of the job", body = SlurmJobStarted), (status = "default", description = "Why the node cannot serve the job", body = gpush_api::ApiError))))]
-pub(super) async fn start(
+async fn start(
     State(slurm): State<Slurm>,
     State(requests): State<Requests>,
     Hook(caller): Hook,
@@ -53,7 +61,7 @@ pub(super) async fn start(
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/slurm/jobs/end", operation_id = "endSlurmJob", tag = "slurm", request_body = SlurmJobEnd,
     responses((status = 200, description = "The leases that ended, and those whose capacity is not free yet", body = SlurmJobEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn end(
+async fn end(
     State(slurm): State<Slurm>,
     State(requests): State<Requests>,
     Hook(caller): Hook,
@@ -62,3 +70,9 @@ pub(super) async fn end(
     let ending = async move { slurm.end(caller, job).await };
     Ok(Json(requests.carry_out_while_stopping(ending).await?))
 }
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(start, end))]
+pub(super) struct SlurmPaths;
