@@ -158,8 +158,7 @@ pub(super) async fn request_with(
             restored::resolve_all(leases, &seen).await;
         }
         let gpus = seen.gpus(Viewer::Log);
-        let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
-        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, &empty, job).await?;
+        let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, job).await?;
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let now = leases.handles.readings.host().await?;
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };

@@ -20,6 +20,7 @@ use super::{
     Leases,
     bind::{self, ResolvedBinding},
     job::JobTerms,
+    offers,
     selection::{
         allowed, for_caller, is_offered_only_to_slurm, on_targets, selected, slurm_only_error, without_dynamic,
     },
@@ -27,7 +28,7 @@ use super::{
 use crate::{
     caller::Caller,
     mps,
-    state::{HostState, OpenLease},
+    state::{HostState, LeaseTable, OpenLease},
 };
 
 /// A request that gpushd has checked and resolved.
@@ -43,8 +44,7 @@ pub(super) struct Resolved {
     pub(super) bound: ResolvedBinding,
 }
 
-/// Checks a request and resolves it. `offered` is what the host would offer if nothing were occupied. `job` has the
-/// additional data of a request from Slurm's hooks.
+/// Checks a request and resolves it. `job` has the additional data of a request from Slurm's hooks.
 ///
 /// # Errors
 /// If the request is not valid, or the caller may not make it.
@@ -54,7 +54,6 @@ pub(super) async fn resolve(
     request: LeaseRequest,
     host: &HostState,
     gpus: &[Gpu],
-    offered: &Host,
     job: Option<&JobTerms>,
 ) -> Result<Resolved, ApiError> {
     request::check(&request)?;
@@ -63,21 +62,8 @@ pub(super) async fn resolve(
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
-    let share = match RequestedShare::of(&request.share) {
-        Some(share) => share,
-        None => {
-            let is_selected = |index: u32| selected.as_ref().is_none_or(|selected| selected.contains(&index));
-            let kinds: Vec<LeaseKind> =
-                offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
-            let share = request::default_share(&kinds)?;
-            // Check again: the valid counts depend on the kind, and the kind is known only now.
-            request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
-            RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
-        }
-    };
-    if is_offered_only_to_slurm(offered, share.kind(), selected.as_ref(), &withheld) {
-        return Err(slurm_only_error(job.is_some()));
-    }
+    let offered = || offers::host(leases, host, gpus, &LeaseTable::default());
+    let share = share(&request, selected.as_ref(), &withheld, job.is_some(), offered)?;
     let targets = match (&request.target, job) {
         (Some(text), _) => Some([target(leases, share.kind(), gpus, text)?].into()),
         (None, Some(job)) => job.targets.clone(),
@@ -112,6 +98,42 @@ pub(super) async fn resolve(
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
     Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, allowed, quota, bound })
+}
+
+/// Returns the share that a request means. `withheld` are the selected GPUs that only Slurm's hooks may lease. `offered`
+/// composes what the host would offer if nothing were occupied. A request that names its share does not need it, unless
+/// GPUs are withheld.
+///
+/// # Errors
+/// If the request names no share, and the GPUs do not offer exactly one kind, or only GPUs of Slurm offer the kind.
+fn share(
+    request: &LeaseRequest,
+    selected: Option<&BTreeSet<u32>>,
+    withheld: &BTreeSet<u32>,
+    is_job: bool,
+    offered: impl FnOnce() -> Host,
+) -> Result<RequestedShare, ApiError> {
+    let named = RequestedShare::of(&request.share);
+    if let (Some(share), true) = (&named, withheld.is_empty()) {
+        return Ok(share.clone());
+    }
+    let offered = offered();
+    let share = match named {
+        Some(share) => share,
+        None => {
+            let is_selected = |index: u32| selected.is_none_or(|selected| selected.contains(&index));
+            let kinds: Vec<LeaseKind> =
+                offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
+            let share = request::default_share(&kinds)?;
+            // Check again: the valid counts depend on the kind, and the kind is known only now.
+            request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
+            RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
+        }
+    };
+    if is_offered_only_to_slurm(&offered, share.kind(), selected, withheld) {
+        return Err(slurm_only_error(is_job));
+    }
+    Ok(share)
 }
 
 /// Returns the uid of the holder: the caller, or the user that an administrator names.
@@ -240,6 +262,8 @@ pub(super) async fn check_duration(
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::LeaseShare;
+    use gpush_core::lease::placement::WholeOffer;
     use gpush_host::peer::Peer;
 
     use super::*;
@@ -249,6 +273,25 @@ mod tests {
         let (pid, groups) = (Some(std::process::id()), Vec::new());
         let peer = Peer { uid, pid, start: None, groups, is_on_this_host: true };
         Caller { peer, viewer }
+    }
+
+    /// Fault: each request composed the offers of the host twice.
+    #[test]
+    fn named_share_needs_no_offers_unless_gpus_are_withheld() {
+        let named = LeaseRequest { share: LeaseShare::Whole, ..LeaseRequest::default() };
+        let none = BTreeSet::new();
+        let found = share(&named, None, &none, false, || unreachable!("the share is named"));
+        assert_eq!(found, Ok(RequestedShare::Whole));
+        let offer = |index| {
+            let whole = Some(WholeOffer { free: true, leased: false });
+            GpuOffer { index, whole, ..GpuOffer::default() }
+        };
+        let offered = || Host { gpus: vec![offer(1)] };
+        let unnamed = LeaseRequest::default();
+        assert_eq!(share(&unnamed, None, &none, false, offered), Ok(RequestedShare::Whole));
+        let (selected, withheld) = (BTreeSet::from([0]), BTreeSet::from([1]));
+        let denied = share(&named, Some(&selected), &withheld, false, offered).unwrap_err();
+        assert_eq!(denied.code, Code::Denied);
     }
 
     #[test]

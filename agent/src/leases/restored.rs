@@ -27,7 +27,7 @@ use tokio::{
 use super::{
     Leases,
     job::JobTerms,
-    lease_end, offers,
+    lease_end,
     pending::PendingGrant,
     queue::{self, Waiting},
     request::{Resolved, resolve},
@@ -36,7 +36,7 @@ use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
     lanes::{self, Needs, QueuePlace},
-    state::{LeaseTable, Observed},
+    state::Observed,
 };
 
 /// Time within which clients must reconnect after the start of gpushd.
@@ -128,8 +128,7 @@ async fn resolved(
     job: Option<&JobTerms>,
 ) -> Result<Resolved, ApiError> {
     let gpus = seen.gpus(Viewer::Log);
-    let empty = offers::host(leases, &seen.host, &gpus, &LeaseTable::default());
-    let resolved = resolve(leases, caller, record.request.clone(), &seen.host, &gpus, &empty, job).await?;
+    let resolved = resolve(leases, caller, record.request.clone(), &seen.host, &gpus, job).await?;
     check_process(&record.binding, &resolved.new.binding)?;
     Ok(resolved)
 }
