@@ -77,29 +77,21 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
 
 /// Returns which kind of output a command prints. This determines the permitted formats.
 fn prints(command: &Command) -> Prints {
-    use args::{Config, Gpu, Lease, Mig, Mps, Operation, Overrides, Process, Timeslice};
     let is_list = match command {
-        Command::Lease(Lease::Env { .. }) => return Prints::Environment,
-        Command::Lease(Lease::Request { .. } | Lease::List { .. } | Lease::Show { .. })
-        | Command::Gpu(Gpu::List(_))
-        | Command::Mig(Mig::List { .. } | Mig::Profiles { .. })
-        | Command::Mps(Mps::List { .. } | Mps::Clients { .. })
-        | Command::Timeslice(Timeslice::List(_))
-        | Command::Process(Process::List { .. })
-        | Command::Operation(Operation::List { .. })
-        | Command::Config(Config::Overrides { command: None | Some(Overrides::List { .. }) })
-        | Command::Audit(_) => true,
+        Command::Lease(args::Lease::Env { .. }) => return Prints::Environment,
+        Command::Lease(lease) => lease.prints_list(),
+        Command::Gpu(gpu) => gpu.prints_list(),
+        Command::Mig(mig) => mig.prints_list(),
+        Command::Mps(mps) => mps.prints_list(),
+        Command::Timeslice(timeslice) => timeslice.prints_list(),
+        Command::Process(process) => process.prints_list(),
+        Command::Operation(operation) => operation.prints_list(),
+        Command::Config(config) => config.prints_list(),
+        Command::Audit(_) => true,
         Command::Events(args) => !args.follow,
         Command::Status(_)
         | Command::Run(_)
-        | Command::Lease(_)
         | Command::Apply(_)
-        | Command::Gpu(_)
-        | Command::Mig(_)
-        | Command::Mps(_)
-        | Command::Timeslice(_)
-        | Command::Operation(_)
-        | Command::Config(_)
         | Command::Maintenance(_)
         | Command::Recover(_)
         | Command::Ready { .. }

@@ -53,6 +53,13 @@ Examples:
     },
 }
 
+impl Config {
+    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::Overrides { command: None | Some(Overrides::List { .. }) })
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Overrides {
     /// List active overrides
@@ -66,4 +73,17 @@ pub(crate) enum Overrides {
         #[command(flatten)]
         which: SomeGpus,
     },
+}
+
+#[cfg(test)]
+impl Config {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        match self {
+            // `config diff` also shows a file that is not active yet.
+            Self::Reload { .. } | Self::Diff => true,
+            Self::Overrides { command } => matches!(command, Some(Overrides::Clear { .. })),
+            Self::Check { .. } | Self::Show { .. } => false,
+        }
+    }
 }

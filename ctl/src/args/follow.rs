@@ -60,6 +60,13 @@ Examples:
     },
 }
 
+impl Operation {
+    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::List { .. })
+    }
+}
+
 /// Help of `--kind`.
 static KINDS: LazyLock<String> = LazyLock::new(|| format!("Only these kinds: {}", EventKind::names()));
 
@@ -99,4 +106,15 @@ pub(crate) struct AuditArgs {
     /// Print new records until Ctrl-C; with --json one document per line
     #[arg(long, short)]
     pub(crate) follow: bool,
+}
+
+#[cfg(test)]
+impl Operation {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        match self {
+            Self::Cancel { .. } => true,
+            Self::List { .. } | Self::Show { .. } | Self::Wait { .. } => false,
+        }
+    }
 }

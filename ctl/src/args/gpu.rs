@@ -92,6 +92,13 @@ Examples:
     },
 }
 
+impl Gpu {
+    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::List(_))
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Timeslice {
     /// List time-sliced GPUs, one line each
@@ -99,6 +106,13 @@ pub(crate) enum Timeslice {
     List(Gpus),
     /// Show time-sliced GPUs with their settings and processes
     Show(Gpus),
+}
+
+impl Timeslice {
+    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::List(_))
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -125,4 +139,26 @@ Examples:
     Leave(Why),
     /// Show whether the host is in maintenance, since when, and why
     Status,
+}
+
+#[cfg(test)]
+impl Gpu {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        match self {
+            Self::Cordon { .. } | Self::Drain { .. } | Self::Uncordon { .. } | Self::Reset { .. } => true,
+            Self::List(_) | Self::Show(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Maintenance {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        match self {
+            Self::Enter { .. } | Self::Leave(_) => true,
+            Self::Status => false,
+        }
+    }
 }

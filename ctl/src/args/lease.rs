@@ -151,6 +151,13 @@ Examples:
     },
 }
 
+impl Lease {
+    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::Request { .. } | Self::List { .. } | Self::Show { .. })
+    }
+}
+
 /// The holder of a lease, and the process that it is bound to.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LeaseBindingFlags {
@@ -160,4 +167,20 @@ pub(crate) struct LeaseBindingFlags {
     /// Request the lease for USER; for administrators
     #[arg(long, value_name = "USER")]
     pub(crate) user: Option<String>,
+}
+
+#[cfg(test)]
+impl Lease {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        match self {
+            Self::Revoke { .. } => true,
+            Self::Request { .. }
+            | Self::List { .. }
+            | Self::Show { .. }
+            | Self::Renew { .. }
+            | Self::Release { .. }
+            | Self::Env { .. } => false,
+        }
+    }
 }

@@ -220,6 +220,13 @@ Examples:
     },
 }
 
+impl Mig {
+    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::List { .. } | Self::Profiles { .. })
+    }
+}
+
 /// A layout, and the GPUs that it is for.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Wanted {
@@ -283,4 +290,24 @@ pub(crate) struct Offline {
     /// Config for an offline plan that uses rules or layout names [env: GPUSH_CONFIG]
     #[arg(long, value_name = "FILE", requires = "offline")]
     pub(crate) config: Option<PathBuf>,
+}
+
+#[cfg(test)]
+impl Mig {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        match self {
+            Self::Apply { change, .. }
+            | Self::Add { change, .. }
+            | Self::Remove { change, .. }
+            | Self::On { change, .. }
+            | Self::Off { change, .. } => !change.execution.dry_run,
+            Self::List { .. }
+            | Self::Profiles { .. }
+            | Self::Plan { .. }
+            | Self::Export { .. }
+            | Self::Import { .. }
+            | Self::Assert { .. } => false,
+        }
+    }
 }

@@ -123,6 +123,13 @@ Examples:
     },
 }
 
+impl Mps {
+    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::List { .. } | Self::Clients { .. })
+    }
+}
+
 /// Requires at least one limit, or `--reset`.
 fn at_least_one() -> ArgGroup {
     ArgGroup::new("change").args(["percentage", "memory", "priority", "reset"]).required(true).multiple(true)
@@ -180,4 +187,20 @@ pub(crate) struct Followed {
     /// Do not show progress
     #[arg(long, short)]
     pub(crate) quiet: bool,
+}
+
+#[cfg(test)]
+impl Mps {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        match self {
+            Self::Set { .. }
+            | Self::Start { .. }
+            | Self::Stop { .. }
+            | Self::Restart { .. }
+            | Self::Drain { .. }
+            | Self::Logs { .. } => true,
+            Self::List { .. } | Self::Show { .. } | Self::Clients { .. } => false,
+        }
+    }
 }

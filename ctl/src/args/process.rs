@@ -25,3 +25,10 @@ Examples:
         which: Gpus,
     },
 }
+
+impl Process {
+    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::List { .. })
+    }
+}

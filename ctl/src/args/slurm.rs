@@ -157,6 +157,18 @@ impl Cli {
 }
 
 #[cfg(test)]
+impl Slurm {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        match self {
+            // Slurm runs these hooks as root.
+            Self::Prolog { .. } | Self::Epilog { .. } | Self::Reconcile { .. } => true,
+            Self::TaskProlog { .. } | Self::GresConf { .. } | Self::CheckSpec { .. } => false,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
