@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use super::reader::Reader;
+use super::{effective::text, reader::Reader};
 use crate::{diagnostic::Problem, quote::Quoted, supervisor::SupervisorPolicy};
 
 /// File name of the MPS server. The control daemon searches its PATH for this name.
@@ -97,6 +97,24 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Mps {
             .flag(table, "restart_hung_with_clients")
             .unwrap_or(default.restart_hung_with_clients),
     }
+}
+
+/// Returns the keys with their values as TOML.
+pub(super) fn written(mps: &Mps) -> [(&'static str, String); 12] {
+    [
+        ("control", text(&mps.control)),
+        ("server", text(&mps.server)),
+        ("log_directory", text(&mps.log_directory)),
+        ("log_mib", mps.log_mib.to_string()),
+        ("health_s", mps.health_s.to_string()),
+        ("start_s", mps.start_s.to_string()),
+        ("pause_s", mps.pause_s.to_string()),
+        ("longest_pause_s", mps.longest_pause_s.to_string()),
+        ("failures", mps.failures.to_string()),
+        ("within_s", mps.within_s.to_string()),
+        ("stop_s", mps.stop_s.to_string()),
+        ("restart_hung_with_clients", mps.restart_hung_with_clients.to_string()),
+    ]
 }
 
 /// Reads the path of the server. The control daemon gets only the directory of the path, as PATH,

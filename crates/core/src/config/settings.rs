@@ -4,6 +4,7 @@
 use super::{
     Allowed, Config,
     effective::{list, text},
+    mps,
     processes::policy_name,
     quotas::placement_name,
     slurm,
@@ -21,7 +22,6 @@ impl Config {
         let xids: Vec<String> = health.cordon_xids.iter().map(u32::to_string).collect();
         let together: Vec<String> = mode_change.reset_together.iter().map(ToString::to_string).collect();
         let allowed: Vec<String> = processes.allow.iter().map(allowed).collect();
-        let of_slurm = slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value)));
         let mut all: Vec<Setting> = vec![
             ("", "auto_reconcile", Some(auto_reconcile.to_string())),
             ("log", "level", Some(text(log.level.name()))),
@@ -44,24 +44,15 @@ impl Config {
             ("mode_change", "nvidia_smi", Some(text(&mode_change.nvidia_smi))),
             ("mode_change", "systemctl", Some(text(&mode_change.systemctl))),
             ("mode_change", "reset_together", Some(list(&together))),
-            ("mps", "control", Some(text(&mps.control))),
-            ("mps", "server", Some(text(&mps.server))),
-            ("mps", "log_directory", Some(text(&mps.log_directory))),
-            ("mps", "log_mib", Some(mps.log_mib.to_string())),
-            ("mps", "health_s", Some(mps.health_s.to_string())),
-            ("mps", "start_s", Some(mps.start_s.to_string())),
-            ("mps", "pause_s", Some(mps.pause_s.to_string())),
-            ("mps", "longest_pause_s", Some(mps.longest_pause_s.to_string())),
-            ("mps", "failures", Some(mps.failures.to_string())),
-            ("mps", "within_s", Some(mps.within_s.to_string())),
-            ("mps", "stop_s", Some(mps.stop_s.to_string())),
-            ("mps", "restart_hung_with_clients", Some(mps.restart_hung_with_clients.to_string())),
+        ];
+        all.extend(mps::written(mps).map(|(key, value)| ("mps", key, Some(value))));
+        all.extend([
             ("processes", "unleased", Some(text(policy_name(processes.unleased)))),
             ("processes", "grace_s", Some(processes.grace_s.to_string())),
             ("processes", "allow", Some(format!("[{}]", allowed.join(", ")))),
             ("leases", "placement", Some(text(placement_name(leases.placement)))),
-        ];
-        all.extend(of_slurm);
+        ]);
+        all.extend(slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value))));
         all
     }
 }
