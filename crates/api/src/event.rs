@@ -438,4 +438,14 @@ mod tests {
         );
         assert_eq!(resync.kind(), EventKind::Resync);
     }
+
+    /// Fault: the page named a reason that no event has.
+    #[test]
+    fn api_page_names_each_reason_of_a_resync() {
+        let page = include_str!("../../../docs/api.md");
+        for reason in [ResyncReason::OtherRun, ResyncReason::Missed] {
+            let name = serde_json::to_value(reason).unwrap();
+            assert!(page.contains(&format!("With `{}`", name.as_str().unwrap())), "{name}");
+        }
+    }
 }
