@@ -119,18 +119,8 @@ impl Listener {
 /// Returns the id of the operation that an event reports, and its state.
 #[must_use]
 pub fn state(event: &Event) -> Option<(&str, OperationState)> {
-    match &event.what {
-        EventPayload::Operation(change) => Some((&change.operation.id, change.operation.state)),
-        EventPayload::Gpu(_)
-        | EventPayload::Config(_)
-        | EventPayload::Driver(_)
-        | EventPayload::Xid(_)
-        | EventPayload::Mps(_)
-        | EventPayload::Lease(_)
-        | EventPayload::Unleased(_)
-        | EventPayload::Change(_)
-        | EventPayload::Resync(_) => None,
-    }
+    let EventPayload::Operation(change) = &event.what else { return None };
+    Some((&change.operation.id, change.operation.state))
 }
 
 /// Returns the number of an event, counted from the start of gpushd.
