@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::config::{AgentDown, Config, LogLevel, schema};
 
-/// Configs that contain every key of their version, oldest first. The last config belongs to the
-/// current version, and gets new keys until the release. After the release it never changes.
+/// Configs that contain every key of their version, oldest first. The values of the settings are not the defaults. The
+/// last config belongs to the current version, and gets new keys until the release. After the release it never changes.
 const RELEASES: [(&str, &str); 1] = [("v0.1", include_str!("../../../tests/fixtures/config-v0.1.toml"))];
 
 #[test]
@@ -18,6 +18,29 @@ fn config_of_each_release_is_accepted() {
         let policy = config.rules.iter().find(|rule| rule.label(0) == "inference").and_then(|rule| rule.mps.clone());
         assert_eq!(policy.map(|mps| mps.settings.percentage.to_string()).as_deref(), Some("12.5"), "{release}");
     }
+}
+
+/// Each line of the fixture must change the config. Otherwise, the parser accepts a key that has no effect. Rules and
+/// quotas need several keys, so other tests check their keys.
+#[test]
+fn each_key_has_an_effect_on_the_config() {
+    let (release, text) = RELEASES[RELEASES.len() - 1];
+    let mut header = "";
+    let mut tried = 0;
+    for line in text.lines() {
+        if line.starts_with('[') {
+            header = line;
+        }
+        if !line.contains(" = ") || header.starts_with("[[") || header.starts_with("[gpu.") {
+            continue;
+        }
+        let config = Config::parse(&format!("{header}\n{line}\n"), release).unwrap_or_else(|e| panic!("{e}"));
+        assert_ne!(config, Config::default(), "{header} {line}: the value is the default");
+        assert!(!Config::default().differences(&config).is_empty(), "{header} {line}: a reload would not show it");
+        assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config, "{header} {line}");
+        tried += 1;
+    }
+    assert!(tried > 40, "{tried}");
 }
 
 #[test]
