@@ -202,7 +202,7 @@ fn server_with_an_older_memory_limit_is_reported() {
     limit(8192);
     let client = Client::start(&host, &lease(&agent, "0", &json!({})).expect("a lease").environment);
     becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
-    assert!(daemon(&agent, "0").findings.is_empty());
+    assert_eq!(daemon(&agent, "0").findings, [""; 0], "{}", agent.log());
     limit(1024);
     let reported = "an MPS server was started with memory limit 8192M; the limit cannot change";
     becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(reported)));
