@@ -9,33 +9,42 @@
 //! evidence that a process belongs to the job: [`super::of`] decides this, because only cgroups
 //! that root created are valid evidence.
 
-use std::{io, path::Path};
-
-use super::{
-    MOUNTS,
-    walk::{MOST_CGROUPS, Walk, directories},
+use std::{
+    io,
+    path::{Path, PathBuf},
 };
 
+use procfs::process::MountInfo;
+
+use super::walk::{MOST_CGROUPS, Walk, directories};
+
 /// Returns the pids in the cgroups of all Slurm jobs with this id and user. Returns `None` if any process may belong to
-/// the job: a hierarchy is mounted at a path where gpushd does not search, a cgroup cannot be read, or the search exceeds
-/// the limits of a walk. Blocks, so call it on a blocking thread.
+/// the job: no hierarchy is mounted, the root of a hierarchy is not visible, a cgroup cannot be read, or the search
+/// exceeds the limits of a walk. Blocks, so call it on a blocking thread.
 #[must_use]
 pub fn job_processes(job: u64, uid: u32) -> Option<Vec<u32>> {
     let mounts = procfs::process::Process::myself().and_then(|me| me.mountinfo()).ok()?;
-    let mut hierarchies = mounts.0.iter().filter(|mount| matches!(mount.fs_type.as_str(), "cgroup" | "cgroup2"));
-    let first = hierarchies.next()?;
-    let is_known = |mount: &Path| mount.starts_with(MOUNTS);
-    let all_known = is_known(&first.mount_point) && hierarchies.all(|mount| is_known(&mount.mount_point));
-    if all_known { below(Path::new(MOUNTS), job, uid).ok() } else { None }
+    below(&hierarchies(&mounts.0)?, job, uid).ok()
 }
 
-/// Returns the pids of a job in the hierarchies that are mounted at or directly below a directory.
-fn below(mounts: &Path, job: u64, uid: u32) -> io::Result<Vec<u32>> {
+/// Returns the directories where cgroup hierarchies are mounted. Slurm's cgroups can be in any of them, because Slurm
+/// has a setting for the directory (`CgroupMountpoint`). Returns `None` if no hierarchy is mounted, or if the root of a
+/// mounted hierarchy is not visible.
+fn hierarchies(mounts: &[MountInfo]) -> Option<Vec<PathBuf>> {
+    let cgroups = || mounts.iter().filter(|mount| matches!(mount.fs_type.as_str(), "cgroup" | "cgroup2"));
+    let roots: Vec<&MountInfo> = cgroups().filter(|mount| mount.root == "/").collect();
+    let has_root = |mount: &MountInfo| roots.iter().any(|root| root.majmin == mount.majmin);
+    let is_complete = !roots.is_empty() && cgroups().all(has_root);
+    is_complete.then(|| roots.iter().map(|mount| mount.mount_point.clone()).collect())
+}
+
+/// Returns the pids of a job in the hierarchies that are mounted at these directories.
+fn below(mounts: &[PathBuf], job: u64, uid: u32) -> io::Result<Vec<u32>> {
     let mut walk = Walk::default();
-    for mount in std::iter::once(mounts.to_owned()).chain(directories(mounts, MOST_CGROUPS)?) {
+    for mount in mounts {
         let scopes = directories(&mount.join("system.slice"), MOST_CGROUPS)?.into_iter();
         let scopes = scopes.filter(|dir| name(dir).is_some_and(|name| name.ends_with("slurmstepd.scope")));
-        let others = directories(&mount, MOST_CGROUPS)?.into_iter();
+        let others = directories(mount, MOST_CGROUPS)?.into_iter();
         let others = others.filter(|dir| name(dir).is_some_and(|name| name.starts_with("slurm")));
         let jobs = scopes.chain(others.map(|dir| dir.join(format!("uid_{uid}"))));
         for dir in jobs.map(|dir| dir.join(format!("job_{job}"))) {
@@ -91,11 +100,32 @@ mod tests {
         for (pid, cgroup) in (100..).zip(OF_OTHERS) {
             put(pid, cgroup);
         }
-        assert_eq!(below(mounts.path(), 42, 1000).unwrap(), [1, 2, 3, 4, 5, 6]);
-        assert_eq!(below(mounts.path(), 7, 1000).unwrap(), [] as [u32; 0]);
-        assert_eq!(below(&mounts.path().join("none"), 42, 1000).unwrap(), [] as [u32; 0]);
+        let names = ["", "unified", "devices", "freezer", "cpu,cpuacct", "systemd", "none"];
+        let all = names.map(|name| mounts.path().join(name));
+        assert_eq!(below(&all, 42, 1000).unwrap(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(below(&all, 7, 1000).unwrap(), [] as [u32; 0]);
         let unreadable = mounts.path().join("system.slice/slurmstepd.scope/job_43/cgroup.procs");
         fs::create_dir_all(unreadable).unwrap();
-        assert!(below(mounts.path(), 43, 1000).is_err(), "a cgroup that cannot be read is not empty");
+        assert!(below(&all, 43, 1000).is_err(), "a cgroup that cannot be read is not empty");
+    }
+
+    /// Fault: with `CgroupMountpoint=/cgroup`, gpushd read all processes of the host. A user who started short processes
+    /// during Epilog made this scan endless.
+    #[test]
+    fn hierarchies_at_any_mount_point_are_searched() {
+        let found = |mounts: &str| {
+            let mounts: Vec<MountInfo> = mounts.lines().map(|line| MountInfo::from_line(line).unwrap()).collect();
+            hierarchies(&mounts)
+        };
+        let freezer = "37 31 0:34 / /cgroup/freezer rw - cgroup cgroup rw,freezer";
+        let unified = "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw";
+        let part = "52 31 0:34 /lxc/a /srv/a/freezer rw - cgroup cgroup rw,freezer";
+        let tmpfs = "31 23 0:28 / /sys rw - tmpfs tmpfs rw";
+        let both = Some(vec![PathBuf::from("/cgroup/freezer"), PathBuf::from("/sys/fs/cgroup")]);
+        assert_eq!(found(&[tmpfs, freezer, unified].join("\n")), both);
+        assert_eq!(found(&[part, freezer, unified].join("\n")), both, "another mount shows the whole hierarchy");
+        for incomplete in [vec![tmpfs], vec![part], vec![part, unified]] {
+            assert_eq!(found(&incomplete.join("\n")), None, "{incomplete:?}");
+        }
     }
 }
