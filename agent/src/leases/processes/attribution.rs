@@ -42,7 +42,8 @@ pub(super) enum LeaseMatch {
 /// names in its environment, and `job_of` reads the Slurm job of the process.
 ///
 /// # Errors
-/// The process cannot be read, for example because of too many open files. It may then belong to the lease.
+/// The process cannot be read, for example because of too many open files. It may then belong to the lease. An
+/// environment that cannot be read is no error for the lease of a Slurm job.
 pub(super) fn attribute(
     table: &LeaseTable,
     lease: &OpenLease,
@@ -81,8 +82,14 @@ pub(super) fn attribute(
     let found = match bound.certain() {
         Some(certain) => Some(certain),
         None => {
-            let named = named(pid)?.and_then(|name| name.parse().ok()).filter(|id| here.contains(id));
-            named.or_else(|| bound.likely())
+            let name = match named(pid) {
+                Ok(name) => name,
+                // The environment is no evidence for the lease of a job. The user can prevent gpushd from reading it,
+                // so this must not count as a failure of the node.
+                Err(_) if is_job => return Ok(LeaseMatch::PerhapsThis),
+                Err(error) => return Err(error),
+            };
+            name.and_then(|name| name.parse().ok()).filter(|id| here.contains(id)).or_else(|| bound.likely())
         }
     };
     let oldest = bound.oldest().or(here.first().copied());

@@ -37,6 +37,39 @@ fn process_that_cannot_be_read_is_attributed_to_no_other_lease() {
     assert_eq!(of_second(&|_| Ok(Some("L2".to_owned())), &|_| Err(too_many_files())), unread);
 }
 
+/// Fault: on an MPS or time-sliced target, a process outside the job's cgroup with an environment that could not be read
+/// counted as a failure of the node. So Epilog drained the node, and the user could cause this.
+#[test]
+fn unreadable_environment_does_not_hide_processes_of_a_job() {
+    let uid = nix::unistd::geteuid().as_raw();
+    let (older, mut of_job) = (lease(1), lease(2));
+    of_job.record.binding = LeaseBinding::Job {
+        cluster: "ci".to_owned(),
+        job: 42,
+        node: "n1".to_owned(),
+        restart: 0,
+        leader: None,
+        cgroup: None,
+    };
+    let mut table = LeaseTable::default();
+    for lease in [&older, &of_job] {
+        table.open.insert(lease.id(), Arc::new(lease.clone()));
+    }
+    let me = std::process::id();
+    let found = |job: Option<SlurmJob>| {
+        let unread = |_| Err(io::Error::from(io::ErrorKind::TimedOut));
+        attribute(&table, &of_job, &of_job.record.members[0], me, &unread, &|_| Ok(job.clone()))
+    };
+    assert_eq!(found(None).unwrap(), LeaseMatch::PerhapsThis);
+    // The cgroup decides whether the process belongs to the job.
+    let job = |id| SlurmJob { id, node: Some("n1".to_owned()), uid: Some(uid) };
+    assert_eq!(found(Some(job(42))).unwrap(), LeaseMatch::This);
+    assert_eq!(found(Some(job(43))).unwrap(), LeaseMatch::PerhapsThis);
+    let others = BTreeSet::from([me]);
+    let left = RemainingProcesses { remaining: Remaining::NONE, of_job: true, others, ..RemainingProcesses::default() };
+    assert!(left.is_unattributed(), "Epilog does not wait for this process for long, and does not fail");
+}
+
 /// Fault: gpushd ended a process that did not name the lease of the device. `process list` showed this process as
 /// `perhaps lease L1`, which says that gpushd does not end it.
 #[test]
