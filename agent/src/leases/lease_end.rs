@@ -233,8 +233,8 @@ async fn wait_for_processes(leases: &Leases, id: LeaseId, changed: &mut watch::R
             apply(leases, id, Event::Expired(Some(EndProcesses { notice: Duration::ZERO, grace: grace(leases) })));
         }
         let left = processes::remaining_processes(leases, &lease).await;
-        if let Some(why) = &left.unknown {
-            logged.unread(id, why);
+        if let Some(why) = left.unknown() {
+            logged.unread(id, &why);
         }
         let mut effects = apply(leases, id, Event::Probed(left.remaining));
         while let Some(reason) = effects.iter().find_map(recorded_end) {

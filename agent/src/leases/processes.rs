@@ -18,7 +18,7 @@ use gpush_host::{
 
 use self::{
     attribution::{LeaseMatch, attribute},
-    scan::{Reading, scan},
+    scan::{Incomplete, Reading, scan, scan_job},
 };
 use super::Leases;
 use crate::{mps, state::OpenLease};
@@ -40,7 +40,7 @@ pub(super) struct RemainingProcesses {
     pub(super) others: BTreeSet<u32>,
     /// Why gpushd may not have found all processes of the lease, for example because it cannot read a cgroup. If set,
     /// the lease does not end.
-    pub(super) unknown: Option<String>,
+    unknown: Option<Incomplete>,
     /// Time when gpushd began to read the processes, in clock ticks since boot.
     pub(super) read_at: u64,
     /// Whether the lease belongs to a Slurm job.
@@ -51,7 +51,7 @@ pub(super) struct RemainingProcesses {
 #[derive(Debug, Default)]
 struct FoundProcesses {
     pids: BTreeSet<u32>,
-    unknown: Option<String>,
+    unknown: Option<Incomplete>,
 }
 
 /// Returns whether a process is alive. If gpushd cannot read the process, returns `true`.
@@ -65,15 +65,23 @@ impl RemainingProcesses {
         self.own.iter().chain(&self.others).copied()
     }
 
-    /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup, or for an MPS daemon
-    /// that does not answer. A user can cause both, so Slurm's Epilog does not wait for long.
+    /// Returns why gpushd may not have found all processes of the lease.
+    pub(super) fn unknown(&self) -> Option<String> {
+        self.unknown.as_ref().map(ToString::to_string)
+    }
+
+    /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup, for an MPS daemon that
+    /// does not answer, or for a scan without short processes. A user can cause each of these, so Slurm's Epilog does not
+    /// wait for long.
     pub(super) fn is_unattributed(&self) -> bool {
         let is_alive = |pid: &u32| may_be_alive(*pid);
+        let is_unread = matches!(self.unknown, Some(Incomplete::Unread(_)));
+        let is_churn = self.unknown == Some(Incomplete::Churn);
         self.of_job
-            && self.unknown.is_none()
+            && !is_unread
             && self.remaining.driver.is_some()
             && !self.own.iter().any(is_alive)
-            && (self.remaining.daemon.is_none() || self.others.iter().any(is_alive))
+            && (is_churn || self.remaining.daemon.is_none() || self.others.iter().any(is_alive))
     }
 
     /// Returns one sentence for each process or daemon that the lease waits for.
@@ -106,7 +114,9 @@ impl RemainingProcesses {
 
     /// Notes an error that may hide a process of the lease.
     fn note_error(&mut self, error: &io::Error) {
-        self.unknown.get_or_insert_with(|| error.to_string());
+        if !matches!(self.unknown, Some(Incomplete::Unread(_))) {
+            self.unknown = Some(Incomplete::Unread(error.to_string()));
+        }
         self.remaining.bound = None;
     }
 }
@@ -199,7 +209,7 @@ async fn processes_in_scope(leases: &Leases, lease: &OpenLease) -> FoundProcesse
         return FoundProcesses::default();
     };
     if leases.scopes_in_creation().contains(&lease.id()) {
-        let unknown = Some("systemd is moving the process of the lease into its scope".to_owned());
+        let unknown = Some(Incomplete::Unread("systemd is moving the process of the lease into its scope".to_owned()));
         return FoundProcesses { pids: BTreeSet::new(), unknown };
     }
     let cgroup = cgroup.clone();
@@ -207,7 +217,7 @@ async fn processes_in_scope(leases: &Leases, lease: &OpenLease) -> FoundProcesse
     match found {
         Ok(found) => FoundProcesses {
             pids: found.pids.into_iter().collect(),
-            unknown: found.error.map(|error| error.to_string()),
+            unknown: found.error.map(|error| Incomplete::Unread(error.to_string())),
         },
         Err(failed) => FoundProcesses::unread(&failed),
     }
@@ -216,7 +226,7 @@ async fn processes_in_scope(leases: &Leases, lease: &OpenLease) -> FoundProcesse
 impl FoundProcesses {
     /// Returns the result of a search that did not finish.
     fn unread(failed: &tokio::task::JoinError) -> Self {
-        Self { pids: BTreeSet::new(), unknown: Some(failed.to_string()) }
+        Self { pids: BTreeSet::new(), unknown: Some(Incomplete::Unread(failed.to_string())) }
     }
 }
 
@@ -255,14 +265,7 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProc
             let is_its = job.is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid));
             Ok(if is_its { Reading::Found(pid) } else { Reading::Other })
         };
-        let list = |visit: &mut dyn FnMut(u32)| match cgroup::job_processes(job, uid) {
-            Some(pids) => {
-                pids.into_iter().for_each(visit);
-                Ok(())
-            }
-            None => all_processes(visit),
-        };
-        scan(list, read)
+        scan_job(|| cgroup::job_processes(job, uid), all_processes, read)
     });
     match own.await {
         Ok((pids, unknown)) => FoundProcesses { pids: pids.into_iter().collect(), unknown },
@@ -276,7 +279,7 @@ pub(super) struct NamingProcesses {
     /// The pid of each process, and the lease that the process names.
     named: Vec<(u32, String)>,
     /// Why gpushd may not have found all processes that name a lease.
-    unknown: Option<String>,
+    unknown: Option<Incomplete>,
 }
 
 /// The result of a scan for processes of a user that name a lease.
@@ -308,7 +311,8 @@ async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
         };
         scan(all_processes, named)
     });
-    let (named, unknown) = found.await.unwrap_or_else(|failed| (Vec::new(), Some(failed.to_string())));
+    let (named, unknown) =
+        found.await.unwrap_or_else(|failed| (Vec::new(), Some(Incomplete::Unread(failed.to_string()))));
     Arc::new(NamingProcesses { named, unknown })
 }
 

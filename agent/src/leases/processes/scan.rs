@@ -5,7 +5,7 @@
 //! new in the listing. An ended process starts no more processes, so the scan is complete when a pass reads every new
 //! process.
 
-use std::{collections::BTreeSet, io};
+use std::{cell::Cell, collections::BTreeSet, fmt, io};
 
 /// Maximum number of listings of one scan.
 const MOST_PASSES: usize = 32;
@@ -21,12 +21,31 @@ pub(super) enum Reading<T> {
     Ended,
 }
 
+/// Why a scan may have missed a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Incomplete {
+    /// A process or the listing cannot be read.
+    Unread(String),
+    /// In each pass, a process ended before it was read.
+    Churn,
+}
+
+impl fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unread(why) => f.write_str(why),
+            Self::Churn => f.write_str("processes started and ended while gpushd listed them"),
+        }
+    }
+}
+
 /// Applies `read` to each process that `list` visits, and repeats this until no process can be missing. Returns the
 /// results, and why the scan may have missed a process. After an error, the scan still reads the other processes.
 pub(super) fn scan<T>(
     list: impl Fn(&mut dyn FnMut(u32)) -> io::Result<()>,
     read: impl Fn(u32) -> io::Result<Reading<T>>,
-) -> (Vec<T>, Option<String>) {
+) -> (Vec<T>, Option<Incomplete>) {
+    let unread = |error: io::Error| Incomplete::Unread(error.to_string());
     let (mut found, mut unknown, mut known) = (Vec::new(), None, BTreeSet::new());
     for _ in 0..MOST_PASSES {
         let mut has_ended = false;
@@ -38,17 +57,44 @@ pub(super) fn scan<T>(
                 Ok(Reading::Found(one)) => found.push(one),
                 Ok(Reading::Other) => {}
                 Ok(Reading::Ended) => has_ended = true,
-                Err(error) => drop(unknown.get_or_insert_with(|| error.to_string())),
+                Err(error) => drop(unknown.get_or_insert_with(|| unread(error))),
             }
         };
         if let Err(error) = list(&mut visit) {
-            return (found, Some(error.to_string()));
+            return (found, Some(unread(error)));
         }
         if !has_ended {
             return (found, unknown);
         }
     }
-    (found, unknown.or(Some("processes started and ended while gpushd listed them".to_owned())))
+    (found, unknown.or(Some(Incomplete::Churn)))
+}
+
+/// Scans the processes of a Slurm job. `in_cgroups` returns the processes in the job's cgroups, or `None` if any process
+/// that `all` lists may belong to the job.
+///
+/// Returns [`Incomplete::Churn`] only if processes outside the job can be the cause. In the cgroups of the job, only the
+/// job itself starts processes.
+pub(super) fn scan_job<T>(
+    in_cgroups: impl Fn() -> Option<Vec<u32>>,
+    all: impl Fn(&mut dyn FnMut(u32)) -> io::Result<()>,
+    read: impl Fn(u32) -> io::Result<Reading<T>>,
+) -> (Vec<T>, Option<Incomplete>) {
+    let has_listed_all = Cell::new(false);
+    let list = |visit: &mut dyn FnMut(u32)| {
+        let Some(pids) = in_cgroups() else {
+            has_listed_all.set(true);
+            return all(visit);
+        };
+        pids.into_iter().for_each(visit);
+        Ok(())
+    };
+    let (found, unknown) = scan(list, read);
+    let unknown = unknown.map(|why| match why {
+        Incomplete::Churn if !has_listed_all.get() => Incomplete::Unread(why.to_string()),
+        Incomplete::Churn | Incomplete::Unread(_) => why,
+    });
+    (found, unknown)
 }
 
 #[cfg(test)]
@@ -79,11 +125,9 @@ mod tests {
             _ => Ok(Reading::Found(pid)),
         };
         assert_eq!(scan(listing(|| vec![1, 3, 4]), read), (vec![3, 4], None));
-        assert_eq!(scan(listing(|| vec![1, 2, 3]), read), (vec![3], Some(too_many_files().to_string())));
-        assert_eq!(
-            scan(|_: &mut dyn FnMut(u32)| Err(too_many_files()), read),
-            (vec![], Some(too_many_files().to_string()))
-        );
+        let unread = || Some(Incomplete::Unread(too_many_files().to_string()));
+        assert_eq!(scan(listing(|| vec![1, 2, 3]), read), (vec![3], unread()));
+        assert_eq!(scan(|_: &mut dyn FnMut(u32)| Err(too_many_files()), read), (vec![], unread()));
     }
 
     /// Fault: to become a daemon, the command of a lease started a second process, the second one started a third, and
@@ -111,9 +155,28 @@ mod tests {
             *next.borrow_mut() = pid + 1;
             Ok(Reading::<u32>::Ended)
         };
-        let (found, unknown) = scan(listing(|| vec![*next.borrow()]), read);
-        assert_eq!(found, [] as [u32; 0]);
-        assert!(unknown.unwrap().contains("started and ended"));
+        assert_eq!(scan(listing(|| vec![*next.borrow()]), read), (vec![], Some(Incomplete::Churn)));
+    }
+
+    /// Fault: if gpushd had to read all processes of the host, a user who started short processes during Epilog drained
+    /// the node.
+    #[test]
+    fn churn_in_the_cgroup_of_a_job_is_the_jobs_own() {
+        let next = RefCell::new(10);
+        let read = |pid: u32| match pid {
+            7 => Ok(Reading::Found(pid)),
+            _ => {
+                *next.borrow_mut() = pid + 1;
+                Ok(Reading::Ended)
+            }
+        };
+        let churning = || vec![7, *next.borrow()];
+        let none = |_: &mut dyn FnMut(u32)| Ok(());
+        assert_eq!(scan_job(|| None, listing(churning), read), (vec![7], Some(Incomplete::Churn)));
+        let (found, unknown) = scan_job(|| Some(churning()), none, read);
+        assert_eq!(found, [7]);
+        assert!(matches!(unknown, Some(Incomplete::Unread(why)) if why.contains("started and ended")));
+        assert_eq!(scan_job(|| Some(vec![7]), none, read), (vec![7], None));
     }
 
     #[test]

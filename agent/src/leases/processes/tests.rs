@@ -109,6 +109,29 @@ fn lease_does_not_end_while_a_process_cannot_be_read() {
     assert_eq!(left.pids().count(), 0, "gpushd ends no process");
 }
 
+/// Fault: a user who started short processes during Epilog drained the node, because gpushd could not finish its scan.
+#[test]
+fn churn_of_the_host_is_not_attributed_to_the_job() {
+    let unfinished = || RemainingProcesses {
+        remaining: Remaining { bound: None, ..Remaining::NONE },
+        unknown: Some(Incomplete::Churn),
+        of_job: true,
+        ..RemainingProcesses::default()
+    };
+    assert!(unfinished().is_unattributed());
+    assert_eq!(
+        unfinished().words(),
+        ["gpushd cannot read all processes: processes started and ended while gpushd listed them"]
+    );
+    assert!(!RemainingProcesses { of_job: false, ..unfinished() }.is_unattributed());
+    // A process of the job that is alive, or that cannot be read, still counts as the job's own.
+    let own = BTreeSet::from([std::process::id()]);
+    assert!(!RemainingProcesses { own, ..unfinished() }.is_unattributed());
+    let mut unread = unfinished();
+    unread.note_error(&too_many_files());
+    assert!(!unread.is_unattributed());
+}
+
 #[test]
 fn process_that_cannot_be_found_is_not_alive() {
     assert!(may_be_alive(std::process::id()) && !may_be_alive(u32::MAX));
