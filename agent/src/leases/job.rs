@@ -146,6 +146,26 @@ impl Leases {
         })
     }
 
+    /// Executes `work` completely, even if the caller no longer waits for the result.
+    ///
+    /// # Errors
+    /// If `work` fails.
+    pub(crate) async fn execute<T: Send + 'static>(
+        self,
+        work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.handles.tasks.spawn(work).await.unwrap_or_else(|error| {
+            Err(ApiError::new(Code::Internal, "the request failed because of an internal error of gpushd")
+                .cause(error.to_string())
+                .hint("see the log of gpushd: `journalctl -u gpushd`"))
+        })
+    }
+
+    /// Returns whether one of these GPUs is shared through MPS, or has MIG devices that are.
+    pub(crate) fn has_mps_target(&self, gpus: &[String]) -> bool {
+        mps::has_target(&self.handles.mps, gpus)
+    }
+
     /// Returns whether one of these GPUs has an MPS daemon that does not serve clients.
     pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
         let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();

@@ -225,6 +225,11 @@ pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
     .sum()
 }
 
+/// Returns whether one of these GPUs has a target with a daemon.
+pub(crate) fn has_target(mps: &Mps, gpus: &[String]) -> bool {
+    mps.entries().values().any(|entry| gpus.contains(&entry.gpu_uuid))
+}
+
 /// Returns an error for each target on these GPUs that does not serve clients.
 pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<ApiError> {
     let entries = mps.entries().clone();

@@ -62,7 +62,7 @@ pub(crate) use self::{
     act::{MpsAction, act, set},
     clients::{SharedTarget, sharing, terminate},
     leases::{
-        admit, client_settings, clients_now, daemons, is_of_another_agent, is_starting, named, not_serving,
+        admit, client_settings, clients_now, daemons, has_target, is_of_another_agent, is_starting, named, not_serving,
         pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,

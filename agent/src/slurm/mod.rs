@@ -85,8 +85,8 @@ impl Slurm {
     /// If the node cannot serve the job. The error says why.
     pub(crate) async fn start(&self, caller: Caller, job: SlurmJobStart) -> Result<Started, ApiError> {
         let key = key(&job.cluster, job.job, &job.node)?;
-        let _lock = self.lock(&key).await;
-        start::start(&self.0, &caller, &key, &job).await
+        let lock = self.lock(&key).await;
+        start::start(self, &caller, &key, &job, lock).await
     }
 
     /// Ends the leases of a job on this node.

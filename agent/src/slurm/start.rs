@@ -1,13 +1,14 @@
 //! Prolog: begins the lease of a job.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, LeaseBinding, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome};
 use gpush_core::{lease::request::spec, slurm::decide};
 use gpush_store::NewAudit;
+use tokio::sync::OwnedMutexGuard;
 
 use super::{
-    Inner, Started,
+    Inner, Slurm, Started,
     allocation::{Allocation, Wanted, owned},
     end, left, time_until,
 };
@@ -20,16 +21,18 @@ use crate::{
 /// First and longest pause before gpushd tries a request again after a temporary error. The pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
-/// Begins the lease of a job. The caller must hold the lock of the job.
+/// Begins the lease of a job. `lock` is the lock of the job.
 ///
 /// # Errors
 /// If the node cannot serve the job. The error says why.
 pub(super) async fn start(
-    slurm: &Inner,
+    handle: &Slurm,
     caller: &Caller,
     key: &JobKey,
     job: &SlurmJobStart,
+    lock: OwnedMutexGuard<()>,
 ) -> Result<Started, ApiError> {
+    let (slurm, lock) = (&*handle.0, Arc::new(lock));
     let mut last: Option<ApiError> = None;
     let mut pauses = backoff(PAUSE);
     let error = loop {
@@ -38,8 +41,19 @@ pub(super) async fn start(
             Ok(time) => time,
             Err(late) => break last.unwrap_or(late),
         };
-        // Limit the time, because an attempt may wait for an operation on the job's GPUs.
-        match tokio::time::timeout(time, attempt(slurm, caller, key, job)).await {
+        // Limit the time, because an attempt may wait for an operation on the job's GPUs, or for an MPS daemon. An
+        // attempt must not be interrupted, because it would leave capacity reserved. So after the deadline, the attempt
+        // continues, and gpushd ends a lease that is granted too late.
+        let attempted = {
+            let (slurm, caller, key, job) = (handle.clone(), caller.clone(), key.clone(), job.clone());
+            let lock = Arc::clone(&lock);
+            slurm.0.leases.clone().execute(async move {
+                let result = attempt(&slurm.0, &caller, &key, &job).await;
+                drop(lock);
+                result
+            })
+        };
+        match tokio::time::timeout(time, attempted).await {
             Ok(Ok(started)) => return Ok(started),
             // The error is temporary, for example because an MPS daemon is starting. Try again until the deadline of
             // the hook.
@@ -54,20 +68,29 @@ pub(super) async fn start(
     let Ok(seen) = slurm.readings.host().await else { return Err(error) };
     let gpus = seen.gpus(Viewer::Log);
     let allocation = Allocation::of(&seen.host, &gpus, &job.devices);
-    if !decide::is_refusal(error.code) && !lacks_an_mps_daemon(slurm, &allocation) {
+    if !decide::is_refusal(error.code) && !is_of_mps(slurm, &allocation, &error) {
         return Err(error);
     }
     // Refuse the job instead of returning an error, because a user can cause this failure: the job must fail, but Slurm
     // must not drain the node.
     let owned = owned(&seen.host, &gpus);
+    let error = match error.code {
+        Code::TimedOut => error.cause("the MPS daemon of a GPU of the job may be slow to answer"),
+        _ => error,
+    };
     let refused = refuse(slurm, caller, job, error).await;
     Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
 }
 
-/// Returns whether the GPUs of a job are usable, but one of them has an MPS daemon that does not serve clients. A user
-/// can cause this: a client can crash the server, and a connection can block the daemon.
-fn lacks_an_mps_daemon(slurm: &Inner, allocation: &Allocation) -> bool {
-    slurm.read_only.is_none() && allocation.check_node().is_ok() && slurm.leases.lacks_an_mps_daemon(&allocation.gpus())
+/// Returns whether the node can serve jobs, but the MPS daemons of a job's GPUs do not serve this job. A user can cause
+/// this: a client can crash the server, a connection can block the daemon, and clients of one user keep the daemon from
+/// the next user.
+fn is_of_mps(slurm: &Inner, allocation: &Allocation, error: &ApiError) -> bool {
+    let is_usable = slurm.read_only.is_none() && slurm.store.refusal().is_none() && allocation.check_node().is_ok();
+    let gpus = allocation.gpus();
+    is_usable
+        && (slurm.leases.lacks_an_mps_daemon(&gpus)
+            || slurm.leases.has_mps_target(&gpus) && decide::may_be_of_mps(error.code, error.retryable))
 }
 
 async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobStart) -> Result<Started, ApiError> {

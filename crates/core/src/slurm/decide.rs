@@ -6,6 +6,7 @@
 //! | no request, and no GPU with `owner = "slurm"` | 0 | run |
 //! | a lease is granted | 0 | run with the environment of the lease |
 //! | the request is refused: it is wrong, it exceeds a quota, or no share is free | 0 | fail with the reason |
+//! | the MPS daemon does not serve, or does not admit the job's user in time | 0 | fail with the reason |
 //! | the order in which slurmd numbers the devices is not known | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated no GPU | 0 | fail with the reason |
@@ -171,6 +172,35 @@ pub fn is_refusal(code: Code) -> bool {
     }
 }
 
+/// Returns whether the MPS daemon of the job's GPU may have caused an error of a grant, if the node itself can serve jobs.
+/// A user can make a daemon slow, and can keep the daemon from the next user. `retryable` says whether the error is
+/// temporary.
+#[must_use]
+pub fn may_be_of_mps(code: Code, retryable: bool) -> bool {
+    match code {
+        Code::Conflict | Code::Unavailable => retryable,
+        // The daemon had not answered at the deadline of the hook.
+        Code::TimedOut => true,
+        Code::BadRequest
+        | Code::NotFound
+        | Code::Denied
+        | Code::UnknownProfile
+        | Code::LayoutImpossible
+        | Code::Blocked
+        | Code::Unsupported
+        | Code::Resetting
+        | Code::Cancelled
+        | Code::DriverUnavailable
+        | Code::DriverError
+        | Code::DriverTimeout
+        | Code::GpuLost
+        | Code::ConfigInvalid
+        | Code::Stopping
+        | Code::Unreachable
+        | Code::Internal => false,
+    }
+}
+
 /// Returns whether the end of one run of a job also ends the lease of another run. An Epilog that
 /// comes late must not end the lease of a later run.
 #[must_use]
@@ -253,6 +283,18 @@ mod tests {
         }
         for code in [Code::Internal, Code::Unavailable, Code::DriverError, Code::GpuLost] {
             assert!(!is_refusal(code), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn temporary_errors_of_a_daemon_are_refusals() {
+        // These errors say that clients of another user are connected, and that the daemon did not restart in time.
+        for code in [Code::Conflict, Code::Unavailable] {
+            assert!(may_be_of_mps(code, true) && !may_be_of_mps(code, false), "{code:?}");
+        }
+        assert!(may_be_of_mps(Code::TimedOut, false));
+        for code in [Code::Internal, Code::DriverError, Code::Stopping] {
+            assert!(!may_be_of_mps(code, true), "{code:?}");
         }
     }
 

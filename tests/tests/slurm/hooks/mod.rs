@@ -43,6 +43,9 @@ use gpush_tests::{
 /// The uid of `nobody`.
 const NOBODY: u32 = 65534;
 
+/// The uid of another user, who has no account.
+const OTHER: u32 = 65532;
+
 /// A config with two GPUs for jobs of Slurm.
 const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
 

@@ -8,9 +8,13 @@ use gpush_tests::{
     agent::Setup,
     mps::{act, reaches},
 };
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::json;
 
-use super::{Job, Node, WHOLE, failure, first};
+use super::{Job, NOBODY, Node, OTHER, WHOLE, failure, first, leftovers::is_root, refused_line};
 
 /// Checks that the Prolog of a job fails with this reason and leaves no files, and that its Epilog
 /// succeeds.
@@ -83,4 +87,33 @@ fn mps_daemon_that_does_not_serve_refuses_the_job() {
     let refused = node.refusal(&job);
     assert!(refused.contains("MPS daemon"), "{refused}");
     node.epilog(&job);
+}
+
+/// Before a daemon changes to the next user, gpushd asks it for its clients. A user can make the daemon slow. Fault: the
+/// daemon still counted as ready at the deadline of the hook, so Prolog failed, and Slurm drained the node.
+#[test]
+fn mps_daemon_that_changes_its_user_too_slowly_refuses_the_job() {
+    if !is_root("MPS daemons of two users") {
+        return;
+    }
+    let config = "[slurm]\ndeadline_s = 2\n[mps]\nhealth_s = 3600\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
+    let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", config);
+    let ready = reaches(node.agent(), "0", MpsState::Ready);
+    let job =
+        |id: u32, uid: u32| Job::new(id).on("0").with("SLURM_JOB_UID", uid).with("SLURM_JOB_COMMENT", "gpush:mps=100");
+    node.prolog(&job(1, NOBODY));
+    node.epilog(&job(1, NOBODY));
+    assert!(node.lease(1).is_none());
+    let daemon = Pid::from_raw(ready.pid.expect("a daemon").cast_signed());
+    kill(daemon, Signal::SIGSTOP).expect("the daemon runs");
+    let refused = refused_line(&node.run("prolog", &job(2, OTHER)));
+    kill(daemon, Signal::SIGCONT).expect("the daemon runs");
+    assert!(refused.is_some());
+    node.epilog(&job(2, OTHER));
+    // The refused job keeps no part of the target.
+    node.agent().until("a lease of the whole target", || {
+        let line = refused_line(&node.run("prolog", &job(3, OTHER)));
+        line.is_none().then_some(())
+    });
+    node.granted(3);
 }
