@@ -109,7 +109,7 @@ impl OpenLease {
     pub(crate) fn describe(&self) -> String {
         let holder = self.record.holder.user.clone().unwrap_or_else(|| format!("uid {}", self.record.holder.uid));
         let end = match (self.state.name(), self.record.expires_at) {
-            (LeaseState::Releasing, _) if self.unattributed => {
+            (LeaseState::Releasing, _) if self.unattributed && !self.left.is_empty() => {
                 " (releasing: its user keeps the GPU in use outside the job)".to_owned()
             }
             (LeaseState::Releasing, _) => " (releasing)".to_owned(),
