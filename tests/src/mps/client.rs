@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader, Write},
     os::unix::process::CommandExt,
-    process::{Child, ChildStdin, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{Receiver, channel},
 };
 
@@ -45,7 +45,23 @@ impl Client {
     #[must_use]
     pub fn begin(host: &Host, environment: &[(String, String)], uid: Option<u32>) -> Self {
         let mut command = host.command(program("gpush-sim"));
-        command.arg("mps-client").envs(environment.iter().map(|(name, value)| (name, value)));
+        command.arg("mps-client");
+        Self::spawn(command, environment, uid)
+    }
+
+    /// Does the same as [`Client::begin`], but the program ignores SIGTERM.
+    ///
+    /// # Panics
+    /// If the program cannot be started.
+    #[must_use]
+    pub fn begin_ignoring_sigterm(host: &Host, environment: &[(String, String)], uid: Option<u32>) -> Self {
+        let mut command = host.command("/bin/sh");
+        command.args(["-c", "trap '' TERM; exec \"$0\" mps-client"]).arg(program("gpush-sim"));
+        Self::spawn(command, environment, uid)
+    }
+
+    fn spawn(mut command: Command, environment: &[(String, String)], uid: Option<u32>) -> Self {
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         if let Some(uid) = uid {
             command.uid(uid).gid(uid).current_dir("/").env("HOME", "/");

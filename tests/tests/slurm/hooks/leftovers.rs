@@ -265,8 +265,10 @@ fn process_that_only_names_the_lease_does_not_block_epilog() {
     }
 }
 
+/// If a client is killed while it computes, its MPS server may end, and other clients of the server with it. So gpushd
+/// first ends the work of the client through the daemon.
 #[test]
-fn mps_client_in_the_cgroup_of_the_job_is_ended() {
+fn mps_client_in_the_cgroup_of_the_job_is_ended_through_its_daemon() {
     if !is_root("MPS clients of a job") {
         return;
     }
@@ -274,7 +276,7 @@ fn mps_client_in_the_cgroup_of_the_job_is_ended() {
     let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", MPS);
     fs::set_permissions(node.host.dir().join("proc"), fs::Permissions::from_mode(0o777))
         .expect("its mode can be changed");
-    reaches(node.agent(), "0", MpsState::Ready);
+    let daemon = reaches(node.agent(), "0", MpsState::Ready);
     let job = Job::new(24).on("0").with(NODE, node_name("-d")).with("SLURM_JOB_COMMENT", "gpush:mps=25");
     node.prolog(&job);
     let text = node.task(&job).expect("the task runs");
@@ -283,9 +285,87 @@ fn mps_client_in_the_cgroup_of_the_job_is_ended() {
         .filter_map(|line| line.strip_prefix("export ")?.split_once('='))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    let mut client = Client::begin(&node.host, &environment, Some(NOBODY));
+    // A client that ends at SIGTERM needs no daemon.
+    let mut client = Client::begin_ignoring_sigterm(&node.host, &environment, Some(NOBODY));
     cgroup.add(client.pid().cast_unsigned());
-    assert!(client.says().starts_with("active"));
+    client.first = client.says();
+    assert!(client.first.starts_with("active"), "{}", client.first);
+    let (pid, server) = (client.pid(), client.word("server").parse::<u32>().expect("a pid"));
     epilog_while(&node, &job, || !client.lives());
     assert!(node.lease(24).is_none());
+    let logs = node.agent().get("/v1/mps/0/logs").json().to_string();
+    assert!(logs.contains(&format!("Cmd:terminate_client {server} {pid}")), "{logs}");
+    let now = reaches(node.agent(), "0", MpsState::Ready);
+    assert_eq!(now.pid, daemon.pid);
+    assert!(now.servers.iter().any(|one| one.pid == Some(server)), "the server {server} runs: {now:?}");
+}
+
+const REPORT: &str = "[slurm]\ndeadline_s = 3\nleftovers = \"report\"\n";
+
+/// Runs an Epilog that must fail because of this process of the job, and checks the reason.
+fn epilog_names(node: &Node, job: &Job, pid: u32) {
+    let text = failure(&node.run("epilog", job));
+    let gpu = format!("GPU {} is not free after the job, because lease ", first(node));
+    assert!(text.contains(&gpu) && text.contains(&format!("process {pid} (sh) runs")), "{text}");
+}
+
+#[test]
+fn reported_leftover_keeps_running_and_fails_epilog() {
+    if !is_root("a leftover that is reported") {
+        return;
+    }
+    let name = node_name("-r");
+    let Some(cgroup) = Cgroup::of(&name, 51) else { return };
+    let node = Node::two_gpus(&format!("{REPORT}{WHOLE}"));
+    let job = Job::new(51).on("0").with(NODE, &name);
+    node.prolog(&job);
+    let id = node.granted(51).id;
+    let mut left = Left::of("while :; do sleep 1; done", &node.host, first(&node), Some(&cgroup));
+    epilog_names(&node, &job, left.0.id());
+    assert!(left.lives(), "gpushd sends no signal");
+    assert_eq!(lease_now(node.agent(), id).state, LeaseState::Releasing);
+    drop(left);
+    lease_becomes(node.agent(), id, LeaseState::Ended);
+    node.epilog(&job);
+}
+
+/// A frozen cgroup. Dropping this value thaws the cgroup.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn new(state: PathBuf) -> Self {
+        fs::write(&state, "FROZEN").expect("the cgroup can be frozen");
+        Self(state)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _thawed = fs::write(&self.0, "THAWED");
+    }
+}
+
+/// A frozen process of the job does not end, like a process that hangs in the driver.
+#[test]
+fn process_of_the_job_that_cannot_be_ended_fails_epilog() {
+    if !is_root("a process that does not end") {
+        return;
+    }
+    let name = node_name("-f");
+    let Some(cgroup) = Cgroup::of(&name, 52) else { return };
+    let freezer = cgroup.0.join("freezer.state");
+    if !freezer.exists() {
+        return println!("SKIPPED a process that does not end: no freezer of cgroup v1");
+    }
+    let node = Node::two_gpus(&format!("[slurm]\ndeadline_s = 5\n{WHOLE}"));
+    let job = Job::new(52).on("0").with(NODE, &name);
+    node.prolog(&job);
+    let id = node.granted(52).id;
+    let mut left = Left::on(&node.host, first(&node), Some(&cgroup));
+    let frozen = Frozen::new(freezer);
+    epilog_names(&node, &job, left.0.id());
+    drop(frozen);
+    node.agent().until("the process is ended", || (!left.lives()).then_some(()));
+    lease_becomes(node.agent(), id, LeaseState::Ended);
+    node.epilog(&job);
 }

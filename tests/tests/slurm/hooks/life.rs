@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt};
 use gpush_api::{EndReason, LeaseBinding, LeaseKind, LeaseState};
 use gpush_tests::mps::{lease_becomes, lease_now};
 
-use super::{Job, Node, WHOLE, failure, silent, user};
+use super::{Job, Node, OTHER, WHOLE, failure, leftovers::is_root, silent, user};
 
 #[test]
 fn job_gets_the_gpu_of_its_device_file_until_epilog() {
@@ -66,6 +66,26 @@ fn late_epilog_of_a_requeued_job_keeps_the_next_lease() {
     node.epilog(&first);
     assert_eq!(node.granted(7).id, new.id);
     assert!(node.task(&second).is_ok(), "the file of the next run stays");
+    node.epilog(&second);
+    assert!(node.lease(7).is_none());
+}
+
+/// Slurm may give a job id again, for example after the counter of the ids has been reset.
+#[test]
+fn same_job_id_of_another_user_gets_a_lease_of_its_own() {
+    if !is_root("the same job id of two users") {
+        return;
+    }
+    let node = Node::two_gpus(WHOLE);
+    let first = Job::new(7).on("0");
+    node.prolog(&first);
+    let old = node.granted(7);
+    let second = first.with("SLURM_JOB_UID", OTHER);
+    node.prolog(&second);
+    let new = node.granted(7);
+    assert_ne!(new.id, old.id);
+    assert_eq!((old.holder.uid, new.holder.uid), (user(), OTHER));
+    assert_eq!(lease_now(node.agent(), old.id).state, LeaseState::Ended);
     node.epilog(&second);
     assert!(node.lease(7).is_none());
 }
