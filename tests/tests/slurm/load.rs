@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpush_api::{Lease, LeaseBinding};
 use gpush_tests::{
     agent::PATIENCE,
     slurm::{ALICE, BOB, Setup, Site},
@@ -91,10 +92,29 @@ fn each_of_128_tasks_gets_the_environment_without_gpushd() {
     site.assert_clean();
 }
 
-/// A Python script that opens connections to a socket as fast as it can. It sends half a request on
-/// each connection, and keeps the latest 200 connections open.
+/// A Python script that opens connections to a socket as fast as it can. It sends half a request on each connection, and
+/// keeps the latest 200 connections open. On one more connection, it requests leases that last one second.
 const FLOOD: &str = r#"
-import socket, sys
+import http.client, json, socket, sys, threading
+class Unix(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(10)
+        self.sock.connect(sys.argv[1])
+granted = threading.Event()
+def lease():
+    body, to = json.dumps({"share": {"kind": "timeslice"}, "duration_s": 1}), Unix("x")
+    while True:
+        try:
+            to.request("POST", "/v1/leases", body, {"content-type": "application/json"})
+            answer = to.getresponse()
+            answer.read()
+            if answer.status == 200:
+                granted.set()
+        except (OSError, http.client.HTTPException):
+            to.close()
+threading.Thread(target=lease, daemon=True).start()
+granted.wait()
 opened, begun = [], False
 while True:
     try:
@@ -112,15 +132,18 @@ while True:
 "#;
 
 /// The hooks use a separate socket. So users who flood the socket for all users cannot make Prolog
-/// fail. With `agent_down = "fail"`, a late hook would drain the node.
+/// fail. With `agent_down = "fail"`, a late hook would drain the node. The leases of the users contend with Prolog for the
+/// placement and for the database.
 #[test]
 fn flood_of_the_socket_by_users_drains_no_node() {
-    let config = TIMESLICE.replace("replicas = 2", "replicas = 5");
+    let config = TIMESLICE.replace("replicas = 2", "replicas = 5")
+        + "[[gpu]]\nmatch = [\"4\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 16 }\n";
+    let host = HOST.replace("count = 4", "count = 5");
     let shards = |setup: Setup| {
         let conf = format!("Name=gpu File={}/nvidia[0-3]\nName=shard Count=20\n", setup.devices().display());
         setup.gres("gpu,shard", "gpu:4,shard:20", &conf)
     };
-    let Some(site) = Site::start_public(HOST, &config, |setup, _, _| shards(setup)) else { return };
+    let Some(site) = Site::start_public(&host, &config, |setup, _, _| shards(setup)) else { return };
     let mut floods = Vec::new();
     for user in [ALICE, BOB] {
         let mut flood = Command::new("python3");
@@ -142,7 +165,8 @@ fn flood_of_the_socket_by_users_drains_no_node() {
     // Wait until all 20 jobs have a lease.
     let has_lease = |job: &_| cluster.output_of(*job).starts_with('L');
     cluster.until("lease of each job", || jobs.iter().all(has_lease).then_some(()));
-    assert_eq!(site.leases().len(), 20);
+    let is_of_job = |lease: &&Lease| matches!(lease.binding, LeaseBinding::Job { .. });
+    assert_eq!(site.leases().iter().filter(is_of_job).count(), 20);
     fs::write(&go, "").expect("a file");
     for job in jobs {
         completed(cluster.ended(job));
@@ -152,5 +176,6 @@ fn flood_of_the_socket_by_users_drains_no_node() {
         flood.kill().expect("a child");
         flood.wait().expect("a child");
     }
+    cluster.until("end of the users' leases", || site.leases().is_empty().then_some(()));
     site.assert_clean();
 }
