@@ -139,7 +139,20 @@ fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     } else if stop.is_empty() {
         error.hint("run `gpushctl status` to see what uses the GPU, and try again when the instances are not in use")
     } else {
-        error.hint(format!("stop {}, or wait for it to end, and try again", list(&stop, "and")))
+        error.hint(wait_hint(&stop))
+    }
+}
+
+/// Returns the hint for holders, of which the caller can stop only those with a pid.
+fn wait_hint(holders: &[String]) -> String {
+    let (pids, others): (Vec<String>, Vec<String>) = holders.iter().cloned().partition(|one| one.starts_with("pid"));
+    let them = if pids.len() == 1 { "it" } else { "them" };
+    match (pids.is_empty(), others.is_empty()) {
+        (false, true) => format!("stop {}, or wait for {them} to end, and try again", list(&pids, "and")),
+        (false, false) => {
+            format!("stop {}, wait for {} to end, and try again", list(&pids, "and"), list(&others, "and"))
+        }
+        (true, _) => format!("wait for {} to end, and try again", list(&others, "and")),
     }
 }
 
