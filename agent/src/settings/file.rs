@@ -14,8 +14,8 @@ use gpush_host::helper::trust::{self, Untrusted};
 use crate::options::Trust;
 
 /// Hint for a missing file.
-const WITHOUT: &str = "copy config.example.toml there, then start gpushd or run `gpushctl config reload`; or use neither \
-    --config nor GPUSH_CONFIG: without a file at the default path, gpushd runs and manages no GPU";
+const WITHOUT: &str = "copy config.example.toml there, then start gpushd or run `gpushctl config reload` \
+    (administrator); or use neither --config nor GPUSH_CONFIG: without a file at the default path, gpushd runs and manages no GPU";
 
 /// Why gpushd cannot use a config file.
 #[derive(Debug, thiserror::Error)]
@@ -54,14 +54,15 @@ impl ConfigLoadError {
             }
             Self::Unreadable { path, source } => {
                 ApiError::new(Code::ConfigInvalid, self.to_string()).cause(source.to_string()).hint(format!(
-                    "see it with `ls -ld {0}`, make {0} a regular file that gpushd can read, then run `gpushctl config reload`",
+                    "see it with `ls -ld {0}`, make {0} a regular file that gpushd can read, then run `gpushctl config \
+                    reload` (administrator)",
                     path.display()
                 ))
             }
             Self::Untrusted { what, path, why } => {
                 ApiError::new(Code::ConfigInvalid, format!("the {what} {} is not trusted", path.display()))
                     .cause(why.to_string())
-                    .hint(format!("{}, then run `gpushctl config reload`", why.remedy()))
+                    .hint(format!("{}, then run `gpushctl config reload` (administrator)", why.remedy()))
             }
             Self::Wrong(errors) => {
                 let located = errors.located();
@@ -74,7 +75,8 @@ impl ConfigLoadError {
                     ));
                 }
                 error.hint(format!(
-                    "correct the config file, check it with `gpushctl config check {path}`, then run `gpushctl config reload`"
+                    "correct the config file, check it with `gpushctl config check {path}`, then run `gpushctl config \
+                    reload` (administrator)"
                 ))
             }
         }

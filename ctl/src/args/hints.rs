@@ -185,7 +185,7 @@ fn is_for_administrators(command: &Command) -> bool {
 
 /// Files and directories whose messages may name commands for administrators without saying so. The
 /// second text is the reason: only administrators read these messages.
-const FOR_ADMINISTRATORS: [(&str, &str); 18] = [
+const FOR_ADMINISTRATORS: [(&str, &str); 17] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
     ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
@@ -199,7 +199,6 @@ const FOR_ADMINISTRATORS: [(&str, &str); 18] = [
     ("agent/src/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),
     ("agent/src/reload.rs", "errors of `config reload`"),
     ("agent/src/life/reloading.rs", "errors of `config reload`"),
-    ("agent/src/settings/file.rs", "faults of the config file, which only administrators can write"),
     ("agent/src/caller.rs", "a sentence that begins with `ask an administrator to`"),
     (
         "crates/core/src/desired/plan_hints.rs",

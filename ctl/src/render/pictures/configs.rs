@@ -56,7 +56,7 @@ fn config_in_force() {
                 .outcome("the previous config stays in effect")
                 .hint(
                     "correct the config file, check it with `gpushctl config check /etc/gpush/config.toml`, then \
-                    `gpushctl config reload`",
+                    `gpushctl config reload` (administrator)",
                 ),
         ),
         generation: 1,
