@@ -9,6 +9,9 @@ use super::appearance::{Appearance, BAD, NOTE, PLAIN, count, paint};
 const AREA: usize = 9;
 const SEVERITY: usize = 8;
 
+/// What gpushctl prints below hints for users who cannot follow most of them.
+const FOR_ADMINISTRATORS: &str = "The hints are for administrators: most of their commands need root.";
+
 pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {
     let mut lines = Vec::new();
     for finding in findings {
@@ -32,6 +35,9 @@ pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {
         if let Some(hint) = &finding.hint {
             lines.extend(look.wrap(&format!("{indent}hint: "), &look.clean(hint)));
         }
+    }
+    if !look.is_administrator && findings.iter().any(|finding| finding.hint.is_some()) {
+        lines.extend(look.wrap("", FOR_ADMINISTRATORS).iter().map(|line| paint(NOTE, line)));
     }
     let number = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     lines.push(format!(
