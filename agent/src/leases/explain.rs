@@ -1,7 +1,7 @@
 //! Explains why a request for a lease cannot be granted: the obstacles, the leases and processes that would have to
 //! end, and whether the obstacles will disappear without an action of a user.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use gpush_api::{ApiError, Gpu, LeaseBinding, LeaseKind, LeaseMember, Process};
 use gpush_core::{
@@ -51,7 +51,8 @@ fn reader(caller: Viewer, holder: u32) -> Viewer {
 pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
     let Unplaced { resolved, viewer, host, gpus, queued } = unplaced;
     let viewer = reader(viewer, resolved.wanted.holder);
-    let context = ErrorContext { host, gpus, allowed: Some(&resolved.allowed) };
+    let duration = resolved.new.request.duration_s.map(Duration::from_secs);
+    let context = ErrorContext { host, gpus, allowed: Some(&resolved.allowed), duration };
     let mut error = why.error(&resolved.wanted, context);
     if matches!(resolved.new.binding, LeaseBinding::Job { .. }) {
         error.hint = why.hint_for_job().or(error.hint);

@@ -62,8 +62,24 @@ pub(super) async fn resolve(
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
-    let offered = || offers::host(leases, host, gpus, &LeaseTable::default());
-    let share = share(&request, selected.as_ref(), &withheld, job.is_some(), offered)?;
+    let share = match RequestedShare::of(&request.share) {
+        Some(share) => share,
+        None => {
+            let is_selected = |index: u32| selected.as_ref().is_none_or(|selected| selected.contains(&index));
+            let offering = offered.gpus.iter().filter(|gpu| is_selected(gpu.index));
+            let kinds: Vec<LeaseKind> = match &request.target {
+                Some(text) => vec![kind_of_target(leases, gpus, text)?],
+                None => offering.flat_map(GpuOffer::kinds).collect(),
+            };
+            let share = request::default_share(&kinds)?;
+            // Check again: the valid counts depend on the kind, and the kind is known only now.
+            request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
+            RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
+        }
+    };
+    if is_offered_only_to_slurm(offered, share.kind(), selected.as_ref(), &withheld) {
+        return Err(slurm_only_error(job.is_some()));
+    }
     let targets = match (&request.target, job) {
         (Some(text), _) => Some([target(leases, share.kind(), gpus, text)?].into()),
         (None, Some(job)) => job.targets.clone(),
@@ -180,10 +196,19 @@ fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<
             })
         }
         LeaseKind::Timeslice | LeaseKind::Whole => {
-            Err(ApiError::new(Code::BadRequest, format!("a lease of kind `{kind}` takes no `target`"))
-                .hint("name the GPU in `gpus`"))
+            Err(ApiError::new(Code::BadRequest, format!("a lease of kind `{kind}` takes no target"))
+                .hint("leave out the target, and name the GPU: `-g GPU`, or `gpus` in the API"))
         }
     }
+}
+
+/// Returns the kind of the leases on the MPS target or MIG device that a text names.
+fn kind_of_target(leases: &Leases, gpus: &[Gpu], text: &str) -> Result<LeaseKind, ApiError> {
+    let is_named = |kind: &LeaseKind| target(leases, *kind, gpus, text).is_ok();
+    [LeaseKind::Mps, LeaseKind::Mig].into_iter().find(is_named).ok_or_else(|| {
+        ApiError::new(Code::NotFound, format!("no MIG device or MPS target is named {}", Quoted(text.trim())))
+            .hint("list them with `gpushctl mig list` and `gpushctl mps list`")
+    })
 }
 
 /// Returns the binding that the request names: a process, an end time, or nothing.

@@ -1,14 +1,17 @@
 //! Error messages for requests that cannot be placed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use gpush_api::{ApiError, Code, Gpu, LeaseKind, Mode};
+use gpush_api::{ApiError, Code, Gpu, GpuState, LeaseKind, Mode};
 
 use super::{
     Closed, FreeShare, GpuOffer, Host, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedShare,
     Unoffered, gang,
 };
-use crate::layout::DYNAMIC;
+use crate::{duration, layout::DYNAMIC};
 
 /// Maximum number of GPUs that a message names.
 const MOST_NAMED: usize = 16;
@@ -22,6 +25,8 @@ pub struct ErrorContext<'a> {
     pub gpus: &'a [Gpu],
     /// Indexes of the GPUs that the caller may lease; `None` for all GPUs.
     pub allowed: Option<&'a BTreeSet<u32>>,
+    /// Duration of the requested lease, for the commands in hints.
+    pub duration: Option<Duration>,
 }
 
 impl NoAssignment {
@@ -89,8 +94,10 @@ impl NoAssignment {
                     [one] => format!("MIG device {one} is shared through MPS"),
                     several => format!("MIG devices {} are shared through MPS", several.join(", ")),
                 };
-                error(Code::Unsupported, why)
-                    .hint(format!("request a share of the device: `gpushctl lease request --mps 25 --target {first}`"))
+                let end = context.duration.map_or_else(String::new, |d| format!(" --for {}", duration::format(d)));
+                error(Code::Unsupported, why).hint(format!(
+                    "request a share of the device: `gpushctl lease request --mps 25 --target {first}{end}`"
+                ))
             }
             Self::TooLarge { most: 0 } => {
                 let too_small = match wanted.gpus {
@@ -106,7 +113,13 @@ impl NoAssignment {
                     .hint(format!("request {most} or fewer"))
             }
             Self::Busy { obstacles, free } => {
-                let mut error = error(Code::Blocked, busy(obstacles)).retryable();
+                let is_lost = |index| context.gpus.iter().any(|gpu| gpu.index == index && gpu.state == GpuState::Lost);
+                let mut error = if obstacles.iter().all(|(index, _)| is_lost(*index)) {
+                    // Only a reboot of the host brings the GPUs back, so the request must not be repeated.
+                    error(Code::Blocked, verb_for(obstacles, "is lost", "are lost"))
+                } else {
+                    error(Code::Blocked, busy(obstacles)).retryable()
+                };
                 for (gpu, obstacle) in obstacles.iter().take(MOST_NAMED) {
                     let reasons = match obstacle {
                         Obstacle::Closed(_) => {
@@ -274,22 +287,30 @@ fn too_large_hint(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Strin
 
 /// Says why GPUs that could meet a request do not do so now.
 fn busy(obstacles: &[(u32, Obstacle)]) -> String {
-    let (gpus, is_one) = match obstacles {
-        [(gpu, _)] => (format!("GPU {gpu}"), true),
-        _ => ("the GPUs".to_owned(), false),
-    };
-    let verb = |one: &str, several: &str| format!("{gpus} {}", if is_one { one } else { several });
+    let verb = |one: &str, several: &str| verb_for(obstacles, one, several);
     let all = |closed: Closed| obstacles.iter().all(|(_, obstacle)| *obstacle == Obstacle::Closed(closed));
     if all(Closed::Cordoned) {
         verb("is cordoned", "are cordoned")
     } else if all(Closed::Claimed) {
-        format!("an operation is changing {gpus}")
+        format!("an operation is changing {}", gpus_of(obstacles))
     } else if all(Closed::NotReady) {
         verb("is not ready", "are not ready")
     } else if obstacles.iter().all(|(_, obstacle)| matches!(obstacle, Obstacle::Closed(_))) {
         "the GPUs accept no leases now".to_owned()
     } else {
         "the capacity is in use".to_owned()
+    }
+}
+
+/// Returns a clause about the GPUs of these obstacles: `GPU 3 is cordoned`, `the GPUs are cordoned`.
+fn verb_for(obstacles: &[(u32, Obstacle)], one: &str, several: &str) -> String {
+    format!("{} {}", gpus_of(obstacles), if obstacles.len() == 1 { one } else { several })
+}
+
+fn gpus_of(obstacles: &[(u32, Obstacle)]) -> String {
+    match obstacles {
+        [(gpu, _)] => format!("GPU {gpu}"),
+        _ => "the GPUs".to_owned(),
     }
 }
 

@@ -87,7 +87,7 @@ fn error_for_a_target_on_a_cordoned_gpu_is_about_this_gpu_only() {
     let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mig(0, "a100-80", false, "3g.40gb@4, 2g.20gb@0") };
     let mut other = mig(1, "a100-80", false, "3g.40gb@0");
     other.mig.as_mut().unwrap().instances[0].devices[0].uuid = "other".to_owned();
-    let host = Host { gpus: vec![cordoned, other] };
+    let mut host = Host { gpus: vec![cordoned, other] };
     let targets = Some(["3g.40gb@4".to_owned()].into());
     let request = PlacementRequest { targets, ..wanted(profile("3g.40gb"), 1) };
     let mut gpus = crate::preset::gpus("dgx-a100").unwrap();
@@ -99,6 +99,13 @@ fn error_for_a_target_on_a_cordoned_gpu_is_about_this_gpu_only() {
     assert!(error.retryable);
     let error = refusal(&host, &on_gpus(&[0], profile("3g.40gb")));
     assert_eq!((error.message.as_str(), error.causes.len()), ("cannot grant a MIG device: GPU 0 is cordoned", 0));
+    // Fault: the error about a lost GPU was temporary, so its hint was to wait.
+    host.gpus[0].closed = Some(Closed::NotReady);
+    gpus[0].state = gpush_api::GpuState::Lost;
+    let why = place(&host, &request, PlacementPolicy::Pack).unwrap_err();
+    let error = why.error(&request, ErrorContext { gpus: &gpus, ..context(&host) });
+    assert_eq!(error.message, "cannot grant a MIG device: GPU 0 is lost");
+    assert!(!error.retryable);
 }
 
 /// Fault: the refusal said that the capacity is in use.
@@ -112,6 +119,10 @@ fn device_that_mps_shares_is_named_with_the_request_that_gets_it() {
     assert_eq!(error.message, "cannot grant a MIG device: MIG device 7:3g.40gb@0 is shared through MPS");
     let hint = "request a share of the device: `gpushctl lease request --mps 25 --target 7:3g.40gb@0`";
     assert_eq!((error.hint.as_deref(), error.retryable), (Some(hint), false));
+    let why = place(&host, &request, PlacementPolicy::Pack).unwrap_err();
+    let duration = Some(std::time::Duration::from_secs(3600));
+    let error = why.error(&request, ErrorContext { duration, ..context(&host) });
+    assert!(error.hint.unwrap().contains("--target 7:3g.40gb@0 --for 1h`"), "the hint keeps the end of the lease");
     assert_eq!(host.reservation(&request, PlacementPolicy::Pack), None, "a request does not wait for it");
     host.gpus.push(mig(8, "a100-80", false, "3g.40gb@0 used"));
     let error = refusal(&host, &wanted(profile("3g.40gb"), 1));
@@ -149,7 +160,7 @@ fn request_that_a_layout_cannot_meet_gets_the_layout_and_other_gpus() {
     let request = on_gpus(&[0], profile("4g.40gb"));
     let refused = |gpus: &[gpush_api::Gpu], allowed: Option<&BTreeSet<u32>>| {
         let why = place(&host, &request, PlacementPolicy::Pack).unwrap_err();
-        let error = why.error(&request, ErrorContext { gpus, allowed, host: &host });
+        let error = why.error(&request, ErrorContext { gpus, allowed, ..context(&host) });
         assert_eq!(error.message, "cannot grant a MIG device: GPU 0 does not meet the request, even when idle");
         (error.causes.join("; "), error.hint.unwrap())
     };

@@ -44,7 +44,7 @@ fn refusal(host: &Host, wanted: &PlacementRequest) -> ApiError {
 }
 
 fn context(host: &Host) -> ErrorContext<'_> {
-    ErrorContext { host, gpus: &[], allowed: None }
+    ErrorContext { host, gpus: &[], allowed: None, duration: None }
 }
 
 #[test]
