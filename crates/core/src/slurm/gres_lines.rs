@@ -8,7 +8,7 @@
 
 use std::fmt::{self, Write as _};
 
-use gpush_api::{Gpu, GpuInstance, Mode};
+use gpush_api::{Gpu, GpuInstance, GpuState, Mode};
 
 /// The lines about GPUs for the gres.conf and slurm.conf of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub fn gres_lines(node: &str, gpus: &[Gpu]) -> GresLines {
             ));
         }
     }
+    let lost = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost);
+    lines.notes.extend(lost.map(|gpu| format!("GPU {} is lost: jobs cannot use it until the host reboots", gpu.index)));
     let differ = whole.iter().any(|(_, mode, _)| *mode != whole[0].1);
     for (gres_type, mode, minors) in whole {
         let mode = if differ { format!("  # mode {}", mode.name()) } else { String::new() };
@@ -232,6 +234,15 @@ mod tests {
         # slurm.conf: GresTypes=gpu, and in the line of the node:
         # NodeName=n1 Gres=gpu:h100:4
         ");
+    }
+
+    /// Fault: the line of a lost GPU looked like the line of a usable GPU.
+    #[test]
+    fn lost_gpu_has_a_comment() {
+        let mut gpus = host();
+        gpus[2].state = GpuState::Lost;
+        let text = gres_lines("n1", &gpus).gres_conf();
+        assert!(text.contains("\n# GPU 2 is lost: jobs cannot use it until the host reboots\n"), "{text}");
     }
 
     /// Fault: the output did not say that a job and a lease of a user can get the same GPU.
