@@ -194,7 +194,7 @@ impl Denial {
             }
             Exceeded::Leases { .. } | Exceeded::Queued { .. } => release(),
             Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => release(),
-            Exceeded::Duration { longest_s, .. } => format!("add `--for {}` or a shorter duration", span(*longest_s)),
+            Exceeded::Duration { longest_s, .. } => format!("use `--for {}` or a shorter duration", span(*longest_s)),
         }
     }
 }

@@ -59,7 +59,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request is for 1d1h");
     let denial = check_request(&of(day), &[], LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request has no end");
-    assert_eq!(denial.hint(), "add `--for 1d` or a shorter duration");
+    assert_eq!(denial.hint(), "use `--for 1d` or a shorter duration");
     let renewal = denial.of_renewal(LeaseId(5)).message;
     assert!(renewal.starts_with("cannot renew lease L5: group students may hold"), "{renewal}");
 
