@@ -22,7 +22,7 @@ use crate::{
     args::Global,
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
-    render::host,
+    render::{gpu::state, host},
 };
 
 /// Pause between two checks.
@@ -72,16 +72,19 @@ async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output)
     let mut last: Vec<Unfinished> = Vec::new();
     loop {
         let is_last = Instant::now() + PAUSE > end;
-        let (left, maintenance) = match read_unfinished(client).await {
+        let (left, maintenance, skipped) = match read_unfinished(client).await {
             Ok(read) => read,
             Err(error) if may_pass(&error) && !is_last => {
-                (vec![Unfinished::Pending(error.error.message.clone())], None)
+                (vec![Unfinished::Pending(error.error.message.clone())], None, String::new())
             }
             Err(error) => return Err(error.into()),
         };
         if left.is_empty() {
             if let Some(maintenance) = &maintenance {
                 out.remark(&host::status(Some(maintenance), &out.look));
+            }
+            if !quiet && !skipped.is_empty() {
+                out.remark(&(out.look.wrap("warning: ", &skipped).join("\n") + "\n"));
             }
             if out.json {
                 out.document(&Ready { ready: true, maintenance })?;
@@ -111,18 +114,28 @@ impl Unfinished {
     }
 }
 
-/// Reads the unfinished work, and the maintenance of the host.
-async fn read_unfinished(client: &mut Client) -> Result<(Vec<Unfinished>, Option<Maintenance>), Error> {
+/// Reads the unfinished work, the maintenance of the host, and which GPUs nobody waits for.
+async fn read_unfinished(client: &mut Client) -> Result<(Vec<Unfinished>, Option<Maintenance>, String), Error> {
     let health = client.health().await?;
     let gpus = client.gpus(false).await;
     let daemons = client.mps().await;
+    let skipped = gpus.as_deref().map(skipped).unwrap_or_default();
     let left = match (gpus, daemons) {
         (Ok(gpus), Ok(daemons)) => unfinished(&health, &gpus, &daemons),
         // There is no driver, but no rule needs one.
         (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer && is_complete(&health) => Vec::new(),
         (Err(error), _) | (_, Err(error)) => return Err(error),
     };
-    Ok((left, health.maintenance))
+    Ok((left, health.maintenance, skipped))
+}
+
+/// Names the GPUs that are lost or held; an empty text if there are none. The command does not wait for them, because
+/// they become ready only after an action of an administrator.
+fn skipped(gpus: &[Gpu]) -> String {
+    let is_skipped = |gpu: &&Gpu| matches!(gpu.state, GpuState::Lost | GpuState::Held);
+    let words = |gpu: &Gpu| format!("GPU {} is {}", gpu.index, state(gpu.state).0);
+    let texts: Vec<String> = gpus.iter().filter(is_skipped).map(words).collect();
+    if texts.is_empty() { String::new() } else { format!("{}; see `gpushctl status`", texts.join(", ")) }
 }
 
 /// Returns whether gpushd no longer tries to apply the layouts of this boot.
@@ -248,6 +261,17 @@ mod tests {
             unfinished(&health(true), &[fixtures::gpu(0, "A100", 40_960, None)], &[fixtures::mps::daemon(0)]),
             []
         );
+    }
+
+    /// Fault: the command succeeded without a word although a GPU was lost.
+    #[test]
+    fn lost_gpus_are_named_but_not_waited_for() {
+        let gpu = |index, state| Gpu { state, ..fixtures::gpu(index, "A100", 40_960, None) };
+        let gpus =
+            [gpu(0, GpuState::Ready), gpu(1, GpuState::Lost), gpu(2, GpuState::Cordoned), gpu(3, GpuState::Held)];
+        assert_eq!(unfinished(&health(true), &gpus, &[]), []);
+        assert_eq!(skipped(&gpus), "GPU 1 is lost, GPU 3 is held; see `gpushctl status`");
+        assert_eq!(skipped(&gpus[..1]), "");
     }
 
     #[test]
