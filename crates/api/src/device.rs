@@ -61,6 +61,10 @@ pub struct MigDevice {
     pub gpu_uuid: String,
     /// GPU instance as profile and placement, such as `3g.40gb@4`.
     pub instance: String,
+    /// Name of the device in commands, without the GPU: `3g.40gb@4`; for a part of a GPU instance, with the first compute
+    /// slice of the part: `1c.3g.40gb@4/1`. Absent if there is no compute instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Profile of the compute instance, such as `1c.3g.40gb`. If the compute instance uses all
     /// compute slices, this is the profile of the GPU instance.
     pub profile: String,

@@ -15,6 +15,8 @@ use gpush_api::{
     Process, USERS_UNKNOWN,
 };
 
+use crate::sharing;
+
 mod available;
 
 pub use available::Offers;
@@ -90,6 +92,7 @@ fn device(
         gpu: gpu.index,
         gpu_uuid: gpu.uuid.clone(),
         instance: format!("{}@{}", instance.profile, instance.placement.start),
+        device: compute.map(|compute| sharing::device_name(instance, compute)),
         profile: compute.map_or_else(|| instance.profile.clone(), |compute| compute.profile.clone()),
         gi: instance.id,
         ci: compute.map(|compute| compute.id),

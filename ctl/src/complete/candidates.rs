@@ -194,7 +194,7 @@ fn targets(_current: &str) -> Vec<Candidate> {
     if !has_word(&["mps"]) {
         let devices = ask(async |client| client.mig_devices().await);
         for device in devices.into_iter().filter(|device| device.available) {
-            let name = format!("{}:{}", device.gpu, device.instance);
+            let name = format!("{}:{}", device.gpu, device.device.unwrap_or(device.instance));
             if found.iter().all(|(other, _)| *other != name) {
                 found.push((name, "free".to_owned()));
             }

@@ -1,6 +1,6 @@
 //! MIG devices as a list, with their use.
 
-use gpush_api::{DeviceUse, Gpu, GpuState, MigDevice};
+use gpush_api::{DeviceUse, Gpu, GpuState, MigDevice, Mode, MpsDaemon};
 
 use super::{
     Appearance,
@@ -34,7 +34,7 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Li
     let row = |one: &MigDevice| {
         let row = [
             one.gpu.to_string(),
-            look.clean(&name(one)),
+            look.clean(name(one)),
             look.clean(&one.profile),
             one.gi.to_string(),
             one.ci.map_or_else(dash, |ci| ci.to_string()),
@@ -51,16 +51,14 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Li
     // If there is not enough room, leave out other columns before shortening a UUID, because users copy UUIDs.
     let narrow = Narrow { uuids: Some("UUID"), ..Narrow::spare(&["GI", "CI", "GIB"]).prose() };
     Listing::new(&shown, devices.iter().map(row).collect(), narrow, look)
-        .names(devices.iter().map(|one| format!("{}:{}", one.gpu, one.instance)))
+        .names(devices.iter().map(|one| format!("{}:{}", one.gpu, name(one))))
         .uuids(devices.iter().filter_map(|one| one.uuid.clone()))
         .or_empty(&none(gpus))
 }
 
-/// Returns the name of a device: `1c.3g.40gb in 3g.40gb@4`; or only the GPU instance if the compute instance uses all
-/// of it.
-fn name(one: &MigDevice) -> String {
-    let whole = one.instance.split('@').next() == Some(&one.profile);
-    if whole { one.instance.clone() } else { format!("{} in {}", one.profile, one.instance) }
+/// Returns the name of a device; of a GPU instance without compute instance, the name of the GPU instance.
+fn name(one: &MigDevice) -> &str {
+    one.device.as_ref().unwrap_or(&one.instance)
 }
 
 fn usage(of: DeviceUse) -> String {
@@ -104,6 +102,14 @@ fn holders(one: &MigDevice, look: &Appearance) -> String {
     one.grants.iter().map(holder).collect::<Vec<_>>().join(", ")
 }
 
+/// Returns whether a new program can use a device. If the rule of the GPU has mode `mig`, the program gets the device
+/// with a lease; otherwise gpushd grants no leases on the device, and the program uses it directly. `daemons` are the
+/// MPS daemons of the host.
+pub(crate) fn is_free(device: &MigDevice, gpu: &Gpu, daemons: &[MpsDaemon]) -> bool {
+    let is_shared = || daemons.iter().any(|daemon| device.uuid.as_ref() == Some(&daemon.uuid));
+    device.available || device.usage == DeviceUse::Free && gpu.mode != Mode::Mig && !is_shared()
+}
+
 /// Explains why there are no devices.
 fn none(gpus: &[Gpu]) -> String {
     let which = gpu_numbers(&gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
@@ -131,6 +137,7 @@ mod tests {
             gpu: 0,
             gpu_uuid: "GPU-0".to_owned(),
             instance: "1g.10gb@4".to_owned(),
+            device: Some("1g.10gb@4".to_owned()),
             profile: "1g.10gb".to_owned(),
             gi: 11,
             ci: Some(0),
@@ -156,27 +163,33 @@ mod tests {
         let devices = [
             device(DeviceUse::Free),
             MigDevice { grants: vec![granted.clone()], ..device(DeviceUse::Granted) },
-            MigDevice { profile: "1c.1g.10gb".to_owned(), ..device(DeviceUse::InUse) },
+            MigDevice {
+                profile: "1c.1g.10gb".to_owned(),
+                device: Some("1c.1g.10gb@4/1".to_owned()),
+                ..device(DeviceUse::InUse)
+            },
             MigDevice {
                 reason: Some("the GPU is cordoned".to_owned()),
                 grants: vec![granted],
                 ci: None,
+                device: None,
                 uuid: None,
                 ..device(DeviceUse::Reserved)
             },
         ];
         let listing = list(&devices, &[], &look);
         insta::assert_snapshot!(fixtures::plain(listing.text()), @r"
-        GPU  INSTANCE                 USE       UUID
-          0  1g.10gb@4                free      MIG-2ae0b6f1-0000-5000-8000-000000000000
-          0  1g.10gb@4                granted   MIG-2ae0b6f1-0000-5000-8000-000000000000
+        GPU  INSTANCE        CI  GIB  USE       UUID
+          0  1g.10gb@4        0  9.6  free      MIG-2ae0b6f1-0000-5000-8000-000000000000
+          0  1g.10gb@4        0  9.6  granted   MIG-2ae0b6f1-0000-5000-8000-000000000000
             alice (s3, ends in 3h)
-          0  1c.1g.10gb in 1g.10gb@4  in_use    MIG-2ae0b6f1-0000-5000-8000-000000000000
+          0  1c.1g.10gb@4/1   0  9.6  in_use    MIG-2ae0b6f1-0000-5000-8000-000000000000
             MPS clients
-          0  1g.10gb@4                reserved  -
+          0  1g.10gb@4        -  9.6  reserved  -
             the GPU is cordoned; granted to alice (s3, ends in 3h)
         ");
-        assert_eq!(listing.name_lines().lines().next(), Some("0:1g.10gb@4"));
+        // Fault: all parts of a GPU instance had the name of the GPU instance.
+        assert_eq!(listing.name_lines().lines().nth(2), Some("0:1c.1g.10gb@4/1"));
         assert_eq!(listing.uuid_lines().unwrap().lines().count(), 3);
         assert!(
             listing.csv(true).starts_with("gpu,instance,gi,ci,gib,use,uuid,detail\n0,1g.10gb@4,11,0,9.6,free,MIG-")

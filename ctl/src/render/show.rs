@@ -3,6 +3,7 @@
 use gpush_api::{
     Architecture, ComputeMode, DeviceUse, Gpu, GpuState, Lease, Mig, MigDevice, Mode, MpsDaemon, NvLink, Process,
 };
+use gpush_core::sharing;
 
 use super::{
     Appearance,
@@ -173,11 +174,10 @@ fn devices(gpu: &Gpu, listed: &[&MigDevice], look: &Appearance) -> String {
             rows.push(vec![what, instance.id.to_string(), ci, memory.clone(), usage, uuid]);
         };
         if instance.compute.is_empty() {
-            push(at.clone(), "-".into(), DeviceUse::Reserved.name().into(), "no compute instance".into());
+            push(at, "-".into(), DeviceUse::Reserved.name().into(), "no compute instance".into());
         }
         for compute in &instance.compute {
-            let whole = compute.profile == instance.profile;
-            let what = if whole { at.clone() } else { format!("{} in {at}", look.clean(&compute.profile)) };
+            let what = look.clean(&sharing::device_name(instance, compute));
             let device = listed.iter().find(|one| (one.gi, one.ci) == (instance.id, Some(compute.id)));
             let usage = device.map_or("-", |one| one.usage.name()).to_owned();
             let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
@@ -187,8 +187,8 @@ fn devices(gpu: &Gpu, listed: &[&MigDevice], look: &Appearance) -> String {
     if rows.is_empty() {
         return none_yet(gpu, look);
     }
-    // Break other cells before shortening a UUID, because users copy UUIDs.
-    let narrow = Narrow { uuids: Some("MIG UUID"), ..Narrow::default() };
+    // If there is not enough room, leave out the memory before shortening a UUID, because users copy UUIDs.
+    let narrow = Narrow { uuids: Some("MIG UUID"), ..Narrow::spare(&["GIB"]) };
     fitted(&columns, rows, narrow, gpu::INDENT, look)
 }
 

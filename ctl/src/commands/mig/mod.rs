@@ -13,7 +13,7 @@ pub(super) mod layout;
 mod numbers;
 mod room;
 
-use gpush_api::{ApiError, Code, DeviceUse, Gpu, GpuState, Lease, MigDevice, Mode, MpsDaemon};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Lease, MigDevice, MpsDaemon};
 use gpush_client::Client;
 use gpush_core::{layout::DYNAMIC, nearest::nearest};
 
@@ -111,7 +111,7 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
     let mut found: Vec<MigDevice> = client.mig_devices().await?;
     let shared = if free { client.mps().await? } else { Vec::new() };
     found.retain(|device| {
-        gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid && (!free || is_free(device, gpu, &shared)))
+        gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid && (!free || drawing::is_free(device, gpu, &shared)))
             && profile.is_none_or(|profile| device.profile.eq_ignore_ascii_case(profile))
     });
     let none = found.is_empty();
@@ -145,13 +145,6 @@ fn hint_if_none_is_free(profile: Option<&str>, gpus: &[Gpu]) -> String {
         }
         None => "'gpushctl mig list' shows who uses the MIG devices".to_owned(),
     }
-}
-
-/// Returns whether a new program can use a device. If the rule of the GPU has mode `mig`, the program gets the device
-/// with a lease; otherwise gpushd grants no leases on the device, and the program uses it directly.
-fn is_free(device: &MigDevice, gpu: &Gpu, shared: &[MpsDaemon]) -> bool {
-    let is_shared = || shared.iter().any(|daemon| device.uuid.as_ref() == Some(&daemon.uuid));
-    device.available || device.usage == DeviceUse::Free && gpu.mode != Mode::Mig && !is_shared()
 }
 
 /// Returns the error for a profile that none of the GPUs has. Returns `None` if a GPU has the profile, or if the

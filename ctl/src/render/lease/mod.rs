@@ -17,6 +17,7 @@ use gpush_api::{
     EndReason, Enforcement, Gpu, Lease, LeaseBinding, LeaseHolder, LeaseMember, LeaseRequest, LeaseShare, LeaseState,
     MemberShare,
 };
+use gpush_core::sharing;
 use jiff::Timestamp;
 
 pub(crate) use self::{
@@ -120,11 +121,13 @@ fn target(member: &LeaseMember, gpus: &[Gpu], look: &Appearance) -> String {
     if member.target == gpu.uuid {
         return gpu.index.to_string();
     }
-    let mut instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    let instance =
-        instances.find(|instance| instance.compute.iter().any(|compute| compute.uuid.as_ref() == Some(&member.target)));
-    match (instance, profile(member)) {
-        (Some(instance), _) => look.clean(&format!("{}:{}@{}", gpu.index, instance.profile, instance.placement.start)),
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let mut devices = instances.flat_map(|instance| instance.compute.iter().map(move |compute| (instance, compute)));
+    let device = devices.find(|(_, compute)| compute.uuid.as_ref() == Some(&member.target));
+    match (device, profile(member)) {
+        (Some((instance, compute)), _) => {
+            look.clean(&format!("{}:{}", gpu.index, sharing::device_name(instance, compute)))
+        }
         (None, Some(profile)) => look.clean(&format!("{}:{profile}", gpu.index)),
         (None, None) => look.clean(&format!("{}:{}", gpu.index, member.target)),
     }
@@ -151,10 +154,12 @@ pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
         LeaseBinding::Time | LeaseBinding::None => None,
     };
     match (with, lease.expires_at) {
-        (None, None) => match lease.request.as_ref().and_then(|request| request.duration_s) {
+        (None, None) => match lease.request.as_ref().map(|request| request.duration_s) {
             // The lease has not been granted yet, and its duration begins with the grant.
-            Some(seconds) => format!("after {}", duration(seconds)),
-            None => "on release".to_owned(),
+            Some(Some(seconds)) => format!("after {}", duration(seconds)),
+            // gpushd withholds the request of another user, so its duration is not known.
+            None if matches!(lease.state, LeaseState::Queued | LeaseState::Granting) => NONE.to_owned(),
+            Some(None) | None => "on release".to_owned(),
         },
         (Some(with), None) => with,
         (None, Some(at)) => look.ahead(at),
@@ -193,4 +198,23 @@ fn place(lease: &Lease, look: &Appearance) -> Option<String> {
         [most @ .., last] => format!(", behind {} and {last}", most.join(", ")),
     };
     Some(format!("position {}{behind}", queue.position))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    /// Fault: a user saw `on release` as the end of another user's queued lease, which ends after a duration.
+    #[test]
+    fn withheld_duration_of_a_queued_lease_is_not_shown_as_an_end() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let own = fixtures::lease::queued();
+        let mut foreign = own.clone();
+        foreign.redact();
+        assert_eq!([end(&own, &look), end(&foreign, &look)], ["after 8h", "-"]);
+        let mut active = Lease { binding: LeaseBinding::None, expires_at: None, ..fixtures::lease::mps() };
+        active.redact();
+        assert_eq!(end(&active, &look), "on release");
+    }
 }
