@@ -21,6 +21,12 @@ pub(crate) fn remove_misleading_suggestions(mut error: Error) -> Error {
             error.remove(ContextKind::Usage);
         }
     }
+    // clap lists all words that are near, in no useful order.
+    if let Some(ContextValue::Strings(words)) = error.get(ContextKind::SuggestedSubcommand)
+        && let Some(best) = nearest(&typed, words.iter().map(String::as_str)).map(str::to_owned)
+    {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec![best]));
+    }
     // clap suggests `-- -x` for an unknown option `-x`. But no command accepts an option as an
     // argument.
     error.remove(ContextKind::Suggested);
@@ -61,6 +67,8 @@ mod tests {
     #[test]
     fn near_words_are_suggested() {
         assert!(text("gpushctl stauts").contains("status"));
+        let completion = text("gpushctl completion bash");
+        assert!(completion.contains("completions") && !completion.contains("operation"), "{completion}");
         assert!(text("gpushctl mig apply --reson x").contains("--reason"));
     }
 }

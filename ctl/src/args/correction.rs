@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
 
 use super::{Cli, typed};
 
@@ -12,10 +12,21 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
     let words: Vec<&str> = words.iter().skip(1).map(|word| word.to_str()).collect::<Option<_>>()?;
     let line = Line::of(words);
     let sources = [swapped, without_noun, synonym, gpu_as_argument, without_dashes, share_as_argument, option];
+    let help = vec!["--help".to_owned()];
     let accepted =
         |words: &Vec<String>| Cli::try_parse_from([&["gpushctl".to_owned()], words.as_slice()].concat()).is_ok();
-    let found = sources.iter().flat_map(|source| source(&line)).find(accepted)?;
+    let mut found = sources.iter().flat_map(|source| source(&line));
+    let found = found.find(accepted).or_else(|| incomplete(&line).map(|words| [words, help].concat()))?;
     typed::command_line(["gpushctl"].into_iter().chain(found.iter().map(String::as_str)))
+}
+
+/// Returns the command that the user meant, if its arguments are missing: `mig destroy` means `mig remove`.
+fn incomplete(line: &Line<'_>) -> Option<Vec<String>> {
+    let lacks_arguments = |words: &Vec<String>| {
+        let parsed = Cli::try_parse_from([&["gpushctl".to_owned()], words.as_slice()].concat());
+        parsed.is_err_and(|error| error.kind() == ErrorKind::MissingRequiredArgument)
+    };
+    synonym(line).into_iter().find(lacks_arguments)
 }
 
 /// The words of a refused command line, without `gpushctl`.
@@ -116,7 +127,7 @@ fn synonym(line: &Line<'_>) -> Vec<Vec<String>> {
             return line.replaced(0, 0, &["config", "overrides"]).into_iter().collect();
         }
         ("gpu" | "gpus", "status") => &[&["status"]],
-        ("gpu" | "gpus", "release" | "free" | "enable") => &[&["gpu", "uncordon"]],
+        ("gpu" | "gpus", "release" | "free" | "enable" | "resume") => &[&["gpu", "uncordon"]],
         ("gpu" | "gpus", "disable") => &[&["gpu", "cordon"]],
         ("mig", "status" | "devices" | "instances") => &[&["mig", "list"]],
         ("mig", "set" | "layout" | "change") => &[&["mig", "apply"]],
@@ -208,7 +219,7 @@ fn share_as_argument(line: &Line<'_>) -> Vec<Vec<String>> {
 
 /// Options of other tools, each with the options of gpushctl that are tried instead; an empty text means that the
 /// option is removed.
-const OPTIONS: [(&str, &[&str]); 17] = [
+const OPTIONS: [(&str, &[&str]); 18] = [
     ("--id", &["--gpu"]),
     ("--gpus", &["--gpu", "--count"]),
     ("--device", &["--gpu"]),
@@ -226,6 +237,7 @@ const OPTIONS: [(&str, &[&str]); 17] = [
     ("-n", &["--count"]),
     ("--format", &["--output"]),
     ("--all", &["", "all"]),
+    ("--shell", &[""]),
 ];
 
 fn option(line: &Line<'_>) -> Vec<Vec<String>> {
@@ -303,6 +315,9 @@ mod tests {
             ("config validate x.toml", "config check x.toml"),
             ("gpu status", "status"),
             ("gpu enable 3", "gpu uncordon 3"),
+            ("gpu resume 3", "gpu uncordon 3"),
+            ("gpu resume", "gpu uncordon --help"),
+            ("mig destroy", "mig remove --help"),
         ]);
     }
 
@@ -321,6 +336,7 @@ mod tests {
             ("mps set 4 --percent 30", "mps set 4 --percentage 30"),
             ("gpu list --all", "gpu list"),
             ("mig off --all", "mig off all"),
+            ("completions --shell bash", "completions bash"),
         ]);
     }
 

@@ -97,9 +97,11 @@ pub(super) fn pid(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Parses a lease id, such as `L17`.
+/// Parses a lease id: `L17`, or `17` for short.
 pub(super) fn lease(text: &str) -> Result<LeaseId, String> {
-    text.parse().map_err(|error: gpush_api::NotALeaseId| error.to_string())
+    let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let id = if is_number { format!("L{text}") } else { text.to_owned() };
+    id.parse().map_err(|error: gpush_api::NotALeaseId| error.to_string())
 }
 
 /// Parses an operation id: `op-17`, or `17` for short.
@@ -116,6 +118,13 @@ pub(super) fn kind(text: &str) -> Result<EventKind, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lease_and_operation_need_no_prefix() {
+        assert_eq!([lease("17"), lease("L17"), lease("l17")], [Ok(LeaseId(17)), Ok(LeaseId(17)), Ok(LeaseId(17))]);
+        assert_eq!(operation("17"), Ok("op-17".to_owned()));
+        assert!(lease("0").is_err() && lease("").is_err() && lease("op-17").is_err());
+    }
 
     #[test]
     fn duration_under_one_second_is_refused() {
