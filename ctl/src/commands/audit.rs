@@ -68,6 +68,9 @@ async fn follow(
     // If there is no record yet, every later record is new.
     query.after = Some(records.last().map_or(0, |last| last.sequence));
     query.since = if records.is_empty() { Some(out.look.now) } else { None };
+    if !out.json && out.look.headings {
+        out.text(&audit::heading())?;
+    }
     loop {
         if out.json {
             for record in &records {

@@ -5,24 +5,26 @@ use serde_json::Value;
 
 use super::{
     Appearance,
+    appearance::{QUIET, pad, paint},
     listing::{Listing, widened},
     table::{Align, Narrow},
 };
 
+const COLUMNS: [(&str, Align); 6] = [
+    ("TIME", Align::Left),
+    ("BY", Align::Left),
+    ("ACTION", Align::Left),
+    ("OBJECT", Align::Left),
+    ("RESULT", Align::Left),
+    ("DETAIL", Align::Left),
+];
+
 /// Lists the records of `gpushctl audit`.
 pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Appearance) -> Listing {
-    let columns = [
-        ("TIME", Align::Left),
-        ("BY", Align::Left),
-        ("ACTION", Align::Left),
-        ("OBJECT", Align::Left),
-        ("RESULT", Align::Left),
-        ("DETAIL", Align::Left),
-    ];
     let rows = records.iter().map(|record| row(record, gpus, look));
     let uid = |record: &AuditRecord| record.by.as_ref().map_or_else(|| "-".to_owned(), |by| by.uid.to_string());
     let (columns, rows) = widened(
-        &columns,
+        &COLUMNS,
         rows.collect(),
         records,
         &[("SEQUENCE", &|one| one.sequence.to_string()), ("UID", &uid)],
@@ -46,9 +48,22 @@ fn row(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     ]
 }
 
+/// Widths of the columns with `--follow`, which cannot know the later records.
+const WIDTHS: [usize; 5] = ["2026-01-02 03:04:05".len(), 10, "maintenance.enter".len(), 10, "rolled back".len()];
+
 /// Draws a record as one line, for `--follow`.
 pub(crate) fn line(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> String {
-    row(record, gpus, look).join("  ").trim_end().to_owned() + "\n"
+    aligned(&row(record, gpus, look))
+}
+
+/// Draws the heading above the lines of `--follow`.
+pub(crate) fn heading() -> String {
+    paint(QUIET, aligned(&COLUMNS.map(|(name, _)| name.to_owned())).trim_end()) + "\n"
+}
+
+fn aligned(cells: &[String]) -> String {
+    let padded = cells.iter().enumerate().map(|(at, cell)| pad(cell, WIDTHS.get(at).copied().unwrap_or(0)));
+    padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
 }
 
 /// Returns the name of an object. For a GPU, this is its index; if the driver does not list the
@@ -178,6 +193,10 @@ mod tests {
         let look = Appearance { wraps: false, ..fixtures::look(80, Charset::Ascii) };
         let text = fixtures::plain(records(&all, &[], &look).text()).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");
         insta::assert_snapshot!(text);
+        // Fault: with `--follow`, the columns had no heading and were not aligned.
+        let lines = heading() + &all[1..4].iter().map(|one| line(one, &[], &look)).collect::<String>();
+        let text = fixtures::plain(&lines).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");
+        insta::assert_snapshot!("audit-follow", text);
         let look = fixtures::look(60, Charset::Ascii);
         let text = fixtures::plain(records(&all, &[], &look).text());
         assert!(text.lines().all(|line| line.len() <= 60), "{text}");
