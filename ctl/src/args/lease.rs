@@ -125,13 +125,14 @@ Examples:
         #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
         grace: Option<u64>,
     },
-    /// Print the environment for programs that use a lease
+    /// Print the environment for programs that use a lease; without LEASE, request one
     #[command(after_help = "\
 Output (-o): sh (default), fish, csh, json, or docker: arguments of
 `docker run`, one on each line. A failure prints `false`, so that `eval` fails
 too.
 
-Without LEASE, a lease is requested first, as with `lease request`.
+Without LEASE, a lease is requested first, as with `lease request`; its id is
+printed on stderr.
 
 Examples:
   eval \"$(gpushctl lease env L17)\"

@@ -2,6 +2,7 @@
 
 use gpush_api::{ApiError, Lease, LeaseId, LeaseRenewRequest, LeaseRevokeRequest};
 use gpush_client::{Client, Error, Kind};
+use jiff::Timestamp;
 
 use crate::{exit::Outcome, output::Output, render::lease};
 
@@ -32,6 +33,7 @@ async fn end_each(
     out: &Output,
     mut end: impl AsyncFnMut(LeaseId) -> Result<Lease, Error>,
 ) -> Outcome {
+    let began = Timestamp::now();
     let (mut ended, mut errors) = (Vec::new(), Vec::new());
     for id in ids {
         match end(*id).await {
@@ -41,7 +43,7 @@ async fn end_each(
         }
     }
     if errors.is_empty() {
-        out.show(&ended, |look| ended.iter().map(|one| lease::ended(one, look)).collect())?;
+        out.show(&ended, |look| ended.iter().map(|one| lease::ended(one, began, look)).collect())?;
         return Ok(0);
     }
     let mut error = if errors.len() == 1 {

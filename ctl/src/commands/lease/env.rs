@@ -1,7 +1,5 @@
 //! `gpushctl lease env`: prints the environment of a lease as text.
 
-use std::io::IsTerminal;
-
 use gpush_api::{ApiError, Code, LeaseGrant, LeaseId};
 use gpush_core::lease::environment::{Environment, SHELL_FAILURE};
 
@@ -62,7 +60,8 @@ fn print(
             let _ = client.lease_release(granted.lease.id).await;
             return Err(failure);
         }
-        if asked.is_some() && !quiet && std::io::stderr().is_terminal() {
+        // Always print the id, because the user needs it to release the lease.
+        if asked.is_some() && !quiet {
             out.remark(&lease::started(&granted.lease, &out.look));
         }
         Ok(0)

@@ -1,6 +1,7 @@
 //! Results of lease commands, and what a lease waits for.
 
 use gpush_api::{Gpu, Lease, LeaseGrant, LeaseState};
+use jiff::Timestamp;
 
 use super::{end, enforced_by, list::list, place, reason, share, show};
 use crate::render::{
@@ -24,11 +25,14 @@ pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Appearance) -> 
     list(std::slice::from_ref(lease), gpus, look).drawn(drawn)
 }
 
-/// Draws the line that `run` and `lease env` print on a terminal: the granted share, and what
-/// enforces it.
+/// Draws the line that `run` and `lease env` print on stderr: the granted share, and what enforces it.
 pub(crate) fn started(lease: &Lease, look: &Appearance) -> String {
-    let text =
-        format!("{}, ends {}. Enforced by {}", share(lease, look), end(lease, look), enforced_by(lease.enforcement));
+    let text = format!(
+        "granted {}, ends {}. Enforced by {}",
+        share(lease, look),
+        end(lease, look),
+        enforced_by(lease.enforcement)
+    );
     lines(lease, &text, look)
 }
 
@@ -52,12 +56,15 @@ pub(crate) fn renewed(lease: &Lease, look: &Appearance) -> String {
     lines(lease, &format!("ends {}{at}", end(lease, look)), look)
 }
 
-/// Draws the result of `gpushctl lease release` and `revoke`.
-pub(crate) fn ended(lease: &Lease, look: &Appearance) -> String {
+/// Draws the result of `gpushctl lease release` and `revoke`. `began` is the time at which the command began.
+pub(crate) fn ended(lease: &Lease, began: Timestamp, look: &Appearance) -> String {
     let why = lease.reason.map_or("ends", reason);
-    let mut out = match lease.state {
-        LeaseState::Ended => lines(lease, why, look),
-        LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Releasing => {
+    // Times of gpushd have whole seconds.
+    let earlier = lease.ended_at.filter(|at| at.as_second() < began.as_second());
+    let mut out = match (lease.state, earlier) {
+        (LeaseState::Ended, Some(at)) => lines(lease, &format!("has ended already: {why}, {}", look.ago(at)), look),
+        (LeaseState::Ended, None) => lines(lease, why, look),
+        (LeaseState::Queued | LeaseState::Granting | LeaseState::Active | LeaseState::Releasing, _) => {
             lines(lease, &format!("{why}; its capacity becomes free when its processes have ended"), look)
         }
     };

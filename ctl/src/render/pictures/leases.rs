@@ -61,9 +61,12 @@ fn lease_changes_in_a_line() {
     }
     text += "---\n";
     text += &lease::renewed(&fixtures::lease::mig(), &look);
+    let at_end = fixtures::lease::expired().ended_at.unwrap();
     for one in [fixtures::lease::revoked(), fixtures::lease::expired()] {
-        text += &lease::ended(&one, &look);
+        text += &lease::ended(&one, at_end, &look);
     }
+    // Fault: the command said that it had released a lease that had ended earlier.
+    text += &lease::ended(&fixtures::lease::expired(), look.now, &look);
     assert_snapshot!("lease-changes", fixtures::plain(&text));
 }
 
@@ -74,7 +77,7 @@ fn every_word_of_a_lease_is_distinct() {
         .into_iter()
         .map(|reason| {
             let one = gpush_api::Lease { reason: Some(reason), ..fixtures::lease::expired() };
-            fixtures::plain(&lease::ended(&one, &look))
+            fixtures::plain(&lease::ended(&one, look.now, &look))
         })
         .collect();
     texts.sort();
