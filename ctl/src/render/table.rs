@@ -43,7 +43,8 @@ pub(crate) struct Narrow {
     pub(crate) spare: &'static [&'static str],
     /// Whether the last column contains sentences, which may move below their row.
     pub(crate) prose: bool,
-    /// The column with UUIDs. If the table is too wide even without the columns in `spare`, the UUIDs are shortened.
+    /// The column with UUIDs. If the table is too wide even without the other columns in `spare`, the UUIDs are
+    /// shortened.
     pub(crate) uuids: Option<&'static str>,
 }
 
@@ -82,8 +83,8 @@ pub(crate) fn fitted(
     if let Some(at) = narrow.uuids.and_then(|uuids| columns.iter().position(|(column, _)| *column == uuids)) {
         let (least, _) = measured(&columns, &rows, SHORT);
         let can_move = |at: usize| narrow.prose && at + 1 == columns.len();
-        let is_needed = |at: &usize| !(narrow.spare.contains(&columns[*at].0) || can_move(*at));
-        let needed: Vec<usize> = (0..columns.len()).filter(is_needed).map(|at| least[at]).collect();
+        let is_needed = |one: &usize| *one == at || !(narrow.spare.contains(&columns[*one].0) || can_move(*one));
+        let needed: Vec<usize> = (0..columns.len()).filter(is_needed).map(|one| least[one]).collect();
         if needed.iter().sum::<usize>() + gaps(needed.len()) > room {
             let cells = rows.iter_mut().map(|row| &mut row[at]);
             // A cell with blanks is a text in place of a UUID, so do not shorten it.
@@ -239,16 +240,8 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
         ("DEVICE", Left),
         ("UUID", Left),
     ];
-    // A UUID has 40 characters, which is too much for most terminals. So show only its beginning, which is enough to
-    // identify the GPU; `-o wide` prints all of it. On a narrow terminal, leave out the PCI address.
-    let (pci, uuid) = match look.width {
-        _ if !look.wraps => (true, usize::MAX),
-        0..100 => (false, "GPU-00000000".len()),
-        100..136 => (true, "GPU-00000000".len()),
-        _ => (true, usize::MAX),
-    };
+    let product_columns = if look.wraps && look.width < 100 { 14 } else { 24 };
     let is_shown = |name: &str| match name {
-        "PCI" => pci,
         "USED GIB" => look.exact,
         name => look.wide || !WIDE.contains(&name),
     };
@@ -260,7 +253,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
             let dash = || "-".to_owned();
             let row = [
                 gpu.index.to_string(),
-                look.fit(&look.clean(product(&gpu.name)), if pci || !look.wraps { 24 } else { 14 }),
+                look.fit(&look.clean(product(&gpu.name)), product_columns),
                 look.clean(&gpu.pci),
                 if has_memory { gib(gpu.memory.used_mib) } else { dash() },
                 match (has_memory, look.exact) {
@@ -277,14 +270,16 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
                 power,
                 ecc,
                 format!("/dev/nvidia{}", gpu.minor),
-                shortened(&look.clean(&gpu.uuid), uuid, look),
+                look.clean(&gpu.uuid),
             ];
             let cells = columns.iter().zip(row).filter(|((name, _), _)| is_shown(name));
             cells.map(|(_, cell)| cell).collect()
         })
         .collect();
     let shown: Vec<_> = columns.iter().copied().filter(|(name, _)| is_shown(name)).collect();
-    Listing::new(&shown, rows, Narrow::spare(&["UUID", "GIB"]), look)
+    // If there is not enough room, leave out other columns before shortening a UUID, because users copy UUIDs.
+    let narrow = Narrow { uuids: Some("UUID"), ..Narrow::spare(&["PCI", "UUID"]) };
+    Listing::new(&shown, rows, narrow, look)
         .names(gpus.iter().map(|gpu| gpu.index.to_string()))
         .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
         .or_empty("The driver shows no GPU on this host.")

@@ -14,6 +14,18 @@ fn gpus_as_a_table() {
     assert_snapshot!("gpu-list-wide", fixtures::plain(table::gpus(&gpus, &wide).text()));
 }
 
+/// Fault: on a terminal of 108 columns, the list shortened UUIDs, although there was room for them.
+#[test]
+fn list_of_gpus_shortens_uuids_only_if_there_is_no_room() {
+    let gpus = fixtures::full();
+    for width in 60..140 {
+        let look = fixtures::look(width, UTF8);
+        let text = fits(table::gpus(&gpus, &look).text(), &look);
+        let (has_whole, has_short) = (text.contains(&gpus[0].uuid), text.contains("GPU-00000000…"));
+        assert_eq!((has_whole, has_short), (width >= 86, width < 86), "{width}:\n{text}");
+    }
+}
+
 #[test]
 fn gpu_with_all_details() {
     let look = fixtures::look(80, UTF8);
