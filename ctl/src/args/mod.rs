@@ -133,9 +133,10 @@ idle GPU is not 0. The numbers below a drawing are placements, as in the layout
 entry 2g.20gb@4. GPUs that differ only in index, address and UUIDs are drawn
 once; `-o wide` draws each GPU, with its sensors. A reserved instance accepts
 no new work, for example because its GPU is cordoned or a queued operation
-needs it. With --summary, ROOM is the number of further instances that
-fit into the free slices. On a GPU with a dynamic layout, a lease can get more,
-because gpushd replaces idle instances.
+needs it. IN USE, GRANTED and FREE count MIG devices, and GPUs without MIG.
+With --summary, ROOM is the number of further instances that fit into the free
+slices. On a GPU with a dynamic layout, a lease can get more, because gpushd
+replaces idle instances.
 
 Examples:
   gpushctl status

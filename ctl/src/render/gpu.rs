@@ -133,13 +133,16 @@ fn accepts_work(gpu: &Gpu) -> bool {
 /// Returns how a GPU is used, for `--brief`.
 pub(crate) fn usage(gpu: &Gpu, users: &Users<'_>) -> String {
     if let Some(daemon) = users.daemons.iter().find(|daemon| daemon.device.is_none()) {
-        return format!("{} clients", of_how_many(daemon));
+        // If the GPU accepts no new work, the heading already shows its state.
+        let is_reserved = accepts_work(gpu) && !slices::admits_leases(daemon);
+        let reserved = if is_reserved { "reserved, " } else { "" };
+        return format!("{reserved}{} clients", of_how_many(daemon));
     }
     if gpu.state == GpuState::Lost {
         return String::new();
     }
     let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {
-        return Use::of_gpu(gpu).word().to_owned();
+        return Use::of_gpu(gpu, &users.daemons).word().to_owned();
     };
     let uses: Vec<Use> = mig.instances.iter().map(|instance| Use::of(instance, &users.devices)).collect();
     let number = |wanted: Use| uses.iter().filter(|one| **one == wanted).count();
@@ -216,12 +219,12 @@ fn heading_with(gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) -> S
     out + &" ".repeat(fill) + &paint(if quiet { QUIET } else { PLAIN }, &right)
 }
 
-/// Returns the lines of a GPU, in the order of its slices. `devices` are its MIG devices.
-pub(crate) fn rows(gpu: &Gpu, devices: &[&MigDevice], look: &Appearance) -> Vec<Row> {
+/// Returns the lines of a GPU, in the order of its slices.
+pub(crate) fn rows(gpu: &Gpu, users: &Users<'_>, look: &Appearance) -> Vec<Row> {
     let mut rows = Vec::new();
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if mig.is_none() || !gpu.processes.is_empty() {
-        let usage = Use::of_gpu(gpu);
+        let usage = Use::of_gpu(gpu, &users.daemons);
         rows.push(Row {
             mark: usage.mark(look),
             style: usage.style(),
@@ -235,7 +238,7 @@ pub(crate) fn rows(gpu: &Gpu, devices: &[&MigDevice], look: &Appearance) -> Vec<
         });
     }
     for instance in mig.map_or(&[][..], |mig| &mig.instances) {
-        rows.extend(instance_rows(instance, devices, accepts_work(gpu), look));
+        rows.extend(instance_rows(instance, &users.devices, accepts_work(gpu), look));
     }
     rows
 }

@@ -9,7 +9,7 @@
 //! The numbers in the lower edge are start slices, as in a layout: `2g.20gb@4`.
 
 use anstyle::Style;
-use gpush_api::{DeviceUse, Gpu, GpuInstance, GpuState, Mig, MigDevice, Placement};
+use gpush_api::{DeviceUse, Gpu, GpuInstance, GpuState, Mig, MigDevice, Mode, MpsDaemon, MpsState, Placement};
 
 use super::{
     Appearance, Charset,
@@ -115,11 +115,11 @@ impl Use {
         }
     }
 
-    /// Returns how a whole GPU is used, apart from its MIG instances.
-    pub(crate) fn of_gpu(gpu: &Gpu) -> Self {
+    /// Returns how a whole GPU is used, apart from its MIG instances. `daemons` are the MPS daemons of the GPU.
+    pub(crate) fn of_gpu(gpu: &Gpu, daemons: &[&MpsDaemon]) -> Self {
         if !gpu.processes.is_empty() {
             Self::Busy
-        } else if gpu.state != GpuState::Ready || !gpu.cordons.is_empty() {
+        } else if gpu.state != GpuState::Ready || !gpu.cordons.is_empty() || !is_usable_whole(gpu, daemons) {
             Self::Reserved
         } else if gpu.leases.is_empty() {
             Self::Idle
@@ -157,6 +157,24 @@ impl Use {
             Self::Bare => NOTE,
         }
     }
+}
+
+/// Returns whether programs can use the whole GPU: with a lease, or directly if gpushd grants no leases of the GPU.
+/// `daemons` are the MPS daemons of the GPU.
+fn is_usable_whole(gpu: &Gpu, daemons: &[&MpsDaemon]) -> bool {
+    let is_off = gpu.mig.as_ref().is_none_or(Mig::is_off);
+    match gpu.mode {
+        // gpushd grants leases only of the MIG devices, and there are none.
+        Mode::Mig => false,
+        Mode::Mps => daemons.iter().any(|daemon| daemon.device.is_none() && admits_leases(daemon)),
+        Mode::Timeslice | Mode::Exclusive => is_off,
+        Mode::NoRule | Mode::Unmanaged => gpu.mig.as_ref().is_none_or(|mig| !mig.enabled),
+    }
+}
+
+/// Returns whether gpushd grants leases on the target of an MPS daemon, if there is room.
+pub(crate) fn admits_leases(daemon: &MpsDaemon) -> bool {
+    daemon.state == MpsState::Ready && daemon.ends.is_none()
 }
 
 /// Returns the compute instances of a split GPU instance, such as `1c 2c`. `None` if one compute instance uses all of

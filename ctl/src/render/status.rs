@@ -1,6 +1,6 @@
 //! `gpushctl status`: gpushd, the driver, all GPUs, and hints for problems.
 
-use gpush_api::{DeviceUse, Gpu, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version};
+use gpush_api::{Gpu, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version};
 use serde::Serialize;
 
 use super::{
@@ -8,7 +8,8 @@ use super::{
     appearance::{BAD, NOTE, QUIET, STRONG, count, paint, width},
     gpu,
     mps::list as mps,
-    sensors, slices,
+    sensors,
+    slices::{self, Use},
 };
 
 /// The output of `gpushctl status --json`. It combines several responses of the API.
@@ -33,6 +34,19 @@ impl Status {
     /// Creates the status of a host whose GPUs cannot be read.
     pub(crate) const fn without_gpus(version: Version, health: Health) -> Self {
         Self { version, health, gpus: Vec::new(), devices: Vec::new(), mps: Vec::new(), leases: Vec::new() }
+    }
+
+    /// Returns the MIG devices of a GPU. Leaves out those of a lost GPU, because its present instances are not known,
+    /// and GPU instances without compute instance, because no program can use them.
+    pub(crate) fn devices_of(&self, gpu: &Gpu) -> impl Iterator<Item = &MigDevice> {
+        let is_known = gpu.state != GpuState::Lost;
+        let its = self.devices.iter().filter(move |device| is_known && device.gpu_uuid == gpu.uuid);
+        its.filter(|device| device.ci.is_some())
+    }
+
+    /// Returns how a whole GPU is used.
+    pub(crate) fn use_of(&self, gpu: &Gpu) -> Use {
+        Use::of_gpu(gpu, &mps::of(gpu, &self.mps))
     }
 
     /// Returns the MIG devices, MPS daemons and leases on a GPU.
@@ -67,7 +81,7 @@ struct Group<'s> {
 fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> String {
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
-    let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, &status.users_of(gpu).devices, look)).collect();
+    let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, &status.users_of(gpu), look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
     let drawn = |gpu: &Gpu, rows: &[gpu::Row]| {
         let users = status.users_of(gpu);
@@ -105,7 +119,9 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
         }
         out.extend(block);
     }
-    let next = next_steps(&status.gpus, look);
+    let mut next = next_steps(&status.gpus, look);
+    let daemons = status.gpus.iter().flat_map(|gpu| mps::of(gpu, &status.mps));
+    next.extend(mps::remedies(daemons, look));
     if !next.is_empty() {
         out.push(String::new());
         out.extend(next);
@@ -177,21 +193,24 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
     out
 }
 
-/// Counts the GPUs, and their MIG devices by use.
+/// Counts the GPUs and MIG devices, and how many of both are in use. Of a GPU with MIG on, only the MIG devices count
+/// as in use.
 fn summary(status: &Status) -> String {
+    let devices: Vec<&MigDevice> = status.gpus.iter().flat_map(|gpu| status.devices_of(gpu)).collect();
+    let is_whole = |gpu: &&Gpu| gpu.state != GpuState::Lost && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
+    let whole = status.gpus.iter().filter(is_whole).map(|gpu| status.use_of(gpu));
+    let uses: Vec<Use> = whole.chain(devices.iter().map(|device| Use::of_device(Some(device)))).collect();
+    let number = |usage: Use| uses.iter().filter(|one| **one == usage).count();
     let mut text = count(status.gpus.len(), "GPU");
-    // The present instances of a lost GPU are not known.
-    let is_lost =
-        |device: &MigDevice| status.gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid && gpu.state == GpuState::Lost);
-    let devices: Vec<&MigDevice> =
-        status.devices.iter().filter(|device| device.ci.is_some() && !is_lost(device)).collect();
-    let number = |usage: DeviceUse| devices.iter().filter(|device| device.usage == usage).count();
     if !devices.is_empty() {
-        text += &format!(", {}, {} in use", count(devices.len(), "MIG device"), number(DeviceUse::InUse));
+        text += &format!(", {}", count(devices.len(), "MIG device"));
     }
-    for usage in [DeviceUse::Granted, DeviceUse::Reserved] {
+    if !uses.is_empty() {
+        text += &format!(", {} in use", number(Use::Busy));
+    }
+    for usage in [Use::Granted, Use::Reserved] {
         if number(usage) > 0 {
-            text += &format!(", {} {}", number(usage), usage.name());
+            text += &format!(", {} {}", number(usage), usage.word());
         }
     }
     text

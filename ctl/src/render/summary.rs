@@ -1,10 +1,12 @@
 //! `gpushctl status --summary`: totals per model and profile, for hosts with many GPUs.
 
-use gpush_api::{DeviceUse, Gpu, GpuState, Mode, MpsState};
+use gpush_api::{DeviceUse, Gpu, GpuState, MigDevice, Mode};
 
 use super::{
     Appearance,
     appearance::{NOTE, paint, product},
+    devices,
+    slices::{Use, admits_leases},
     status::{Status, gpu_numbers, header},
     table::{Align, Narrow, fitted},
 };
@@ -15,12 +17,31 @@ struct Totals {
     model: String,
     what: String,
     total: usize,
-    in_use: usize,
-    granted: usize,
-    free: usize,
+    /// `None` for GPUs with MIG on: programs and leases use only their MIG devices, which have rows of their own.
+    uses: Option<Uses>,
     /// How many more instances gpushd could create now.
     possible: Option<usize>,
 }
+
+/// Numbers of GPUs or MIG devices by their use. A device that is in use or granted, and has room for another lease,
+/// also counts as free.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Uses {
+    in_use: usize,
+    granted: usize,
+    free: usize,
+}
+
+impl Uses {
+    fn add(&mut self, usage: Use, is_free: bool) {
+        self.in_use += usize::from(usage == Use::Busy);
+        self.granted += usize::from(usage == Use::Granted);
+        self.free += usize::from(is_free);
+    }
+}
+
+/// Explains why a device can count twice.
+const SHARED: &str = "FREE includes shared devices that are in use or granted and have room for another lease.";
 
 /// Draws the summary.
 pub(crate) fn summary(status: &Status, look: &Appearance) -> String {
@@ -35,18 +56,22 @@ pub(crate) fn summary(status: &Status, look: &Appearance) -> String {
         ("FREE", Align::Right),
         ("ROOM", Align::Right),
     ];
+    let or_dash = |number: Option<usize>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
     let row = |one: &Totals| {
         vec![
             look.clean(&one.model),
             look.clean(&one.what),
             one.total.to_string(),
-            one.in_use.to_string(),
-            one.granted.to_string(),
-            one.free.to_string(),
-            one.possible.map_or_else(|| "-".to_owned(), |possible| possible.to_string()),
+            or_dash(one.uses.map(|uses| uses.in_use)),
+            or_dash(one.uses.map(|uses| uses.granted)),
+            or_dash(one.uses.map(|uses| uses.free)),
+            or_dash(one.possible),
         ]
     };
     out += &fitted(&columns, totals.iter().map(row).collect(), Narrow::default(), 0, look);
+    if totals.iter().any(|one| one.uses.is_some_and(|uses| uses.in_use + uses.granted + uses.free > one.total)) {
+        out += &(look.wrap("", SHARED).join("\n") + "\n");
+    }
     let those = |test: &dyn Fn(&Gpu) -> bool| -> Vec<u32> {
         status.gpus.iter().filter(|gpu| test(gpu)).map(|gpu| gpu.index).collect()
     };
@@ -79,23 +104,18 @@ fn totals(status: &Status) -> Vec<Totals> {
         let whole = entry(&mut all, &model, what);
         whole.total += 1;
         let instances = gpu.mig.iter().filter(|_| is_mig).flat_map(|mig| &mig.instances);
-        let inner = |one: &gpush_api::GpuInstance| {
-            !one.processes.is_empty() || one.compute.iter().any(|compute| !compute.processes.is_empty())
-        };
-        let used = !gpu.processes.is_empty() || instances.clone().any(inner);
-        let mut members =
-            status.leases.iter().filter(|lease| lease.state.holds_capacity()).flat_map(|one| &one.members);
-        let granted = members.any(|member| member.gpu == gpu.uuid);
         let takes_work = gpu.state == GpuState::Ready && gpu.cordons.is_empty();
         // gpushd creates no instances on a GPU that accepts no new work, or whose rule has another mode than `mig`.
         let takes_instances = takes_work && matches!(gpu.mode, Mode::Mig | Mode::NoRule);
-        whole.in_use += usize::from(used);
-        whole.granted += usize::from(granted && !used);
-        let has_room = match gpu.mode {
-            Mode::Mps | Mode::Timeslice => takes_shares(gpu, status),
-            Mode::Mig | Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => !used && !granted,
-        };
-        whole.free += usize::from(has_room && !is_mig && takes_work);
+        if !is_mig {
+            let uses = whole.uses.get_or_insert_default();
+            if gpu.state != GpuState::Lost {
+                let usage = status.use_of(gpu);
+                let is_shared = matches!(gpu.mode, Mode::Mps | Mode::Timeslice);
+                let has_room = if is_shared { takes_work && takes_shares(gpu, status) } else { usage == Use::Idle };
+                uses.add(usage, has_room);
+            }
+        }
         let profiles = gpu.mig.iter().filter(|_| is_mig).flat_map(|mig| mig.profiles.iter());
         for profile in profiles {
             let present = instances.clone().any(|one| one.profile == profile.name);
@@ -105,15 +125,11 @@ fn totals(status: &Status) -> Vec<Totals> {
                 row.possible = Some(row.possible.unwrap_or(0) + usize::from(remaining));
             }
         }
-        for device in status.devices.iter().filter(|device| device.gpu_uuid == gpu.uuid) {
+        for device in status.devices_of(gpu) {
             let row = entry(&mut all, &model, &device.profile);
             row.total += 1;
-            match device.usage {
-                DeviceUse::Free => row.free += 1,
-                DeviceUse::Granted => row.granted += 1,
-                DeviceUse::InUse => row.in_use += 1,
-                DeviceUse::Reserved => {}
-            }
+            let is_free = devices::is_free(device, gpu, &status.mps) || takes_clients(device, status);
+            row.uses.get_or_insert_default().add(Use::of_device(Some(device)), is_free);
         }
     }
     all.sort_by(|a, b| {
@@ -125,18 +141,21 @@ fn totals(status: &Status) -> Vec<Totals> {
 /// Returns whether a GPU that is shared through MPS or time-slicing has room for another lease.
 fn takes_shares(gpu: &Gpu, status: &Status) -> bool {
     match gpu.mode {
-        Mode::Mps => status.mps.iter().any(|daemon| {
-            daemon.uuid == gpu.uuid
-                && daemon.state == MpsState::Ready
-                && daemon.granted_percent < daemon.wanted.shares_percent
-        }),
-        Mode::Timeslice => {
-            let holding = status.leases.iter().filter(|lease| lease.state.holds_capacity());
-            let taken = holding.flat_map(|lease| &lease.members).filter(|member| member.gpu == gpu.uuid).count();
-            gpu.timeslice.as_ref().is_some_and(|view| taken < view.replicas as usize)
-        }
+        Mode::Mps => has_room(&gpu.uuid, status),
+        Mode::Timeslice => gpu.timeslice.as_ref().is_some_and(|view| gpu.leases.len() < view.replicas as usize),
         Mode::Mig | Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => false,
     }
+}
+
+/// Returns whether an MPS target has room for another lease.
+fn has_room(uuid: &str, status: &Status) -> bool {
+    let mut daemons = status.mps.iter().filter(|daemon| daemon.uuid == uuid);
+    daemons.any(|daemon| admits_leases(daemon) && daemon.granted_percent < daemon.wanted.shares_percent)
+}
+
+/// Returns whether a MIG device is shared through MPS, and has room for another lease.
+fn takes_clients(device: &MigDevice, status: &Status) -> bool {
+    device.usage != DeviceUse::Reserved && device.uuid.as_ref().is_some_and(|uuid| has_room(uuid, status))
 }
 
 fn entry<'a>(all: &'a mut Vec<Totals>, model: &str, what: &str) -> &'a mut Totals {
@@ -149,7 +168,7 @@ fn entry<'a>(all: &'a mut Vec<Totals>, model: &str, what: &str) -> &'a mut Total
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::MpsDaemon;
+    use gpush_api::{MpsDaemon, MpsState};
 
     use super::*;
     use crate::render::{Charset, fixtures};
@@ -183,11 +202,35 @@ mod tests {
         let shares = daemon.wanted.shares_percent;
         let mut free = |granted_percent, state| {
             status.mps = vec![MpsDaemon { uuid: gpu.uuid.clone(), granted_percent, state, ..daemon.clone() }];
-            totals(&status)[0].free
+            totals(&status)[0].uses.unwrap().free
         };
         assert_eq!(free(shares - 1, MpsState::Ready), 1);
         assert_eq!(free(shares, MpsState::Ready), 0);
         assert_eq!(free(0, MpsState::GivenUp), 0);
+    }
+
+    /// Fault: a GPU without MIG mode counted as free, although its rule has mode `mig` and gpushd grants no lease of it.
+    #[test]
+    fn only_gpus_that_programs_can_use_as_a_whole_are_free() {
+        let free = |mode, pending| {
+            let mut gpu = Gpu { mode, ..fixtures::gpu(0, "A100", 40_960, Some(fixtures::mig(8, Vec::new()))) };
+            gpu.mig.as_mut().unwrap().set_mode(false, pending);
+            totals(&fixtures::status(vec![gpu], false))[0].uses.unwrap().free
+        };
+        assert_eq!([free(Mode::Mig, false), free(Mode::Mig, true)], [0, 0]);
+        assert_eq!([free(Mode::Exclusive, false), free(Mode::Exclusive, true)], [1, 0]);
+        assert_eq!(free(Mode::NoRule, false), 1);
+    }
+
+    /// Fault: the header counted only MIG devices, but the columns counted GPUs too.
+    #[test]
+    fn header_and_columns_count_the_same() {
+        let mut gpus = fixtures::mixed();
+        gpus.push(Gpu { processes: vec![fixtures::hidden()], mode: Mode::Exclusive, ..gpus[5].clone() });
+        let status = fixtures::status(gpus, false);
+        let in_use: usize = totals(&status).iter().filter_map(|one| one.uses).map(|uses| uses.in_use).sum();
+        let header = fixtures::plain(&header(&status, &fixtures::look(120, Charset::Ascii)).join(" "));
+        assert!(header.contains(&format!(", {in_use} in use")), "{in_use}: {header}");
     }
 
     #[test]
@@ -217,6 +260,7 @@ mod tests {
         let all = totals(&fixtures::status(fixtures::mixed(), false));
         let gpus: usize = all.iter().filter(|one| one.what.starts_with("GPU")).map(|one| one.total).sum();
         assert_eq!(gpus, fixtures::mixed().len());
-        assert!(all.iter().all(|one| one.in_use + one.granted + one.free <= one.total), "{all:?}");
+        let counted = |one: &Totals| one.uses.map_or(0, |uses| uses.in_use + uses.granted + uses.free);
+        assert!(all.iter().all(|one| counted(one) <= one.total), "{all:?}");
     }
 }

@@ -1,10 +1,11 @@
 //! Time-sliced GPUs: their level, and whether the driver supports levels.
 
-use gpush_api::{Gpu, LeaseUse, TimesliceState, TimesliceView};
+use gpush_api::{Gpu, GpuState, LeaseUse, TimesliceState, TimesliceView};
 
 use super::{
     Appearance,
     appearance::{NOTE, QUIET, STRONG, count, pad, paint, product},
+    gpu,
     listing::{Listing, widened},
     process_names,
     table::{Align, Narrow},
@@ -65,7 +66,7 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
         ("LEASED", Right),
         ("HOLDERS", Left),
         ("PROCESSES", Right),
-        ("DRIFT", Left),
+        ("DETAIL", Left),
     ];
     let row = |gpu: &Gpu| {
         let view = gpu.timeslice.as_ref();
@@ -79,10 +80,16 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
             look.clean(product(&gpu.name)),
             view.map_or_else(|| "-".to_owned(), |view| view.replicas.to_string()),
             view.map_or_else(|| "-".to_owned(), level),
-            view.map_or_else(|| "-".to_owned(), |view| format!("{}/{}", gpu.leases.len(), view.replicas)),
+            view.map_or_else(
+                || "-".to_owned(),
+                |view| match look.exact {
+                    true => gpu.leases.len().to_string(),
+                    false => format!("{}/{}", gpu.leases.len(), view.replicas),
+                },
+            ),
             if gpu.leases.is_empty() { "-".to_owned() } else { holders(gpu, look) },
             gpu.processes.len().to_string(),
-            look.clean(&gpu.drift.join("; ")),
+            look.clean(&detail(gpu)),
         ]
     };
     let rows = gpus.iter().map(row).collect();
@@ -97,6 +104,12 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
         .names(gpus.iter().map(|gpu| gpu.index.to_string()))
         .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
         .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` time-slices its GPUs.")
+}
+
+/// Describes the state of a GPU that is not ready, and its drift.
+fn detail(gpu: &Gpu) -> String {
+    let state = (gpu.state != GpuState::Ready).then(|| format!("the GPU is {}", gpu::state(gpu.state).0));
+    state.into_iter().chain(gpu.drift.iter().cloned()).collect::<Vec<_>>().join("; ")
 }
 
 /// Returns the holders of the leases on a GPU, each with the id of the lease: `alice (L3), bob (L4)`.
@@ -118,6 +131,9 @@ pub(crate) fn show(gpus: &[Gpu], look: &Appearance) -> String {
         out += &format!("{}  {}\n", paint(STRONG, &format!("GPU {}", gpu.index)), look.clean(product(&gpu.name)));
         for (name, text) in gpu.timeslice.iter().flat_map(|view| facts(view, look)) {
             out += &(look.wrap(&format!("  {}", pad(name, 14)), &text).join("\n") + "\n");
+        }
+        if gpu.state != GpuState::Ready {
+            out += &format!("  ! the GPU is {}\n", gpu::state(gpu.state).0);
         }
         for drift in &gpu.drift {
             out += &(look.wrap("  ! drift: ", &look.clean(drift)).join("\n") + "\n");

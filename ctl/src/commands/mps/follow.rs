@@ -100,11 +100,9 @@ pub(super) async fn stop_when_free(
     let how = MpsActionRequest { force: false, end_after_s: None };
     let ended = end(client, Change::Drain, &before.target, &how, watch, out).await;
     if matches!(ended, Ok(status) if status == Code::TimedOut.exit_status() || status == INTERRUPTED) {
+        let draining = client.mps_daemon(&before.target).await?;
         client.mps_start(&before.target).await?;
-        out.remark(&format!(
-            "{}: the daemon was not stopped, and admits new clients again\n",
-            label(&before, &out.look)
-        ));
+        out.remark(&change::not_stopped(&draining, &out.look));
     }
     ended
 }

@@ -34,10 +34,22 @@ pub(crate) fn ended(daemon: &MpsDaemon, in_maintenance: bool, look: &Appearance)
     for line in notes(daemon, "  ! ", look) {
         out += &(line + "\n");
     }
-    for line in remedy(daemon, look).iter().flat_map(|text| look.wrap("", text)) {
+    // The first line already names the command that starts a stopped daemon.
+    let remedy = remedy(daemon, look).filter(|_| daemon.state != MpsState::Stopped);
+    for line in remedy.iter().flat_map(|text| look.wrap("", text)) {
         out += &(paint(NOTE, &line) + "\n");
     }
     out
+}
+
+/// Says that a daemon was not stopped in time, and which clients prevented it.
+pub(crate) fn not_stopped(daemon: &MpsDaemon, look: &Appearance) -> String {
+    let who = match daemon.clients.as_slice() {
+        [] => String::new(),
+        clients => format!("; still connected: {}", clients::names(clients, look)),
+    };
+    let text = format!("the daemon was not stopped, and admits new clients again{who}");
+    look.wrap(&format!("{}: ", label(daemon, look)), &text).join("\n") + "\n"
 }
 
 /// Describes in one line what a command waits for.

@@ -26,30 +26,47 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -
         ("TARGET", Left),
         ("STATE", Left),
         ("CLIENTS", Right),
+        ("MAX CLIENTS", Right),
         ("LEASES", Left),
         ("LEASED", Right),
+        ("MAX LEASED", Right),
         ("USER", Left),
         ("PERCENT", Right),
         ("MEMORY", Right),
         ("PID", Right),
     ];
+    // For a program, each cell has one value, and there is no bar.
+    let is_shown = |name: &str| match name {
+        "MAX CLIENTS" | "MAX LEASED" => look.exact,
+        "LEASES" => !look.exact,
+        _ => true,
+    };
     let row = |daemon: &MpsDaemon| {
         let (word, style) = state(daemon.state);
         let in_force = daemon.in_force.as_ref();
-        let (bar, figures) = granted_bar(daemon, bar_columns(look), look);
-        vec![
+        let (bar, mut figures) = granted_bar(daemon, bar_columns(look), look);
+        let mut clients = of_how_many(daemon);
+        if look.exact {
+            clients = if daemon.clients_known { daemon.clients.len().to_string() } else { NONE.to_owned() };
+            figures = daemon.granted_percent.to_string();
+        }
+        let row = [
             displayed_argument(daemon, look),
             paint_words(style, word),
-            of_how_many(daemon),
+            clients,
+            daemon.wanted.max_clients.to_string(),
             bar,
             figures,
+            daemon.wanted.shares_percent.to_string(),
             current_user(daemon, look)
                 .map_or_else(|| NONE.to_owned(), |user| look.fit(&user, if look.width < 100 { 12 } else { 16 })),
             in_force.map_or_else(|| NONE.to_owned(), |settings| settings.percentage.to_string()),
             in_force.map_or_else(|| NONE.to_owned(), |settings| memory(settings.memory_limit_mib)),
             daemon.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
-        ]
+        ];
+        columns.iter().zip(row).filter(|((name, _), _)| is_shown(name)).map(|(_, cell)| cell).collect::<Vec<_>>()
     };
+    let shown: Vec<_> = columns.iter().copied().filter(|(name, _)| is_shown(name)).collect();
     let narrow = Narrow::spare(&["PID", "MEMORY", "PERCENT", "LEASES"]);
     let mut out = String::new();
     for daemon in daemons {
@@ -57,14 +74,11 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -
             out += &(line + "\n");
         }
     }
-    for daemon in daemons {
-        let text = remedy(daemon, look).map(|text| format!("{}: {text}", label(daemon, look)));
-        for line in text.iter().flat_map(|text| look.wrap("", text)) {
-            out += &(paint(NOTE, &line) + "\n");
-        }
+    for line in remedies(daemons, look) {
+        out += &(line + "\n");
     }
     let (columns, rows) = widened(
-        &columns,
+        &shown,
         daemons.iter().map(row).collect(),
         daemons,
         &[("SHORT NAME", &|one| look.clean(&one.target)), ("UUID", &|one| look.clean(&one.uuid))],
@@ -75,6 +89,13 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -
         .uuids(daemons.iter().map(|daemon| daemon.uuid.clone()))
         .after(&out)
         .or_empty(&look.wrap("", &nothing(rules)).join("\n"))
+}
+
+/// Returns the commands with which the user can solve the problems of these daemons.
+pub(crate) fn remedies<'a>(daemons: impl IntoIterator<Item = &'a MpsDaemon>, look: &Appearance) -> Vec<String> {
+    let text = |daemon| Some(format!("{}: {}", label(daemon, look), remedy(daemon, look)?));
+    let texts = daemons.into_iter().filter_map(text);
+    texts.flat_map(|text| look.wrap("", &text)).map(|line| paint(NOTE, &line)).collect()
 }
 
 /// Returns a text that explains why no target is shared through MPS.

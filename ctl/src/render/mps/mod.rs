@@ -197,6 +197,9 @@ fn remedy(daemon: &MpsDaemon, look: &Appearance) -> Option<String> {
                 `gpushctl mps start {target}`"
             )
         }
+        MpsState::Stopped if daemon.stays_stopped => {
+            format!("an administrator stopped the daemon, and can start it again with `gpushctl mps start {target}`")
+        }
         MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Draining | MpsState::Stopping => {
             return None;
         }

@@ -114,8 +114,14 @@ fn csv_has_points_in_time_and_one_number_in_a_cell() {
         let csv = list.csv(true);
         for line in csv.lines() {
             assert!(!line.contains(" ago") && !line.contains("in 1h") && !line.contains("GiB"), "{command}:\n{csv}");
+            assert!(!line.contains(['━', '·']), "{command} has a drawing:\n{csv}");
         }
     }
+    let csv = crate::render::mps::list::list(&fixtures::mps::all()[..1], &[], &look).csv(true);
+    insta::assert_snapshot!(csv, @r"
+    target,state,clients,max_clients,leased,max_leased,user,percent,memory,pid
+    0,ready,3,48,38,100,alice,50,8G,4100
+    ");
     let csv = table::gpus(&fixtures::mixed(), &look).csv(true);
     insta::assert_snapshot!(csv.lines().take(2).collect::<Vec<_>>().join("\n"), @r#"
     gpu,product,pci,used_gib,gib,mode,mig,state,uuid

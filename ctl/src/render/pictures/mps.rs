@@ -51,6 +51,20 @@ fn target_with_all_details() {
     assert_snapshot!("mps-show-60", text);
 }
 
+/// Fault: a GPU whose MPS daemon an administrator had stopped looked idle, and nothing named the next command.
+#[test]
+fn gpu_with_a_stopped_daemon_is_reserved_and_names_the_next_command() {
+    let look = fixtures::look(80, UTF8);
+    let mut daemon = fixtures::mps::daemon(4);
+    (daemon.state, daemon.stays_stopped, daemon.pid, daemon.in_force) = (MpsState::Stopped, true, None, None);
+    let gpu = Gpu { mode: Mode::Mps, ..fixtures::gpu(4, "A100-SXM4-80GB", 81_920, None) };
+    let mut shown = fixtures::status(vec![gpu], false);
+    shown.mps = vec![daemon];
+    let drawn = |brief| fits(&crate::render::status::status(&shown, brief, &look), &look);
+    let text = drawn(true) + "---\n" + &drawn(false);
+    assert_snapshot!("status-mps-stopped", text);
+}
+
 #[test]
 fn daemon_that_waits_for_an_orphan_shows_no_failure() {
     let look = fixtures::look(80, UTF8);
@@ -87,6 +101,8 @@ fn result_of_each_mps_change() {
         text += &fits(&change::ended(one, false, &look), &look);
         text += &format!("  meanwhile: {}\n", change::waits(one, &look));
     }
+    // Fault: the text did not name the clients that prevented the end of the daemon.
+    text += &format!("---\n{}", fits(&change::not_stopped(&all[0], &look), &look));
     let reaches = ["the server of alice and its 3 clients keep their limits", "clients of the next server get it"];
     let set = MpsSetResponse { daemon: fixtures::mps::busy(), reaches: reaches.map(str::to_owned).to_vec() };
     text += &format!("---\n{}", fits(&change::set(&set, &look), &look));
