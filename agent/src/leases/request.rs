@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
+use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest, LeaseShare};
 use gpush_core::{
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
@@ -66,12 +66,12 @@ pub(super) async fn resolve(
         Some(share) => share,
         None => {
             let is_selected = |index: u32| selected.as_ref().is_none_or(|selected| selected.contains(&index));
-            let offering = offered.gpus.iter().filter(|gpu| is_selected(gpu.index));
-            let kinds: Vec<LeaseKind> = match &request.target {
-                Some(text) => vec![kind_of_target(leases, gpus, text)?],
-                None => offering.flat_map(GpuOffer::kinds).collect(),
+            let kinds: Vec<LeaseKind> =
+                offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
+            let share = match &request.target {
+                Some(text) => share_of_target(leases, gpus, text)?,
+                None => request::default_share(&kinds)?,
             };
-            let share = request::default_share(&kinds)?;
             // Check again: the valid counts depend on the kind, and the kind is known only now.
             request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
             RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
@@ -177,24 +177,10 @@ pub(super) fn denied(denial: &Denial, binding: &LeaseBinding) -> ApiError {
 fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<String, ApiError> {
     match kind {
         LeaseKind::Mps => mps::target(&leases.handles.mps, text),
-        LeaseKind::Mig => {
-            let typed = text.trim();
-            let devices = gpus.iter().flat_map(|gpu| {
-                let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-                let devices = instances.flat_map(|one| one.compute.iter().map(move |compute| (one, compute)));
-                devices.filter_map(|(one, compute)| {
-                    let name = format!("{}:{}", gpu.index, sharing::device_name(one, compute));
-                    Some((compute.uuid.clone()?, name))
-                })
-            });
-            let is_named =
-                |(uuid, name): &(String, String)| uuid.eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed);
-            let found = devices.into_iter().find(is_named).map(|(uuid, _)| uuid);
-            found.ok_or_else(|| {
-                ApiError::new(Code::NotFound, format!("no MIG device is named {}", Quoted(typed)))
-                    .hint("list them with `gpushctl mig list`")
-            })
-        }
+        LeaseKind::Mig => mig_device(gpus, text).map(|(uuid, _)| uuid).ok_or_else(|| {
+            ApiError::new(Code::NotFound, format!("no MIG device is named {}", Quoted(text.trim())))
+                .hint("list them with `gpushctl mig list`")
+        }),
         LeaseKind::Timeslice | LeaseKind::Whole => {
             Err(ApiError::new(Code::BadRequest, format!("a lease of kind `{kind}` takes no target"))
                 .hint("leave out the target, and name the GPU: `-g GPU`, or `gpus` in the API"))
@@ -202,10 +188,27 @@ fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<
     }
 }
 
-/// Returns the kind of the leases on the MPS target or MIG device that a text names.
-fn kind_of_target(leases: &Leases, gpus: &[Gpu], text: &str) -> Result<LeaseKind, ApiError> {
-    let is_named = |kind: &LeaseKind| target(leases, *kind, gpus, text).is_ok();
-    [LeaseKind::Mps, LeaseKind::Mig].into_iter().find(is_named).ok_or_else(|| {
+/// Returns the UUID and the profile of the MIG device that a text names.
+fn mig_device(gpus: &[Gpu], text: &str) -> Option<(String, String)> {
+    let typed = text.trim();
+    let instances =
+        gpus.iter().flat_map(|gpu| gpu.mig.iter().flat_map(move |mig| mig.instances.iter().map(move |i| (gpu, i))));
+    let mut devices = instances.flat_map(|(gpu, one)| {
+        one.compute.iter().filter_map(move |compute| {
+            let name = format!("{}:{}", gpu.index, sharing::device_name(one, compute));
+            Some((compute.uuid.clone()?, name, compute.profile.clone()))
+        })
+    });
+    let found = devices.find(|(uuid, name, _)| uuid.eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed));
+    found.map(|(uuid, _, profile)| (uuid, profile))
+}
+
+/// Returns the share of a request that names only an MPS target or a MIG device.
+fn share_of_target(leases: &Leases, gpus: &[Gpu], text: &str) -> Result<LeaseShare, ApiError> {
+    if target(leases, LeaseKind::Mps, gpus, text).is_ok() {
+        return Ok(LeaseShare::Mps { percentage: None, memory_limit_mib: None, priority: None });
+    }
+    mig_device(gpus, text).map(|(_, profile)| LeaseShare::MigProfile { profile }).ok_or_else(|| {
         ApiError::new(Code::NotFound, format!("no MIG device or MPS target is named {}", Quoted(text.trim())))
             .hint("list them with `gpushctl mig list` and `gpushctl mps list`")
     })
