@@ -61,7 +61,7 @@ fn failed_lease_env_makes_eval_fail() {
     agent(&host);
     for words in [
         "lease env L99",
-        "lease env 17",
+        "lease env x17",
         "lease env --mps 101",
         "lease env --nothing",
         "lease env L17 --mps 25",

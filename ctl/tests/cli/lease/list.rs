@@ -16,6 +16,7 @@ fn leases_are_listed_shown_and_ended() {
         &["lease", "show", "L19"],
         &["lease", "show", "L99"],
         &["lease", "show", "17"],
+        &["lease", "show", "x17"],
         &["lease", "renew", "L17", "--for", "2h"],
         &["lease", "renew", "L17"],
         &["lease", "release", "L17", "L98", "L99"],
