@@ -379,7 +379,7 @@ fn leased_devices_are_shown_as_granted_in_every_list() {
     let id = request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
     let whole = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
     let status = done(&agent, &["status"]);
-    assert!(status.contains("3 MIG devices, 0 in use, 1 granted"), "{status}");
+    assert!(status.contains("2 GPUs, 3 MIG devices, 0 in use, 2 granted"), "{status}");
     assert!(status.contains("◐ 3g.40gb") && status.contains("◐ whole GPU") && status.contains("○ 1g.10gb"), "{status}");
     let shown = done(&agent, &["gpu", "show", "0"]);
     assert!(shown.contains("◐ 3g.40gb") && shown.contains(" granted ") && shown.contains(" free "), "{shown}");
@@ -390,6 +390,20 @@ fn leased_devices_are_shown_as_granted_in_every_list() {
     // Wait: before gpushd ends the leases, it asks the driver whether a process of a lease still
     // runs.
     agent.until("no device is granted", || (!done(&agent, &["status"]).contains('◐')).then_some(()));
+}
+
+/// Fault: all parts of a GPU instance were listed with one name, and `--target` without a kind of lease was refused.
+#[test]
+fn every_listed_name_of_a_device_is_a_target() {
+    let host = Host::up(HOST);
+    let agent =
+        Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1c.3g.40gb*3\", \"1g.10gb\"]\n");
+    done(&agent, &["apply", "0", "--wait"]);
+    let names = done(&agent, &["mig", "list", "-o", "name"]);
+    assert_eq!(names.lines().count(), 4, "{names}");
+    names.lines().for_each(|name| drop(request(&agent, &["--target", name, "--for", "1h"])));
+    let shown = done(&agent, &["lease", "list"]);
+    assert!(names.lines().all(|name| shown.contains(name)), "{shown}");
 }
 
 #[test]
