@@ -60,7 +60,9 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
             Some(Remedy::ChooseGpus) => format!("choose GPUs that `{profiles}` lists"),
             Some(Remedy::ChooseMigGpus) => format!("choose GPUs that support MIG; `{profiles}` shows them"),
             Some(Remedy::CorrectDevices) => "correct `devices` in the file, or name another host".to_owned(),
-            None => hint.replace("gpushctl mig profiles", &profiles),
+            None => hint
+                .replace("gpushctl mig profiles", &profiles)
+                .replace("gpushctl mig plan ", &format!("gpushctl mig plan --offline {host} ")),
         };
     }
     error

@@ -66,12 +66,21 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             format!("on {gpu} the compute instances {} do not fit into {profile}", list(&counted(compute), "and")),
         )
         .hint(format!("`{profiles}` shows the compute instances that fit into a {profile}")),
-        Refusal::Blocked { blockers } => blocked(gpu, index, blockers),
+        Refusal::Blocked { blockers } => blocked(&format!("cannot apply the layout to {gpu}"), index, blockers),
         Refusal::Held { holders, leases } => holders::explain(gpu, holders, leases),
         Refusal::MigOff { .. } => virtual_machine_error(gpu, "on"),
         Refusal::MigOn { .. } => virtual_machine_error(gpu, "off"),
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} does not support MIG"))
             .remedy(Remedy::ChooseMigGpus, "choose GPUs that support it: `gpushctl gpu list` shows them"),
+    }
+}
+
+/// Returns the error for a refusal to disable MIG mode, like [`explain`].
+#[must_use]
+pub fn explain_mig_off(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
+    match refusal {
+        Refusal::Blocked { blockers } => blocked(&format!("cannot disable MIG mode on {gpu}"), index, blockers),
+        other => explain(other, index, gpu),
     }
 }
 
@@ -120,14 +129,12 @@ fn virtual_machine_error(gpu: &str, to: &str) -> ApiError {
         .hint("change the mode on the host of the virtual machine, before the GPU is passed through")
 }
 
-fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
+/// Returns the error for instances in use. `failure` says what failed.
+fn blocked(failure: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     let names: Vec<String> = blockers.iter().map(placement_name).collect();
     let verb = if blockers.len() == 1 { "is" } else { "are" };
-    let mut error = ApiError::new(
-        Code::Blocked,
-        format!("cannot apply the layout to {gpu}: {} {verb} in use", list(&names, "and")),
-    )
-    .retryable();
+    let mut error =
+        ApiError::new(Code::Blocked, format!("{failure}: {} {verb} in use", list(&names, "and"))).retryable();
     for blocker in blockers {
         error = error.cause(format!("{} is held by {}", instance(blocker), held_by(blocker, index)));
     }

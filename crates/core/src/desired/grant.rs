@@ -28,7 +28,7 @@ use crate::{
 pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placement>) -> GpuPlan {
     let empty = empty_plan(gpu, &Layout::none());
     let fail = |error: ApiError| GpuPlan { error: Some(error), ..empty.clone() };
-    if let Err(error) = check_plannable(gpu, false) {
+    if let Err(error) = check_plannable(gpu, Some(&gpu.index.to_string())) {
         return fail(error);
     }
     let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {

@@ -38,6 +38,7 @@ pub use grant::{created_after, plan_grant};
 pub use mode::{is_switched, needs_reset, without_fabric_manager};
 pub use override_effect::{OverrideEffect, override_effects};
 pub use plan::plan_host;
+pub use plan_hints::rule_name;
 
 /// The desired state of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,17 +1,18 @@
 //! Plans a request that gives a separate layout for each GPU, as one operation. For the named GPUs,
 //! the request replaces the config. Other GPUs are not affected.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, LayoutSource, MigModeStep, Mode, Plans, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
 
 use super::{
     DesiredState, mode,
-    plan::{check_mode, check_plannable, empty_plan, label, plan_gpu, refused, unknown_users_error},
-    plan_hints,
+    plan::{check_mode, check_plannable, empty_plan, keeps_gpu, label, plan_gpu, refused, unknown_users_error},
+    plan_hints::{self, Change},
 };
 use crate::{
     geometry::Geometry,
     layout::Layout,
     plan::{self, ProtectedInstances, Target},
+    refusal,
     selector::Selector,
 };
 
@@ -53,20 +54,34 @@ pub(super) fn plan(
         wanted.push((at, requested_mode(&gpus[at], one)?));
     }
     wanted.sort_by_key(|(at, _)| *at);
-    let others = plan_hints::alternatives(gpus, desired_states, &LayoutSource::PerGpu(Vec::new()));
+    let chosen: Vec<usize> = wanted.iter().map(|(at, _)| *at).collect();
+    let mut plans = Vec::new();
     for (at, want) in &wanted {
-        match want {
-            RequestedMode::On(_) => check_mode(&gpus[*at], &desired_states[*at], others.as_deref())?,
-            // A request may turn MIG mode off on a GPU whose rule has any mode except `unmanaged`.
-            RequestedMode::Off => {
-                let stands = gpus[*at].mig.as_ref().is_none_or(gpush_api::Mig::is_off);
-                if !stands && desired_states[*at].mode == Mode::Unmanaged {
-                    check_mode(&gpus[*at], &desired_states[*at], others.as_deref())?;
-                }
-            }
+        let (gpu, desired_state) = (&gpus[*at], &desired_states[*at]);
+        let plan = plan_for(gpu, want);
+        // A request may turn MIG mode off on a GPU whose rule has any mode except `unmanaged`. A
+        // request that changes nothing is allowed, because an exported file names every GPU.
+        let allowed = matches!(want, RequestedMode::Off) && desired_state.mode != Mode::Unmanaged;
+        if !allowed && !keeps_gpu(&plan) {
+            let change = want.change(gpu);
+            let others = plan_hints::alternatives_per_gpu(gpus, desired_states, change, &chosen);
+            check_mode(gpu, desired_state, change, others.as_deref())?;
+        }
+        plans.push(plan);
+    }
+    Ok(Plans { plans })
+}
+
+impl RequestedMode {
+    /// Returns the kind of change on a GPU, for messages.
+    fn change(&self, gpu: &Gpu) -> Change {
+        let is_off = gpu.mig.as_ref().is_some_and(gpush_api::Mig::is_off);
+        match self {
+            Self::Off => Change::MigOff,
+            Self::On(layout) if layout.is_none() && is_off => Change::MigOn,
+            Self::On(_) => Change::Layout,
         }
     }
-    Ok(Plans { plans: wanted.iter().map(|(at, want)| plan_for(&gpus[*at], want)).collect() })
 }
 
 fn requested_mode(gpu: &Gpu, one: &GpuLayout) -> Result<RequestedMode, ApiError> {
@@ -91,7 +106,7 @@ fn plan_for(gpu: &Gpu, want: &RequestedMode) -> GpuPlan {
         RequestedMode::Off => &Layout::none(),
         RequestedMode::On(layout) => layout,
     };
-    match (check_plannable(gpu, true), want) {
+    match (check_plannable(gpu, None), want) {
         (Err(error), _) => GpuPlan { error: Some(error), ..empty_plan(gpu, layout) },
         // The request asks explicitly for MIG mode, so a GPU with MIG mode off needs a change, even
         // for an empty layout.
@@ -121,6 +136,9 @@ fn disable_mig(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
             }
             error => GpuPlan { error, ..answer },
         },
-        Err(refusal) => refused(gpu, answer, refusal),
+        Err(refusal) => {
+            let error = refusal::explain_mig_off(&refusal, gpu.index, &label(gpu));
+            GpuPlan { refusal: Some(refusal), error: Some(error), ..answer }
+        }
     }
 }

@@ -10,7 +10,10 @@ use gpush_api::{
     PlanRequest, Plans, Refusal, Step, USERS_UNKNOWN,
 };
 
-use super::{DesiredState, desired_states, mode, per_gpu, plan_hints};
+use super::{
+    DesiredState, desired_states, mode, per_gpu,
+    plan_hints::{self, Change},
+};
 use crate::{
     config::Config,
     geometry::Geometry,
@@ -56,7 +59,8 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     let given = layout_of_request(config, &request.layout)?;
     let named = !request.gpus.is_empty();
     let chosen = selected_gpus(gpus, &desired_states, request)?;
-    let others = plan_hints::alternatives(gpus, &desired_states, &request.layout);
+    let change = if given.is_some() { Change::Layout } else { Change::DesiredState };
+    let others = plan_hints::alternatives(gpus, &desired_states, &request.layout, &chosen);
     let others = others.as_deref();
     let mut wanted = Vec::new();
     for at in chosen {
@@ -68,11 +72,17 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
             None if desired_state.dynamic || (own && desired_state.dynamic_rule) => PlanGoal::Dynamic,
             None => PlanGoal::Layout(desired_layout(gpu, desired_state, own, others)?),
         };
-        if aim != PlanGoal::Whole {
-            check_mode(gpu, desired_state, others)?;
+        // A request that changes nothing is allowed, so that users can compare any GPU with a layout.
+        let keeps = || matches!(&aim, PlanGoal::Layout(layout) if keeps_gpu(&plan_gpu(gpu, layout, true)));
+        if aim != PlanGoal::Whole
+            && let Err(error) = check_mode(gpu, desired_state, change, others)
+            && !keeps()
+        {
+            return Err(error);
         }
         wanted.push((gpu, desired_state, aim));
     }
+    let implied = (!named).then(|| plan_hints::ranges(wanted.iter().map(|(gpu, ..)| gpu.index)));
     let explicit = given.is_some();
     let plan = |(gpu, desired_state, aim): &(&Gpu, &DesiredState, PlanGoal)| {
         let empty = match aim {
@@ -80,7 +90,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
             PlanGoal::Layout(layout) => empty_plan(gpu, layout),
             PlanGoal::Dynamic => GpuPlan { layout: vec![DYNAMIC.to_owned()], ..empty_plan(gpu, &Layout::none()) },
         };
-        match (check_plannable(gpu, named), aim) {
+        match (check_plannable(gpu, implied.as_deref()), aim) {
             (Ok(()), _) if gpu.mig.is_none() => {
                 let refusal = Some(Refusal::NoMig);
                 GpuPlan { refusal, error: Some(no_mig(gpu, desired_state, others)), ..empty }
@@ -177,7 +187,7 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
             .hint(format!("`gpushctl mig plan --gpu {index}` shows what would be destroyed")));
     }
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
-    Err(error.hint(plan_hints::without_claim(gpus, desired_states, layout)))
+    Err(error.hint(plan_hints::without_claim(gpus, desired_states, &request.layout)))
 }
 
 /// Returns the desired layout of the GPU. With `own`, returns the rule's layout, regardless of an
@@ -196,25 +206,39 @@ fn desired_layout(
         let clear = format!("to remove the override: `gpushctl config overrides clear {}` (administrator)", gpu.index);
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
-    check_mode(gpu, desired_state, others)?;
+    check_mode(gpu, desired_state, Change::DesiredState, others)?;
     // A GPU that cannot be read has no MIG data, but may support MIG. So report missing MIG only
     // for a GPU that can be read.
-    if gpu.mig.is_none() && check_plannable(gpu, true).is_ok() {
+    if gpu.mig.is_none() && check_plannable(gpu, None).is_ok() {
         return Err(no_mig(gpu, desired_state, others));
     }
     let message = format!("no config rule has a layout for {}", label(gpu));
     Err(ApiError::new(Code::NotFound, message).hint(plan_hints::without_layout(gpu)))
 }
 
+/// Returns whether a plan is possible and changes nothing.
+pub(super) fn keeps_gpu(plan: &GpuPlan) -> bool {
+    plan.error.is_none() && plan.refusal.is_none() && plan.is_empty()
+}
+
 /// Refuses a GPU whose rule has a mode other than `mig`.
-pub(super) fn check_mode(gpu: &Gpu, desired_state: &DesiredState, others: Option<&str>) -> Result<(), ApiError> {
+pub(super) fn check_mode(
+    gpu: &Gpu,
+    desired_state: &DesiredState,
+    change: Change,
+    others: Option<&str>,
+) -> Result<(), ApiError> {
     let Some(rule) = &desired_state.rule else { return Ok(()) };
     let mode = match desired_state.mode {
         Mode::Mig | Mode::NoRule => return Ok(()),
         other => other.name(),
     };
-    let message = format!("{} is in mode `{mode}`, as {} of the config says", label(gpu), plan_hints::rule_name(rule));
-    Err(ApiError::new(Code::Conflict, message).hint(plan_hints::for_other_mode(gpu, rule, others)))
+    let failure = change.failure(&label(gpu));
+    let message = format!("{failure}: {} of the config sets the mode `{mode}`", plan_hints::rule_name(rule));
+    Err(ApiError::new(Code::Conflict, message).hint(match change {
+        Change::MigOff => plan_hints::for_mig_off(rule),
+        Change::DesiredState | Change::Layout | Change::MigOn => plan_hints::for_other_mode(gpu, rule, others),
+    }))
 }
 
 /// Returns the error for a GPU without MIG.
@@ -222,8 +246,9 @@ fn no_mig(gpu: &Gpu, desired_state: &DesiredState, others: Option<&str>) -> ApiE
     refusal::explain(&Refusal::NoMig, gpu.index, &label(gpu)).hint(plan_hints::without_mig(desired_state, others))
 }
 
-/// Refuses a GPU whose state does not allow a plan.
-pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
+/// Refuses a GPU whose state does not allow a plan. `implied` has the indexes of all GPUs of a request that names no
+/// GPU.
+pub(super) fn check_plannable(gpu: &Gpu, implied: Option<&str>) -> Result<(), ApiError> {
     let refuse = |code, what: &str, hint: &str| {
         let mut error = ApiError::new(code, format!("{} {what}", label(gpu)));
         error.causes.extend(gpu.reasons.iter().cloned());
@@ -232,13 +257,14 @@ pub(super) fn check_plannable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     match gpu.state {
         GpuState::Ready | GpuState::Changing => Ok(()),
         // Allow this: a caller who names the GPU wants to recover it, or knows about the cordon.
-        GpuState::Degraded | GpuState::Cordoned if named => Ok(()),
+        GpuState::Degraded | GpuState::Cordoned if implied.is_none() => Ok(()),
         GpuState::Cordoned => refuse(
             Code::Conflict,
             "is cordoned, so a request for all GPUs does not change it",
             &format!(
-                "add `--gpu {0}` to include this GPU, or end the cordon with `gpushctl gpu uncordon {0}` \
-                (administrator)",
+                "to include this GPU, name all GPUs of the request with `--gpu {}`, or end the cordon with \
+                `gpushctl gpu uncordon {}` (administrator)",
+                implied.unwrap_or_default(),
                 gpu.index
             ),
         ),

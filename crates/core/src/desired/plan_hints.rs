@@ -1,16 +1,39 @@
-//! Hints for a GPU that cannot have a layout: a command that works for this GPU, or a change of the
-//! config.
+//! Errors and hints for a GPU that cannot have a layout: what failed, and a command that works for this
+//! GPU, or a change of the config.
 
 use gpush_api::{Gpu, GpuState, LayoutSource, Mode};
 
 use super::DesiredState;
+use crate::layout::Layout;
 
 /// The commands that make a changed config effective.
-const RELOAD: &str = "then run `gpushctl config check FILE` and `gpushctl config reload`";
+pub(super) const RELOAD: &str = "then run `gpushctl config check FILE` and `gpushctl config reload`";
+
+/// A kind of change, for messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    DesiredState,
+    Layout,
+    MigOn,
+    MigOff,
+}
+
+impl Change {
+    /// Returns the beginning of an error: what failed on the GPU `label`.
+    pub(super) fn failure(self, label: &str) -> String {
+        match self {
+            Self::DesiredState => format!("cannot apply the desired state to {label}"),
+            Self::Layout => format!("cannot apply a layout to {label}"),
+            Self::MigOn => format!("cannot enable MIG mode on {label}"),
+            Self::MigOff => format!("cannot disable MIG mode on {label}"),
+        }
+    }
+}
 
 /// Returns a rule's name for a sentence. For a rule without a name, this is a label such as
 /// `rule 2`.
-pub(super) fn rule_name(label: &str) -> String {
+#[must_use]
+pub fn rule_name(label: &str) -> String {
     if label.starts_with("rule ") { label.to_owned() } else { format!("rule `{label}`") }
 }
 
@@ -21,28 +44,10 @@ pub(super) fn example_profile(gpu: &Gpu) -> Option<&str> {
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// Returns the GPUs that a request could name instead, written as arguments of the command that
-/// sends the request. Returns `None` if there are no such GPUs. A request without a layout can name
-/// only GPUs whose rule has a layout.
-pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], source: &LayoutSource) -> Option<String> {
-    let free = |desired_state: &DesiredState| match source {
-        LayoutSource::Config | LayoutSource::Wanted => desired_state.has_rule_layout(),
-        LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
-            desired_state.mode == Mode::Mig || desired_state.rule.is_none()
-        }
-    };
-    let works = |gpu: &Gpu| match gpu.state {
-        GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
-        // A request may name a cordoned GPU, but the hint does not suggest a cordoned GPU.
-        GpuState::Cordoned => false,
-        GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
-    };
-    let able = gpus
-        .iter()
-        .zip(desired_states)
-        .filter(|(gpu, desired_state)| gpu.mig.is_some() && works(gpu) && free(desired_state));
+/// Returns indexes as an argument of a command: `0-2,5`.
+pub(super) fn ranges(indexes: impl IntoIterator<Item = u32>) -> String {
     let mut spans: Vec<(u32, u32)> = Vec::new();
-    for index in able.map(|(gpu, _)| gpu.index) {
+    for index in indexes {
         match spans.last_mut() {
             Some((_, last)) if last.checked_add(1) == Some(index) => *last = index,
             Some(_) | None => spans.push((index, index)),
@@ -50,14 +55,89 @@ pub(super) fn alternatives(gpus: &[Gpu], desired_states: &[DesiredState], source
     }
     let words: Vec<String> =
         spans.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
-    let list = words.join(",");
-    (!words.is_empty()).then(|| match source {
-        LayoutSource::Wanted => format!("`gpushctl apply {list}` (administrator)"),
-        LayoutSource::Config | LayoutSource::Named(_) | LayoutSource::Entries(_) => format!("--gpu {list}"),
-        // `mig on` takes GPUs as arguments or with -g, and `mig add` only with -g. So the hint
-        // names only the GPUs.
-        LayoutSource::PerGpu(_) => format!("GPUs {list}"),
-    })
+    words.join(",")
+}
+
+/// Returns the GPUs for which `fits` holds and whose state allows a change, as an argument of a command. Prefers the
+/// GPUs of the request, whose positions are `chosen`. Returns `None` if there are no such GPUs.
+fn able(
+    gpus: &[Gpu],
+    desired_states: &[DesiredState],
+    chosen: &[usize],
+    fits: impl Fn(&Gpu, &DesiredState) -> bool,
+) -> Option<String> {
+    let works = |gpu: &Gpu| match gpu.state {
+        GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
+        // A request may name a cordoned GPU, but the hint does not suggest a cordoned GPU.
+        GpuState::Cordoned => false,
+        GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    };
+    let able: Vec<usize> =
+        (0..gpus.len()).filter(|at| works(&gpus[*at]) && fits(&gpus[*at], &desired_states[*at])).collect();
+    let of_request: Vec<usize> = able.iter().copied().filter(|at| chosen.contains(at)).collect();
+    let best = if of_request.is_empty() { able } else { of_request };
+    (!best.is_empty()).then(|| ranges(best.into_iter().map(|at| gpus[at].index)))
+}
+
+/// Returns whether a request may give the GPU a layout.
+fn takes_layout(gpu: &Gpu, desired_state: &DesiredState) -> bool {
+    gpu.mig.is_some() && (desired_state.mode == Mode::Mig || desired_state.rule.is_none())
+}
+
+/// Returns a command for the GPUs that a request could name instead. Returns `None` if there are no such GPUs. A
+/// request without a layout can name only GPUs that have a desired state.
+pub(super) fn alternatives(
+    gpus: &[Gpu],
+    desired_states: &[DesiredState],
+    source: &LayoutSource,
+    chosen: &[usize],
+) -> Option<String> {
+    let managed = |gpu: &Gpu, desired_state: &DesiredState| {
+        desired_state.needs_whole_gpu() || (desired_state.has_rule_layout() && gpu.mig.is_some())
+    };
+    let layout = match source {
+        LayoutSource::Config | LayoutSource::Wanted => {
+            let list = able(gpus, desired_states, chosen, managed)?;
+            return Some(format!("`gpushctl apply {list}` (administrator)"));
+        }
+        LayoutSource::Named(name) => name.clone(),
+        LayoutSource::Entries(entries) => Layout::parse_list(entries).ok()?.to_string(),
+        LayoutSource::PerGpu(_) => return alternatives_per_gpu(gpus, desired_states, Change::Layout, chosen),
+    };
+    let list = able(gpus, desired_states, chosen, takes_layout)?;
+    Some(format!("`gpushctl mig plan {} -g {list}`", quoted(&layout)))
+}
+
+/// Returns a command for the GPUs that a request with a layout for each GPU could name instead. Such a request does not
+/// say which command has sent it, so the command for a layout only shows the other GPUs.
+pub(super) fn alternatives_per_gpu(
+    gpus: &[Gpu],
+    desired_states: &[DesiredState],
+    change: Change,
+    chosen: &[usize],
+) -> Option<String> {
+    let list = able(gpus, desired_states, chosen, |gpu, desired_state| {
+        let is_off = gpu.mig.as_ref().is_some_and(gpush_api::Mig::is_off);
+        takes_layout(gpu, desired_state) && (change != Change::MigOn || is_off)
+    })?;
+    match change {
+        Change::MigOn => Some(format!("`gpushctl mig on {list}` (administrator)")),
+        // Other GPUs are no alternative: the change would destroy their instances.
+        Change::MigOff => None,
+        Change::DesiredState | Change::Layout => Some(format!("`gpushctl mig list {list}` shows their instances")),
+    }
+}
+
+/// Returns a layout as an argument for a shell.
+fn quoted(layout: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_+.,:@".contains(c);
+    let plain = !layout.is_empty() && layout.chars().all(is_plain);
+    if plain { layout.to_owned() } else { format!("'{}'", layout.replace('\'', r"'\''")) }
+}
+
+/// Returns the hint for a GPU that gpushd never changes, in a request to turn MIG mode off.
+pub(super) fn for_mig_off(label: &str) -> String {
+    format!("remove the GPU from {} of the config, {RELOAD}; then repeat the request", rule_name(label))
 }
 
 /// Returns the hint for a GPU whose rule has a mode other than `mig`.
@@ -108,15 +188,18 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
 }
 
 /// Returns the hint for a request that names no GPU, on a host where no rule claims a GPU for MIG.
-/// `layout` says whether the request has a layout.
-pub(super) fn without_claim(gpus: &[Gpu], desired_states: &[DesiredState], layout: bool) -> String {
-    let Some(others) = alternatives(gpus, desired_states, &LayoutSource::Entries(Vec::new())) else {
+pub(super) fn without_claim(gpus: &[Gpu], desired_states: &[DesiredState], source: &LayoutSource) -> String {
+    let Some(list) = able(gpus, desired_states, &[], takes_layout) else {
         return "no GPU of this host can have MIG instances: `gpushctl gpu list` shows the modes of the GPUs, and \
         `gpushctl config show` shows the rules"
             .to_owned();
     };
-    if layout {
-        return format!("name GPUs: {others}");
+    match source {
+        LayoutSource::Config | LayoutSource::Wanted => {}
+        LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
+            let command = alternatives(gpus, desired_states, source, &[]).unwrap_or_default();
+            return format!("name GPUs: {command}");
+        }
     }
     let free = |desired_state: &DesiredState| desired_state.rule.is_none();
     let first = gpus
@@ -125,7 +208,7 @@ pub(super) fn without_claim(gpus: &[Gpu], desired_states: &[DesiredState], layou
         .find(|(gpu, desired_state)| gpu.mig.is_some() && free(desired_state))
         .map(|(gpu, _)| gpu);
     let Some((gpu, entries)) = first.and_then(|gpu| Some((gpu, example_profile(gpu)?))) else {
-        return format!("name GPUs and a layout: {others} --layout ENTRIES");
+        return format!("name GPUs and a layout; `gpushctl mig profiles {list}` lists the profiles");
     };
     let index = gpu.index;
     format!(

@@ -28,19 +28,82 @@ fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
     assert_eq!((plan.layout.join(",").as_str(), plan.steps.len()), ("none", 2));
 }
 
-/// `gpushctl apply` takes GPUs as arguments, and `mig apply LAYOUT` takes them with `--gpu`. `mig
-/// on` and `mig add` take GPUs in different ways but send the same kind of request, so their hint
-/// names only the GPUs.
+/// `gpushctl apply` handles every mode but `unmanaged`, and a layout needs mode `mig` or no rule. A
+/// hint prefers GPUs that the request names.
 #[test]
-fn hint_names_other_gpus_in_the_form_of_the_command() {
+fn hint_names_other_gpus_in_a_command_that_works() {
     let hint = |gpus: &[&str], layout| plan_host(&config(), &host(), &request(gpus, layout)).unwrap_err().hint.unwrap();
+    let apply = |gpus: &[&str]| hint(gpus, LayoutSource::Wanted);
+    assert!(apply(&["4"]).starts_with("choose other GPUs: `gpushctl apply 0-3,5` (administrator); or "));
+    assert!(apply(&["2-5"]).starts_with("choose other GPUs: `gpushctl apply 2-3,5` (administrator); or "));
+    let layout = hint(&["4"], entries("1G.10gb*2"));
+    assert!(layout.starts_with("choose other GPUs: `gpushctl mig plan '1g.10gb*2' -g 0-2,5-7`; or "), "{layout}");
+    let each = |layout: &[&str]| {
+        let layout = layout.iter().map(|entry| (*entry).to_owned()).collect();
+        LayoutSource::PerGpu(vec![GpuLayout { gpu: "4".to_owned(), mig: true, layout }])
+    };
+    let one = hint(&[], each(&["3g.40gb"]));
+    assert!(one.starts_with("choose other GPUs: `gpushctl mig list 0-2,5-7` shows their instances; or "), "{one}");
+    let mut off = host();
+    for gpu in &mut off[4..6] {
+        gpu.mig.as_mut().unwrap().enabled = false;
+    }
+    let error = plan_host(&config(), &off, &request(&[], each(&[]))).unwrap_err();
+    assert_eq!(error.message, "cannot enable MIG mode on GPU 4: rule 4 of the config sets the mode `unmanaged`");
+    let on = error.hint.unwrap();
+    assert!(on.starts_with("choose other GPUs: `gpushctl mig on 5` (administrator); or "), "{on}");
+}
+
+/// Earlier fault: the hint of `mig off` named a rule of mode `mig`, and the first line did not say what failed.
+#[test]
+fn mig_off_of_an_unmanaged_gpu_names_the_rule_to_change() {
+    let off = |gpus: &[Gpu], index: &str| {
+        let each = vec![GpuLayout { gpu: index.to_owned(), mig: false, layout: Vec::new() }];
+        plan_host(&config(), gpus, &request(&[], LayoutSource::PerGpu(each)))
+    };
+    let error = off(&host(), "4").unwrap_err();
+    assert_eq!(error.message, "cannot disable MIG mode on GPU 4: rule 4 of the config sets the mode `unmanaged`");
+    let hint = error.hint.unwrap();
     assert!(
-        hint(&["4"], LayoutSource::Wanted)
-            .starts_with("choose other GPUs: `gpushctl apply 0-2,5` (administrator); or ")
+        hint.starts_with("remove the GPU from rule 4 of the config, then run ") && !hint.contains("layout"),
+        "{hint}"
     );
-    assert!(hint(&["4"], entries("3g.40gb")).starts_with("choose other GPUs: --gpu 0-2,5-7; or "));
-    let one = gpush_api::GpuLayout { gpu: "4".to_owned(), mig: true, layout: vec!["3g.40gb".to_owned()] };
-    assert!(hint(&[], LayoutSource::PerGpu(vec![one])).starts_with("choose other GPUs: GPUs 0-2,5-7; or "));
+    let mut host = host();
+    set(&mut host[0], &[("3g.40gb", 4, &[])]);
+    host[0].mig.as_mut().unwrap().instances[0].compute[0].processes.push(process(4711));
+    let error = off(&host, "0").unwrap().plans.remove(0).error.unwrap();
+    assert_eq!(error.message, "cannot disable MIG mode on GPU 0: 3g.40gb@4 is in use");
+}
+
+/// Earlier fault: a check was refused for a GPU of another mode, although nothing would change.
+#[test]
+fn layout_that_a_gpu_already_has_is_planned_in_every_mode() {
+    let mut host = host();
+    for gpu in &mut host[3..5] {
+        set(gpu, &[("3g.40gb", 4, &[])]);
+    }
+    for index in ["3", "4"] {
+        let each = |entry: &str| {
+            let layout = vec![entry.to_owned()];
+            LayoutSource::PerGpu(vec![GpuLayout { gpu: index.to_owned(), mig: true, layout }])
+        };
+        for same in [request(&[index], entries("3g.40gb")), request(&[], each("3g.40gb@4"))] {
+            let plan = one(&config(), &host, &same);
+            assert!(plan.error.is_none() && plan.steps.is_empty(), "{plan:?}");
+        }
+        for other in [request(&[index], entries("3g.40gb@0")), request(&[], each("7g.80gb"))] {
+            assert_eq!(plan_host(&config(), &host, &other).unwrap_err().code, Code::Conflict);
+        }
+    }
+}
+
+#[test]
+fn hint_for_a_cordoned_gpu_keeps_the_whole_selection() {
+    let mut host = host();
+    host[1].state = GpuState::Cordoned;
+    let plans = plan_host(&config(), &host, &request(&[], entries("1g.10gb"))).unwrap().plans;
+    let hint = plans.into_iter().find_map(|plan| plan.error).unwrap().hint.unwrap();
+    assert!(hint.starts_with("to include this GPU, name all GPUs of the request with `--gpu 0-2,5`, or "), "{hint}");
 }
 
 #[test]
@@ -120,7 +183,12 @@ match = ["4"]
 mode = "mig"
 layout = "none"
 "#;
-    let host = preset::gpus("mixed").unwrap();
+    let mut host = preset::gpus("mixed").unwrap();
+    // Without instances, the layout `none` would change nothing, and would not be refused.
+    for gpu in host.iter_mut().filter(|gpu| gpu.mig.is_some()) {
+        let first = gpu.mig.as_ref().unwrap().profiles[0].clone();
+        set(gpu, &[(&first.name, first.placements[0].start, &[])]);
+    }
     let (mut named, mut ruled) = (0, 0);
     for rules in ["", RULES] {
         let config = Config::parse(rules, "config.toml").unwrap_or_else(|e| panic!("{e}"));
@@ -135,6 +203,13 @@ layout = "none"
                     },
                 };
                 let plan = between(&hint, "`gpushctl mig plan ", &['`']).and_then(|command| command.split_once(" -g "));
+                let others = between(&hint, "`gpushctl apply ", &['`']);
+                if let Some(others) = others {
+                    let plans = plan_host(&config, &host, &request(&[others], LayoutSource::Wanted));
+                    let plans = plans.unwrap_or_else(|e| panic!("{hint}: {e:?}")).plans;
+                    assert!(plans.iter().all(|plan| plan.error.is_none()), "{hint}: {plans:?}");
+                    named += 1;
+                }
                 let others = between(&hint, "--gpu ", &[' ', ';', '`']).map(|others| ("none", others));
                 if let Some((entries, others)) = plan.or(others) {
                     let plans = plan_host(&config, &host, &request(&[others], entries_or_none(entries)));

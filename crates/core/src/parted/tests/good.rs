@@ -290,7 +290,8 @@ fn exclusive_rule_refuses_instances_and_allows_mig_off() {
     let host = preset::gpus("a30x4").unwrap();
     let config = Config::parse("[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n", "c").unwrap();
     let ask = |mig: bool| {
-        let each = vec![GpuLayout { gpu: "0".to_owned(), mig, layout: Vec::new() }];
+        let layout = if mig { vec!["1g.6gb".to_owned()] } else { Vec::new() };
+        let each = vec![GpuLayout { gpu: "0".to_owned(), mig, layout }];
         plan_host(&config, &host, &PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) })
     };
     assert!(ask(true).unwrap_err().message.contains("mode `exclusive`"));
