@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{Actor, ApiError, Code, Gpu, GpuPlan, Mig, Operation, PlanRequest};
-use gpush_core::config::Config;
+use gpush_core::{config::Config, desired::check_mps_entries};
 use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
@@ -102,6 +102,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let planned = engine.planner.planned_with_needs(&gpus, &order.request).await;
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::check_expiry_applies(order.expires_at, &order.override_changes(&config, &gpus, &meant))?;
+    check_mps_entries(&config, &gpus, &order.request, &meant, order.once)?;
     let by = caller.actor(engine.users.user(caller.peer.uid).await);
     // An operation with `wait` goes to the end of the queue. Without `wait`, the operation begins at once or is
     // refused.
@@ -189,6 +190,7 @@ impl Ready {
                 ApiError::new(Code::Conflict, "the set of selected GPUs changed while gpushd planned the operation");
             return Err(error.hint("repeat the request").retryable());
         }
+        check_mps_entries(&config, &gpus, &order.request, &plans, order.once)?;
         engine.planner.refuse_blocked(viewer, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);

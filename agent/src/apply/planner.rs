@@ -9,7 +9,7 @@ use std::{
 use gpush_api::{ApiError, Gpu, GpuPlan, PlanRequest, Plans, Refusal};
 use gpush_core::{
     config::Config,
-    desired::{is_switched, plan_host, without_fabric_manager},
+    desired::{check_mps_entries, is_switched, plan_host, without_fabric_manager},
 };
 use gpush_host::other_managers;
 use gpush_nvml::Reading;
@@ -73,6 +73,7 @@ impl Planner {
         }
         let gpus = self.gpus_with(viewer, &fresh).await?;
         let mut plans = self.planned(&gpus, request).await?;
+        check_mps_entries(&self.mig.state.config(), &gpus, request, &plans, false)?;
         self.refuse_blocked(viewer, &gpus, &mut plans).await;
         for plan in &mut plans {
             // An operation may have begun meanwhile.

@@ -106,6 +106,32 @@ fn hint_for_a_cordoned_gpu_keeps_the_whole_selection() {
     assert!(hint.starts_with("to include this GPU, name all GPUs of the request with `--gpu 0-2,5`, or "), "{hint}");
 }
 
+/// Earlier fault: gpushd ignored `:mps` on a GPU without a rule, and with `--once`.
+#[test]
+fn mps_entries_without_effect_are_refused() {
+    let check = |index: &str, layout: &str, once| {
+        let request = request(&[index], entries(layout));
+        let plans = plan_host(&config(), &host(), &request).unwrap().plans;
+        check_mps_entries(&config(), &host(), &request, &plans, once).map_err(|error| error.message)
+    };
+    assert_eq!(
+        check("7", "1c.3g.40gb*2:mps", false).unwrap_err(),
+        "cannot share 1c.3g.40gb of GPU 7 through MPS: no rule of the config claims the GPU"
+    );
+    assert_eq!(check("7", "3g.40gb", false), Ok(()));
+    assert_eq!(check("0", "3g.40gb:mps,3g.40gb", false), Ok(()), "makes an override");
+    assert_eq!(
+        check("0", "3g.40gb:mps,3g.40gb", true).unwrap_err(),
+        "cannot share 3g.40gb of GPU 0 through MPS: the layout is applied only once, and the desired layout does not \
+         share this MIG device"
+    );
+    let shared =
+        Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb:mps\"]\n", "test").unwrap();
+    let request = request(&["0"], entries("3g.40gb@4:mps,1g.10gb"));
+    let plans = plan_host(&shared, &host(), &request).unwrap().plans;
+    assert!(check_mps_entries(&shared, &host(), &request, &plans, true).is_ok(), "the rule shares it");
+}
+
 #[test]
 fn wrong_requests_are_refused_with_their_codes() {
     let mut host = host();
