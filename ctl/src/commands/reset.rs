@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, Lease, MaintenanceRequest, Process};
+use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, Lease, MaintenanceRequest, Mode, Process};
 use gpush_client::Client;
-use gpush_core::{lease::usage, refusal};
+use gpush_core::{desired, lease::usage, refusal};
 
 use super::{
     drain::{TemporaryCordons, Waited},
@@ -43,6 +43,7 @@ pub(super) async fn run(
 ) -> Outcome {
     let all = client.gpus(false).await?;
     let gpus = super::select_of(client, all, &which.selectors()).await?;
+    refuse_unmanaged(&gpus)?;
     gpus.iter().try_for_each(refuse_lost)?;
     if wait.is_none() {
         refuse_all_in_use(client, &gpus).await?;
@@ -124,6 +125,22 @@ fn after_reset(now: &[Gpu], numbers: &str, look: &Appearance) -> String {
     next(&drifts, "drift from the config", "gpushctl apply", "applies the config");
     next(&|gpu| !gpu.cordons.is_empty(), "still cordoned", "gpushctl gpu uncordon", "ends the cordon");
     text
+}
+
+/// Refuses a GPU whose rule has mode `unmanaged`, because gpush never changes such a GPU.
+fn refuse_unmanaged(gpus: &[Gpu]) -> Result<(), ApiError> {
+    let (unmanaged, others): (Vec<&Gpu>, Vec<&Gpu>) = gpus.iter().partition(|gpu| gpu.mode == Mode::Unmanaged);
+    let Some(gpu) = unmanaged.first() else { return Ok(()) };
+    let rule = gpu.rule.as_deref().map_or_else(|| "a rule".to_owned(), desired::rule_name);
+    let message = format!("cannot reset GPU {}: {rule} of the config sets the mode `unmanaged`", gpu.index);
+    let others: Vec<String> = others.iter().map(|gpu| gpu.index.to_string()).collect();
+    let leave_out =
+        if others.is_empty() { String::new() } else { format!("`gpushctl gpu reset {}`; or ", others.join(",")) };
+    let hint = format!(
+        "{leave_out}remove the GPU from {rule} of the config, then run `gpushctl config check FILE` and \
+         `gpushctl config reload`"
+    );
+    Err(ApiError::new(Code::Conflict, message).hint(hint))
 }
 
 /// Refuses a GPU that has fallen off the bus, because nvidia-smi cannot reset it.
@@ -236,6 +253,20 @@ mod tests {
         let error = refuse_lost(&gpu).unwrap_err();
         assert_eq!(error.code, Code::GpuLost);
         assert!(error.hint.unwrap().contains("reboot the host"));
+    }
+
+    /// Earlier fault: `gpu reset` reset a GPU that gpushd must never change.
+    #[test]
+    fn unmanaged_gpu_is_not_reset() {
+        let mut gpus = fixtures::mixed();
+        gpus.truncate(3);
+        assert!(refuse_unmanaged(&gpus).is_ok());
+        (gpus[1].mode, gpus[1].rule) = (Mode::Unmanaged, Some("handsoff".to_owned()));
+        let error = refuse_unmanaged(&gpus).unwrap_err();
+        assert_eq!(error.message, "cannot reset GPU 1: rule `handsoff` of the config sets the mode `unmanaged`");
+        assert!(error.hint.unwrap().starts_with("`gpushctl gpu reset 0,2`; or remove the GPU from rule `handsoff` "));
+        let alone = refuse_unmanaged(&gpus[1..2]).unwrap_err().hint.unwrap();
+        assert!(alone.starts_with("remove the GPU from rule `handsoff` of the config, then run "), "{alone}");
     }
 
     #[test]
