@@ -25,19 +25,18 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Reason to wait if gpushd has not read a GPU since the cordon.
 const UNREAD: &str = "gpushd has not read the GPU since it was cordoned";
 
-/// Returns the UUIDs of the selected GPUs. Later requests use UUIDs, because an index may belong to
+/// Returns the selected GPUs. Later requests use their UUIDs, because an index may belong to
 /// another GPU by then.
-async fn uuids_of(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
+async fn selected(client: &mut Client, which: &SomeGpus) -> Result<Vec<Gpu>, Failure> {
     let gpus = client.gpus(false).await?;
-    let gpus = super::select_of(client, gpus, &which.selectors()).await?;
-    Ok(gpus.into_iter().map(|gpu| gpu.uuid).collect())
+    super::select_of(client, gpus, &which.selectors()).await
 }
 
 async fn cordon_gpus(client: &mut Client, which: &SomeGpus, why: &Why) -> Result<Vec<Gpu>, Failure> {
     let why = ReasonRequest { reason: why.reason.clone() };
     let mut gpus = Vec::new();
-    for uuid in uuids_of(client, which).await? {
-        gpus.push(client.cordon(&uuid, &why).await?);
+    for gpu in selected(client, which).await? {
+        gpus.push(client.cordon(&gpu.uuid, &why).await?);
     }
     Ok(gpus)
 }
@@ -50,11 +49,12 @@ pub(super) async fn cordon(client: &mut Client, which: &SomeGpus, why: &Why, out
 
 pub(super) async fn uncordon(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
     let why = ReasonRequest { reason: why.reason.clone() };
+    let before = selected(client, which).await?;
     let mut gpus = Vec::new();
-    for uuid in uuids_of(client, which).await? {
-        gpus.push(client.uncordon(&uuid, &why).await?);
+    for gpu in &before {
+        gpus.push(client.uncordon(&gpu.uuid, &why).await?);
     }
-    out.show(&gpus, |look| cordon::uncordoned(&gpus, look))?;
+    out.show(&gpus, |look| cordon::uncordoned(&before, &gpus, look))?;
     Ok(0)
 }
 
@@ -75,7 +75,7 @@ pub(super) async fn drain(
     out: &Output,
 ) -> Outcome {
     let mut gpus = cordon_gpus(client, which, why).await?;
-    let (waited, left) = until_idle(client, &mut gpus, timeout, quiet, out).await?;
+    let (waited, left) = until_idle(client, &mut gpus, timeout, quiet, out).await.map_err(still_cordoned)?;
     let numbers = gpu_numbers(&left);
     let stay = if left.len() == 1 { "it stays cordoned" } else { "they stay cordoned" };
     match waited {
@@ -93,6 +93,16 @@ pub(super) async fn drain(
         Waited::Interrupted => out.remark(&format!("{numbers}: interrupted; {stay}.\n")),
     }
     Ok(waited.exit_status())
+}
+
+/// Adds to an error that the GPUs of `gpu drain` are still cordoned.
+fn still_cordoned(failure: Failure) -> Failure {
+    match failure {
+        Failure::Error(error) if matches!(error.code, Code::GpuLost | Code::Conflict) => {
+            (*error).outcome("the GPUs stay cordoned").into()
+        }
+        other => other,
+    }
 }
 
 fn was_or_were(gpus: &[u32]) -> &'static str {
@@ -230,16 +240,20 @@ fn reason_to_wait(
     leases: &[Lease],
     since: Timestamp,
 ) -> Result<Option<String>, ApiError> {
-    let gone = |code, what: &str| {
+    let gone = |code, what: &str, hint: String| {
         let message = format!("GPU {} ({}) {what}, so its processes are not known", gpu.index, gpu.uuid);
-        let mut error = ApiError::new(code, message)
-            .hint(format!("the GPU stays cordoned; `gpushctl gpu show {}` shows its state", gpu.index));
+        let mut error = ApiError::new(code, message).hint(hint);
         error.causes.clone_from(&gpu.reasons);
         Err(error)
     };
     match gpu.state {
-        GpuState::Lost => return gone(Code::GpuLost, "is lost"),
-        GpuState::Maintenance => return gone(Code::Conflict, "is in maintenance"),
+        GpuState::Lost => {
+            return gone(Code::GpuLost, "is lost", format!("`gpushctl gpu show {}` shows its state", gpu.index));
+        }
+        GpuState::Maintenance => {
+            let hint = "to end maintenance: `gpushctl maintenance leave` (administrator)".to_owned();
+            return gone(Code::Conflict, "is in maintenance", hint);
+        }
         GpuState::Changing => return Ok(Some("an operation is changing the GPU".to_owned())),
         GpuState::Unknown => return Ok(Some("the GPU can't be read now".to_owned())),
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => {}
@@ -263,4 +277,22 @@ fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
     let all = gpu.processes.iter().chain(within);
     all.filter(|process| process.pid.is_none_or(|pid| !servers.contains(&pid))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixtures;
+
+    /// Earlier fault: `gpu reset --wait` said that the GPU stays cordoned, and did not name `maintenance leave`.
+    #[test]
+    fn gpu_in_maintenance_has_the_command_that_ends_it() {
+        let mut gpu = fixtures::mixed().remove(0);
+        gpu.state = GpuState::Maintenance;
+        let error = reason_to_wait(&gpu, &[], &[], Timestamp::UNIX_EPOCH).unwrap_err();
+        assert_eq!(error.hint.as_deref(), Some("to end maintenance: `gpushctl maintenance leave` (administrator)"));
+        assert_eq!(error.outcome, None, "`gpu reset` has cleared its cordon");
+        let Failure::Error(error) = still_cordoned(error.into()) else { panic!("an error") };
+        assert_eq!(error.outcome.as_deref(), Some("the GPUs stay cordoned"));
+    }
 }

@@ -25,9 +25,13 @@ pub(crate) fn drained(gpus: &[Gpu], look: &Appearance) -> String {
     lines(gpus, look, |_| "cordoned, and nothing uses it".to_owned())
 }
 
-/// Draws the result of `gpu uncordon`.
-pub(crate) fn uncordoned(gpus: &[Gpu], look: &Appearance) -> String {
-    lines(gpus, look, |one| format!("no longer cordoned; its state is {}", gpu::state(one.state).0))
+/// Draws the result of `gpu uncordon`. `before` are the GPUs before the command.
+pub(crate) fn uncordoned(before: &[Gpu], gpus: &[Gpu], look: &Appearance) -> String {
+    let was_cordoned = |gpu: &Gpu| before.iter().any(|one| one.uuid == gpu.uuid && !one.cordons.is_empty());
+    lines(gpus, look, |one| {
+        let what = if was_cordoned(one) { "no longer cordoned" } else { "was not cordoned" };
+        format!("{what}; its state is {}", gpu::state(one.state).0)
+    })
 }
 
 /// Draws why a drain is still waiting for a GPU.
@@ -44,6 +48,24 @@ fn lines(gpus: &[Gpu], look: &Appearance, what: impl Fn(&Gpu) -> String) -> Stri
 mod tests {
     use super::*;
     use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn uncordon_names_gpus_that_were_not_cordoned() {
+        let mut before = fixtures::mixed();
+        before.truncate(2);
+        let now = before.clone();
+        before[1].cordons = vec![gpush_api::Cordon {
+            cause: "admin".into(),
+            reason: String::new(),
+            by: None,
+            since: jiff::Timestamp::UNIX_EPOCH,
+        }];
+        let text = uncordoned(&before, &now, &fixtures::look(80, Charset::Ascii));
+        assert_eq!(
+            text,
+            "GPU 0  was not cordoned; its state is ready\nGPU 1  no longer cordoned; its state is ready\n"
+        );
+    }
 
     #[test]
     fn detached_drain_names_the_command_that_waits() {
