@@ -176,7 +176,9 @@ Examples:
         #[command(flatten)]
         which: SomeGpus,
         #[command(flatten)]
-        change: LayoutChange,
+        execution: Execution,
+        #[command(flatten)]
+        why: Why,
     },
     /// Print the present layouts as a mig-parted file
     #[command(after_help = "\

@@ -10,12 +10,9 @@ pub(crate) fn hint(command: &Command, words: &[OsString]) -> Option<String> {
     let until = match command {
         Command::Apply(args) => of_change(&args.execution),
         Command::Mig(
-            Mig::Apply { change, .. }
-            | Mig::Add { change, .. }
-            | Mig::Remove { change, .. }
-            | Mig::On { change, .. }
-            | Mig::Off { change, .. },
+            Mig::Apply { change, .. } | Mig::Add { change, .. } | Mig::Remove { change, .. } | Mig::On { change, .. },
         ) => of_change(&change.execution),
+        Command::Mig(Mig::Off { execution, .. }) => of_change(execution),
         Command::Mps(Mps::Stop { queueing, .. }) => queueing.seconds.is_none().then_some("the clients have ended"),
         Command::Gpu(Gpu::Reset { queueing, .. }) => queueing.seconds.is_none().then_some("the GPU is idle"),
         Command::Maintenance(Maintenance::Enter { queueing, .. }) => {

@@ -18,7 +18,7 @@ use gpush_client::Client;
 use gpush_core::{layout::DYNAMIC, nearest::nearest};
 
 use crate::{
-    args::{Global, Gpus, Mig, Offline},
+    args::{Global, Gpus, Lasting, LayoutChange, Mig, Offline},
     exit::Outcome,
     offline,
     output::Output,
@@ -60,7 +60,10 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
         Mig::On { which, change } => {
             super::ask(global, async |client| edit::enable(client, &which.selectors(), &change, out).await)
         }
-        Mig::Off { which, change } => {
+        Mig::Off { which, execution, why } => {
+            // Disabling MIG mode makes no override.
+            let lasting = Lasting { once: false, reason: why.reason, expires: None };
+            let change = LayoutChange { execution, lasting };
             super::ask(global, async |client| edit::disable(client, &which.selectors(), &change, out).await)
         }
     }
