@@ -17,7 +17,7 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     let all = client.gpus(false).await?;
     let selectors = args.which.selectors();
     let gpus =
-        if selectors.is_empty() { managed(all, out)? } else { super::select_of(client, all, &selectors).await? };
+        if means_all(&selectors) { managed(all, out)? } else { super::select_of(client, all, &selectors).await? };
     if gpus.is_empty() {
         if let Some(maintenance) = client.health().await?.maintenance {
             return Err(in_maintenance(&maintenance).into());
@@ -38,6 +38,11 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
         expires_at: None,
     };
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
+}
+
+/// Returns whether the command is for all GPUs that gpushd manages. The selector `all` means the same as no selector.
+fn means_all(selectors: &[String]) -> bool {
+    selectors.iter().all(|selector| selector.eq_ignore_ascii_case("all"))
 }
 
 /// Returns the error for a host in maintenance: the last readings do not show how the GPUs are now.
@@ -160,4 +165,16 @@ pub(super) fn refusals(plans: &Plans) -> impl Iterator<Item = (Code, &GpuPlan)> 
         let code = plan.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code);
         (code, plan)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selector_all_means_the_same_as_no_selector() {
+        let means = |selectors: &[&str]| means_all(&selectors.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
+        assert!(means(&[]) && means(&["all"]));
+        assert!(!means(&["0"]) && !means(&["all", "6"]));
+    }
 }
