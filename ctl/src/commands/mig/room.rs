@@ -1,10 +1,10 @@
 //! Explains why `mig add` has no room: which instances are in the way, which profiles still fit, and what to remove.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, LayoutSource, PlanRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, LayoutSource, Placement, PlanRequest};
 use gpush_core::{
     config::Config,
     desired,
-    layout::{Layout, edit},
+    layout::{Entry, Layout, edit},
 };
 
 /// Returns the error for entries that fit on the empty GPU, but not next to its present instances. Returns `None` if
@@ -22,6 +22,9 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
     let present = current(&edit::added(gpu, |_| false, &["none".to_owned()]).ok()?);
     if with(present.clone()) {
         return None;
+    }
+    if let Some(error) = start_taken(gpu, entries, &present) {
+        return Some(error);
     }
     let message = format!("GPU {} has no room for {}", gpu.index, entries.join(","));
     let mut error =
@@ -57,6 +60,54 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
         }
         None => format!("choose another GPU; `gpushctl mig list {index}` shows who uses the instances"),
     }))
+}
+
+/// Returns the error for entries that fit, but not at their starts. Returns `None` if they do not fit at all.
+fn start_taken(gpu: &Gpu, entries: &[String], present: &[String]) -> Option<ApiError> {
+    let layout = Layout::parse_list(entries).ok()?;
+    let with = |more: &Layout| fits(gpu, present.iter().cloned().chain(more.canonical()).collect());
+    let anywhere =
+        Layout { entries: layout.entries.iter().cloned().map(|entry| Entry { start: None, ..entry }).collect() };
+    if anywhere == layout || !with(&anywhere) {
+        return None;
+    }
+    let mig = gpu.mig.as_ref()?;
+    let starts = |profile: &str| {
+        let profile = mig.profiles.iter().find(|one| one.name.eq_ignore_ascii_case(profile));
+        profile.map(|one| one.placements.as_slice()).unwrap_or_default()
+    };
+    let mut causes = Vec::new();
+    for entry in &layout.entries {
+        let Some(at) = starts(&entry.profile).iter().find(|place| Some(place.start) == entry.start) else { continue };
+        let overlaps = |other: Placement| other.start < at.start + at.size && at.start < other.start + other.size;
+        let taken: Vec<String> = mig
+            .instances
+            .iter()
+            .filter(|one| overlaps(one.placement))
+            .map(|one| format!("{}@{}", one.profile, one.placement.start))
+            .collect();
+        if !taken.is_empty() {
+            causes.push(format!("{} of its slices: {}", in_the_way(&taken), taken.join(", ")));
+        }
+    }
+    // Name a start in the command, so that the user sees where the instance will be.
+    let placed = match layout.entries.as_slice() {
+        [one] if one.count == 1 => starts(&one.profile)
+            .iter()
+            .map(|place| Layout { entries: vec![Entry { start: Some(place.start), ..one.clone() }] })
+            .find(with),
+        _ => None,
+    };
+    let command = quoted(&placed.unwrap_or(anywhere).to_string());
+    let index = gpu.index;
+    let mut error =
+        ApiError::new(Code::LayoutImpossible, format!("GPU {index} has no room for {layout} at this start"));
+    error.causes = causes;
+    Some(error.hint(format!("use another start: `gpushctl mig add {command} -g {index}`")))
+}
+
+fn in_the_way(taken: &[String]) -> &'static str {
+    if taken.len() == 1 { "this instance uses some" } else { "these instances use some" }
 }
 
 fn current(layout: &Layout) -> Vec<String> {
@@ -140,6 +191,22 @@ mod tests {
         assert!(hint.ends_with("`gpushctl mig apply 7g.80gb -g 0`"), "{hint}");
         let (_, hint) = explained(&gpu(&full, Some(0)), "7g.80gb").unwrap();
         assert!(hint.starts_with("choose another GPU; "), "{hint}");
+    }
+
+    /// Earlier fault: the error said that no room was for the profile, and that the same profile fits.
+    #[test]
+    fn taken_start_is_named_with_a_free_start() {
+        let (text, hint) = explained(&gpu(&[("1g.10gb", 0, 1)], None), "3g.40gb@0").unwrap();
+        assert_eq!(
+            text,
+            "GPU 0 has no room for 3g.40gb@0 at this start: this instance uses some of its slices: 1g.10gb@0"
+        );
+        assert_eq!(hint, "use another start: `gpushctl mig add 3g.40gb@4 -g 0`");
+        let taken = gpu(&[("1g.10gb", 0, 1), ("1g.10gb", 1, 1)], None);
+        let both = explain(&taken, &["2g.20gb@0".to_owned(), "1g.10gb@2".to_owned()]).unwrap();
+        assert_eq!(both.hint.unwrap(), "use another start: `gpushctl mig add 2g.20gb,1g.10gb -g 0`");
+        let (_, hint) = explained(&gpu(&[("3g.40gb", 4, 4), ("1g.10gb", 0, 1)], None), "3g.40gb@0").unwrap();
+        assert!(hint.contains("mig remove 1g.10gb@0 -g 0"), "no start is free: {hint}");
     }
 
     #[test]
