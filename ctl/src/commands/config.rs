@@ -126,7 +126,9 @@ fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
         for uuid in clearable(selected, &overrides) {
             ended.push(client.end_override(&uuid).await?);
         }
-        out.show(&ended, |look| ended.iter().map(|one| render::overrides::ended(one, look)).collect())?;
+        let now = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
+        let gpu_of = |ended: &gpush_api::OverrideEnded| now.iter().find(|gpu| gpu.uuid == ended.ended.uuid);
+        out.show(&ended, |look| ended.iter().map(|one| render::overrides::ended(one, gpu_of(one), look)).collect())?;
         Ok(0)
     })
 }

@@ -74,14 +74,19 @@ pub(crate) fn list(all: &Overrides, look: &Appearance) -> Listing {
         .or_empty("No override is active: the rules of the config decide every layout.")
 }
 
-/// Draws the result of `gpushctl config overrides clear`.
-pub(crate) fn ended(ended: &OverrideEnded, look: &Appearance) -> String {
+/// Draws the result of `gpushctl config overrides clear`. `now` is the GPU without the override, if it is known.
+pub(crate) fn ended(ended: &OverrideEnded, now: Option<&Gpu>, look: &Appearance) -> String {
     let one = &ended.ended;
     let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
     let text = format!("{which}: cleared the override {}", of(one, look));
     let mut out = look.wrap("", &text).join("\n") + "\n";
     let apply = one.gpu.map_or_else(|| "gpushctl apply".to_owned(), |index| format!("gpushctl apply {index}"));
-    let next = &format!("The instances are unchanged; `{apply}` applies the config.");
+    let matches = now.is_some_and(|gpu| gpu.drift.is_empty() && !gpu.stale);
+    let next = &if matches {
+        "The instances are unchanged, and match the config.".to_owned()
+    } else {
+        format!("The instances are unchanged; `{apply}` applies the config.")
+    };
     out += &(look.wrap("", next).join("\n") + "\n");
     out
 }
@@ -110,7 +115,10 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
         out += &(look.wrap("", &format!("{which}: ended the override {}", of(one, look))).join("\n") + "\n");
     }
     if !reloaded.gpus.is_empty() {
-        let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode.is_managed());
+        let wants = |one: &&GpuDiff| {
+            let differs = !one.drift.is_empty() || !one.drift_known;
+            differs && one.in_file.as_ref().is_some_and(|wanted| wanted.mode.is_managed())
+        };
         // Name the GPUs in the command: without names, `apply` leaves some of them out.
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {

@@ -108,7 +108,10 @@ fn override_is_shown_in_every_view() {
     gpus[1].mode = Mode::Exclusive;
     let mut text = fits(overrides::list(&all, &look).text(), &look);
     text += &format!("---\n{}", overrides::list(&none, &look).text());
-    text += &format!("---\n{}", fits(&overrides::ended(&ended, &look), &look));
+    let drifting = Gpu { drift: vec!["missing 3g.40gb".into()], ..gpus[0].clone() };
+    for now in [Some(&drifting), Some(&gpus[0]), None] {
+        text += &format!("---\n{}", fits(&overrides::ended(&ended, now, &look), &look));
+    }
     text += &format!("---\n{}", drawn(&fixtures::status(gpus, false), true, &look));
     assert_snapshot!("overrides", text);
 }
@@ -178,6 +181,15 @@ fn config_diff_shows_the_changes_of_a_file() {
     assert!(!overrides::diff(&unseen, &look).contains("as it wants"), "{}", overrides::diff(&unseen, &look));
     let wrong = GpuDiff { in_file: None, ..changed.clone() };
     let wrong = ConfigDiff { settings: Vec::new(), gpus: vec![wrong], ..diff.clone() };
+    let same_layout = Reloaded {
+        path: diff.path.clone(),
+        settings: Vec::new(),
+        gpus: vec![changed.clone()],
+        ended: Vec::new(),
+        findings: Vec::new(),
+        generation: 5,
+    };
+    let changed = GpuDiff { drift: vec!["missing 7g.80gb".into()], ..changed };
     let reloaded = Reloaded {
         path: diff.path.clone(),
         settings,
@@ -199,6 +211,7 @@ fn config_diff_shows_the_changes_of_a_file() {
         overrides::diff(&wrong, &look),
         overrides::reloaded(&reloaded, &look),
         overrides::reloaded(&nothing, &look),
+        overrides::reloaded(&same_layout, &look),
     ];
     let pictures: Vec<String> = pictures.iter().map(|text| fits(text, &look)).collect();
     assert_snapshot!("config-diff", pictures.join("---\n"));
