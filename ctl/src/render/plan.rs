@@ -10,7 +10,10 @@
 //! GPUs whose drawings are equal are drawn only once. So a host with eight equal GPUs has one drawing.
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Reset, Step, TimesliceStep};
+use gpush_api::{
+    ApiError, Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Refusal, Reset, Step,
+    TimesliceStep,
+};
 use gpush_core::layout::Layout;
 
 use super::{
@@ -143,6 +146,21 @@ fn within(profile: &str) -> &str {
 
 /// Draws all plans. `gpus` are the current GPUs; empty if they are not known.
 pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
+    draw(plans, gpus, trouble_of_plan, look)
+}
+
+/// Draws the plans of `mig assert`. For such a check, instances in use are no reason to refuse anything.
+pub(crate) fn checked(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
+    draw(plans, gpus, trouble_of_check, look)
+}
+
+/// Draws all plans, and with `trouble` the error of a plan.
+fn draw(
+    plans: &Plans,
+    gpus: &[Gpu],
+    trouble: fn(&GpuPlan, &ApiError, &Appearance) -> Vec<String>,
+    look: &Appearance,
+) -> String {
     if plans.plans.is_empty() {
         return paint(
             NOTE,
@@ -157,7 +175,10 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     let mut groups: Vec<(Vec<u32>, Heading, Vec<String>)> = Vec::new();
     for plan in &plans.plans {
         let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
-        let body = body(plan, gpu, look);
+        let body = match &plan.error {
+            Some(error) => trouble(plan, error, look),
+            None => body(plan, gpu, look),
+        };
         let heading = Heading { name: look.clean(product(&plan.name)), wanted: wanted(plan, gpu) };
         match groups.iter_mut().find(|(_, h, b)| *h == heading && *b == body) {
             Some((indexes, _, _)) => indexes.push(plan.gpu),
@@ -209,10 +230,28 @@ pub(crate) fn headline(numbers: &str, name: &str, address: &str, look: &Appearan
     format!("{}  {}{gap}{}", paint(STRONG, numbers), look.fit(name, room.max(16)), paint(QUIET, address))
 }
 
+fn trouble_of_plan(_: &GpuPlan, error: &ApiError, look: &Appearance) -> Vec<String> {
+    trouble::lines("refused", error, 2, look)
+}
+
+/// Draws a plan that is only blocked as a difference, with what an apply would need.
+fn trouble_of_check(plan: &GpuPlan, error: &ApiError, look: &Appearance) -> Vec<String> {
+    let needs = match &plan.refusal {
+        Some(Refusal::Blocked { blockers }) => {
+            let mut names: Vec<String> =
+                blockers.iter().map(|one| format!("{}@{}", one.profile, one.placement.start)).collect();
+            names.dedup();
+            format!("{} must be idle", names.join(" and "))
+        }
+        Some(Refusal::Held { .. }) => "the GPU must be idle".to_owned(),
+        Some(_) | None => return trouble_of_plan(plan, error, look),
+    };
+    let mut difference = error.clone();
+    difference.message = format!("GPU {} does not have this layout; to apply it, {needs}", plan.gpu);
+    trouble::lines("differs", &difference, 2, look)
+}
+
 fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
-    if let Some(error) = &plan.error {
-        return trouble::lines("refused", error, 2, look);
-    }
     if let Some(refusal) = &plan.refusal {
         // gpushd always sends a refusal together with its error, but a saved plan may lack the error.
         let reason = serde_json::to_string(refusal).unwrap_or_default();
@@ -338,7 +377,7 @@ fn labelled(label: &str, lines: Vec<String>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{ApiError, Code, GpuState};
+    use gpush_api::{Code, GpuState};
 
     use super::*;
     use crate::render::{Charset, fixtures};

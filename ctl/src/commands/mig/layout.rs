@@ -235,7 +235,7 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
         if !plans.plans.is_empty() && plans.plans.iter().all(plan::needs_no_change) {
             return String::new();
         }
-        plan::plans(plans, gpus, look)
+        plan::checked(plans, gpus, look)
     })?;
     // A layout that is impossible on the GPU is an error of the caller. A layout that is only blocked counts as a
     // difference.
