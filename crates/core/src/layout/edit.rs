@@ -75,7 +75,7 @@ pub fn removed(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> 
     let less = Layout::parse_list(entries).map_err(ApiError::from)?;
     let mut all = present(gpu, shared);
     for entry in &less.entries {
-        for _ in 0..entry.count {
+        for removed in 0..entry.count {
             let matches = |one: &Entry| {
                 one.profile == entry.profile
                     && entry.compute_slices.is_none_or(|slices| one.compute_slices == Some(slices))
@@ -83,7 +83,14 @@ pub fn removed(gpu: &Gpu, shared: impl Fn(&str) -> bool, entries: &[String]) -> 
             };
             let found = (0..all.len()).rev().filter(|at| all[*at].entries.iter().any(matches));
             let Some(at) = found.min_by_key(|at| all[*at].in_use) else {
-                let message = format!("GPU {} has no instance `{entry}` to remove", gpu.index);
+                let one = Entry { count: 1, ..entry.clone() };
+                let message = match removed {
+                    0 => format!("GPU {} has no instance `{one}` to remove", gpu.index),
+                    1 => format!("cannot remove `{entry}` from GPU {}: it has only 1 instance `{one}`", gpu.index),
+                    some => {
+                        format!("cannot remove `{entry}` from GPU {}: it has only {some} instances `{one}`", gpu.index)
+                    }
+                };
                 let hint = format!("list its instances with 'gpushctl mig list {}'", gpu.index);
                 return Err(ApiError::new(Code::NotFound, message).hint(hint));
             };
@@ -170,6 +177,8 @@ mod tests {
         assert_eq!(less(&gpu, "1g.10gb@1"), "1g.10gb@0,1g.10gb@2");
         assert_eq!(less(&gpu, "1g.10gb*3"), "none");
         assert_eq!(less(&gpu, "1g.10gb@5"), "GPU 0 has no instance `1g.10gb@5` to remove");
+        assert_eq!(less(&gpu, "1g.10gb*4"), "cannot remove `1g.10gb*4` from GPU 0: it has only 3 instances `1g.10gb`");
+        assert_eq!(less(&gpu, "3g.40gb*2"), "GPU 0 has no instance `3g.40gb` to remove");
         assert!(less(&gpu, "7x").contains("7x"));
     }
 
