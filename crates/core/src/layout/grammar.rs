@@ -56,6 +56,9 @@ impl From<LayoutError> for ApiError {
 const SHAPE: &str =
     "an entry is [Nc.]PROFILE[@START][*COUNT][:mps], such as 3g.40gb, 1g.10gb*2, 1g.10gb@4 or 1c.3g.40gb";
 
+const PROFILE_ID: &str = "if the number is a profile id of nvidia-smi, write the name of the profile, such as 1g.10gb; \
+`gpushctl mig profiles` shows the names and ids";
+
 /// Parses a list of texts. If there are problems, returns all of them.
 pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutError>> {
     let mut entries = Vec::new();
@@ -282,6 +285,7 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
         let meant = suggest_entry(&word);
         let hint = match &meant {
             Some(meant) => format!("did you mean `{meant}`?"),
+            None if digits(trimmed) => PROFILE_ID.to_owned(),
             None => SHAPE.to_owned(),
         };
         return Err(LayoutError { meant, ..piece.error(span, message, hint) });
