@@ -27,22 +27,23 @@ pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Appearan
     out
 }
 
-/// Draws `label: text` in as many lines as needed.
+/// Draws `label: text`, or `! text`, in as many lines as needed.
 fn labelled(label: &str, style: Style, text: &str, indent: usize, look: &Appearance) -> Vec<String> {
     let margin = " ".repeat(indent);
+    let label = &if label == "!" { label.to_owned() } else { format!("{label}:") };
     let mut out = Vec::new();
     // A cause may have several lines, such as a line of a config file and a caret below it.
     for (at, line) in text.lines().enumerate() {
         let line = look.clean(line);
-        let first = format!("{margin}{label}: ");
+        let first = format!("{margin}{label} ");
         if text.contains('\n') {
-            let first = if at == 0 { format!("{margin}{}: ", paint(style, label)) } else { format!("{margin}  ") };
+            let first = if at == 0 { format!("{margin}{} ", paint(style, label)) } else { format!("{margin}  ") };
             out.push(format!("{first}{line}"));
             continue;
         }
         for wrapped in look.wrap(&first, &line) {
             out.push(match wrapped.strip_prefix(&first) {
-                Some(rest) => format!("{margin}{} {rest}", paint(style, &format!("{label}:"))),
+                Some(rest) => format!("{margin}{} {rest}", paint(style, label)),
                 None => wrapped,
             });
         }
