@@ -130,6 +130,14 @@ fn empty_layout_has_a_hint() {
 }
 
 #[test]
+fn profile_id_of_nvidia_smi_has_a_hint_with_the_right_form() {
+    let errors = Layout::parse_all(&["19,19"]).unwrap_err();
+    assert_eq!(errors.len(), 2);
+    let hint = errors[0].hint.as_deref().unwrap();
+    assert!(hint.contains("write the name of the profile, such as 1g.10gb; `gpushctl mig profiles` "), "{hint}");
+}
+
+#[test]
 fn layout_names_and_entries_are_unambiguous() {
     for name in ["none", "dynamic", "train", "a100-mixed", "Half_2"] {
         assert_eq!(source_of(name), LayoutSource::Named(name.to_owned()));
