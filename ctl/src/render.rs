@@ -5,6 +5,7 @@
 //! the output does not support them, the caller removes them.
 
 pub(crate) mod appearance;
+pub(crate) mod assertion;
 pub(crate) mod audit;
 pub(crate) mod bar;
 pub(crate) mod config;

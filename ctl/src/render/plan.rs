@@ -11,8 +11,7 @@
 
 use anstyle::Style;
 use gpush_api::{
-    ApiError, Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Refusal, Reset, Step,
-    TimesliceStep,
+    ApiError, Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Reset, Step, TimesliceStep,
 };
 use gpush_core::layout::Layout;
 
@@ -149,13 +148,8 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     draw(plans, gpus, trouble_of_plan, look)
 }
 
-/// Draws the plans of `mig assert`. For such a check, instances in use are no reason to refuse anything.
-pub(crate) fn checked(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
-    draw(plans, gpus, trouble_of_check, look)
-}
-
 /// Draws all plans, and with `trouble` the error of a plan.
-fn draw(
+pub(super) fn draw(
     plans: &Plans,
     gpus: &[Gpu],
     trouble: fn(&GpuPlan, &ApiError, &Appearance) -> Vec<String>,
@@ -230,25 +224,9 @@ pub(crate) fn headline(numbers: &str, name: &str, address: &str, look: &Appearan
     format!("{}  {}{gap}{}", paint(STRONG, numbers), look.fit(name, room.max(16)), paint(QUIET, address))
 }
 
-fn trouble_of_plan(_: &GpuPlan, error: &ApiError, look: &Appearance) -> Vec<String> {
+/// Draws the error of a plan.
+pub(super) fn trouble_of_plan(_: &GpuPlan, error: &ApiError, look: &Appearance) -> Vec<String> {
     trouble::lines("refused", error, 2, look)
-}
-
-/// Draws a plan that is only blocked as a difference, with what an apply would need.
-fn trouble_of_check(plan: &GpuPlan, error: &ApiError, look: &Appearance) -> Vec<String> {
-    let needs = match &plan.refusal {
-        Some(Refusal::Blocked { blockers }) => {
-            let mut names: Vec<String> =
-                blockers.iter().map(|one| format!("{}@{}", one.profile, one.placement.start)).collect();
-            names.dedup();
-            format!("{} must be idle", names.join(" and "))
-        }
-        Some(Refusal::Held { .. }) => "the GPU must be idle".to_owned(),
-        Some(_) | None => return trouble_of_plan(plan, error, look),
-    };
-    let mut difference = error.clone();
-    difference.message = format!("GPU {} does not have this layout; to apply it, {needs}", plan.gpu);
-    trouble::lines("differs", &difference, 2, look)
 }
 
 fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {

@@ -10,7 +10,7 @@ use crate::{
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
-    render::{plan, status::gpu_numbers},
+    render::{assertion, plan, status::gpu_numbers},
 };
 
 /// The layout on a command line: a layout name, layout entries, or a label of a mig-parted file.
@@ -235,7 +235,7 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
         if !plans.plans.is_empty() && plans.plans.iter().all(plan::needs_no_change) {
             return String::new();
         }
-        plan::checked(plans, gpus, look)
+        assertion::checked(plans, gpus, look)
     })?;
     // A layout that is impossible on the GPU is an error of the caller. A layout that is only blocked counts as a
     // difference.
