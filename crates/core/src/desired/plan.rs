@@ -72,11 +72,11 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
             None if desired_state.dynamic || (own && desired_state.dynamic_rule) => PlanGoal::Dynamic,
             None => PlanGoal::Layout(desired_layout(gpu, desired_state, own, others)?),
         };
-        // A request that changes nothing is allowed, so that users can compare any GPU with a layout.
-        let keeps = || matches!(&aim, PlanGoal::Layout(layout) if keeps_gpu(&plan_gpu(gpu, layout, true)));
+        // An unmanaged GPU may be compared with a layout. For a GPU of another mode, the layout contradicts the rule.
+        let same = || matches!(&aim, PlanGoal::Layout(layout) if keeps_gpu(&plan_gpu(gpu, layout, true)));
         if aim != PlanGoal::Whole
             && let Err(error) = check_mode(gpu, desired_state, change, others)
-            && !keeps()
+            && !(desired_state.mode == Mode::Unmanaged && same())
         {
             return Err(error);
         }

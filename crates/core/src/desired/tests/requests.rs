@@ -77,7 +77,7 @@ fn mig_off_of_an_unmanaged_gpu_names_the_rule_to_change() {
 
 /// Earlier fault: a check was refused for a GPU of another mode, although nothing would change.
 #[test]
-fn layout_that_a_gpu_already_has_is_planned_in_every_mode() {
+fn exported_layout_is_planned_in_every_mode() {
     let mut host = host();
     for gpu in &mut host[3..5] {
         set(gpu, &[("3g.40gb", 4, &[])]);
@@ -87,14 +87,15 @@ fn layout_that_a_gpu_already_has_is_planned_in_every_mode() {
             let layout = vec![entry.to_owned()];
             LayoutSource::PerGpu(vec![GpuLayout { gpu: index.to_owned(), mig: true, layout }])
         };
-        for same in [request(&[index], entries("3g.40gb")), request(&[], each("3g.40gb@4"))] {
-            let plan = one(&config(), &host, &same);
-            assert!(plan.error.is_none() && plan.steps.is_empty(), "{plan:?}");
-        }
+        let plan = one(&config(), &host, &request(&[], each("3g.40gb@4")));
+        assert!(plan.error.is_none() && plan.steps.is_empty(), "{plan:?}");
         for other in [request(&[index], entries("3g.40gb@0")), request(&[], each("7g.80gb"))] {
             assert_eq!(plan_host(&config(), &host, &other).unwrap_err().code, Code::Conflict);
         }
     }
+    let same = |index: &str| plan_host(&config(), &host, &request(&[index], entries("3g.40gb")));
+    assert!(same("4").unwrap().plans[0].steps.is_empty(), "unmanaged");
+    assert_eq!(same("3").unwrap_err().code, Code::Conflict, "the rule sets the mode `exclusive`");
 }
 
 #[test]
