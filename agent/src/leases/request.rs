@@ -62,24 +62,9 @@ pub(super) async fn resolve(
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
-    let share = match RequestedShare::of(&request.share) {
-        Some(share) => share,
-        None => {
-            let is_selected = |index: u32| selected.as_ref().is_none_or(|selected| selected.contains(&index));
-            let kinds: Vec<LeaseKind> =
-                offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
-            let share = match &request.target {
-                Some(text) => share_of_target(leases, gpus, text)?,
-                None => request::default_share(&kinds)?,
-            };
-            // Check again: the valid counts depend on the kind, and the kind is known only now.
-            request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
-            RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
-        }
-    };
-    if is_offered_only_to_slurm(offered, share.kind(), selected.as_ref(), &withheld) {
-        return Err(slurm_only_error(job.is_some()));
-    }
+    let offered = || offers::host(leases, host, gpus, &LeaseTable::default());
+    let of_target = |text: &str| share_of_target(leases, gpus, text);
+    let share = share(&request, selected.as_ref(), &withheld, job.is_some(), offered, of_target)?;
     let targets = match (&request.target, job) {
         (Some(text), _) => Some([target(leases, share.kind(), gpus, text)?].into()),
         (None, Some(job)) => job.targets.clone(),
@@ -118,7 +103,7 @@ pub(super) async fn resolve(
 
 /// Returns the share that a request means. `withheld` are the selected GPUs that only Slurm's hooks may lease. `offered`
 /// composes what the host would offer if nothing were occupied. A request that names its share does not need it, unless
-/// GPUs are withheld.
+/// GPUs are withheld. `of_target` returns the share of the target that the request names.
 ///
 /// # Errors
 /// If the request names no share, and the GPUs do not offer exactly one kind, or only GPUs of Slurm offer the kind.
@@ -128,6 +113,7 @@ fn share(
     withheld: &BTreeSet<u32>,
     is_job: bool,
     offered: impl FnOnce() -> Host,
+    of_target: impl FnOnce(&str) -> Result<LeaseShare, ApiError>,
 ) -> Result<RequestedShare, ApiError> {
     let named = RequestedShare::of(&request.share);
     if let (Some(share), true) = (&named, withheld.is_empty()) {
@@ -140,7 +126,10 @@ fn share(
             let is_selected = |index: u32| selected.is_none_or(|selected| selected.contains(&index));
             let kinds: Vec<LeaseKind> =
                 offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
-            let share = request::default_share(&kinds)?;
+            let share = match &request.target {
+                Some(text) => of_target(text)?,
+                None => request::default_share(&kinds)?,
+            };
             // Check again: the valid counts depend on the kind, and the kind is known only now.
             request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
             RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
@@ -290,7 +279,6 @@ pub(super) async fn check_duration(
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::LeaseShare;
     use gpush_core::lease::placement::WholeOffer;
     use gpush_host::peer::Peer;
 
@@ -306,9 +294,10 @@ mod tests {
     /// Fault: each request composed the offers of the host twice.
     #[test]
     fn named_share_needs_no_offers_unless_gpus_are_withheld() {
+        let no_target = |_: &str| unreachable!("the request names no target");
         let named = LeaseRequest { share: LeaseShare::Whole, ..LeaseRequest::default() };
         let none = BTreeSet::new();
-        let found = share(&named, None, &none, false, || unreachable!("the share is named"));
+        let found = share(&named, None, &none, false, || unreachable!("the share is named"), no_target);
         assert_eq!(found, Ok(RequestedShare::Whole));
         let offer = |index| {
             let whole = Some(WholeOffer { free: true, leased: false });
@@ -316,9 +305,9 @@ mod tests {
         };
         let offered = || Host { gpus: vec![offer(1)] };
         let unnamed = LeaseRequest::default();
-        assert_eq!(share(&unnamed, None, &none, false, offered), Ok(RequestedShare::Whole));
+        assert_eq!(share(&unnamed, None, &none, false, offered, no_target), Ok(RequestedShare::Whole));
         let (selected, withheld) = (BTreeSet::from([0]), BTreeSet::from([1]));
-        let denied = share(&named, Some(&selected), &withheld, false, offered).unwrap_err();
+        let denied = share(&named, Some(&selected), &withheld, false, offered, no_target).unwrap_err();
         assert_eq!(denied.code, Code::Denied);
     }
 

@@ -172,55 +172,14 @@ fn is_for_administrators(command: &Command) -> bool {
         | Command::Completions { .. }
         | Command::Man { .. } => false,
         Command::Apply(ApplyArgs { execution, .. }) => !execution.dry_run,
-        Command::Lease(lease) => match lease {
-            Lease::Revoke { .. } => true,
-            Lease::Request { .. }
-            | Lease::List { .. }
-            | Lease::Show { .. }
-            | Lease::Renew { .. }
-            | Lease::Release { .. }
-            | Lease::Env { .. } => false,
-        },
-        Command::Gpu(gpu) => match gpu {
-            Gpu::Cordon { .. } | Gpu::Drain { .. } | Gpu::Uncordon { .. } | Gpu::Reset { .. } => true,
-            Gpu::List(_) | Gpu::Show(_) => false,
-        },
-        Command::Mig(mig) => match mig {
-            Mig::Apply { change, .. }
-            | Mig::Add { change, .. }
-            | Mig::Remove { change, .. }
-            | Mig::On { change, .. } => !change.execution.dry_run,
-            Mig::Off { execution, .. } => !execution.dry_run,
-            Mig::List { .. }
-            | Mig::Profiles { .. }
-            | Mig::Plan { .. }
-            | Mig::Export { .. }
-            | Mig::Import { .. }
-            | Mig::Assert { .. } => false,
-        },
-        Command::Mps(mps) => match mps {
-            Mps::Set { .. }
-            | Mps::Start { .. }
-            | Mps::Stop { .. }
-            | Mps::Restart { .. }
-            | Mps::Drain { .. }
-            | Mps::Logs { .. } => true,
-            Mps::List { .. } | Mps::Show { .. } | Mps::Clients { .. } => false,
-        },
-        Command::Operation(operation) => match operation {
-            Operation::Cancel { .. } => true,
-            Operation::List { .. } | Operation::Show { .. } | Operation::Wait { .. } => false,
-        },
-        Command::Config(config) => match config {
-            // `config diff` also shows a file that is not active yet.
-            Config::Reload { .. } | Config::Diff => true,
-            Config::Overrides { command } => matches!(command, Some(Overrides::Clear { .. })),
-            Config::Check { .. } | Config::Show { .. } => false,
-        },
-        Command::Maintenance(maintenance) => match maintenance {
-            Maintenance::Enter { .. } | Maintenance::Leave(_) => true,
-            Maintenance::Status => false,
-        },
+        Command::Lease(lease) => lease.is_for_administrators(),
+        Command::Gpu(gpu) => gpu.is_for_administrators(),
+        Command::Mig(mig) => mig.is_for_administrators(),
+        Command::Mps(mps) => mps.is_for_administrators(),
+        Command::Operation(operation) => operation.is_for_administrators(),
+        Command::Config(config) => config.is_for_administrators(),
+        Command::Maintenance(maintenance) => maintenance.is_for_administrators(),
+        Command::Slurm(slurm) => slurm.is_for_administrators(),
     }
 }
 

@@ -302,8 +302,8 @@ impl Mig {
             Self::Apply { change, .. }
             | Self::Add { change, .. }
             | Self::Remove { change, .. }
-            | Self::On { change, .. }
-            | Self::Off { change, .. } => !change.execution.dry_run,
+            | Self::On { change, .. } => !change.execution.dry_run,
+            Self::Off { execution, .. } => !execution.dry_run,
             Self::List { .. }
             | Self::Profiles { .. }
             | Self::Plan { .. }
