@@ -161,18 +161,25 @@ impl PresentCompute {
         for compute in &instance.compute {
             taken = taken.union(compute.placement.map_or(Slices::NONE, Slices::of));
         }
-        let mut standing = Vec::with_capacity(instance.compute.len());
-        for compute in &instance.compute {
-            let spot = match compute.placement {
-                Some(placement) => Spot::from_placement(placement),
-                None => {
-                    let guess = guess(profile.and_then(|p| p.compute(compute.profile_id)), taken);
-                    taken = taken.union(guess.slices);
-                    guess
-                }
-            };
-            let saving = Cost::compute_instances(1) + cost_of(instance, compute, holds);
-            standing.push(Self { profile_id: compute.profile_id, spot, saving });
+        let known = |compute: &ComputeInstance| profile.and_then(|p| p.compute(compute.profile_id));
+        let mut standing: Vec<Self> = instance
+            .compute
+            .iter()
+            .map(|compute| Self {
+                profile_id: compute.profile_id,
+                spot: compute.placement.map_or(UNKNOWN_SPOT, Spot::from_placement),
+                saving: Cost::compute_instances(1) + cost_of(instance, compute, holds),
+            })
+            .collect();
+        // Begin with the instances that have the fewest spots. Otherwise a small instance could take the only spot of a
+        // large one.
+        let mut unplaced: Vec<usize> =
+            (0..standing.len()).filter(|n| instance.compute[*n].placement.is_none()).collect();
+        unplaced.sort_by_key(|n| known(&instance.compute[*n]).map_or(usize::MAX, |compute| compute.spots.len()));
+        for n in unplaced {
+            let guess = guess(known(&instance.compute[n]), taken);
+            taken = taken.union(guess.slices);
+            standing[n].spot = guess;
         }
         standing
     }

@@ -157,6 +157,21 @@ fn any_request() -> impl Strategy<Value = PlanRequest> {
     (gpus, source).prop_map(|(gpus, layout)| PlanRequest { gpus, layout })
 }
 
+/// Fault: if the driver reports no placements of compute instances, gpushd assumed that the first instance occupies the
+/// first slices, although only the second instance fits there. So each apply destroyed an instance and created it again.
+#[test]
+fn compute_instances_with_unknown_placements_are_kept() {
+    let mut gpus = host();
+    let entries = |all: &[&str]| LayoutSource::Entries(all.iter().map(|one| (*one).to_owned()).collect());
+    let layouts = [LayoutSource::Config, entries(&["1c.3g.40gb*6"]), entries(&["2c.3g.40gb", "1c.3g.40gb*3"])];
+    for layout in layouts {
+        apply(&mut gpus, &PlanRequest { gpus: vec!["0".to_owned()], layout }).expect("the layout is possible");
+    }
+    let again = PlanRequest { gpus: vec!["0".to_owned()], layout: LayoutSource::Wanted };
+    let plans = plan_host(&config(), &gpus, &again).unwrap().plans;
+    assert!(plans[0].steps.is_empty(), "{:?}", plans[0].steps);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
