@@ -290,7 +290,7 @@ impl Services {
             let unknown = |error| {
                 tracing::error!(
                     operation = %operation,
-                    "operation {operation}: cannot read the record of a service or hook to roll back: {error}"
+                    "operation {operation}: a service or hook is not rolled back, because its record cannot be read: {error}"
                 );
             };
             Some((note.position, bracket.map_err(unknown).ok()?))

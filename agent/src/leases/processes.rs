@@ -70,9 +70,9 @@ impl RemainingProcesses {
         self.unknown.as_ref().map(ToString::to_string)
     }
 
-    /// Returns whether the lease of a Slurm job waits only for processes outside the job's cgroup, for an MPS daemon that
-    /// does not answer, or for a scan without short processes. A user can cause each of these, so Slurm's Epilog does not
-    /// wait for long.
+    /// Returns whether the end of a Slurm job's lease waits only because of processes outside the job's cgroup, an MPS
+    /// daemon that does not answer, or processes that start and end during each scan. A user can cause each of these,
+    /// so Slurm's Epilog does not wait for long.
     pub(super) fn is_unattributed(&self) -> bool {
         let is_alive = |pid: &u32| may_be_alive(*pid);
         let is_unread = matches!(self.unknown, Some(Incomplete::Unread(_)));

@@ -307,7 +307,7 @@ fn gpm_reports_activity_of_an_instance_on_hopper() {
         let mut request: Box<nvmlGpmMetricsGet_t> = Box::new(unsafe_zeroed());
         (request.version, request.numMetrics, request.sample1, request.sample2) = (1, 2, first, second);
         (request.metrics[0].metricId, request.metrics[1].metricId) = (2, 5000);
-        // The call must not change an entry after the last entry that the count includes.
+        // The call must not change entries beyond the count.
         request.metrics[2].value = 77.0;
         ok!(client, nvmlGpmMetricsGet(&mut *request));
         assert_eq!((request.metrics[0].nvmlReturn, request.metrics[1].nvmlReturn), (0, 2));

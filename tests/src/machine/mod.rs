@@ -417,8 +417,8 @@ fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("gpush-machine-").tempdir().expect("a temporary directory")
 }
 
-/// Returns a command that runs its arguments as `systemd-nspawn`, with the root file system below
-/// `scratch/merged`. Only this command sees the mount. The mount ends with the command.
+/// Returns a command that runs `systemd-nspawn` with the arguments that the caller adds. Before this, it mounts an
+/// overlay of `root` on `scratch/merged`. Only this command sees the mount, which ends with the command.
 fn with_overlay(root: &Path, scratch: &Path) -> Command {
     let directories = ["upper", "work", "merged"].map(|name| scratch.join(name));
     directories.iter().for_each(|directory| std::fs::create_dir_all(directory).expect("a directory"));

@@ -91,8 +91,9 @@ struct RunningRead {
 /// The thread cannot be started. [`io::ErrorKind::TimedOut`] if the read exceeds the limit, or an earlier read of the
 /// process still hangs, or too many reads hang.
 pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    // Count the read for the real uid. A user can start a setuid program that hangs. If its reads counted for the
-    // effective uid, reads of other processes of the program's owner would fail.
+    // Count the read for the real uid. A user can start setuid programs that hang. With the effective uid, these
+    // programs would use up the limit `MOST_OF_USER` of their owner, and gpushd could not read the owner's other
+    // processes.
     let uid = status::try_uids(pid)?.map_or(u32::MAX, |[real, ..]| real);
     READS.within_limit(Subject::Process(pid, uid), read)
 }
