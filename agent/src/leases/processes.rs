@@ -209,7 +209,8 @@ async fn processes_in_scope(leases: &Leases, lease: &OpenLease) -> FoundProcesse
         return FoundProcesses::default();
     };
     if leases.scopes_in_creation().contains(&lease.id()) {
-        let unknown = Some(Incomplete::Unread("systemd is moving the process of the lease into its scope".to_owned()));
+        let unknown =
+            Some(Incomplete::Unread("systemd is still moving the process into the scope of the lease".to_owned()));
         return FoundProcesses { pids: BTreeSet::new(), unknown };
     }
     let cgroup = cgroup.clone();

@@ -386,7 +386,8 @@ impl Operations {
         let live = wire::id(id).and_then(|number| self.active().get(&number).cloned().map(|live| (number, live)));
         let Some((number, live)) = live.filter(|(_, live)| !live.watch.borrow().state.is_final()) else {
             let ended = self.get(id).await?;
-            let message = format!("operation {id} has ended already: it is {}", ended.state.name().replace('_', " "));
+            let state = ended.state.name().replace('_', " ");
+            let message = format!("cannot cancel operation {id}: it has already ended with the state `{state}`");
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("see its result with `gpushctl operation show {id}`")));
         };

@@ -200,7 +200,7 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     let is_denied_elsewhere = access.mode & other_bit != 0 || access.in_group && to_group;
     if !is_denied_elsewhere && (!to_group || group == "root") {
         let (run, or) = match owner.as_str() {
-            "root" => ("ask an administrator to run this command".to_owned(), "or".to_owned()),
+            "root" => ("ask an administrator to run the same command".to_owned(), "or".to_owned()),
             owner => (format!("run the command as {owner}"), format!("or ask {owner}")),
         };
         let setting = "to set socket_group and socket_mode in [api] of gpushd's config so that your user may connect";
@@ -360,7 +360,7 @@ mod tests {
         let mut of_root = private.clone();
         of_root.socket.path = DEFAULT_SOCKET.replace("gpushd.sock", ADMIN_SOCKET).into();
         let hint = explained(io::ErrorKind::PermissionDenied, &of_root).2;
-        assert_eq!(hint, "ask an administrator to run this command");
+        assert_eq!(hint, "ask an administrator to run the same command");
     }
 
     #[test]

@@ -185,7 +185,7 @@ fn is_for_administrators(command: &Command) -> bool {
 
 /// Files and directories whose messages may name commands for administrators without saying so. The
 /// second text is the reason: only administrators read these messages.
-const FOR_ADMINISTRATORS: [(&str, &str); 17] = [
+const FOR_ADMINISTRATORS: [(&str, &str); 16] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
     ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
@@ -200,10 +200,6 @@ const FOR_ADMINISTRATORS: [(&str, &str); 17] = [
     ("agent/src/reload.rs", "errors of `config reload`"),
     ("agent/src/life/reloading.rs", "errors of `config reload`"),
     ("agent/src/caller.rs", "a sentence that begins with `ask an administrator to`"),
-    (
-        "crates/core/src/desired/plan_hints.rs",
-        "errors of `mig plan` and `mig apply` that follow a change of the config",
-    ),
     ("agent/src/apply/interrupted.rs", "a list of commands that is marked at its end"),
     ("crates/core/src/lease/usage.rs", "a command that is marked in the texts that contain it"),
 ];

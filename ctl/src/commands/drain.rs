@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Lease, MpsDaemon, Process, ReasonRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, Lease, MpsDaemon, Process, ReasonRequest};
 use gpush_client::Client;
 use gpush_core::{duration, refusal};
 use jiff::Timestamp;
@@ -248,7 +248,7 @@ fn reason_to_wait(
     };
     match gpu.state {
         GpuState::Lost => {
-            return gone(Code::GpuLost, "is lost", format!("`gpushctl gpu show {}` shows its state", gpu.index));
+            return gone(Code::GpuLost, "is lost", LOST_GPU_HINT.to_owned());
         }
         GpuState::Maintenance => {
             let hint = "to end maintenance: `gpushctl maintenance leave` (administrator)".to_owned();

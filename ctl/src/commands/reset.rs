@@ -134,11 +134,14 @@ fn refuse_unmanaged(gpus: &[Gpu]) -> Result<(), ApiError> {
     let rule = gpu.rule.as_deref().map_or_else(|| "a rule".to_owned(), desired::rule_name);
     let message = format!("cannot reset GPU {}: {rule} of the config sets the mode `unmanaged`", gpu.index);
     let others: Vec<String> = others.iter().map(|gpu| gpu.index.to_string()).collect();
-    let leave_out =
-        if others.is_empty() { String::new() } else { format!("`gpushctl gpu reset {}`; or ", others.join(",")) };
+    let leave_out = match others.join(",") {
+        none if none.is_empty() => String::new(),
+        others => format!("reset only the other GPUs: `gpushctl gpu reset {others}`; or "),
+    };
     let hint = format!(
-        "{leave_out}remove the GPU from {rule} of the config, then run `gpushctl config check FILE` and \
-         `gpushctl config reload`"
+        "{leave_out}remove GPU {} from {rule} of the config, then run `gpushctl config check` and \
+         `gpushctl config reload`",
+        gpu.index
     );
     Err(ApiError::new(Code::Conflict, message).hint(hint))
 }
@@ -264,9 +267,13 @@ mod tests {
         (gpus[1].mode, gpus[1].rule) = (Mode::Unmanaged, Some("handsoff".to_owned()));
         let error = refuse_unmanaged(&gpus).unwrap_err();
         assert_eq!(error.message, "cannot reset GPU 1: rule `handsoff` of the config sets the mode `unmanaged`");
-        assert!(error.hint.unwrap().starts_with("`gpushctl gpu reset 0,2`; or remove the GPU from rule `handsoff` "));
+        assert!(
+            error.hint.unwrap().starts_with(
+                "reset only the other GPUs: `gpushctl gpu reset 0,2`; or remove GPU 1 from rule `handsoff` "
+            )
+        );
         let alone = refuse_unmanaged(&gpus[1..2]).unwrap_err().hint.unwrap();
-        assert!(alone.starts_with("remove the GPU from rule `handsoff` of the config, then run "), "{alone}");
+        assert!(alone.starts_with("remove GPU 1 from rule `handsoff` of the config, then run "), "{alone}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ const AREA: usize = 9;
 const SEVERITY: usize = 8;
 
 /// What gpushctl prints below hints for users who cannot follow most of them.
-const FOR_ADMINISTRATORS: &str = "The hints are for administrators: most of their commands need root.";
+const FOR_ADMINISTRATORS: &str = "The hints are for administrators: most commands in these hints need root.";
 
 pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {
     let mut lines = Vec::new();

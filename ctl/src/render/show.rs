@@ -196,7 +196,9 @@ fn devices(gpu: &Gpu, listed: &[&MigDevice], look: &Appearance) -> String {
 fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
-        _ if !can_change(gpu.state) => format!("none: gpushd changes no GPU that is {}", gpu::state(gpu.state).0),
+        _ if !can_change(gpu.state) => {
+            format!("none: gpushd does not change a GPU in the state `{}`", gpu::state(gpu.state).0)
+        }
         (Some(_), Mode::Mig) => {
             format!("none yet: `gpushctl apply {index}` (administrator) creates the instances of the config")
         }
@@ -272,6 +274,6 @@ mod tests {
         let look = fixtures::look(80, Charset::Ascii);
         assert!(none_yet(&gpu, &look).contains("gpushctl"));
         gpu.state = GpuState::Lost;
-        assert_eq!(none_yet(&gpu, &look), "  none: gpushd changes no GPU that is lost\n");
+        assert_eq!(none_yet(&gpu, &look), "  none: gpushd does not change a GPU in the state `lost`\n");
     }
 }

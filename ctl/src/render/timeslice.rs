@@ -108,7 +108,7 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
 
 /// Describes the state of a GPU that is not ready, and its drift.
 fn detail(gpu: &Gpu) -> String {
-    let state = (gpu.state != GpuState::Ready).then(|| format!("the GPU is {}", gpu::state(gpu.state).0));
+    let state = (gpu.state != GpuState::Ready).then(|| format!("the GPU has the state `{}`", gpu::state(gpu.state).0));
     state.into_iter().chain(gpu.drift.iter().cloned()).collect::<Vec<_>>().join("; ")
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn show(gpus: &[Gpu], look: &Appearance) -> String {
             out += &(look.wrap(&format!("  {}", pad(name, 14)), &text).join("\n") + "\n");
         }
         if gpu.state != GpuState::Ready {
-            out += &format!("  ! the GPU is {}\n", gpu::state(gpu.state).0);
+            out += &format!("  ! the GPU has the state `{}`\n", gpu::state(gpu.state).0);
         }
         for drift in &gpu.drift {
             out += &(look.wrap("  ! drift: ", &look.clean(drift)).join("\n") + "\n");

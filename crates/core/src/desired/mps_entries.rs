@@ -50,7 +50,7 @@ fn check_one(gpu: &Gpu, desired_state: &DesiredState, plan: &GpuPlan) -> Result<
     let (cause, hint) = match (&desired_state.rule, desired_state.mode) {
         (Some(_), Mode::Mig) => (
             "the layout is applied only once, and the desired layout does not share this MIG device".to_owned(),
-            "leave out `--once`, so that the layout becomes an override; or leave out `:mps`".to_owned(),
+            "leave out `--once`, so that the layout becomes the desired layout; or leave out `:mps`".to_owned(),
         ),
         (Some(rule), mode) => (
             format!("{} of the config sets the mode `{}`", rule_name(rule), mode.name()),

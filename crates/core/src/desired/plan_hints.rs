@@ -7,7 +7,7 @@ use super::DesiredState;
 use crate::layout::Layout;
 
 /// The commands that make a changed config effective.
-pub(super) const RELOAD: &str = "then run `gpushctl config check FILE` and `gpushctl config reload`";
+pub(super) const RELOAD: &str = "then run `gpushctl config check` and `gpushctl config reload` (administrator)";
 
 /// A kind of change, for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

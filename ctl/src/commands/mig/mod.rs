@@ -146,7 +146,7 @@ fn hint_if_none_is_free(profile: Option<&str>, gpus: &[Gpu]) -> String {
         Some((name, index)) => {
             format!("GPU {index} has a dynamic layout: `gpushctl run --mig {name} -- COMMAND` creates a device there")
         }
-        None => "'gpushctl mig list' shows who uses the MIG devices".to_owned(),
+        None => "run `gpushctl mig list` to see who uses the MIG devices".to_owned(),
     }
 }
 
@@ -200,7 +200,7 @@ mod tests {
         let profiles = std::sync::Arc::make_mut(&mut mig.profiles);
         profiles.iter_mut().for_each(|one| one.remaining = Some(u8::from(one.name == "1g.10gb")));
         let hint = |gpus: &[Gpu], profile| hint_if_none_is_free(profile, gpus);
-        let other = "'gpushctl mig list' shows who uses the MIG devices";
+        let other = "run `gpushctl mig list` to see who uses the MIG devices";
         assert_eq!(hint(&gpus, Some("1g.10gb")), other, "no layout is dynamic");
         gpus[2].layout = Some(vec![DYNAMIC.to_owned()]);
         assert_eq!(

@@ -87,7 +87,8 @@ fn start_taken(gpu: &Gpu, entries: &[String], present: &[String]) -> Option<ApiE
             .map(|one| format!("{}@{}", one.profile, one.placement.start))
             .collect();
         if !taken.is_empty() {
-            causes.push(format!("{} of its slices: {}", in_the_way(&taken), taken.join(", ")));
+            let verb = if taken.len() == 1 { "uses" } else { "use" };
+            causes.push(format!("{} already {verb} some slices of {entry}", taken.join(", ")));
         }
     }
     // Name a start in the command, so that the user sees where the instance will be.
@@ -98,16 +99,12 @@ fn start_taken(gpu: &Gpu, entries: &[String], present: &[String]) -> Option<ApiE
             .find(with),
         _ => None,
     };
+    let how = if placed.is_some() { "use another start" } else { "leave out the starts" };
     let command = quoted(&placed.unwrap_or(anywhere).to_string());
     let index = gpu.index;
-    let mut error =
-        ApiError::new(Code::LayoutImpossible, format!("GPU {index} has no room for {layout} at this start"));
+    let mut error = ApiError::new(Code::LayoutImpossible, format!("GPU {index} has no room for {layout}"));
     error.causes = causes;
-    Some(error.hint(format!("use another start: `gpushctl mig add {command} -g {index}`")))
-}
-
-fn in_the_way(taken: &[String]) -> &'static str {
-    if taken.len() == 1 { "this instance uses some" } else { "these instances use some" }
+    Some(error.hint(format!("{how}: `gpushctl mig add {command} -g {index}`")))
 }
 
 fn current(layout: &Layout) -> Vec<String> {
@@ -197,14 +194,11 @@ mod tests {
     #[test]
     fn taken_start_is_named_with_a_free_start() {
         let (text, hint) = explained(&gpu(&[("1g.10gb", 0, 1)], None), "3g.40gb@0").unwrap();
-        assert_eq!(
-            text,
-            "GPU 0 has no room for 3g.40gb@0 at this start: this instance uses some of its slices: 1g.10gb@0"
-        );
+        assert_eq!(text, "GPU 0 has no room for 3g.40gb@0: 1g.10gb@0 already uses some slices of 3g.40gb@0");
         assert_eq!(hint, "use another start: `gpushctl mig add 3g.40gb@4 -g 0`");
         let taken = gpu(&[("1g.10gb", 0, 1), ("1g.10gb", 1, 1)], None);
         let both = explain(&taken, &["2g.20gb@0".to_owned(), "1g.10gb@2".to_owned()]).unwrap();
-        assert_eq!(both.hint.unwrap(), "use another start: `gpushctl mig add 2g.20gb,1g.10gb -g 0`");
+        assert_eq!(both.hint.unwrap(), "leave out the starts: `gpushctl mig add 2g.20gb,1g.10gb -g 0`");
         let (_, hint) = explained(&gpu(&[("3g.40gb", 4, 4), ("1g.10gb", 0, 1)], None), "3g.40gb@0").unwrap();
         assert!(hint.contains("mig remove 1g.10gb@0 -g 0"), "no start is free: {hint}");
     }

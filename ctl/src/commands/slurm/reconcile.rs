@@ -141,8 +141,11 @@ fn the_cluster<'c>(named: Option<String>, all: impl Iterator<Item = &'c str>) ->
     let all: BTreeSet<&str> = all.collect();
     if all.len() > 1 {
         let names = all.into_iter().collect::<Vec<_>>().join(", ");
-        return Err(ApiError::new(Code::BadRequest, format!("there are jobs of several clusters: {names}"))
-            .hint("name one cluster: `gpushctl slurm reconcile --cluster NAME`"));
+        return Err(ApiError::new(
+            Code::BadRequest,
+            format!("cannot choose the cluster: there are leases or files for jobs of several clusters: {names}"),
+        )
+        .hint("name one cluster: `gpushctl slurm reconcile --cluster NAME`"));
     }
     Ok(all.first().map(|only| (*only).to_owned()))
 }

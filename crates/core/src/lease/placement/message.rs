@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, LeaseKind, Mode};
+use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
 
 use super::{
     Closed, FreeShare, GpuOffer, Host, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedShare,
@@ -116,7 +116,7 @@ impl NoAssignment {
                 let is_lost = |index| context.gpus.iter().any(|gpu| gpu.index == index && gpu.state == GpuState::Lost);
                 let mut error = if obstacles.iter().all(|(index, _)| is_lost(*index)) {
                     // Only a reboot of the host brings the GPUs back, so the request must not be repeated.
-                    error(Code::Blocked, verb_for(obstacles, "is lost", "are lost"))
+                    error(Code::Blocked, verb_for(obstacles, "is lost", "are lost")).hint(LOST_GPU_HINT)
                 } else {
                     error(Code::Blocked, busy(obstacles)).retryable()
                 };
