@@ -129,7 +129,7 @@ async fn one(
     limiter.answer(&caller, StatusCode::OK, async move { Ok::<Operation, Failure>(operation) }).await
 }
 
-/// Leaves out what the caller may not see of an operation, and adds what only administrators may see.
+/// Removes what the caller may not see. For an administrator, adds the details that only administrators may see.
 async fn show_to(operations: &Operations, operation: &mut Operation, caller: &Caller) -> Result<(), Failure> {
     redact::actor(&mut operation.by, caller.viewer);
     if caller.viewer.is_admin()

@@ -161,7 +161,7 @@ impl Leases {
         })
     }
 
-    /// Returns whether one of these GPUs is shared through MPS, or has MIG devices that are.
+    /// Returns whether one of these GPUs, or one of their MIG devices, is shared through MPS.
     pub(crate) fn has_mps_target(&self, gpus: &[String]) -> bool {
         mps::has_target(&self.handles.mps, gpus)
     }

@@ -102,11 +102,14 @@ pub(super) async fn resolve(
 }
 
 /// Returns the share that a request means. `withheld` are the selected GPUs that only Slurm's hooks may lease. `offered`
-/// composes what the host would offer if nothing were occupied. A request that names its share does not need it, unless
-/// GPUs are withheld. `of_target` returns the share of the target that the request names.
+/// composes what the host would offer if nothing were occupied. If the request names its share and `withheld` is empty,
+/// `offered` is not called. `of_target` returns the share of the target that the request names.
 ///
 /// # Errors
-/// If the request names no share, and the GPUs do not offer exactly one kind, or only GPUs of Slurm offer the kind.
+/// - If the request names neither a share nor a target, and the GPUs do not offer exactly one kind of lease.
+/// - If the request names no share, and its target does not exist.
+/// - If the request is not valid for the share that the function finds.
+/// - If only `withheld` GPUs offer the kind.
 fn share(
     request: &LeaseRequest,
     selected: Option<&BTreeSet<u32>>,

@@ -83,8 +83,8 @@ pub(super) async fn start(
 }
 
 /// Returns whether the node can serve jobs, but the MPS daemons of a job's GPUs do not serve this job. A user can cause
-/// this: a client can crash the server, a connection can block the daemon, and clients of one user keep the daemon from
-/// the next user.
+/// this: a client can crash the server, a connection can block the daemon, and clients of one user prevent the daemon
+/// from changing to the next user.
 fn is_of_mps(slurm: &Inner, allocation: &Allocation, error: &ApiError) -> bool {
     let is_usable = slurm.read_only.is_none() && slurm.store.refusal().is_none() && allocation.check_node().is_ok();
     let gpus = allocation.gpus();

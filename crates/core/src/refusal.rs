@@ -150,7 +150,7 @@ fn blocked(failure: &str, index: u32, blockers: &[Blocker]) -> ApiError {
     }
 }
 
-/// Returns the hint for holders, of which the caller can stop only those with a pid.
+/// Returns the hint for holders of instances. The caller can stop only holders with a pid.
 fn wait_hint(holders: &[String]) -> String {
     let (pids, others): (Vec<String>, Vec<String>) = holders.iter().cloned().partition(|one| one.starts_with("pid"));
     let them = if pids.len() == 1 { "it" } else { "them" };

@@ -161,7 +161,7 @@ impl Slurm {
     /// Returns whether only administrators may run the command.
     pub(super) fn is_for_administrators(&self) -> bool {
         match self {
-            // Slurm runs these hooks as root.
+            // Slurm runs Prolog and Epilog as root. Only root runs `reconcile`.
             Self::Prolog { .. } | Self::Epilog { .. } | Self::Reconcile { .. } => true,
             Self::TaskProlog { .. } | Self::GresConf { .. } | Self::CheckSpec { .. } => false,
         }

@@ -114,7 +114,7 @@ impl Unfinished {
     }
 }
 
-/// Reads the unfinished work, the maintenance of the host, and which GPUs nobody waits for.
+/// Returns the unfinished work, the maintenance of the host, and a text that names the lost and held GPUs.
 async fn read_unfinished(client: &mut Client) -> Result<(Vec<Unfinished>, Option<Maintenance>, String), Error> {
     let health = client.health().await?;
     let gpus = client.gpus(false).await;
@@ -129,8 +129,8 @@ async fn read_unfinished(client: &mut Client) -> Result<(Vec<Unfinished>, Option
     Ok((left, health.maintenance, skipped))
 }
 
-/// Names the GPUs that are lost or held; an empty text if there are none. The command does not wait for them, because
-/// they become ready only after an action of an administrator.
+/// Returns a text that names the lost and held GPUs; empty if there are none. The command does not wait for them,
+/// because they become ready only after an action of an administrator.
 fn skipped(gpus: &[Gpu]) -> String {
     let is_skipped = |gpu: &&Gpu| matches!(gpu.state, GpuState::Lost | GpuState::Held);
     let words = |gpu: &Gpu| format!("GPU {} is {}", gpu.index, state(gpu.state).0);
@@ -263,7 +263,7 @@ mod tests {
         );
     }
 
-    /// Fault: the command succeeded without a word although a GPU was lost.
+    /// Fault: the command succeeded without a warning although a GPU was lost.
     #[test]
     fn lost_gpus_are_named_but_not_waited_for() {
         let gpu = |index, state| Gpu { state, ..fixtures::gpu(index, "A100", 40_960, None) };

@@ -4,12 +4,14 @@ use gpush_api::{ApiError, Gpu, GpuPlan, Plans, Refusal};
 
 use super::{Appearance, plan, trouble};
 
-/// Draws the plans of a check. A layout that is only blocked is a difference, because the check does not apply it.
+/// Draws the plans of a check. If the layout is impossible only because instances or the GPU are in use, draws a
+/// difference, because the check does not apply the layout.
 pub(crate) fn checked(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     plan::draw(plans, gpus, trouble_of_check, look)
 }
 
-/// Draws the error of a plan. If the layout is only blocked, says that it differs, and what an apply would need.
+/// Draws the error of a plan. If the layout is only blocked, says that the GPU differs, and what must be idle before an
+/// apply.
 fn trouble_of_check(plan: &GpuPlan, error: &ApiError, look: &Appearance) -> Vec<String> {
     let needs = match &plan.refusal {
         Some(Refusal::Blocked { blockers }) => {

@@ -48,7 +48,7 @@ fn row(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     ]
 }
 
-/// Widths of the columns with `--follow`, which cannot know the later records.
+/// Widths of the columns with `--follow`: the widths of later records are not known.
 const WIDTHS: [usize; 5] = ["2026-01-02 03:04:05".len(), 10, "maintenance.enter".len(), 10, "rolled back".len()];
 
 /// Draws a record as one line, for `--follow`.

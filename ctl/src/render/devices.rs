@@ -56,7 +56,7 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Li
         .or_empty(&none(gpus))
 }
 
-/// Returns the name of a device; of a GPU instance without compute instance, the name of the GPU instance.
+/// Returns the name of a device. Without a compute instance, returns the name of the GPU instance.
 fn name(one: &MigDevice) -> &str {
     one.device.as_ref().unwrap_or(&one.instance)
 }

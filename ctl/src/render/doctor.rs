@@ -9,7 +9,7 @@ use super::appearance::{Appearance, BAD, NOTE, PLAIN, count, paint};
 const AREA: usize = 9;
 const SEVERITY: usize = 8;
 
-/// What gpushctl prints below hints for users who cannot follow most of them.
+/// Text below the hints, unless the user is known to be an administrator.
 const FOR_ADMINISTRATORS: &str = "The hints are for administrators: most commands in these hints need root.";
 
 pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {

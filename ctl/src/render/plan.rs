@@ -148,7 +148,7 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Appearance) -> String {
     draw(plans, gpus, trouble_of_plan, look)
 }
 
-/// Draws all plans, and with `trouble` the error of a plan.
+/// Draws all plans. `trouble` draws the error of a plan.
 pub(super) fn draw(
     plans: &Plans,
     gpus: &[Gpu],

@@ -159,12 +159,12 @@ impl Use {
     }
 }
 
-/// Returns whether programs can use the whole GPU: with a lease, or directly if gpushd grants no leases of the GPU.
+/// Returns whether programs can use the whole GPU: with a lease, or directly if gpushd grants no leases on the GPU.
 /// `daemons` are the MPS daemons of the GPU.
 fn is_usable_whole(gpu: &Gpu, daemons: &[&MpsDaemon]) -> bool {
     let is_off = gpu.mig.as_ref().is_none_or(Mig::is_off);
     match gpu.mode {
-        // gpushd grants leases only of the MIG devices, and there are none.
+        // gpushd grants leases only on MIG devices, so programs cannot use the whole GPU.
         Mode::Mig => false,
         Mode::Mps => daemons.iter().any(|daemon| daemon.device.is_none() && admits_leases(daemon)),
         Mode::Timeslice | Mode::Exclusive => is_off,
@@ -172,7 +172,7 @@ fn is_usable_whole(gpu: &Gpu, daemons: &[&MpsDaemon]) -> bool {
     }
 }
 
-/// Returns whether gpushd grants leases on the target of an MPS daemon, if there is room.
+/// Returns whether the daemon's state allows leases on its target. Does not check for room.
 pub(crate) fn admits_leases(daemon: &MpsDaemon) -> bool {
     daemon.state == MpsState::Ready && daemon.ends.is_none()
 }

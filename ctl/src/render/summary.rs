@@ -209,7 +209,8 @@ mod tests {
         assert_eq!(free(0, MpsState::GivenUp), 0);
     }
 
-    /// Fault: a GPU without MIG mode counted as free, although its rule has mode `mig` and gpushd grants no lease of it.
+    /// Fault: a GPU without MIG mode counted as free, although its rule has mode `mig` and gpushd grants no
+    /// lease on it.
     #[test]
     fn only_gpus_that_programs_can_use_as_a_whole_are_free() {
         let free = |mode, pending| {

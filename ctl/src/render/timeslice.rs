@@ -106,7 +106,7 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
         .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` time-slices its GPUs.")
 }
 
-/// Describes the state of a GPU that is not ready, and its drift.
+/// Describes the drift of a GPU, and its state unless the GPU is ready.
 fn detail(gpu: &Gpu) -> String {
     let state = (gpu.state != GpuState::Ready).then(|| format!("the GPU has the state `{}`", gpu::state(gpu.state).0));
     state.into_iter().chain(gpu.drift.iter().cloned()).collect::<Vec<_>>().join("; ")

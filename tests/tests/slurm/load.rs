@@ -92,8 +92,9 @@ fn each_of_128_tasks_gets_the_environment_without_gpushd() {
     site.assert_clean();
 }
 
-/// A Python script that opens connections to a socket as fast as it can. It sends half a request on each connection, and
-/// keeps the latest 200 connections open. On one more connection, it requests leases that last one second.
+/// A Python script that opens connections to a socket as fast as it can. It sends an incomplete request on most of
+/// these connections, reads no answers, and keeps the latest 200 connections open. On one more connection, it requests
+/// leases that last one second.
 const FLOOD: &str = r#"
 import http.client, json, socket, sys, threading
 class Unix(http.client.HTTPConnection):

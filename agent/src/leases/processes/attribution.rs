@@ -42,8 +42,8 @@ pub(super) enum LeaseMatch {
 /// names in its environment, and `job_of` reads the Slurm job of the process.
 ///
 /// # Errors
-/// The process cannot be read, for example because of too many open files. It may then belong to the lease. An
-/// environment that cannot be read is no error for the lease of a Slurm job.
+/// The process cannot be read, for example because of too many open files. It may then belong to the lease. For the
+/// lease of a Slurm job, an unreadable environment is not an error.
 pub(super) fn attribute(
     table: &LeaseTable,
     lease: &OpenLease,
@@ -84,8 +84,8 @@ pub(super) fn attribute(
         None => {
             let name = match named(pid) {
                 Ok(name) => name,
-                // The environment is no evidence for the lease of a job. The user can prevent gpushd from reading it,
-                // so this must not count as a failure of the node.
+                // The environment does not prove that a process belongs to a job. The user can prevent gpushd from
+                // reading it, so a failed read must not count as a failure of the node.
                 Err(_) if is_job => return Ok(LeaseMatch::PerhapsThis),
                 Err(error) => return Err(error),
             };

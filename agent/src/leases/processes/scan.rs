@@ -70,11 +70,11 @@ pub(super) fn scan<T>(
     (found, unknown.or(Some(Incomplete::Churn)))
 }
 
-/// Scans the processes of a Slurm job. `in_cgroups` returns the processes in the job's cgroups, or `None` if any process
-/// that `all` lists may belong to the job.
+/// Scans the processes of a Slurm job. `in_cgroups` returns the processes in the job's cgroups, or `None` if they are
+/// not known. The scan then reads every process that `all` lists.
 ///
-/// Returns [`Incomplete::Churn`] only if processes outside the job can be the cause. In the cgroups of the job, only the
-/// job itself starts processes.
+/// If the scan read only the cgroups of the job, returns [`Incomplete::Unread`] instead of [`Incomplete::Churn`],
+/// because only the job itself starts processes there.
 pub(super) fn scan_job<T>(
     in_cgroups: impl Fn() -> Option<Vec<u32>>,
     all: impl Fn(&mut dyn FnMut(u32)) -> io::Result<()>,
@@ -158,8 +158,8 @@ mod tests {
         assert_eq!(scan(listing(|| vec![*next.borrow()]), read), (vec![], Some(Incomplete::Churn)));
     }
 
-    /// Fault: if gpushd had to read all processes of the host, a user who started short processes during Epilog drained
-    /// the node.
+    /// Fault: if gpushd had to read all processes of the host, a user who started short-lived processes during Epilog
+    /// drained the node.
     #[test]
     fn churn_in_the_cgroup_of_a_job_is_the_jobs_own() {
         let next = RefCell::new(10);

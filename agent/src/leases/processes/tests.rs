@@ -37,8 +37,8 @@ fn process_that_cannot_be_read_is_attributed_to_no_other_lease() {
     assert_eq!(of_second(&|_| Ok(Some("L2".to_owned())), &|_| Err(too_many_files())), unread);
 }
 
-/// Fault: on an MPS or time-sliced target, a process outside the job's cgroup with an environment that could not be read
-/// counted as a failure of the node. So Epilog drained the node, and the user could cause this.
+/// Fault: on an MPS or time-sliced target, if gpushd could not read the environment of a process outside the job's
+/// cgroup, it counted this as a failure of the node. So a user could make Epilog drain the node.
 #[test]
 fn unreadable_environment_does_not_hide_processes_of_a_job() {
     let uid = nix::unistd::geteuid().as_raw();
@@ -109,7 +109,8 @@ fn lease_does_not_end_while_a_process_cannot_be_read() {
     assert_eq!(left.pids().count(), 0, "gpushd ends no process");
 }
 
-/// Fault: a user who started short processes during Epilog drained the node, because gpushd could not finish its scan.
+/// Fault: a user who started short-lived processes during Epilog drained the node, because gpushd could not finish its
+/// scan.
 #[test]
 fn churn_of_the_host_is_not_attributed_to_the_job() {
     let unfinished = || RemainingProcesses {
@@ -124,7 +125,8 @@ fn churn_of_the_host_is_not_attributed_to_the_job() {
         ["gpushd cannot read all processes: processes started and ended while gpushd listed them"]
     );
     assert!(!RemainingProcesses { of_job: false, ..unfinished() }.is_unattributed());
-    // A process of the job that is alive, or that cannot be read, still counts as the job's own.
+    // If a process of the job is alive, or a process cannot be read, the lease does not wait only for processes outside
+    // the job.
     let own = BTreeSet::from([std::process::id()]);
     assert!(!RemainingProcesses { own, ..unfinished() }.is_unattributed());
     let mut unread = unfinished();

@@ -59,8 +59,8 @@ pub(super) fn plan(
     for (at, want) in &wanted {
         let (gpu, desired_state) = (&gpus[*at], &desired_states[*at]);
         let plan = plan_for(gpu, want);
-        // A request may turn MIG mode off on a GPU whose rule has any mode except `unmanaged`. A
-        // request that changes nothing is allowed, because an exported file names every GPU.
+        // A request may disable MIG mode on a GPU whose rule has any mode except `unmanaged`. A request that changes
+        // nothing is allowed, because an exported file names every GPU.
         let allowed = matches!(want, RequestedMode::Off) && desired_state.mode != Mode::Unmanaged;
         if !allowed && !keeps_gpu(&plan) {
             let change = want.change(gpu);

@@ -72,7 +72,8 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
             None if desired_state.dynamic || (own && desired_state.dynamic_rule) => PlanGoal::Dynamic,
             None => PlanGoal::Layout(desired_layout(gpu, desired_state, own, others)?),
         };
-        // An unmanaged GPU may be compared with a layout. For a GPU of another mode, the layout contradicts the rule.
+        // Allow a layout that changes nothing on an unmanaged GPU, so that users can compare the GPU with the layout.
+        // If the rule has any other mode except `mig`, the layout contradicts the rule.
         let same = || matches!(&aim, PlanGoal::Layout(layout) if keeps_gpu(&plan_gpu(gpu, layout, true)));
         if aim != PlanGoal::Whole
             && let Err(error) = check_mode(gpu, desired_state, change, others)
@@ -246,8 +247,8 @@ fn no_mig(gpu: &Gpu, desired_state: &DesiredState, others: Option<&str>) -> ApiE
     refusal::explain(&Refusal::NoMig, gpu.index, &label(gpu)).hint(plan_hints::without_mig(desired_state, others))
 }
 
-/// Refuses a GPU whose state does not allow a plan. `implied` has the indexes of all GPUs of a request that names no
-/// GPU.
+/// Refuses a GPU whose state does not allow a plan. If the request names no GPU, `implied` has the indexes of the GPUs
+/// to which it applies.
 pub(super) fn check_plannable(gpu: &Gpu, implied: Option<&str>) -> Result<(), ApiError> {
     let refuse = |code, what: &str, hint: &str| {
         let mut error = ApiError::new(code, format!("{} {what}", label(gpu)));

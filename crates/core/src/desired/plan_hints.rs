@@ -1,5 +1,5 @@
-//! Errors and hints for a GPU that cannot have a layout: what failed, and a command that works for this
-//! GPU, or a change of the config.
+//! Errors and hints for a GPU on which a change is not allowed. A hint names a command, for example for other GPUs,
+//! or a change of the config.
 
 use gpush_api::{Gpu, GpuState, LayoutSource, Mode};
 
@@ -108,8 +108,9 @@ pub(super) fn alternatives(
     Some(format!("`gpushctl mig plan {} -g {list}`", quoted(&layout)))
 }
 
-/// Returns a command for the GPUs that a request with a layout for each GPU could name instead. Such a request does not
-/// say which command has sent it, so the command for a layout only shows the other GPUs.
+/// Returns a command for the GPUs that a request with a layout for each GPU could name instead. gpushd does not know
+/// which gpushctl command sent the request. So for a layout, the returned command only lists the instances of these
+/// GPUs.
 pub(super) fn alternatives_per_gpu(
     gpus: &[Gpu],
     desired_states: &[DesiredState],
@@ -122,7 +123,7 @@ pub(super) fn alternatives_per_gpu(
     })?;
     match change {
         Change::MigOn => Some(format!("`gpushctl mig on {list}` (administrator)")),
-        // Other GPUs are no alternative: the change would destroy their instances.
+        // Do not suggest other GPUs: the change would destroy their instances.
         Change::MigOff => None,
         Change::DesiredState | Change::Layout => Some(format!("`gpushctl mig list {list}` shows their instances")),
     }
@@ -135,7 +136,7 @@ fn quoted(layout: &str) -> String {
     if plain { layout.to_owned() } else { format!("'{}'", layout.replace('\'', r"'\''")) }
 }
 
-/// Returns the hint for a GPU that gpushd never changes, in a request to turn MIG mode off.
+/// Returns the hint for a request to disable MIG mode on a GPU that gpushd never changes.
 pub(super) fn for_mig_off(label: &str) -> String {
     format!("remove the GPU from {} of the config, {RELOAD}; then repeat the request", rule_name(label))
 }

@@ -6,7 +6,7 @@
 //! | no request, and no GPU with `owner = "slurm"` | 0 | run |
 //! | a lease is granted | 0 | run with the environment of the lease |
 //! | the request is refused: it is wrong, it exceeds a quota, or no share is free | 0 | fail with the reason |
-//! | the MPS daemon does not serve, or does not admit the job's user in time | 0 | fail with the reason |
+//! | the MPS daemon does not serve clients, or does not admit the job's user in time | 0 | fail with the reason |
 //! | the order in which slurmd numbers the devices is not known | 0 | fail with the reason |
 //! | gpushd does not answer, `agent_down = "pass"` | 0 | run without a lease |
 //! | gpushd does not answer, `agent_down = "fail"`, Slurm allocated no GPU | 0 | fail with the reason |
@@ -125,8 +125,8 @@ pub fn must_note_end(started: Started, concern: Concern, is_sent: bool) -> bool 
     match (started, concern) {
         (_, Concern::Nothing) => false,
         (Started::NoAnswer, Concern::Request | Concern::Gpus) => is_sent,
-        // An earlier attempt of this Prolog, whose answer was lost, may have been granted. If Prolog fails, it removes
-        // the file of the job, so Epilog does not know this.
+        // gpushd may have granted a lease to an earlier attempt of this Prolog, and the answer was lost. A Prolog that
+        // fails removes the file of the job, so Epilog does not know of the lease.
         (Started::Broken, Concern::Request | Concern::Gpus) => true,
         (Started::NotConcerned | Started::Granted | Started::Refused, Concern::Request | Concern::Gpus) => false,
     }
@@ -172,9 +172,9 @@ pub fn is_refusal(code: Code) -> bool {
     }
 }
 
-/// Returns whether the MPS daemon of the job's GPU may have caused an error of a grant, if the node itself can serve jobs.
-/// A user can make a daemon slow, and can keep the daemon from the next user. `retryable` says whether the error is
-/// temporary.
+/// Returns whether the MPS daemon of the job's GPU may have caused an error of a grant. The caller has checked that the
+/// node itself can serve jobs. A user can make a daemon slow, and can prevent the daemon from changing to the next
+/// user. `retryable` says whether the error is temporary.
 #[must_use]
 pub fn may_be_of_mps(code: Code, retryable: bool) -> bool {
     match code {
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn temporary_errors_of_a_daemon_are_refusals() {
-        // These errors say that clients of another user are connected, and that the daemon did not restart in time.
+        // `Conflict`: clients of another user are connected. `Unavailable`: the daemon did not restart in time.
         for code in [Code::Conflict, Code::Unavailable] {
             assert!(may_be_of_mps(code, true) && !may_be_of_mps(code, false), "{code:?}");
         }

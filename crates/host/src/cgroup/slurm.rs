@@ -18,9 +18,9 @@ use procfs::process::MountInfo;
 
 use super::walk::{MOST_CGROUPS, Walk, directories};
 
-/// Returns the pids in the cgroups of all Slurm jobs with this id and user. Returns `None` if any process may belong to
-/// the job: no hierarchy is mounted, the root of a hierarchy is not visible, a cgroup cannot be read, or the search
-/// exceeds the limits of a walk. Blocks, so call it on a blocking thread.
+/// Returns the pids in the cgroups of all Slurm jobs with this id and user. Returns `None` if the search may miss
+/// processes of the job: no hierarchy is mounted, the root of a hierarchy is not visible, a cgroup cannot be read, or
+/// the search exceeds the limits of a walk. Blocks, so call it on a blocking thread.
 #[must_use]
 pub fn job_processes(job: u64, uid: u32) -> Option<Vec<u32>> {
     let mounts = procfs::process::Process::myself().and_then(|me| me.mountinfo()).ok()?;
@@ -109,8 +109,8 @@ mod tests {
         assert!(below(&all, 43, 1000).is_err(), "a cgroup that cannot be read is not empty");
     }
 
-    /// Fault: with `CgroupMountpoint=/cgroup`, gpushd read all processes of the host. A user who started short processes
-    /// during Epilog made this scan endless.
+    /// Fault: with `CgroupMountpoint=/cgroup`, gpushd read all processes of the host. A user who started short-lived
+    /// processes during Epilog prevented gpushd from completing this scan.
     #[test]
     fn hierarchies_at_any_mount_point_are_searched() {
         let found = |mounts: &str| {

@@ -60,7 +60,7 @@ fn print(
             let _ = client.lease_release(granted.lease.id).await;
             return Err(failure);
         }
-        // Always print the id, because the user needs it to release the lease.
+        // Print the id of a new lease, because the user needs the id to release the lease.
         if asked.is_some() && !quiet {
             out.remark(&lease::started(&granted.lease, &out.look));
         }

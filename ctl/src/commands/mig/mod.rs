@@ -61,7 +61,7 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
             super::ask(global, async |client| edit::enable(client, &which.selectors(), &change, out).await)
         }
         Mig::Off { which, execution, why } => {
-            // Disabling MIG mode makes no override.
+            // Disabling MIG mode does not create an override.
             let lasting = Lasting { once: false, reason: why.reason, expires: None };
             let change = LayoutChange { execution, lasting };
             super::ask(global, async |client| edit::disable(client, &which.selectors(), &change, out).await)

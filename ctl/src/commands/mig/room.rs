@@ -62,7 +62,7 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
     }))
 }
 
-/// Returns the error for entries that fit, but not at their starts. Returns `None` if they do not fit at all.
+/// Returns the error for entries that fit only at other starts. Returns `None` if they do not fit at all.
 fn start_taken(gpu: &Gpu, entries: &[String], present: &[String]) -> Option<ApiError> {
     let layout = Layout::parse_list(entries).ok()?;
     let with = |more: &Layout| fits(gpu, present.iter().cloned().chain(more.canonical()).collect());
@@ -190,7 +190,7 @@ mod tests {
         assert!(hint.starts_with("choose another GPU; "), "{hint}");
     }
 
-    /// Earlier fault: the error said that no room was for the profile, and that the same profile fits.
+    /// Earlier fault: the error said that there was no room for the profile, but also that this profile fits.
     #[test]
     fn taken_start_is_named_with_a_free_start() {
         let (text, hint) = explained(&gpu(&[("1g.10gb", 0, 1)], None), "3g.40gb@0").unwrap();

@@ -65,7 +65,7 @@ impl Calls {
         Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
     }
 
-    /// Adapts the client to a job that needs gpushd for the reason `concern`. For `Concern::Nothing`, requests have a
+    /// Adapts the client to why a job needs gpushd. If the job does not need it (`Concern::Nothing`), requests have a
     /// short time limit and do not wait for a restart of gpushd, because the node may have no gpushd or a hanging one.
     pub(super) fn for_concern(self, concern: Concern) -> Self {
         match concern {
@@ -89,8 +89,8 @@ impl Calls {
     }
 
     /// Requests that gpushd begins the lease of a job. Before each attempt, calls `is_current`, because the next run of
-    /// the job may begin while the hook waits for gpushd. Sends nothing and returns `None` if it returns false: a
-    /// request would end the lease of the next run.
+    /// the job may begin while the hook waits for gpushd. If `is_current` returns false, sends nothing and returns
+    /// `None`: a request would end the lease of the next run.
     pub(super) async fn start(
         &mut self,
         job: SlurmJobStart,

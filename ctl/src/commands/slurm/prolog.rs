@@ -102,8 +102,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             calls.start(start, || directory.is_current(&job, &run)).await
         })
     });
-    // gpushd does not know a device of the job, so gres.conf is wrong. The device may be one that is reserved for
-    // Slurm.
+    // If gpushd does not know a device of the job, gres.conf is wrong, and the device may be reserved for Slurm.
     let is_wrong_gres_conf = matches!(&answer, Err(Unanswered::Error(error)) if error.code == Code::ConfigInvalid);
     let concern = if is_wrong_gres_conf { Concern::Gpus } else { concern };
     let (started, state, leases, error) = match answer {

@@ -108,7 +108,7 @@ pub(super) fn run(
                             "{id}: cannot end this lease of job {job}, which is no longer on this node: {why}\n"
                         ))?;
                         first_error.get_or_insert(error);
-                        // Only its file shows that this job may have a lease.
+                        // Keep the file of this job: only the file shows that the job may have a lease.
                         begun.retain(|one| (one.node(), one.job()) != (end.node.as_str(), end.job));
                     }
                 }
@@ -133,7 +133,10 @@ fn cluster_of(slurm_conf: &SlurmConf) -> Option<String> {
     slurm_conf.get("ClusterName").map(str::to_lowercase).filter(|name| !name.is_empty())
 }
 
-/// Returns the cluster whose jobs squeue lists: `named`, or else the only one of `all`. Returns `None` if `all` is empty.
+/// Returns `named`, or else the only cluster in `all`; `None` if `all` is empty.
+///
+/// # Errors
+/// If `named` is `None`, and `all` has several clusters.
 fn the_cluster<'c>(named: Option<String>, all: impl Iterator<Item = &'c str>) -> Result<Option<String>, ApiError> {
     if named.is_some() {
         return Ok(named);

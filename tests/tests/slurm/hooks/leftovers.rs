@@ -285,7 +285,7 @@ fn mps_client_in_the_cgroup_of_the_job_is_ended_through_its_daemon() {
         .filter_map(|line| line.strip_prefix("export ")?.split_once('='))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    // A client that ends at SIGTERM needs no daemon.
+    // The client must ignore SIGTERM: gpushd asks the daemon to end a client only before SIGKILL.
     let mut client = Client::begin_ignoring_sigterm(&node.host, &environment, Some(NOBODY));
     cgroup.add(client.pid().cast_unsigned());
     client.first = client.says();

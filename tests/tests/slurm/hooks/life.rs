@@ -141,8 +141,8 @@ fn unusable_gpu_fails_the_node_and_gres_conf_without_the_device_too() {
     node.prolog(&Job::new(6).on("1"));
     let text = failure(&node.run("prolog", &Job::new(8).on("5")));
     assert!(text.contains("gres.conf has no File for GPU 5"), "{text}");
-    // Earlier fault: after the first answer of gpushd, Prolog passed this job without a lease and without a message,
-    // because the list of the GPUs that are reserved for Slurm does not contain a device that the host does not have.
+    // Earlier fault: after the first answer of gpushd, Prolog let this job run without a lease or a message. The host
+    // does not have the device, so the list of GPUs that are reserved for Slurm does not contain it.
     fs::write(&node.gres_conf, "Name=gpu File=/dev/nvidia99\n").expect("gres.conf can be written");
     let text = failure(&node.run("prolog", &Job::new(9).on("0")));
     assert!(text.contains("/dev/nvidia99, which is not a device of this host"), "{text}");

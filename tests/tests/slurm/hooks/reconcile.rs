@@ -60,7 +60,8 @@ fn reconcile_ends_the_leases_of_jobs_that_slurm_does_not_know() {
     let output = reconcile();
     assert!(output.status.success(), "{output:?}");
     assert!(node.lease(3).is_none() && node.lease(4).is_some());
-    // Earlier fault: the file of the job stayed. The tasks of a later job with this id could read its environment.
+    // Earlier fault: the file of the job stayed. The tasks of a later job with this id could read the environment of
+    // the earlier job.
     assert!(!node.directory().join("ci-3@n1").exists() && !node.directory().join("ci-3@n1+run").exists());
     assert!(node.directory().join("ci-4@n1").exists());
     let arguments = fs::read_to_string(node.host.scratch("squeue.arguments")).expect("squeue was called");

@@ -89,8 +89,9 @@ fn mps_daemon_that_does_not_serve_refuses_the_job() {
     node.epilog(&job);
 }
 
-/// Before a daemon changes to the next user, gpushd asks it for its clients. A user can make the daemon slow. Fault: at
-/// the deadline of the hook, gpushd interrupted the grant, and the capacity stayed reserved until gpushd restarted.
+/// Before an MPS daemon changes to the next user, gpushd asks the daemon for its clients. A user can make the daemon
+/// slow. Fault: at the deadline of the hook, gpushd interrupted the grant, and the capacity stayed reserved until
+/// gpushd restarted.
 #[test]
 fn mps_daemon_that_changes_its_user_too_slowly_refuses_the_job() {
     if !is_root("MPS daemons of two users") {

@@ -157,8 +157,9 @@ fn any_request() -> impl Strategy<Value = PlanRequest> {
     (gpus, source).prop_map(|(gpus, layout)| PlanRequest { gpus, layout })
 }
 
-/// Fault: if the driver reports no placements of compute instances, gpushd assumed that the first instance occupies the
-/// first slices, although only the second instance fits there. So each apply destroyed an instance and created it again.
+/// Fault: if the driver did not report the placements of compute instances, gpushd assumed that the first instance
+/// occupied the first slices. But the second instance fits only there. So each apply destroyed an instance and created
+/// it again.
 #[test]
 fn compute_instances_with_unknown_placements_are_kept() {
     let mut gpus = host();

@@ -75,7 +75,8 @@ fn mig_off_of_an_unmanaged_gpu_names_the_rule_to_change() {
     assert_eq!(error.message, "cannot disable MIG mode on GPU 0: 3g.40gb@4 is in use");
 }
 
-/// Earlier fault: a check was refused for a GPU of another mode, although nothing would change.
+/// Earlier fault: gpushd refused a layout for a GPU whose rule has a mode other than `mig`, although the layout changed
+/// nothing.
 #[test]
 fn exported_layout_is_planned_in_every_mode() {
     let mut host = host();

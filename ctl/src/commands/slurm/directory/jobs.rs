@@ -198,7 +198,8 @@ impl Directory {
         }
     }
 
-    /// Returns whether no other Prolog of the job has begun since, and no Epilog has removed the file of this run.
+    /// Returns whether `run` is still the current run: no later Prolog has replaced its file, and no Epilog or
+    /// `reconcile` has removed it.
     pub(in crate::commands::slurm) fn is_current(&self, job: &Job, run: &Run) -> bool {
         self.record_of(&job.file_name()).is_some_and(|now| now.run == *run)
     }
@@ -239,7 +240,7 @@ impl Directory {
         self.remove_if(&job.file_name(), |run| run.restart <= restart);
     }
 
-    /// Removes the file of a run, unless another Prolog of the job has begun since.
+    /// Removes the file of a run, unless a later Prolog of the job has replaced the file.
     pub(in crate::commands::slurm) fn remove_run(&self, job: &Job, run: &Run) {
         self.remove_if(&job.file_name(), |now| now == run);
     }
@@ -251,7 +252,7 @@ impl Directory {
         names.filter_map(|name| self.record_of(&name).map(|record| BegunRun { name, record })).collect()
     }
 
-    /// Removes the file of a run, unless another Prolog of the job has begun since.
+    /// Removes the file of a run, unless a later Prolog of the job has replaced the file.
     pub(in crate::commands::slurm) fn remove_begun(&self, begun: &BegunRun) {
         self.remove_if(&begun.name, |now| *now == begun.record.run);
     }

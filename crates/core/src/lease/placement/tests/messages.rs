@@ -99,7 +99,7 @@ fn error_for_a_target_on_a_cordoned_gpu_is_about_this_gpu_only() {
     assert!(error.retryable);
     let error = refusal(&host, &on_gpus(&[0], profile("3g.40gb")));
     assert_eq!((error.message.as_str(), error.causes.len()), ("cannot grant a MIG device: GPU 0 is cordoned", 0));
-    // Fault: the error about a lost GPU was temporary, so its hint was to wait.
+    // Fault: the error about a lost GPU was retryable, so its hint said to wait.
     host.gpus[0].closed = Some(Closed::NotReady);
     gpus[0].state = gpush_api::GpuState::Lost;
     let why = place(&host, &request, PlacementPolicy::Pack).unwrap_err();
