@@ -125,7 +125,7 @@ Examples:
         #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
         grace: Option<u64>,
     },
-    /// Print the environment for programs that use a lease; without LEASE, request a lease
+    /// Print the environment of a lease; without LEASE, request a lease first
     #[command(after_help = "\
 Output (-o): sh (default), fish, csh, json, or docker: arguments of
 `docker run`, one on each line. A failure prints `false`, so that `eval` fails
