@@ -177,6 +177,17 @@ pub fn release_all(agent: &Agent, target: &str) {
     }
 }
 
+/// Releases all leases on a target, and waits until they have ended. No process of these leases may run.
+///
+/// On a busy host, a released lease ends only when gpushd has read all processes.
+///
+/// # Panics
+/// If a lease cannot be released, or does not end.
+pub fn end_leases(agent: &Agent, target: &str) {
+    release_all(agent, target);
+    agent.await_that("no lease", || daemon(agent, target).leases.is_empty());
+}
+
 /// Returns the directory that contains the pipe directories of a host's daemons.
 ///
 /// # Panics

@@ -9,8 +9,8 @@ use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
     mps::{
-        Client, Role, act, base, becomes, controls, daemon, daemons, lease, names, parts, reaches, real_programs,
-        release, release_all, signal,
+        Client, Role, act, base, becomes, controls, daemon, daemons, end_leases, lease, names, parts, reaches,
+        real_programs, release, signal,
     },
 };
 use nix::sys::signal::Signal;
@@ -91,7 +91,7 @@ fn daemon_follows_its_rule_and_outlives_gpushd() {
             daemon.state == MpsState::Ready && daemon.gpu.is_some()
         });
         assert_eq!((idle.pid, controls(&base(host))), (ready.pid, vec![pid]));
-        release_all(&agent, "0");
+        end_leases(&agent, "0");
         assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);

@@ -200,9 +200,13 @@ fn server_with_an_older_memory_limit_is_reported() {
     reaches(&agent, "0", MpsState::Ready);
     let limit = |mib: u64| assert_eq!(act(&agent, "0", "settings", &json!({ "memory_limit_mib": mib })).status, 200);
     limit(8192);
+    // On a busy host, gpushd may answer before the daemon has the new limit.
+    becomes(&agent, "0", "with the limit", |daemon| daemon.in_force.as_ref() == Some(&daemon.wanted.settings));
     let client = Client::start(&host, &lease(&agent, "0", &json!({})).expect("a lease").environment);
-    becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
-    assert_eq!(daemon(&agent, "0").findings, [""; 0], "{}", agent.log());
+    // On a busy host, gpushd may not know the lease of a new client at once.
+    becomes(&agent, "0", "with a server and without findings", |daemon| {
+        daemon.servers.len() == 1 && daemon.findings.is_empty()
+    });
     limit(1024);
     let reported = "an MPS server was started with memory limit 8192M; the limit cannot change";
     becomes(&agent, "0", "reported", |daemon| daemon.findings.iter().any(|one| one.starts_with(reported)));

@@ -10,7 +10,7 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::{Client, Served, act, becomes, daemon, lease, reaches, release, release_all, signal},
+    mps::{Client, Served, act, becomes, daemon, end_leases, lease, reaches, release, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -64,8 +64,7 @@ fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
 fn ended_daemon_is_not_restarted_in_maintenance() {
     let served = Served::up();
     // gpushd refuses maintenance while a GPU has a lease. So release the leases.
-    release_all(&served.agent, "0");
-    served.agent.await_that("no lease", || daemon(&served.agent, "0").leases.is_empty());
+    end_leases(&served.agent, "0");
     assert_eq!(served.agent.post("/v1/maintenance/enter", &json!({ "reason": "a look" })).status, 200);
     assert!(signal(served.pid, Signal::SIGKILL));
     let waits = becomes(&served.agent, "0", "waiting for the end of maintenance", |daemon| {

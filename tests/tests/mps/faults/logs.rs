@@ -11,7 +11,7 @@ use std::{
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
     host::Host,
-    mps::{Client, Served, act, becomes, clear_faults, daemon, fault, reaches, real_programs, release_all},
+    mps::{Client, Served, act, becomes, clear_faults, daemon, end_leases, fault, reaches, real_programs},
 };
 use serde_json::json;
 
@@ -74,7 +74,7 @@ fn forged_log_lines_create_no_client_and_no_fault() {
         assert!(now.clients_known && now.findings.is_empty(), "{now:#?}");
         assert!(serves(&served));
         // The clients of the forged lines do not exist, so they must not block a stop.
-        release_all(&served.agent, "0");
+        end_leases(&served.agent, "0");
         let stopped = act(&served.agent, "0", "stop", &json!({}));
         assert_eq!(stopped.status, 200, "{}", String::from_utf8_lossy(&stopped.body));
         reaches(&served.agent, "0", MpsState::Stopped);

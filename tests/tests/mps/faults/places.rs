@@ -7,8 +7,8 @@ use gpush_tests::{
     agent::Setup,
     host::Host,
     mps::{
-        Client, Served, act, base, becomes, clear_faults, controls, fault, lease, names, parts, pid_of, reaches,
-        real_programs, release_all, signal,
+        Client, Served, act, base, becomes, clear_faults, controls, end_leases, fault, lease, names, parts, pid_of,
+        reaches, real_programs, signal,
     },
 };
 use nix::sys::signal::Signal;
@@ -21,7 +21,7 @@ fn stale_files_slow_start_and_slow_stop_only_delay() {
     assert!(signal(served.pid, Signal::SIGKILL));
     served.another();
     fault(&served.host, "slow-quit --ms 600000 --times 1");
-    release_all(&served.agent, "0");
+    end_leases(&served.agent, "0");
     assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
     reaches(&served.agent, "0", MpsState::Stopping);
     // The daemon does not end within the time limit for a stop, so gpushd kills it.
@@ -132,7 +132,7 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         assert_eq!(controls(&base(&host)), [pid_of(&reports)]);
         // After the log was truncated, it shows no waiting client. So gpushd assumes that no client
         // waits.
-        release_all(&agent, "0");
+        end_leases(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
         becomes(&agent, "0", "ready with another pid", |daemon| {
             daemon.state == MpsState::Ready && daemon.pid != reports.pid
@@ -148,7 +148,7 @@ fn full_log_disk_is_reported_and_ends_no_client() {
         clear_faults(&host);
         assert!(waits.says().starts_with("active"));
         waits.end();
-        release_all(&agent, "0");
+        end_leases(&agent, "0");
         assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
     }
