@@ -199,9 +199,12 @@ impl Directory {
     }
 
     /// Returns whether `run` is still the current run: no later Prolog has replaced its file, and no Epilog or
-    /// `reconcile` has removed it.
+    /// `reconcile` has removed it. A file that cannot be read counts as the file of this run.
     pub(in crate::commands::slurm) fn is_current(&self, job: &Job, run: &Run) -> bool {
-        self.record_of(&job.file_name()).is_some_and(|now| now.run == *run)
+        match self.read_json::<RunRecord>(&format!("{}{RUN}", job.file_name())) {
+            Ok(now) => now.run == *run,
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        }
     }
 
     fn put(&self, _locked: &Locked, job: &Job, state: JobState) -> io::Result<()> {

@@ -207,3 +207,22 @@ fn concurrent_hooks_leave_the_file_of_the_last_run() {
         assert_eq!(left(&directory), ["ci-41+42@n1", "ci-42@n1", "ci-42@n1+run"], "round {round}");
     }
 }
+
+/// A Prolog whose file cannot be read must not let the job run without a lease.
+#[test]
+fn run_is_current_until_its_file_is_replaced_or_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = directory(&dir);
+    let (first, second) = (run(42, 0, None), run(42, 1, None));
+    let begun = directory.begin(&first, None, PossibleLeases::All).unwrap();
+    assert!(directory.is_current(&first, &begun));
+    let record = dir.path().join("jobs").join("ci-42@n1+run");
+    let written = fs::read(&record).unwrap();
+    fs::write(&record, "{").unwrap();
+    assert!(directory.is_current(&first, &begun), "the file cannot be read");
+    fs::write(&record, written).unwrap();
+    let later = directory.begin(&second, None, PossibleLeases::All).unwrap();
+    assert!(!directory.is_current(&first, &begun) && directory.is_current(&second, &later));
+    directory.remove(&second, 1);
+    assert!(!directory.is_current(&second, &later));
+}
