@@ -13,6 +13,8 @@
 //! In a config rule, a selector may match no GPU, because a host may lose a GPU. In a command, a
 //! selector that matches no GPU is an error, which lists the GPUs of the host.
 
+mod ranges;
+
 use std::{
     borrow::Borrow,
     fmt::{self, Write as _},
@@ -21,6 +23,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, Remedy};
 
+pub use self::ranges::ranges;
 use crate::quote::Quoted;
 
 /// Maximum number of selectors in one request. Even the largest host needs far fewer.

@@ -10,7 +10,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, Lease, MaintenanceRequest, Mode, Process};
 use gpush_client::Client;
-use gpush_core::{desired, lease::usage, refusal};
+use gpush_core::{desired, lease::usage, refusal, selector};
 
 use super::{
     drain::{TemporaryCordons, Waited},
@@ -133,10 +133,11 @@ fn refuse_unmanaged(gpus: &[Gpu]) -> Result<(), ApiError> {
     let Some(gpu) = unmanaged.first() else { return Ok(()) };
     let rule = gpu.rule.as_deref().map_or_else(|| "a rule".to_owned(), desired::rule_name);
     let message = format!("cannot reset GPU {}: {rule} of the config sets the mode `unmanaged`", gpu.index);
-    let others: Vec<String> = others.iter().map(|gpu| gpu.index.to_string()).collect();
-    let leave_out = match others.join(",") {
-        none if none.is_empty() => String::new(),
-        others => format!("reset only the other GPUs: `gpushctl gpu reset {others}`; or "),
+    let leave_out = if others.is_empty() {
+        String::new()
+    } else {
+        let others = selector::ranges(others.iter().map(|gpu| gpu.index)).join(",");
+        format!("reset only the other GPUs: `gpushctl gpu reset {others}`; or ")
     };
     let hint = format!(
         "{leave_out}remove GPU {} from {rule} of the config, then run `gpushctl config check` and \

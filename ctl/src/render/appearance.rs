@@ -150,7 +150,7 @@ impl Appearance {
 
 /// Formats a time as in JSON: in UTC, with whole seconds.
 fn rfc3339(then: Timestamp) -> String {
-    then.strftime("%FT%TZ").to_string()
+    gpush_api::whole_second(then).to_string()
 }
 
 /// Formats seconds as a duration of two units; a negative number as `0s`.

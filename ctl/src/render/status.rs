@@ -249,14 +249,6 @@ pub(crate) fn gpu_numbers(indexes: &[u32]) -> String {
     let mut sorted = indexes.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
-    let mut spans: Vec<(u32, u32)> = Vec::new();
-    for index in sorted {
-        match spans.last_mut() {
-            Some((_, last)) if *last + 1 == index => *last = index,
-            Some(_) | None => spans.push((index, index)),
-        }
-    }
-    let spans: Vec<_> = spans.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
-    let text = spans.join(", ");
+    let text = gpush_core::selector::ranges(sorted).join(", ");
     if indexes.len() == 1 { format!("GPU {text}") } else { format!("GPUs {text}") }
 }

@@ -23,7 +23,7 @@ use crate::{
     preset::UUID_PREFIX,
     quote::Quoted,
     refusal,
-    selector::{Selector, inventory},
+    selector::{self, Selector, inventory},
 };
 
 /// What a request asks for on one GPU.
@@ -83,7 +83,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
         }
         wanted.push((gpu, desired_state, aim));
     }
-    let implied = (!named).then(|| plan_hints::ranges(wanted.iter().map(|(gpu, ..)| gpu.index)));
+    let implied = (!named).then(|| selector::ranges(wanted.iter().map(|(gpu, ..)| gpu.index)).join(","));
     let explicit = given.is_some();
     let plan = |(gpu, desired_state, aim): &(&Gpu, &DesiredState, PlanGoal)| {
         let empty = match aim {

@@ -4,7 +4,7 @@
 use gpush_api::{Gpu, GpuState, LayoutSource, Mode};
 
 use super::DesiredState;
-use crate::layout::Layout;
+use crate::{layout::Layout, selector};
 
 /// The commands that make a changed config effective.
 pub(super) const RELOAD: &str = "then run `gpushctl config check` and `gpushctl config reload` (administrator)";
@@ -44,20 +44,6 @@ pub(super) fn example_profile(gpu: &Gpu) -> Option<&str> {
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// Returns indexes as an argument of a command: `0-2,5`.
-pub(super) fn ranges(indexes: impl IntoIterator<Item = u32>) -> String {
-    let mut spans: Vec<(u32, u32)> = Vec::new();
-    for index in indexes {
-        match spans.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(index) => *last = index,
-            Some(_) | None => spans.push((index, index)),
-        }
-    }
-    let words: Vec<String> =
-        spans.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
-    words.join(",")
-}
-
 /// Returns the GPUs for which `fits` holds and whose state allows a change, as an argument of a command. Prefers the
 /// GPUs of the request, whose positions are `chosen`. Returns `None` if there are no such GPUs.
 fn able(
@@ -76,7 +62,7 @@ fn able(
         (0..gpus.len()).filter(|at| works(&gpus[*at]) && fits(&gpus[*at], &desired_states[*at])).collect();
     let of_request: Vec<usize> = able.iter().copied().filter(|at| chosen.contains(at)).collect();
     let best = if of_request.is_empty() { able } else { of_request };
-    (!best.is_empty()).then(|| ranges(best.into_iter().map(|at| gpus[at].index)))
+    (!best.is_empty()).then(|| selector::ranges(best.into_iter().map(|at| gpus[at].index)).join(","))
 }
 
 /// Returns whether a request may give the GPU a layout.

@@ -11,6 +11,7 @@ use super::{DesiredMode, DeviceId, Devices, File, Group, Label};
 use crate::{
     layout::{DYNAMIC, Layout, NONE},
     quote::Quoted,
+    selector,
 };
 
 /// NVIDIA's PCI vendor id.
@@ -204,7 +205,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
                     "{place}: later groups select some of these GPUs too, so this group leaves them out"
                 ));
             }
-            ranges(&fresh)
+            selector::ranges(fresh)
         }
         Devices::All if group.filter.is_empty() => {
             claimed.all = true;
@@ -248,18 +249,6 @@ fn product(id: DeviceId) -> Option<String> {
         .flat_map(|model| model.boards.clone())
         .find(|board| board.device_id.eq_ignore_ascii_case(&device))
         .map(|board| board.product)
-}
-
-/// Formats indexes as ranges: 0, 1, 2, 5 become `0-2` and `5`.
-fn ranges(indexes: &[u32]) -> Vec<String> {
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for index in indexes {
-        match runs.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(*index) => *last = *index,
-            Some(_) | None => runs.push((*index, *index)),
-        }
-    }
-    runs.iter().map(|(from, to)| if from == to { from.to_string() } else { format!("{from}-{to}") }).collect()
 }
 
 fn string(value: String) -> String {
