@@ -12,7 +12,7 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, MpsActionRequest, MpsDaemon, MpsSetRequest, MpsSetResponse, MpsSettings};
 use gpush_core::{sharing, supervisor::SupervisorState};
 use gpush_host::proc;
-use gpush_mps::daemon::{DaemonRequest, Report};
+use gpush_mps::daemon::{Daemon, DaemonRequest, Report};
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
@@ -21,6 +21,10 @@ use crate::{caller::Caller, eligibility, request::Request, state::words};
 
 /// Maximum time that a request may give the clients to finish, in seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
+
+/// Maximum time that a change of settings waits until the daemon has the settings. If a probe of the daemon fails, the
+/// next probe follows within 2 s.
+const IN_FORCE_WAIT: Duration = Duration::from_secs(5);
 
 /// An action on a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -262,15 +266,43 @@ pub(crate) async fn set(
     records::change(mps, &uuid, set, recorded).await?;
     drop(turn);
     let is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
+    let seen = wait_until_in_force(&entry.daemon, &settings).await;
     let daemon = view::one(mps, caller, &entry.short).await?;
-    let seen = entry.daemon.last_report();
-    let has_them = seen.policy.as_ref().is_some_and(|policy| policy.settings == settings);
-    let reaches = if is_changing && !has_them {
+    let reaches = if is_changing && !is_desired(&seen, &settings) {
         vec!["the change takes effect when the operation that changes the GPU has ended".to_owned()]
     } else {
         describe_effect(&before, &settings, &daemon, &seen)
     };
     Ok(MpsSetResponse { daemon, reaches })
+}
+
+/// Returns whether the supervisor of a daemon is to apply these settings.
+fn is_desired(seen: &Report, settings: &MpsSettings) -> bool {
+    seen.policy.as_ref().is_some_and(|policy| policy.settings == *settings)
+}
+
+/// Waits until a running daemon has the settings, and returns its report. Does not wait if the supervisor is not to
+/// apply these settings, for example because a later request has changed them.
+async fn wait_until_in_force(daemon: &Daemon, settings: &MpsSettings) -> Report {
+    let is_over = |seen: &Report| {
+        let runs = match seen.state {
+            SupervisorState::Ready { .. }
+            | SupervisorState::Found { .. }
+            | SupervisorState::Hung { .. }
+            | SupervisorState::Fault { .. } => true,
+            SupervisorState::Starting { .. }
+            | SupervisorState::Draining { .. }
+            | SupervisorState::Stopping { .. }
+            | SupervisorState::Stopped
+            | SupervisorState::BackingOff { .. }
+            | SupervisorState::GivenUp => false,
+        };
+        !runs || seen.in_force.as_ref() == Some(settings) || !is_desired(seen, settings)
+    };
+    // An error means that the task of the supervisor panics or is late. The last report then says what is known.
+    let mut reports = daemon.follow();
+    let _late = tokio::time::timeout(IN_FORCE_WAIT, reports.wait_for(is_over)).await;
+    daemon.last_report()
 }
 
 /// Returns the UUIDs of a target and of its GPU, for the audit record. A search for either UUID finds the record, even
@@ -304,7 +336,10 @@ fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, 
         return vec!["no change: the daemon already had these settings".to_owned()];
     }
     match seen.state {
-        SupervisorState::Ready { .. } => {}
+        SupervisorState::Ready { .. } if seen.in_force.as_ref() == Some(now) => {}
+        SupervisorState::Ready { .. } => {
+            return vec!["the change takes effect when the daemon answers gpushd".to_owned()];
+        }
         SupervisorState::Found { .. } | SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
             return vec!["the change takes effect when the daemon is ready".to_owned()];
         }

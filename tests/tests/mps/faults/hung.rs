@@ -159,6 +159,20 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
     assert!(serves(&served));
 }
 
+/// The first probe that sets the new values fails. The next probe follows within a second.
+#[test]
+fn changed_settings_are_effective_when_gpushd_answers() {
+    for (kind, percentage) in [("empty-reply", 30), ("busy-ui", 40)] {
+        let served =
+            Served::of(Host::up(Served::HOST), "0", &Served::CONFIG.replace("health_s = 1", "health_s = 2"), None);
+        fault(&served.host, &format!("{kind} --times 1"));
+        let set = act(&served.agent, "0", "settings", &json!({ "percentage": percentage })).json();
+        assert_eq!(set["daemon"]["effective_settings"]["percentage"], percentage, "{kind}: {set:#}");
+        assert_eq!(set["reaches"][0], "the change applies to clients that start from now on", "{kind}");
+        assert!(served.host.sim("mps", &["fault", "list"]).contains("[happened 1]"), "{kind}");
+    }
+}
+
 #[test]
 fn settings_changed_by_another_program_are_restored() {
     // In version 535, every user who can enter the pipe directory can change settings.
