@@ -21,7 +21,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::state::{State, readings::Readings, words};
+use crate::{
+    backoff::nth_pause,
+    state::{State, readings::Readings, words},
+};
 
 /// First and longest interval of readings while no worker runs. The interval doubles after each reading.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -109,7 +112,7 @@ impl Monitor {
     fn next(&self, misses: u32) -> Option<Instant> {
         let seconds = self.state.config().health.poll_s;
         let poll = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
-        let soon = (misses > 0).then(|| PAUSE.0.saturating_mul(1 << misses.min(16).saturating_sub(1)).min(PAUSE.1));
+        let soon = misses.checked_sub(1).map(|index| nth_pause(PAUSE, index));
         [poll, soon].into_iter().flatten().min().map(|pause| Instant::now() + pause)
     }
 

@@ -31,7 +31,7 @@ use super::{
     attempt::{self, LayoutResult},
     running::{AttemptPurpose, RunningAttempts},
 };
-use crate::{caller::Viewer, operation, state::words};
+use crate::{backoff::nth_pause, caller::Viewer, operation, state::words};
 
 /// First and longest pause between two checks or attempts. The pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
@@ -68,10 +68,6 @@ struct GpuAttempts {
     again: Instant,
     /// The error that was logged last, so that it is not logged again.
     logged: String,
-}
-
-fn pause(times: u32) -> Duration {
-    PAUSE.0.saturating_mul(1 << times.min(16)).min(PAUSE.1)
 }
 
 impl Layouts {
@@ -119,7 +115,7 @@ impl Layouts {
                     self.is_wait_logged = true;
                 }
                 self.checks += 1;
-                return Some(Instant::now() + pause(self.checks - 1));
+                return Some(Instant::now() + nth_pause(PAUSE, self.checks - 1));
             }
         };
         let nameless: Vec<u32> = observed.host.nameless.iter().map(|(index, _)| *index).collect();
@@ -170,18 +166,18 @@ impl Layouts {
             // If a user requested the operation that has claimed the GPU, the next check marks the GPU as settled.
             LayoutResult::Busy(_) => {
                 tried.checks += 1;
-                tried.again = now + pause(tried.checks - 1);
+                tried.again = now + nth_pause(PAUSE, tried.checks - 1);
                 return;
             }
             LayoutResult::Stopping => return,
             LayoutResult::NotYet(error) => {
                 tried.checks += 1;
-                tried.again = now + pause(tried.checks - 1);
+                tried.again = now + nth_pause(PAUSE, tried.checks - 1);
                 Some((error, true, "its layout is not applied yet: gpushd tries again".to_owned()))
             }
             LayoutResult::Failed(error) if tried.attempts + 1 < ATTEMPTS => {
                 tried.attempts += 1;
-                tried.again = now + pause(tried.attempts - 1);
+                tried.again = now + nth_pause(PAUSE, tried.attempts - 1);
                 let so_far = tried.attempts;
                 Some((error, true, format!("gpushd has tried {so_far} of {ATTEMPTS} times, and tries again")))
             }
@@ -235,7 +231,7 @@ impl Layouts {
             .startup
             .note(ProblemSubject::Unidentified, error.hint("see the kernel's log: `dmesg | grep -i -e nvrm -e xid`"));
         self.checks += 1;
-        Some(Instant::now() + pause(self.checks - 1))
+        Some(Instant::now() + nth_pause(PAUSE, self.checks - 1))
     }
 
     async fn write(&self, handles: &Handles) {
