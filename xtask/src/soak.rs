@@ -12,7 +12,7 @@
 //!
 //! If a test fails, its message has the seed and the step. `--seed` repeats the run.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result};
 
@@ -59,6 +59,8 @@ pub(crate) struct Arguments {
 
 /// Runs the tests. Returns true if all succeeded.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    // cargo may build xtask again during the tests. After that, the kernel no longer gives a usable path.
+    let xtask = std::env::current_exe().context("the path of xtask is not known")?;
     let mut build = workspace::cargo();
     build.args(["build", "--workspace", "--locked"]);
     if step::run("build", build, false).outcome != Outcome::Passed {
@@ -87,8 +89,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         }
         outcomes.push(step::run(name, command, true).outcome);
     }
-    outcomes.extend(packages()?);
-    outcomes.push(arm()?);
+    outcomes.extend(packages(&xtask)?);
+    outcomes.push(arm(&xtask));
     Ok(outcomes.iter().all(|outcome| !matches!(outcome, Outcome::Failed(_))))
 }
 
@@ -100,18 +102,17 @@ fn tests(test: &str, filter: &str) -> Command {
 }
 
 /// Builds the packages for hosts in two versions, and tests them. Leaves out what this machine cannot do.
-fn packages() -> Result<Vec<Outcome>> {
+fn packages(xtask: &Path) -> Result<Vec<Outcome>> {
     let name = "packages for hosts";
     if let Some(absent) = ["cargo-zigbuild", "dpkg-deb", "rpmbuild"].iter().find(|name| !workspace::is_installed(name))
     {
         return Ok(vec![step::skipped(name, &format!("{absent} is not installed")).outcome]);
     }
     let folder = workspace::target().join("package");
-    let xtask = std::env::current_exe().context("the path of xtask is not known")?;
-    let mut package = Command::new(&xtask);
+    let mut package = Command::new(xtask);
     package.arg("package");
     let mut outcomes = vec![step::run(name, package, true).outcome];
-    let mut later = Command::new(&xtask);
+    let mut later = Command::new(xtask);
     later.args(["package", "--version", LATER]);
     outcomes.push(step::run("packages of a later version", later, true).outcome);
     let mut tested = tests("systemd", "packages::");
@@ -144,16 +145,15 @@ fn packages() -> Result<Vec<Outcome>> {
 }
 
 /// Builds the packages for Arm hosts, and runs their programs in an emulator.
-fn arm() -> Result<Outcome> {
+fn arm(xtask: &Path) -> Outcome {
     let name = "packages for Arm hosts";
     let needed = ["cargo-zigbuild", "dpkg-deb", "rpmbuild", "aarch64-linux-gnu-objcopy", "qemu-aarch64-static"];
     if let Some(absent) = needed.iter().find(|program| !workspace::is_installed(program)) {
-        return Ok(step::skipped(name, &format!("{absent} is not installed")).outcome);
+        return step::skipped(name, &format!("{absent} is not installed")).outcome;
     }
-    let xtask = std::env::current_exe().context("the path of xtask is not known")?;
     let mut command = Command::new("sh");
     command.args(["-ec", ARM]).arg(xtask).arg(workspace::target().join("package-arm"));
-    Ok(step::run(name, command, true).outcome)
+    step::run(name, command, true).outcome
 }
 
 /// Returns whether the last commit contains all files of this checkout.
