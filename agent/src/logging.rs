@@ -31,7 +31,8 @@ use tracing::{
     field::{DisplayValue, Field, Value, Visit, display},
 };
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry,
+    Layer, Registry,
+    filter::{LevelFilter, Targets},
     layer::{Context, SubscriberExt},
     reload,
 };
@@ -49,7 +50,7 @@ const FLUSH: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct Log {
     tx: SyncSender<Item>,
-    filter: reload::Handle<EnvFilter, Registry>,
+    filter: reload::Handle<Targets, Registry>,
 }
 
 enum Item {
@@ -76,9 +77,7 @@ enum LoggedValue {
 
 /// Starts logging for the whole process.
 pub(crate) fn start(filter: &str) -> Result<Log, String> {
-    levels(filter)?;
-    let filter =
-        EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?} is not valid: {error}"))?;
+    let filter = parse_filter(filter)?;
     let (tx, rx) = sync_channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
     let forward = QueueLayer { tx: tx.clone(), dropped: Arc::clone(&dropped) };
@@ -92,14 +91,15 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     Ok(Log { tx, filter: handle })
 }
 
-/// Refuses a word that is not a level. Without this check, the library would treat the word as a module and log
-/// nothing.
-fn levels(filter: &str) -> Result<(), String> {
+/// Parses a filter such as `info,gpushd::apply=debug`. Refuses a word that is not a level: the library would treat the
+/// word as a module, and log nothing.
+fn parse_filter(filter: &str) -> Result<Targets, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
-    for word in filter.split(',').map(str::trim) {
-        let own = word.starts_with("gpush") || word.contains(['=', ':', '[']);
-        if !word.is_empty() && !own && !level(word) && word.parse::<u8>().is_err() {
+    let words: Vec<&str> = filter.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    for word in &words {
+        let own = word.starts_with("gpush") || word.contains(['=', ':']);
+        if !own && !level(word) && word.parse::<u8>().is_err() {
             let meant = nearest(word, LEVELS).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"));
             return Err(format!(
                 "the log filter {filter:?}: `{word}` is not a log level{meant}; the levels are {}; to set the level \
@@ -108,14 +108,24 @@ fn levels(filter: &str) -> Result<(), String> {
             ));
         }
     }
-    Ok(())
+    words.join(",").parse().map_err(|error| format!("the log filter {filter:?} is not valid: {error}"))
 }
 
 impl Log {
     /// Changes the level.
     pub(crate) fn set_level(&self, level: LogLevel) {
         // This fails only if the subscriber no longer exists, and then there is no log.
-        let _ = self.filter.reload(EnvFilter::new(level.name()));
+        let _ = self.filter.reload(Targets::new().with_default(level_filter(level)));
+    }
+}
+
+fn level_filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
     }
 }
 
@@ -254,9 +264,10 @@ fn stderr_is_the_journal() -> bool {
 mod tests {
     use std::sync::{Arc, atomic::AtomicU64, mpsc::sync_channel};
 
+    use tracing::Level;
     use tracing_subscriber::layer::SubscriberExt as _;
 
-    use super::{Item, Line, QueueLayer, levels};
+    use super::{Item, Line, QueueLayer, parse_filter};
 
     /// Returns the copy of the event that calling `log` emits.
     fn copied(log: impl FnOnce()) -> Line {
@@ -286,9 +297,22 @@ mod tests {
     #[test]
     fn unknown_log_level_is_refused() {
         for right in ["info", "WARN", "", "info,gpushd::apply=debug", "gpushd=trace", "off", "3", "hyper=info, debug"] {
-            assert_eq!(levels(right), Ok(()), "{right}");
+            assert!(parse_filter(right).is_ok(), "{right}");
         }
-        assert!(levels("foo").unwrap_err().contains("`foo` is not a log level; the levels are off, error"));
-        assert!(levels("info,debg").unwrap_err().contains("did you mean debug?"));
+        assert!(parse_filter("foo").unwrap_err().contains("`foo` is not a log level; the levels are off, error"));
+        assert!(parse_filter("info,debg").unwrap_err().contains("did you mean debug?"));
+    }
+
+    #[test]
+    fn filter_sets_the_level_of_a_module() {
+        let filter = parse_filter("warn, gpushd::apply=debug").expect("a filter");
+        for (target, level, enabled) in [
+            ("gpushd::apply::executor", Level::DEBUG, true),
+            ("gpushd::apply::executor", Level::TRACE, false),
+            ("gpushd::mps", Level::WARN, true),
+            ("gpushd::mps", Level::INFO, false),
+        ] {
+            assert_eq!(filter.would_enable(target, &level), enabled, "{target} {level}");
+        }
     }
 }
