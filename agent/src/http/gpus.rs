@@ -78,9 +78,8 @@ async fn list(
     let viewer = observed.viewer(caller.viewer);
     // The cached answer does not contain the progress of operations or the queue. So use it only if
     // no operation runs or waits.
-    let is_whole =
-        observed.late.is_empty() && engine.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
-    if is_whole && let Some(json) = observed.host.answers.get(viewer) {
+    let is_whole = engine.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
+    if is_whole && let Some(json) = observed.host.answers.get(viewer, &observed.late) {
         return Ok(response_limiter::response(StatusCode::OK, json));
     }
     let of = caller.viewer;
@@ -94,7 +93,7 @@ async fn list(
         let json = response_limiter::to_json(&gpus)?;
         // Do not cache the answer if an operation was queued meanwhile.
         if is_whole && engine.queue.is_empty() {
-            observed.host.answers.insert(viewer, json.clone());
+            observed.host.answers.insert(viewer, &observed.late, json.clone());
         }
         Ok::<Bytes, Failure>(json)
     };
@@ -195,11 +194,11 @@ struct CordonChange {
 impl FromRef<Handles> for CordonChange {
     fn from_ref(handles: &Handles) -> Self {
         Self {
-            engine: handles.engine.clone(),
-            readings: handles.readings.clone(),
-            requests: handles.requests.clone(),
-            commits: handles.commits.clone(),
-            state: handles.state.clone(),
+            engine: handles.0.engine.clone(),
+            readings: handles.0.readings.clone(),
+            requests: handles.0.requests.clone(),
+            commits: handles.0.commits.clone(),
+            state: handles.0.state.clone(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A snapshot of the host. Only [`State`](super::State) creates snapshots.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -46,26 +46,42 @@ pub(crate) struct HostState {
     pub(crate) answers: ResponseCache,
 }
 
-/// For each viewer, the response about all GPUs as JSON. The cache belongs to one snapshot, so its responses never
-/// become outdated.
+/// The responses about all GPUs as JSON, by viewer and by the UUIDs of the GPUs that gpushd is still reading. The cache
+/// belongs to one snapshot, so its responses never become outdated.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ResponseCache(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
+pub(crate) struct ResponseCache(Arc<Mutex<BTreeMap<ResponseKey, Bytes>>>);
+
+type ResponseKey = (Viewer, BTreeSet<String>);
 
 impl ResponseCache {
-    /// Maximum number of viewers whose response is stored: administrators, users without processes, and some users with
-    /// processes.
+    /// Maximum number of stored responses: for administrators, users without processes, and some users with processes.
     const MOST: usize = 8;
 
-    /// Returns the stored response for a viewer.
-    pub(crate) fn get(&self, viewer: Viewer) -> Option<Bytes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&viewer).cloned()
+    /// Returns the stored response for a viewer. `late` has the UUIDs of the GPUs that gpushd is still reading.
+    pub(crate) fn get(&self, viewer: Viewer, late: &BTreeSet<String>) -> Option<Bytes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(viewer, late.clone())).cloned()
     }
 
     /// Stores the response for a viewer.
-    pub(crate) fn insert(&self, viewer: Viewer, json: Bytes) {
+    pub(crate) fn insert(&self, viewer: Viewer, late: &BTreeSet<String>, json: Bytes) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < Self::MOST {
-            kept.insert(viewer, json);
+            kept.insert((viewer, late.clone()), json);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn response_is_stored_for_its_viewer_and_its_late_gpus() {
+        let cache = ResponseCache::default();
+        let (none, late) = (BTreeSet::new(), BTreeSet::from(["GPU-1".to_owned()]));
+        cache.insert(Viewer::Admin, &none, Bytes::from_static(b"[]"));
+        assert!(cache.get(Viewer::Admin, &none).is_some());
+        assert!(cache.get(Viewer::Admin, &late).is_none());
+        assert!(cache.get(Viewer::Agent, &none).is_none());
     }
 }
