@@ -27,6 +27,8 @@ pub(crate) mod requests;
 pub(crate) mod response_limiter;
 mod slurm;
 
+use std::sync::Arc;
+
 use axum::{
     Router,
     extract::{DefaultBodyLimit, FromRef, Request},
@@ -57,9 +59,14 @@ use crate::{
 /// Maximum size of a request body in bytes.
 const BODY: usize = 64 << 10;
 
-/// The handles that the API uses. A handler uses axum's `State` to get the handles that it needs.
+/// The handles that the API uses. A handler uses axum's `State` to get the handles that it needs. axum clones the state
+/// several times for each request, so the handles are behind one `Arc`.
 #[derive(Debug, Clone)]
-pub(crate) struct Handles {
+pub(crate) struct Handles(Arc<ApiHandles>);
+
+/// The handles behind [`Handles`].
+#[derive(Debug, Clone)]
+pub(crate) struct ApiHandles {
     pub(crate) state: State,
     pub(crate) readings: Readings,
     pub(crate) settings: Settings,
@@ -87,7 +94,7 @@ macro_rules! extractable {
     ($($field:ident: $type:ty),* $(,)?) => {
         $(impl FromRef<Handles> for $type {
             fn from_ref(handles: &Handles) -> Self {
-                handles.$field.clone()
+                handles.0.$field.clone()
             }
         })*
     };
@@ -117,7 +124,7 @@ extractable! {
 }
 
 /// Returns the router of the whole API.
-pub(crate) fn router(handles: Handles) -> Router {
+pub(crate) fn router(handles: ApiHandles) -> Router {
     let routes = [
         audit::routes(),
         config::routes(),
@@ -138,7 +145,7 @@ pub(crate) fn router(handles: Handles) -> Router {
     all.fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY))
-        .with_state(handles)
+        .with_state(Handles(Arc::new(handles)))
 }
 
 /// Makes routes refuse query parameters. For routes whose handlers do not check parameters.

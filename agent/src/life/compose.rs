@@ -64,7 +64,7 @@ pub(super) struct Parts {
     /// Settings that gpushd applies to whole GPUs while they are shared, such as the compute mode.
     pub(super) shared_gpus: SharedGpus,
     pub(super) recovery: Recovery,
-    pub(super) handles: http::Handles,
+    pub(super) handles: http::ApiHandles,
     pub(super) startup: startup::Handles,
     pub(super) reload: Reload,
     /// Receives requests to reload the config.
@@ -292,7 +292,7 @@ pub(super) fn compose(
         store: store.clone(),
         stopping,
     };
-    let handles = http::Handles {
+    let handles = http::ApiHandles {
         state,
         readings,
         settings,

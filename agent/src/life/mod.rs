@@ -45,7 +45,7 @@ use crate::{
     caller::Viewer,
     durable::{self, StoredState},
     host_services::HostServices,
-    http::{self, Handles},
+    http::{self, ApiHandles},
     late_driver::LateDriver,
     leases,
     listen::{
@@ -231,7 +231,7 @@ async fn serve(
         boot_id,
         due,
     } = compose::compose(settings, origin, remembered, options)?;
-    let Handles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
+    let ApiHandles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
     // Call this before any request or queued operation can begin, because they call the driver.
     handles.maintenance.resume();

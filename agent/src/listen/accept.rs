@@ -15,11 +15,14 @@ use std::{
         fd::{AsFd, AsRawFd},
         unix::net::UnixStream as StdStream,
     },
+    panic::AssertUnwindSafe,
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
 
 use axum::{Router, body::Body, extract::Request};
+use futures_util::FutureExt as _;
 use gpush_host::peer::Peer;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -33,10 +36,7 @@ use tokio::{
     net::{UnixListener, UnixStream},
     sync::{Semaphore, mpsc},
 };
-use tokio_util::{
-    sync::CancellationToken,
-    task::{AbortOnDropHandle, TaskTracker},
-};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_service::Service;
 
 use super::{
@@ -303,9 +303,9 @@ async fn connection(
             request.extensions_mut().insert(ThroughAdminSocket);
         }
         let mut router = router.clone();
-        // Handle the request in a separate task, so that a panic becomes an error response. The task is aborted when
-        // the connection ends.
-        let handler = AbortOnDropHandle::new(tokio::spawn(async move { router.call(request).await }));
+        // A panic becomes an error response. A separate task would also do this, but could move each request to the
+        // other worker thread and back.
+        let handler = AssertUnwindSafe(async move { router.call(request).await }).catch_unwind();
         let pace = pace.clone();
         async move {
             let response = match handler.await {
@@ -325,23 +325,26 @@ async fn connection(
         .header_read_timeout(None)
         .max_buf_size(MOST_BYTES)
         .serve_connection(io, service);
-    let mut connection = std::pin::pin!(connection);
+    let mut connection = pin!(connection);
+    let mut too_slow = pin!(pace.wait_until_too_slow());
     // Before the first request, a shutdown makes hyper close the connection at once. So wait a moment for the first
     // request.
-    let mut ending = std::pin::pin!(async {
+    let mut ending = pin!(async {
         closing.cancelled().await;
         let _ = tokio::time::timeout(FIRST_REQUEST, begun.cancelled()).await;
     });
     let mut asked_to_end = false;
     loop {
         tokio::select! {
+            // Poll the timer after the connection, which changes the phase.
+            biased;
             ended = &mut connection => {
                 if let Err(error) = ended {
                     tracing::debug!(uid = peer.uid, "a client connection ended with an error: {error}");
                 }
                 return;
             }
-            () = pace.wait_until_too_slow() => {
+            () = &mut too_slow => {
                 tracing::debug!(uid = peer.uid, "closing a connection that is too slow");
                 return;
             }

@@ -11,20 +11,23 @@
 //! hyper's own time limit for a head includes the time between two requests. So it cannot distinguish a slow sender
 //! from a connection that the client keeps open. If a peer does not read its response, the connection counts as idle.
 //! Handlers that read a body have a separate time limit.
+//!
+//! The phase changes only while the task of the connection is polled. So a change wakes no task: a task that wakes itself
+//! makes tokio wake another worker thread too, and this would double the time of a short request.
 
 use std::{
+    future::{Future as _, poll_fn},
     io,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,
-    sync::watch,
-    time::Instant,
+    time::{Instant, sleep_until},
 };
 
 use axum::http::StatusCode;
@@ -47,75 +50,81 @@ enum ConnectionPhase {
     Streaming(Instant),
 }
 
-/// Precision with which gpushd notes when the peer last read something.
-const TICK: Duration = Duration::from_secs(1);
+impl ConnectionPhase {
+    /// Returns when gpushd closes the connection if the phase does not change.
+    fn due(self) -> Option<Instant> {
+        match self {
+            Self::Head(since) => Some(since + HEAD),
+            Self::Idle(since) | Self::Streaming(since) => Some(since + IDLE),
+            Self::Busy => None,
+        }
+    }
+}
 
 /// The phase of a connection. Its stream, its service and its task share this value.
 #[derive(Debug, Clone)]
-pub(crate) struct ConnectionTimer(Arc<watch::Sender<ConnectionPhase>>);
+pub(crate) struct ConnectionTimer(Arc<Mutex<ConnectionPhase>>);
 
 impl ConnectionTimer {
     /// Creates the timer of a new connection.
     pub(crate) fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(ConnectionPhase::Head(Instant::now()))))
+        Self(Arc::new(Mutex::new(ConnectionPhase::Head(Instant::now()))))
+    }
+
+    fn phase(&self) -> MutexGuard<'_, ConnectionPhase> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Marks that the head of a request is complete, so gpushd handles the request now.
     pub(crate) fn busy(&self) {
-        self.0.send_replace(ConnectionPhase::Busy);
+        *self.phase() = ConnectionPhase::Busy;
     }
 
     /// Marks that gpushd has handled the request and writes the response.
     pub(crate) fn answered(&self) {
-        self.0.send_replace(ConnectionPhase::Idle(Instant::now()));
+        *self.phase() = ConnectionPhase::Idle(Instant::now());
     }
 
     /// Marks that the response is an endless stream.
     pub(crate) fn streaming(&self) {
-        self.0.send_replace(ConnectionPhase::Streaming(Instant::now()));
+        *self.phase() = ConnectionPhase::Streaming(Instant::now());
     }
 
     fn bytes_sent(&self) {
-        self.0.send_if_modified(|phase| match phase {
-            ConnectionPhase::Streaming(since) if since.elapsed() > TICK => {
-                *since = Instant::now();
-                true
-            }
-            ConnectionPhase::Streaming(_)
-            | ConnectionPhase::Head(_)
-            | ConnectionPhase::Busy
-            | ConnectionPhase::Idle(_) => false,
-        });
+        match &mut *self.phase() {
+            ConnectionPhase::Streaming(since) => *since = Instant::now(),
+            ConnectionPhase::Head(_) | ConnectionPhase::Busy | ConnectionPhase::Idle(_) => {}
+        }
     }
 
     fn bytes_received(&self) {
-        self.0.send_if_modified(|phase| match phase {
-            ConnectionPhase::Idle(_) => {
-                *phase = ConnectionPhase::Head(Instant::now());
-                true
-            }
-            ConnectionPhase::Head(_) | ConnectionPhase::Busy | ConnectionPhase::Streaming(_) => false,
-        });
+        let mut phase = self.phase();
+        match *phase {
+            ConnectionPhase::Idle(_) => *phase = ConnectionPhase::Head(Instant::now()),
+            ConnectionPhase::Head(_) | ConnectionPhase::Busy | ConnectionPhase::Streaming(_) => {}
+        }
     }
 
-    /// Waits until the connection exceeds a time limit.
+    /// Waits until the connection exceeds a time limit. The caller must poll this future after the connection, whenever
+    /// it has polled the connection: a change of the phase does not wake the future.
     pub(crate) async fn wait_until_too_slow(&self) {
-        let mut phase = self.0.subscribe();
-        loop {
-            let due = match *phase.borrow_and_update() {
-                ConnectionPhase::Head(since) => Some(since + HEAD),
-                ConnectionPhase::Idle(since) | ConnectionPhase::Streaming(since) => Some(since + IDLE),
-                ConnectionPhase::Busy => None,
-            };
-            let changed = match due {
-                Some(due) => tokio::time::timeout_at(due, phase.changed()).await,
-                None => Ok(phase.changed().await),
-            };
-            // Cannot fail: `self` keeps the sender alive.
-            if changed.is_err() {
-                return;
+        let mut timer = pin!(sleep_until(Instant::now() + IDLE));
+        poll_fn(|cx| {
+            loop {
+                let Some(due) = self.phase().due() else { return Poll::Pending };
+                // Set the timer only to an earlier time. If the time limit is later, the timer is set again when it
+                // ends, so most requests do not set it.
+                if due < timer.deadline() {
+                    timer.as_mut().reset(due);
+                }
+                ready!(timer.as_mut().poll(cx));
+                if due <= timer.deadline() {
+                    return Poll::Ready(());
+                }
+                timer.as_mut().reset(due);
             }
-        }
+        })
+        .await;
     }
 }
 
@@ -232,6 +241,11 @@ impl AsyncWrite for TimedStream {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        task::Wake,
+    };
+
     use super::*;
 
     #[test]
@@ -269,5 +283,48 @@ mod tests {
         let stopped = Instant::now();
         slow.await.unwrap();
         assert_eq!(stopped.elapsed(), IDLE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn head_after_an_idle_time_has_the_limit_of_a_head() {
+        let pace = ConnectionTimer::new();
+        let mut too_slow = pin!(pace.wait_until_too_slow());
+        assert!(futures_util::poll!(&mut too_slow).is_pending());
+        pace.busy();
+        tokio::time::advance(2 * IDLE).await;
+        assert!(futures_util::poll!(&mut too_slow).is_pending(), "a request has no time limit here");
+        pace.answered();
+        tokio::time::advance(IDLE / 2).await;
+        assert!(futures_util::poll!(&mut too_slow).is_pending());
+        pace.bytes_received();
+        assert!(futures_util::poll!(&mut too_slow).is_pending());
+        let begun = Instant::now();
+        too_slow.await;
+        assert_eq!(begun.elapsed(), HEAD);
+    }
+
+    /// Counts how often a task is woken.
+    #[derive(Debug, Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_wake_no_task() {
+        let (pace, wakes) = (ConnectionTimer::new(), Arc::new(Wakes::default()));
+        let waker = Arc::clone(&wakes).into();
+        let mut too_slow = pin!(pace.wait_until_too_slow());
+        for _ in 0..10 {
+            pace.bytes_received();
+            pace.busy();
+            assert!(too_slow.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            pace.answered();
+            assert!(too_slow.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
     }
 }

@@ -33,17 +33,9 @@
 //! | `multi_user` | whether a control program can serve several users |
 //! | `server_processes` | which processes are MPS servers |
 
-use std::{
-    collections::BTreeSet,
-    future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
-    path::PathBuf,
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{collections::BTreeSet, panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
 use gpush_core::supervisor::{SupervisorPolicy, SupervisorState};
 use jiff::Timestamp;
@@ -315,19 +307,11 @@ impl Daemon {
 
 /// Runs a task to its end. Returns false if the task panicked.
 async fn has_ended(task: impl Future<Output = ()>) -> bool {
-    let mut task = pin!(task);
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))) {
-        Ok(lives) => lives.map(|()| true),
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            tracing::error!(
-                "the task of gpushd that manages an MPS daemon panicked; gpushd starts another task: {text}"
-            );
-            Poll::Ready(false)
-        }
-    })
-    .await
+    let Err(panic) = AssertUnwindSafe(task).catch_unwind().await else { return true };
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    tracing::error!("the task of gpushd that manages an MPS daemon panicked; gpushd starts another task: {text}");
+    false
 }
 
 #[cfg(test)]
