@@ -15,6 +15,7 @@ use gpush_host::proc;
 use gpush_mps::daemon::{Daemon, DaemonRequest, Report};
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
 
 use super::{Entry, Mps, clients, reconcile, records, targets::DesiredTargets, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
@@ -22,9 +23,9 @@ use crate::{caller::Caller, eligibility, request::Request, state::words};
 /// Maximum time that a request may give the clients to finish, in seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
 
-/// Maximum time that a change of settings waits until the daemon has the settings. If a probe of the daemon fails, the
-/// next probe follows within 2 s.
-const IN_FORCE_WAIT: Duration = Duration::from_secs(5);
+/// Maximum time from the record of a change of settings until the answer. Meanwhile, gpushd waits until the daemon has
+/// the settings. If a probe of the daemon fails, the next probe follows within 2 s.
+const EFFECTIVE_WAIT: Duration = Duration::from_secs(5);
 
 /// An action on a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,17 +259,21 @@ pub(crate) async fn set(
     if let Some(memory) = target.memory_mib {
         sharing::check_memory_limit(&settings, memory, &label)?;
     }
-    let set = (settings != rule).then(|| above::MpsSet { settings: settings.clone(), rule });
+    let set = (settings != rule).then(|| above::MpsSet { settings: settings.clone(), rule: rule.clone() });
     let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
     let mut detail = identity(&uuid, &entry);
     detail.extend(asked_for(&change, &settings));
     let recorded = request.recorded_with("mps.set", entry.short.clone(), detail);
     records::change(mps, &uuid, set, recorded).await?;
     drop(turn);
+    let deadline = Instant::now() + EFFECTIVE_WAIT;
     let is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
-    let seen = wait_until_in_force(&entry.daemon, &settings).await;
+    let seen = wait_until_effective(&entry.daemon, &settings, deadline).await;
     let daemon = view::one(mps, caller, &entry.short).await?;
-    let reaches = if is_changing && !is_desired(&seen, &settings) {
+    let latest = mps.record(&uuid).set.map_or(rule, |set| set.settings);
+    let reaches = if latest != settings {
+        vec!["another request has changed the settings again".to_owned()]
+    } else if is_changing && !is_desired(&seen, &settings) {
         vec!["the change takes effect when the operation that changes the GPU has ended".to_owned()]
     } else {
         describe_effect(&before, &settings, &daemon, &seen)
@@ -276,14 +281,14 @@ pub(crate) async fn set(
     Ok(MpsSetResponse { daemon, reaches })
 }
 
-/// Returns whether the supervisor of a daemon is to apply these settings.
+/// Returns whether these are the desired settings of the daemon.
 fn is_desired(seen: &Report, settings: &MpsSettings) -> bool {
     seen.policy.as_ref().is_some_and(|policy| policy.settings == *settings)
 }
 
-/// Waits until a running daemon has the settings, and returns its report. Does not wait if the supervisor is not to
-/// apply these settings, for example because a later request has changed them.
-async fn wait_until_in_force(daemon: &Daemon, settings: &MpsSettings) -> Report {
+/// Waits until the settings of a running daemon are effective. Returns the last report about the daemon. Does not wait
+/// if these are not the desired settings, for example because a later request has changed them.
+async fn wait_until_effective(daemon: &Daemon, settings: &MpsSettings, deadline: Instant) -> Report {
     let is_over = |seen: &Report| {
         let runs = match seen.state {
             SupervisorState::Ready { .. }
@@ -299,9 +304,11 @@ async fn wait_until_in_force(daemon: &Daemon, settings: &MpsSettings) -> Report 
         };
         !runs || seen.in_force.as_ref() == Some(settings) || !is_desired(seen, settings)
     };
-    // An error means that the task of the supervisor panics or is late. The last report then says what is known.
     let mut reports = daemon.follow();
-    let _late = tokio::time::timeout(IN_FORCE_WAIT, reports.wait_for(is_over)).await;
+    // Release the lock of the reports before [`Daemon::last_report`] takes it again.
+    let effective = async { reports.wait_for(is_over).await.map(drop) };
+    // After the deadline, the last report says what is known.
+    let _late = tokio::time::timeout_at(deadline, effective).await;
     daemon.last_report()
 }
 
@@ -332,13 +339,17 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
 
 /// Describes which clients a change of settings affects, according to NVIDIA's documentation.
 fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Report) -> Vec<String> {
-    if before == now {
+    let is_effective = seen.in_force.as_ref() == Some(now);
+    if before == now && (is_effective || seen.pid.is_none()) {
         return vec!["no change: the daemon already had these settings".to_owned()];
     }
     match seen.state {
-        SupervisorState::Ready { .. } if seen.in_force.as_ref() == Some(now) => {}
-        SupervisorState::Ready { .. } => {
+        SupervisorState::Ready { .. } if is_effective => {}
+        SupervisorState::Ready { .. } if is_desired(seen, now) => {
             return vec!["the change takes effect when the daemon answers gpushd".to_owned()];
+        }
+        SupervisorState::Ready { .. } => {
+            return vec!["the change takes effect when gpushd has read the GPU".to_owned()];
         }
         SupervisorState::Found { .. } | SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {
             return vec!["the change takes effect when the daemon is ready".to_owned()];

@@ -159,7 +159,7 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
     assert!(serves(&served));
 }
 
-/// The first probe that sets the new values fails. The next probe follows within a second.
+/// The first probe that sets the new values fails. The next probe follows within 2 s.
 #[test]
 fn changed_settings_are_effective_when_gpushd_answers() {
     for (kind, percentage) in [("empty-reply", 30), ("busy-ui", 40)] {
