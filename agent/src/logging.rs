@@ -91,24 +91,44 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     Ok(Log { tx, filter: handle })
 }
 
-/// Parses a filter such as `info,gpushd::apply=debug`. Refuses a word that is not a level: the library would treat the
-/// word as a module, and log nothing.
+/// Parses a filter such as `info,gpushd::apply=debug`. Refuses what is neither a level nor a module: the library would
+/// treat it as a module, and log nothing.
 fn parse_filter(filter: &str) -> Result<Targets, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-    let level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level)) || is_number(word);
     let words: Vec<&str> = filter.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
     for word in &words {
-        let own = word.starts_with("gpush") || word.contains(['=', ':']);
-        if !own && !level(word) && word.parse::<u8>().is_err() {
-            let meant = nearest(word, LEVELS).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"));
+        let (module, level) = match word.split_once('=') {
+            Some((module, level)) => (Some(module), Some(level)),
+            None if word.starts_with("gpush") || word.contains("::") => (Some(*word), None),
+            None => (None, Some(*word)),
+        };
+        if let Some(module) = module.filter(|module| !is_module(module)) {
             return Err(format!(
-                "the log filter {filter:?}: `{word}` is not a log level{meant}; the levels are {}; to set the level \
-                of one module, write `gpushd::apply=debug`",
+                "the log filter {filter:?}: `{module}` is not a module; to set the level of one module, write \
+                 `gpushd::apply=debug`"
+            ));
+        }
+        if let Some(level) = level.filter(|level| !is_level(level)) {
+            let meant = nearest(level, LEVELS).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"));
+            return Err(format!(
+                "the log filter {filter:?}: `{level}` is not a log level{meant}; the levels are {}; to set the level \
+                 of one module, write `gpushd::apply=debug`",
                 LEVELS.join(", ")
             ));
         }
     }
     words.join(",").parse().map_err(|error| format!("the log filter {filter:?} is not valid: {error}"))
+}
+
+/// Returns whether a word is the number of a level.
+fn is_number(word: &str) -> bool {
+    word.parse::<u8>().is_ok_and(|number| number <= 5)
+}
+
+/// Returns whether a word can be the path of a module.
+fn is_module(word: &str) -> bool {
+    !word.is_empty() && word.chars().all(|letter| letter.is_ascii_alphanumeric() || "_:-".contains(letter))
 }
 
 impl Log {
@@ -301,6 +321,10 @@ mod tests {
         }
         assert!(parse_filter("foo").unwrap_err().contains("`foo` is not a log level; the levels are off, error"));
         assert!(parse_filter("info,debg").unwrap_err().contains("did you mean debug?"));
+        assert!(parse_filter("gpushd::mps=inof").unwrap_err().contains("did you mean info?"));
+        for wrong in ["*=debug", "=info", "gpushd[span]=debug", "gpushd=", "7"] {
+            assert!(parse_filter(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
