@@ -13,7 +13,7 @@ pub(crate) fn backoff((first, longest): (Duration, Duration)) -> ExponentialBack
 /// Returns the pause number `index` of [`backoff`], counted from 0. This function is for callers that count their
 /// attempts.
 pub(crate) fn nth_pause(pauses: (Duration, Duration), index: u32) -> Duration {
-    // The 32nd pause of all pauses in gpushd is already the longest.
+    // In gpushd, every backoff reaches its longest pause before this index.
     backoff(pauses).nth(index.min(32) as usize).unwrap_or(pauses.1)
 }
 

@@ -78,8 +78,8 @@ async fn list(
     let viewer = observed.viewer(caller.viewer);
     // The cached answer does not contain the progress of operations or the queue. So use it only if
     // no operation runs or waits.
-    let is_whole = engine.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
-    if is_whole && let Some(json) = observed.host.answers.get(viewer, &observed.late) {
+    let is_idle = engine.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
+    if is_idle && let Some(json) = observed.host.answers.get(viewer, &observed.late) {
         return Ok(response_limiter::response(StatusCode::OK, json));
     }
     let of = caller.viewer;
@@ -92,7 +92,7 @@ async fn list(
         }
         let json = response_limiter::to_json(&gpus)?;
         // Do not cache the answer if an operation was queued meanwhile.
-        if is_whole && engine.queue.is_empty() {
+        if is_idle && engine.queue.is_empty() {
             observed.host.answers.insert(viewer, &observed.late, json.clone());
         }
         Ok::<Bytes, Failure>(json)

@@ -303,8 +303,8 @@ async fn connection(
             request.extensions_mut().insert(ThroughAdminSocket);
         }
         let mut router = router.clone();
-        // A panic becomes an error response. A separate task would also do this, but could move each request to the
-        // other worker thread and back.
+        // A panic becomes an error response. A separate task would also do this, but tokio would often move the task to
+        // another worker thread, and this would double the time of a short request.
         let handler = AssertUnwindSafe(async move { router.call(request).await }).catch_unwind();
         let pace = pace.clone();
         async move {

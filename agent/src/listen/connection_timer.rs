@@ -12,8 +12,8 @@
 //! from a connection that the client keeps open. If a peer does not read its response, the connection counts as idle.
 //! Handlers that read a body have a separate time limit.
 //!
-//! The phase changes only while the task of the connection is polled. So a change wakes no task: a task that wakes itself
-//! makes tokio wake another worker thread too, and this would double the time of a short request.
+//! The phase changes only while the task of the connection is polled. So a change wakes no task: if a task wakes itself,
+//! tokio also wakes another worker thread, and this would double the time of a short request.
 
 use std::{
     future::{Future as _, poll_fn},
