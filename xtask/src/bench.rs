@@ -133,10 +133,10 @@ fn planning(rows: &[Value]) -> Value {
     let (one, host) = (worst(false), worst(true));
     json!({
         "title": "Planning",
-        "note": "The table shows times in µs. The planner plans from every state of an A100 and of an H100 to every \
-                 layout of up to eight instances. The last case is a host of 64 GPUs, each with a different state and \
-                 layout. Its time is measured from when gpush starts to read the profiles that the driver reported, \
-                 until all plans are ready.",
+        "note": "Times are in µs. The planner plans from every state of an A100 and of an H100 to every layout of up \
+                 to eight instances. The last row of each model is a host of 64 GPUs, each with a different state and \
+                 layout. Its time begins when gpush starts to read the profiles that the driver reported, and ends \
+                 when all plans are ready.",
         "columns": ["", "calls", "p50", "p99", "p99.9"],
         "rows": table,
         "targets": [
@@ -178,8 +178,8 @@ fn document(reports: &[Value]) -> String {
         "# Benchmarks\n\n\
          `cargo xtask bench` writes this page. `cargo xtask bench --check` fails if a target is missed. Counts and \
          ratios come from one run, and are also valid for other machines. Times are valid only for the machine of this \
-         measurement: {}. Measurements on a real GPU belong in the last section, \"On a real GPU\". Copy this section \
-         from the output of `tests/gpu/run`. `cargo xtask bench` keeps the section.\n\n\
+         measurement: {}. Measurements on a real GPU are in the last sections, \"On a real GPU\". Copy such a section \
+         from the output of `tests/gpu/run`. `cargo xtask bench` keeps these sections.\n\n\
          ## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
         machine()
     );
@@ -245,10 +245,10 @@ mod tests {
     #[test]
     fn missed_target_is_shown() {
         let report = json!({
-            "title": "T", "note": "How.", "columns": ["a", "b"], "rows": [["1", "2"]],
+            "title": "T", "note": "How.\n- **a:** one\n- **b:** two", "columns": ["a", "b"], "rows": [["1", "2"]],
             "targets": [{"what": "speed", "wanted": "under 5", "measured": "7", "met": false}],
         });
-        assert_eq!(table(&report), "## T\n\nHow.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n");
+        assert_eq!(table(&report), "## T\n\nHow.\n- **a:** one\n- **b:** two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n");
         assert!(document(&[report]).contains("| speed | under 5 | 7 | **missed** |"));
     }
 }

@@ -320,9 +320,9 @@ fn main() {
         let report = serde_json::json!({
             "title": "Fragmentation",
             "note": "Each row simulates 60,000 requests for MIG devices of mixed profiles on 8 GPUs, with seeded \
-                     arrivals and departures. The placement strategies `pack` and `spread` belong to gpush. They keep \
-                     an instance when it is released, and reuse it. The strategies `first fit` and `driver's choice` \
-                     use the first GPU with room, and destroy an instance when it is released.",
+                     arrivals and departures. `pack` and `spread` are gpush's placement strategies. They keep an \
+                     instance when its lease ends, and reuse it. `first fit` and `driver's choice` use the first GPU \
+                     with room, and destroy an instance when its lease ends.",
             "columns": columns,
             "rows": rows,
             "targets": [{

@@ -72,12 +72,12 @@ pub(crate) fn run() -> Report {
     let (agent, slow_agent) = (ctl::agent(&counted), ctl::agent(&timed));
     let mut report = Report::new(
         "Driver calls of an apply",
-        "The column of each method shows `creates + destroys`: the number of calls that create and that destroy a GPU \
-         instance or compute instance. Failed calls are included. The GPU is an A100 80GB on the simulator. The column \
-         `minimum` comes from a search through every subset of kept instances and every placement. The method `permute \
-         and retry` is a client that first destroys all instances. It then tries one order of creation after the \
-         other, and the driver chooses the placements. The column `time` is the duration of this client divided by the \
-         duration of gpush, with the latencies of real hardware.",
+        "The GPU is a simulated A100 80GB. The columns `minimum`, `gpush` and `permute and retry` show `creates + \
+         destroys`: how many calls create and destroy a GPU instance or compute instance, including failed calls. \
+         `minimum` comes from a search through every subset of kept instances and every placement. `permute and retry` \
+         is a client that first destroys all instances. It then tries one order of creation after the other, and the \
+         driver chooses the placements. `time` is the duration of this client divided by the duration of gpush, with \
+         the latencies of real hardware.",
         &["from", "to", "minimum", "gpush", "failed", "permute and retry", "failed", "time"],
     );
     let (mut wasteful, mut failed) = (0, 0);

@@ -66,12 +66,11 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "A durable change",
         &format!(
-            "`POST {CORDON}` needs no driver call, and gpushd writes the change to disk before it answers. For \
-             comparison, the benchmark also measures the two parts of such a change separately, and alternates these \
-             measurements with the full request. The row `plain commit` is a commit of the same number of rows to a \
-             plain SQLite database on the same file system (WAL, synchronous FULL). The row `plain request` is a \
-             request that changes nothing and has an answer of the same size. The row `both` is the sum of these two \
-             rows. The table shows medians of {CHANGES} runs."
+            "`POST {CORDON}` needs no driver call, and gpushd writes the change to disk before it answers. Three \
+             measurements alternate. `cordon` is this request. `plain commit` is a commit of the same number of rows \
+             to a plain SQLite database on the same file system (WAL, synchronous FULL). `plain request` is a request \
+             that changes nothing and has an answer of the same size. `both` is the sum of `plain commit` and `plain \
+             request`. The table shows medians of {CHANGES} runs."
         ),
         &["", "ms", "ratio"],
     );

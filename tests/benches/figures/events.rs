@@ -43,9 +43,11 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Events",
         &format!(
-            "A client waits for events on a host with 8 GPUs. No client reads the state of a GPU, and the slow poll is \
-             off. The time begins with the request, or with the command that lets the simulated driver report an Xid. \
-             It ends when the client has the event. The table shows the results of {ROUNDS} events of each cause."
+            "A client waits for events on a simulated host with 8 GPUs. No client reads the state of a GPU, and the \
+             slow poll is off. For a command of gpushctl, the benchmark sends only the request that makes the change, \
+             and the time begins with this request. For an Xid, the time begins with the command that makes the \
+             simulated driver report the Xid. Each time ends when the client has the event. The table shows the \
+             results of {ROUNDS} events of each cause."
         ),
         &["cause", "median ms", "p95 ms"],
     );

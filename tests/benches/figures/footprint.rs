@@ -84,11 +84,10 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Footprint",
         &format!(
-            "The host has 8 GPUs with 56 instances. The benchmark measures memory after 100 reads of all GPUs. The \
-             table shows resident, proportional and private memory (`Rss`, `Pss`, `Private_Dirty`) in MiB, and compares \
-             it with a program that only initialises the same NVML. Most resident memory consists of pages of the \
-             program file, which the kernel can drop and read again. The benchmark measures processor time during {} s without requests, with \
-             one slow poll.",
+            "The host has 8 GPUs with 56 instances. Memory is resident, proportional and private memory (`Rss`, \
+             `Pss`, `Private_Dirty`) in MiB, after 100 reads of all GPUs. Most of the resident memory consists of \
+             pages of the program file, which the kernel can drop and read again. The bare program only initialises \
+             the same NVML. Processor time is measured during {} s without requests, with one slow poll.",
             IDLE.as_secs()
         ),
         &["", "resident", "proportional", "private"],

@@ -13,9 +13,13 @@ const ROUNDS: usize = 15;
 pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "One GPU hangs",
-        "Four H100: GPU 0 and 1 shared through MPS, 2 with MIG, 3 time-sliced. Each command concerns one GPU. It runs \
-         while all GPUs answer, and while the reading of GPU 1 hangs. Medians in ms. Resets, maintenance and runs of \
-         `nvidia-smi` that open all GPUs are not included, because they wait for each other.",
+        &format!(
+            "The simulated host has four H100 GPUs. GPUs 0 and 1 are shared through MPS, GPU 2 has MIG mode enabled, \
+             and GPU 3 is time-sliced. Except for `status`, each command concerns one GPU. Each command runs {ROUNDS} \
+             times while all GPUs answer, and {ROUNDS} times while the reading of GPU 1 hangs. The table shows medians \
+             in ms. It does not include resets, maintenance and runs of `nvidia-smi` that open all GPUs, because these \
+             operations wait for each other."
+        ),
         &["", "all answer", "GPU 1 hangs"],
     );
     let compared = compare(ROUNDS);

@@ -17,7 +17,7 @@ use crate::{
     bare,
     client::Client,
     ctl,
-    report::{Report, median, percentile},
+    report::{Report, grouped, median, percentile},
 };
 
 /// GPU 0 has replicas for many leases. GPU 1 is leased as a whole.
@@ -281,16 +281,18 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Leases",
         &format!(
-            "Three actions alternate: `grant`, `plain commit` and `plain request`. A `grant` grants a free share, and \
-             is durable before the answer. A `plain commit` is a synced commit of as many rows to a plain SQLite \
-             database on the same file system. A `plain request` changes nothing. The table shows medians of {GRANTS} \
-             runs. For the grants at once, {CLIENTS} clients request a lease at the same time, {ROUNDS} times. A \
-             `dynamic grant` creates a MIG device on a simulated H100. Its two driver calls take 250 and 75 ms, and \
-             the benchmark also measures these calls alone. `gpushctl run` connects to gpushd, makes one request with \
-             one durable commit, and then becomes the command. If you subtract the times of `true` and of that commit, \
-             the rest is the start of gpushctl and the request. A user's first MPS lease restarts the MPS daemon, \
-             which is simulated here. The last two rows compare two agents, which the benchmark measures alternately. \
-             In the second agent, {HISTORY} leases have ended."
+            "The table shows medians of {GRANTS} runs. A `grant` grants a free share, and gpushd commits it before it \
+             answers. A `plain commit` is a synced commit of the same number of rows to a plain SQLite database on the \
+             same file system. A `plain request` changes nothing. These three alternate.\n\
+             - **{CLIENTS} at once:** {CLIENTS} clients request a lease at the same time, {ROUNDS} times.\n\
+             - **Dynamic grant:** gpushd creates a MIG device on a simulated H100. The two driver calls take 250 and \
+             75 ms. The benchmark also measures these two calls without gpushd.\n\
+             - **`gpushctl run`:** gpushctl connects to gpushd, makes one request with one durable commit, and then \
+             becomes the command. The time beyond `true` and this commit is the start of gpushctl and the request.\n\
+             - **MPS:** A user's first MPS lease restarts the MPS daemon, which is simulated.\n\
+             - **History:** The last two rows compare two agents. In the second agent, {} leases have ended. The \
+             measurements of the two agents alternate.",
+            grouped(HISTORY)
         ),
         &["", "ms", "ratio"],
     );

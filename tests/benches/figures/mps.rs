@@ -164,13 +164,13 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "MPS daemons",
         &format!(
-            "The table shows the times of the simulated control daemon in ms, and also those of NVIDIA's daemon if it \
-             is installed. There are {TIMES} measurements of each time. `first answer` is the time from the start of \
-             the daemon to its first answer, without gpushd. `start to ready` is the time from the request to start \
-             the daemon until gpushd reports `ready`. `death noticed` is the time from SIGKILL until gpushd reports \
-             the end of the daemon. `ready again` is the time from SIGKILL until the next daemon serves. The benchmark \
-             measures memory and processor time with {TARGETS} MPS targets, during {} s without requests. {COMPUTING} \
-             of these MPS targets have a server and a client.",
+            "Times are in ms, from {TIMES} measurements. The table shows the simulated control daemon, and also \
+             NVIDIA's daemon if it is installed. `first answer` is the time from the start of the daemon to its first \
+             answer, without gpushd. `start to ready` begins with the request to start the daemon, and ends when \
+             gpushd reports `ready`. `death noticed` begins with SIGKILL, and ends when gpushd reports the end of the \
+             daemon. `ready again` begins with SIGKILL, and ends when the next daemon serves. For memory and processor \
+             time, gpushd has {TARGETS} MPS targets, {COMPUTING} of them with a server and a client, and gets no \
+             requests for {} s.",
             IDLE.as_secs()
         ),
         &["", "median", "slowest"],

@@ -27,8 +27,9 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Packages",
         &format!(
-            "The packages of `cargo xtask package` for x86_64. The last row is the median of {INSTALLATIONS} \
-             installations with `dpkg` on a booted Debian, until gpushd is ready."
+            "`cargo xtask package` builds the packages for x86_64. The last row is the median time of {INSTALLATIONS} \
+             installations with `dpkg`, each in a new container with Debian and systemd. The time ends when gpushd is \
+             ready."
         ),
         &["", "measured"],
     );

@@ -99,9 +99,9 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Reading the GPUs",
         &format!(
-            "An unprivileged user sends `GET {PATH}` on a connection that stays open. The answer describes 8 GPUs with \
-             56 instances ({} KiB). These requests alternate with requests for a static answer of the same size on the \
-             same HTTP stack. Times are in ms.",
+            "An unprivileged user sends `GET {PATH}` on a connection that stays open. The answer describes 8 GPUs \
+             with 56 instances ({} KiB). For comparison, the benchmark also requests a static answer of the same size \
+             from the same HTTP stack. The two requests alternate. Times are in ms.",
             body.len() / 1024
         ),
         &["", "requests", "p50", "p99", "slowest"],

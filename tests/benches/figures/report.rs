@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(crate) struct Report {
     /// Heading.
     pub(crate) title: String,
-    /// How the report was measured, in one or two sentences.
+    /// How the report was measured: a paragraph in Markdown, and a list directly below it if needed.
     pub(crate) note: String,
     /// Column heads.
     pub(crate) columns: Vec<String>,
@@ -46,4 +46,17 @@ pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]
     let at = (values.len() as f64 * share) as usize;
     values.get(at).copied().unwrap_or(f64::NAN)
+}
+
+/// Returns a number with a comma before each group of three digits, as in `10,000`.
+pub(crate) fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }

@@ -8,7 +8,7 @@ use std::{
 
 use gpush_tests::machine::Machine;
 
-use crate::report::{Report, median};
+use crate::report::{Report, grouped, median};
 
 /// Number of grants of each kind. A separate process requests each lease.
 const GRANTS: usize = 200;
@@ -129,10 +129,12 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Scopes of leases",
         &format!(
-            "On a Debian with systemd in a container. {GRANTS} processes request a lease one after the other, each bound to itself, \
-             and then each with a scope; medians. Then {MANY} processes request a lease with a scope. A D-Bus \
-             monitor counts the calls of gpushd in {COUNTED} grants. Finally, {IDLE} processes keep leases with scopes \
-             for {} s. A wake-up is a wait of a thread of gpushd or its driver worker.",
+            "The benchmark runs in a container with Debian and systemd. First, {GRANTS} processes request a lease one \
+             after the other, each bound to the process itself, and then each with a scope (medians). Then {} \
+             processes request a lease with a scope. A D-Bus monitor counts the calls of gpushd in {COUNTED} grants. \
+             Finally, {IDLE} processes keep leases with scopes for {} s, and the benchmark counts wake-ups: how often \
+             a thread of gpushd or of its driver worker waits.",
+            grouped(MANY),
             PERIOD.as_secs()
         ),
         &["", "ms"],

@@ -369,14 +369,17 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Slurm's hooks",
         &format!(
-            "The table shows the time of a Prolog plus the time of the Epilog of the same job, in ms. The benchmark \
-             calls the hooks as slurmd calls them. Runs with `/bin/true` as both hooks alternate with these runs. The \
-             column `beyond` is the difference between the two. The table shows medians of {JOBS} jobs alone, and of \
-             {ROUNDS} rounds of {AT_ONCE} jobs at once. The row of plain commits shows the durable commits of a job as \
-             synced commits to a plain SQLite database on the same file system. The time `MPS, while the daemon \
-             starts` begins with the request to start the daemon. The usual hooks start nvidia-cuda-mps-control in a \
-             shell Prolog, and end it in Epilog. They set no limit, and do not check for other users. For jobs of a \
-             real Slurm ({REAL} jobs, and {REAL} rounds), a script around the hooks records the times."
+            "Times are in ms: the Prolog of a job plus its Epilog. The benchmark calls the hooks as slurmd calls \
+             them. For comparison, it also runs `/bin/true` as both hooks, in alternation. `beyond` is the time beyond \
+             `/bin/true`. The table shows medians of {JOBS} jobs alone, and of {ROUNDS} rounds of {AT_ONCE} jobs at \
+             once.\n\
+             - **Plain commits:** the durable commits of a job, as synced commits to a plain SQLite database on the \
+             same file system.\n\
+             - **MPS, while the daemon starts:** the time begins with the request to start the daemon.\n\
+             - **The usual hooks** start nvidia-cuda-mps-control in a shell Prolog, and end it in Epilog. They set no \
+             limit, and do not check for other users.\n\
+             - **Jobs of Slurm** are jobs of a real Slurm ({REAL} jobs, and {REAL} rounds). A script around the hooks \
+             records the times."
         ),
         &["", "alone", "beyond", &format!("{AT_ONCE} at once"), "beyond"],
     );

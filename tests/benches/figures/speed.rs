@@ -11,7 +11,7 @@ use gpush_tests::{agent::Setup, host::Host};
 use crate::{
     ctl::{self, ctl, must},
     leases,
-    report::{Report, median},
+    report::{Report, grouped, median},
 };
 
 /// Number of starts of the agent.
@@ -45,11 +45,13 @@ pub(crate) fn start() -> Report {
     let mut report = Report::new(
         "Start of the agent",
         &format!(
-            "The times begin with the start of `gpushd`. The first row ends with `READY=1`. The second row ends with \
-             the first answer that lists all 8 simulated GPUs. The table shows the results of {STARTS} starts. The last \
-             row shows {BOOTS} starts after a boot, with a database of {OPERATIONS} operations and {} leases. It ends \
-             when gpushd has applied the layouts of 7 GPUs. The simulated driver answers at once.",
-            leases::HISTORY
+            "All times begin with the start of `gpushd`. `READY=1` is the message of gpushd to systemd. `8 GPUs \
+             listed` is the first answer that lists all 8 simulated GPUs. These two rows show the results of {STARTS} \
+             starts. The last row shows {BOOTS} starts after a boot. Before these starts, gpushd granted {} leases and \
+             ran {} operations. The time of this row ends when gpushd has applied the layouts of 7 GPUs. The simulated \
+             driver answers at once.",
+            grouped(leases::HISTORY),
+            grouped(OPERATIONS)
         ),
         &["", "median ms", "slowest ms"],
     );
@@ -105,8 +107,8 @@ pub(crate) fn status() -> Report {
     let mut report = Report::new(
         "`gpushctl status`",
         &format!(
-            "The host has 8 GPUs with 4 instances each. The runs of `gpushctl status` alternate with runs of \
-             `/bin/true`. The table shows the medians of {RUNS} runs."
+            "The host has 8 GPUs with 4 instances each. Runs of `gpushctl status` and of `/bin/true` alternate. The \
+             table shows the medians of {RUNS} runs."
         ),
         &["command", "ms", "ratio"],
     );
