@@ -2,6 +2,7 @@
 //! first MPS lease, `gpushctl run`, and a grant after many ended leases.
 
 use std::{
+    path::Path,
     process::{Command, Stdio},
     sync::Barrier,
     thread,
@@ -9,13 +10,18 @@ use std::{
 };
 
 use gpush_api::MpsState;
-use gpush_tests::{agent::Agent, driver, host::Host, mps::reaches};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    driver,
+    host::Host,
+    mps::reaches,
+};
 use rusqlite::Connection;
 use serde_json::Value;
 
 use crate::{
     bare,
-    client::Client,
+    client::{Client, NOBODY},
     ctl,
     report::{Report, grouped, median, percentile},
 };
@@ -92,26 +98,25 @@ fn granted(client: &mut Client) -> f64 {
     took
 }
 
-/// Returns the number of grants per second while [`CLIENTS`] clients each request one lease at the
-/// same time.
-fn rate(agent: &Agent, rounds: usize) -> f64 {
-    let barrier = Barrier::new(CLIENTS);
+/// Returns the number of grants per second while all clients request one lease each at the same
+/// time.
+fn rate(clients: Vec<Client>, rounds: usize) -> f64 {
+    let (barrier, number) = (&Barrier::new(clients.len()), clients.len());
     let took: Vec<f64> = thread::scope(|scope| {
-        let client = || {
-            let mut client = Client::connect(agent.socket()).expect("a connection");
+        let run = |mut client: Client| {
             let mut sum = 0.0;
             for _ in 0..rounds {
                 barrier.wait();
-                let (id, _) = grant_at(&barrier, &mut client, &mut sum);
+                let (id, _) = grant_at(barrier, &mut client, &mut sum);
                 release(&mut client, &id);
             }
             sum
         };
-        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
+        let clients: Vec<_> = clients.into_iter().map(|client| scope.spawn(move || run(client))).collect();
         clients.into_iter().map(|one| one.join().expect("a client")).collect()
     });
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    let (grants, slowest) = ((CLIENTS * rounds) as f64, took.into_iter().fold(0.0, f64::max));
+    let (grants, slowest) = ((number * rounds) as f64, took.into_iter().fold(0.0, f64::max));
     grants / slowest
 }
 
@@ -224,13 +229,25 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
     (median(bare), median(run), free)
 }
 
-/// Requests and ends [`HISTORY`] leases of a time-sliced GPU.
+/// Requests and ends [`HISTORY`] leases of a time-sliced GPU. gpushd keeps at most 1,000 ended leases of each user, so
+/// many users request the leases.
 pub(crate) fn make_history(agent: &Agent) {
-    rate(agent, HISTORY.div_ceil(CLIENTS));
+    // The process has only one effective user, so the clients connect one after the other.
+    let users = (0..CLIENTS).map(|client| NOBODY - u32::try_from(client).expect("a few"));
+    let clients = users.map(|uid| Client::connect_as(uid, agent.socket()).expect("a connection"));
+    rate(clients.collect(), HISTORY.div_ceil(CLIENTS));
+}
+
+/// Returns the number of ended leases in the database of an agent that has stopped.
+pub(crate) fn ended_leases(state_dir: &Path) -> usize {
+    let database = Connection::open(state_dir.join("gpush.db")).expect("a database");
+    let ended = "SELECT count(*) FROM leases WHERE state = 'ended'";
+    let count: u32 = database.query_row(ended, (), |row| row.get(0)).expect("a number");
+    usize::try_from(count).expect("a number of leases")
 }
 
 /// Measures grants of two agents alternately. Returns the median duration in seconds for each
-/// agent. The first agent has no history. The second agent has [`HISTORY`] ended leases.
+/// agent. The first agent has no history. The second agent has at least [`HISTORY`] ended leases.
 fn histories() -> (f64, f64) {
     let hosts = [(); 2].map(|()| Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n"));
     let agents = hosts.each_ref().map(|host| {
@@ -246,6 +263,9 @@ fn histories() -> (f64, f64) {
             seconds.push(granted(client));
         }
     }
+    let [_, long_agent] = agents;
+    long_agent.stop();
+    assert!(ended_leases(&Setup::on(&hosts[1]).state_dir()) >= HISTORY);
     let [short, long] = seconds.map(median);
     (short, long)
 }
@@ -268,7 +288,8 @@ pub(crate) fn run() -> Report {
     }
     let (commit, trip, one) = (median(commits), median(trips), median(first));
     let ratio = one / (commit + trip);
-    let crowd = rate(&agent, ROUNDS);
+    let clients = (0..CLIENTS).map(|_| Client::connect(agent.socket()).expect("a connection"));
+    let crowd = rate(clients.collect(), ROUNDS);
     let crowd_ratio = crowd * commit;
     let (created, driver) = dynamic();
     let (bare, command, free) = runs(&host, &agent);

@@ -1,6 +1,7 @@
 //! Start time of the agent, and cost of a command.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
     time::Instant,
 };
@@ -69,7 +70,10 @@ pub(crate) fn start() -> Report {
 /// history.
 fn boots() -> (Vec<f64>, String) {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 7\nmig = true\n[[gpu]]\nmodel = \"l4\"\n");
-    let start = || Setup::on(&host).config(RULES).start();
+    // All users can connect to a socket in this directory.
+    let public = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(public.path(), std::fs::Permissions::from_mode(0o755)).expect("an open directory");
+    let start = || Setup::on(&host).config(RULES).socket(public.path().join("gpushd.sock")).start();
     let mut agent = start();
     agent.wait_for_layouts_at_start();
     leases::make_history(&agent);
@@ -87,8 +91,10 @@ fn boots() -> (Vec<f64>, String) {
         times.push(started.elapsed().as_secs_f64() * 1e3);
         assert_eq!(agent.gpu(0).mig.expect("MIG").instances.len(), 3);
     }
-    let database = std::fs::metadata(Setup::on(&host).state_dir().join("gpush.db")).map_or(0, |meta| meta.len());
     agent.stop();
+    let state_dir = Setup::on(&host).state_dir();
+    assert!(leases::ended_leases(&state_dir) >= leases::HISTORY);
+    let database = std::fs::metadata(state_dir.join("gpush.db")).map_or(0, |meta| meta.len());
     (times, format!("a database of {} KiB", database >> 10))
 }
 
