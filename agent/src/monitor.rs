@@ -85,8 +85,9 @@ impl Monitor {
                         misses = 1;
                         again = self.next(misses);
                     }
+                    let was_absent = seen.serves == Some(false);
                     if let Some(change) = seen.difference(&now) {
-                        log(&change);
+                        log(&change, was_absent);
                         self.state.events().publish(EventPayload::Driver(change));
                     }
                 }
@@ -149,15 +150,15 @@ impl Monitor {
     }
 }
 
-/// Logs a change of the driver.
-fn log(change: &DriverChange) {
-    if let (Some(before), Some(now)) = (&change.before, &change.driver)
-        && *before != now.version
-    {
-        tracing::warn!(
+/// Logs a change of the driver. `was_absent` is whether gpushd has already logged that the driver does not answer.
+fn log(change: &DriverChange, was_absent: bool) {
+    match (&change.before, &change.driver) {
+        (Some(before), Some(now)) if *before != now.version => tracing::warn!(
             "the driver version is now {}, and was {before} before: gpushd matches the GPUs by UUID again",
             now.version
-        );
+        ),
+        (_, Some(now)) if was_absent => tracing::info!("driver {} answers now", now.version),
+        (_, Some(_) | None) => {}
     }
 }
 

@@ -92,8 +92,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let paths = Paths::resolve(arguments, &ProcessEnvironment::of_this_process())?;
     let settings = config::load(&paths)?;
     let config = settings.config();
-    let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
-    let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
+    // An empty filter, such as GPUSH_LOG= in a unit, counts as none.
+    let own_filter = arguments.log.as_deref().filter(|filter| !filter.trim().is_empty());
+    let log = logging::start(own_filter.unwrap_or_else(|| config.log.level.name())).map_err(anyhow::Error::msg)?;
     let boot = boot::id(&paths.boot_id_file);
     // Open the store before the socket: a gpushd that cannot use its state directory must not receive requests.
     let remembered = durable::open(&durable::Origin {
@@ -126,7 +127,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let record = paths.socket.with_file_name("driver-majors");
     let late_driver = LateDriver::new(arguments.proc.clone(), record);
     // If the command line sets a log filter, a reload must not change the level.
-    let level = arguments.log.is_none().then_some(&log);
+    let level = own_filter.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
     let host_root = arguments.host_root.clone();
     let here = StartupContext { boot, host_root, host_services, early, mps_dir, mps_programs, late_driver };

@@ -227,8 +227,9 @@ pub(crate) fn is_managed(gpu: &Gpu) -> bool {
 /// is in force.
 fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     let seen = match gpu.state {
-        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => true,
-        GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing => true,
+        // If the database was lost, a daemon may serve although gpushd has no record of it.
+        GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     match (gpu.mode, shared) {
         // Explain why the GPU is not shared, unless other drift already explains it.

@@ -188,7 +188,7 @@ impl SupervisorTask {
                 {at}"
             ));
         } else {
-            tracing::info!(mps = self.target, "the MPS daemon had {changes}: gpushd set the desired values");
+            tracing::info!(mps = self.target, "gpushd set the desired settings of the MPS daemon, which had {changes}");
         }
     }
 }
