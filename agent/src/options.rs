@@ -24,7 +24,7 @@ Signals:
            least a tenth of a second later makes gpushd exit at once";
 
 /// Files of gpushd, for the man page gpushd(8).
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 12] = [
     ("/etc/gpush/config.toml", "Config. Without it, gpushd manages no GPU"),
     ("/run/gpush/gpushd.sock", "Socket for all users"),
     ("/run/gpush/admin.sock", "Socket for root and hooks"),
@@ -39,6 +39,7 @@ const FILES: [(&str, &str); 11] = [
     ("/run/gpush/store-*", "The same number for this boot, to detect an emptied state directory"),
     ("/var/lib/gpush/reserve", "4 MiB of reserved space, to record the end of operations on a full disk"),
     ("/var/lib/gpush/lock", "Locked while gpushd runs; contains its pid"),
+    gpush_man::DOCUMENTS,
 ];
 
 /// Directory of MPS daemons of the system service.

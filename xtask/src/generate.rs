@@ -114,7 +114,8 @@ fn config_page(example: &str) -> String {
          .SH DESCRIPTION\nThe config is a TOML file. It contains settings of gpushd, and rules: each rule says how gpushd manages \
          its GPUs. The package installs the following file, which has every key with its default.\n\
          .SH CONFIG\n.nf\n{config}.fi\n.SH FILES\n.TP\n/etc/gpush/config.toml\nThe config. If this file does not exist, \
-         gpushd manages no GPU.\n.SH \"SEE ALSO\"\ngpushd(8), gpushctl\\-config(1), gpushctl\\-config\\-check(1)\n",
+         gpushd manages no GPU.\n.TP\n/usr/share/doc/gpush/docs/config.md\nThe reference. In messages and in the config, it has the name \
+         docs/config.md.\n.SH \"SEE ALSO\"\ngpushd(8), gpushctl\\-config(1), gpushctl\\-config\\-check(1)\n",
         version = env!("CARGO_PKG_VERSION"),
     )
 }

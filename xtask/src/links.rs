@@ -30,7 +30,7 @@ pub(crate) fn check() -> Result<String> {
 }
 
 /// Returns the targets of the links `[text](target)` that name files, without their anchors.
-fn relative_links(text: &str) -> Vec<&str> {
+pub(crate) fn relative_links(text: &str) -> Vec<&str> {
     let mut links = Vec::new();
     let mut fenced = false;
     for line in text.lines() {

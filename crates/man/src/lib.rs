@@ -16,6 +16,12 @@ use std::io;
 use clap::Command;
 use clap_mangen::Man;
 
+/// The folder of the documents, for the section FILES.
+pub const DOCUMENTS: (&str, &str) = (
+    "/usr/share/doc/gpush/docs",
+    "Documents. A message that names docs/config.md means the file config.md in this directory",
+);
+
 /// The parts of a man page that the command line does not contain.
 #[derive(Debug, Clone, Default)]
 pub struct Appendix<'a> {

@@ -11,11 +11,12 @@ use crate::{
 };
 
 /// The section FILES of the man page gpushctl(1).
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 5] = [
     ("/run/gpush/gpushd.sock", "Socket of the host's agent"),
     ("/run/gpush/admin.sock", "Second socket of the host's agent, for root and the user that gpushd runs as"),
     ("$XDG_RUNTIME_DIR/gpush/gpushd.sock", "Socket of a user's own agent, used if the host has none"),
     ("/etc/gpush/config.toml", "Config of the agent, which `config check` and offline plans read"),
+    gpush_man::DOCUMENTS,
 ];
 
 /// Writes the man page gpushctl(1), and one page for each command.

@@ -172,6 +172,8 @@ fn manual_install_puts_files_where_units_expect_them() {
         "usr/share/man/man8/gpushd.8",
         "usr/share/man/man5/gpush-config.5",
         "usr/share/man/man1/gpushctl.1",
+        "usr/share/doc/gpush/docs/config.md",
+        "usr/share/doc/gpush/sim/mps-sim/README.md",
     ] {
         assert!(root.join(path).exists(), "{path}");
     }

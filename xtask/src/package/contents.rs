@@ -1,5 +1,11 @@
 //! The contents of each package: the path and the mode of each file.
 
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::workspace;
+
 /// A package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Package {
@@ -54,6 +60,23 @@ pub(super) struct Entry {
 /// Config files. If an administrator has changed them, an upgrade keeps the changes.
 pub(super) const CONFIG: [&str; 2] = ["/etc/gpush/config.toml", "/etc/needrestart/conf.d/gpush.conf"];
 
+/// Folder of the documents on the host.
+pub(super) const DOCUMENTS: &str = "/usr/share/doc/gpush";
+
+/// Documents of the repository, and folders with documents. Each has the same path below [`DOCUMENTS`] as in the
+/// repository, so the links between them work, and `docs/config.md` in a message is a path below [`DOCUMENTS`].
+const DOCUMENT_SOURCES: [&str; 7] =
+    ["README.md", "CHANGELOG.md", "SECURITY.md", "ARCHITECTURE.md", "docs", "sim/README.md", "sim/mps-sim/README.md"];
+
+/// Returns the paths of the documents, relative to the root of the repository.
+///
+/// # Errors
+/// If the repository cannot be read.
+pub(super) fn documents() -> Result<Vec<PathBuf>> {
+    let is_document = |file: &PathBuf| DOCUMENT_SOURCES.iter().any(|source| file.starts_with(source));
+    Ok(workspace::files()?.into_iter().filter(is_document).collect())
+}
+
 const UNITS: &str = "/usr/lib/systemd/system/";
 
 const fn file(source: &'static str, path: &'static str) -> Entry {
@@ -72,7 +95,7 @@ const fn made(folder: &'static str, end: &'static str, path: &'static str) -> En
     Entry { package: Package::Gpush, source: Source::Made(folder, end), path, mode: 0o644 }
 }
 
-/// All files, except those that `stage` and `deb` add: licences, the SBOM, and the changelogs of
+/// All files, except those that `stage` and `deb` add: [`documents`], licences, the SBOM, and the changelogs of
 /// the package formats.
 pub(super) const ENTRIES: &[Entry] = &[
     program(Package::Gpush, "gpushd", "/usr/sbin/gpushd"),
@@ -98,6 +121,13 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("packaging/slurm/spank_gpush.c", "/usr/share/gpush/slurm/"),
     file("config.example.toml", "/etc/gpush/config.toml"),
     file("config.example.toml", "/usr/share/doc/gpush/examples/config.toml"),
+    // Documents link to this file.
+    Entry {
+        package: Package::Gpush,
+        source: Source::Link("examples/config.toml"),
+        path: "/usr/share/doc/gpush/config.example.toml",
+        mode: 0o777,
+    },
     made("man", ".1", "/usr/share/man/man1/"),
     made("man", ".5", "/usr/share/man/man5/"),
     made("man", ".8", "/usr/share/man/man8/"),
@@ -125,3 +155,50 @@ pub(super) const ENTRIES: &[Entry] = &[
         mode: 0o777,
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        path::{Component, Path},
+    };
+
+    use super::*;
+    use crate::links::relative_links;
+
+    /// Returns the path of a link's target, relative to the root of the repository.
+    fn target(document: &Path, link: &str) -> PathBuf {
+        let mut target = document.parent().unwrap().to_owned();
+        for part in Path::new(link).components() {
+            if part == Component::ParentDir { assert!(target.pop(), "{link}") } else { target.push(part) }
+        }
+        target
+    }
+
+    #[test]
+    fn every_page_for_users_is_in_the_package() {
+        let documents = documents().unwrap();
+        for entry in fs::read_dir(workspace::root().join("docs")).unwrap() {
+            let name = Path::new("docs").join(entry.unwrap().file_name());
+            assert!(documents.iter().any(|document| document.starts_with(&name)), "{}", name.display());
+        }
+    }
+
+    #[test]
+    fn links_of_packaged_documents_lead_to_packaged_files() {
+        let documents = documents().unwrap();
+        let entries = ENTRIES.iter().filter_map(|entry| entry.path.strip_prefix(DOCUMENTS));
+        let files: Vec<PathBuf> =
+            entries.map(|path| PathBuf::from(path.trim_start_matches('/'))).chain(documents.clone()).collect();
+        let mut seen = 0;
+        for document in documents.iter().filter(|document| document.extension().is_some_and(|end| end == "md")) {
+            let text = fs::read_to_string(workspace::root().join(document)).unwrap();
+            for link in relative_links(&text) {
+                let target = target(document, link);
+                assert!(files.iter().any(|file| file.starts_with(&target)), "{}: {link}", document.display());
+                seen += 1;
+            }
+        }
+        assert!(seen > 50, "{seen}");
+    }
+}

@@ -31,6 +31,9 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     for package in packages(release.profile) {
         let tree = out.join("work").join("deb").join(package.name());
         copy_tree(&stage.root(package), &tree)?;
+        if package == Package::Gpush {
+            remove_presets(&tree)?;
+        }
         add_changelog(release, package, &tree)?;
         let overrides = tree.join("usr/share/lintian/overrides");
         fs::create_dir_all(&overrides)?;
@@ -60,6 +63,14 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
 /// Returns the packages of a build. A debug build has no package for debug symbols.
 pub(super) fn packages(profile: Profile) -> impl Iterator<Item = Package> {
     Package::ALL.into_iter().filter(move |package| profile == Profile::Release || *package != Package::Symbols)
+}
+
+/// Removes the presets of systemd. The maintainer scripts enable the units, so only the .rpm needs presets. In a .deb,
+/// the folder of the presets would cause a warning of dpkg at each removal, because Debian 12 knows it as
+/// `/lib/systemd/system-preset`.
+fn remove_presets(tree: &Path) -> Result<()> {
+    let folder = tree.join("usr/lib/systemd/system-preset");
+    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
 /// Returns lintian's overrides for a package: each line with the name of the package, and the

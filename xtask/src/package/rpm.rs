@@ -1,6 +1,7 @@
 //! `.rpm` files, which are built from the spec with `rpmbuild`.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -15,7 +16,7 @@ use super::{
     deb::packages,
     elf, output,
     scripts::Values,
-    stage::Stage,
+    stage::{Stage, Staged},
 };
 use crate::workspace;
 
@@ -49,17 +50,16 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
             continue;
         }
         output(Command::new("cp").arg("--archive").arg(format!("{}/.", stage.root(package).display())).arg(&root))?;
-        let lines: Vec<String> = stage
-            .files(package)?
-            .into_iter()
-            .map(|file| match file.mode {
-                None => file.path,
-                Some(mode) => {
-                    let kind = if CONFIG.contains(&file.path.as_str()) { "%config(noreplace) " } else { "" };
-                    format!("{kind}%attr({mode:04o}, root, root) {}", file.path)
-                }
-            })
-            .collect();
+        let files = stage.files(package)?;
+        let mut lines: Vec<String> =
+            own_folders(&files).into_iter().map(|folder| format!("%dir %attr(0755, root, root) {folder}")).collect();
+        lines.extend(files.into_iter().map(|file| match file.mode {
+            None => file.path,
+            Some(mode) => {
+                let kind = if CONFIG.contains(&file.path.as_str()) { "%config(noreplace) " } else { "" };
+                format!("{kind}%attr({mode:04o}, root, root) {}", file.path)
+            }
+        }));
         fs::write(&list, lines.join("\n") + "\n").with_context(|| format!("cannot write {}", list.display()))?;
     }
     let file = work.join("gpush.spec");
@@ -87,6 +87,13 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     }
     made.sort();
     Ok(made)
+}
+
+/// Returns the folders of these files that no other package has. rpm removes a folder only if it belongs to the package.
+fn own_folders(files: &[Staged]) -> BTreeSet<String> {
+    let is_own = |folder: &&Path| folder.iter().any(|name| name.to_string_lossy().starts_with("gpu"));
+    let folders = files.iter().flat_map(|file| Path::new(&file.path).ancestors().skip(1).filter(is_own));
+    folders.map(|folder| folder.display().to_string()).collect()
 }
 
 /// Returns whether a program of the packages is linked with `libgcc_s`.
@@ -130,6 +137,14 @@ mod tests {
             let path = entry.unwrap().path();
             assert!(!fs::read_to_string(&path).unwrap().contains('%'), "{}", path.display());
         }
+    }
+
+    #[test]
+    fn package_owns_only_the_folders_that_are_its_own() {
+        let file = |path: &str| Staged { path: path.to_owned(), mode: Some(0o644) };
+        let files =
+            [file("/usr/bin/gpushctl"), file("/usr/share/doc/gpush/docs/a.md"), file("/usr/share/doc/gpush/b.md")];
+        assert!(own_folders(&files).into_iter().eq(["/usr/share/doc/gpush", "/usr/share/doc/gpush/docs"]));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use super::{
     LATER, Release,
     build::{GLIBC, Profile},
-    contents::{CONFIG, ENTRIES, Entry, Package, Source},
+    contents::{self, CONFIG, DOCUMENTS, ENTRIES, Entry, Package, Source},
     dependencies,
     elf::{self, Glibc},
     output,
@@ -60,8 +60,11 @@ impl Stage {
             let text = fs::read_to_string(&config).with_context(|| format!("cannot read {}", config.display()))?;
             write(&config, format!("{text}\n# Version {LATER}\n").as_bytes(), 0o644)?;
         }
+        let doc = stage.path(Package::Gpush, DOCUMENTS);
+        for document in contents::documents()? {
+            copy(&workspace::root().join(&document), &doc.join(&document), 0o644)?;
+        }
         let (licences, sbom) = dependencies::describe(release)?;
-        let doc = stage.path(Package::Gpush, "/usr/share/doc/gpush");
         write(&doc.join("THIRD-PARTY-LICENSES"), licences.as_bytes(), 0o644)?;
         compress(&doc.join("THIRD-PARTY-LICENSES"))?;
         write(&doc.join("sbom.cdx.json"), sbom.as_bytes(), 0o644)?;

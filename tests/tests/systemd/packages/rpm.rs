@@ -47,7 +47,7 @@ fn rpm_is_installed_upgraded_and_removed() {
     let printed = rpm(&machine, "--erase gpush");
     assert!(printed.contains("of the GPUs stay as they are"), "{printed}");
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
-    assert!(!machine.run("test -e /usr/sbin/gpushd").status.success());
+    assert!(!machine.run("test -e /usr/sbin/gpushd -o -e /usr/share/doc/gpush").status.success());
     // If an administrator has edited the config, rpm keeps it under another name.
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}.rpmsave"));
     assert_eq!(machine.sh("ls /etc/systemd/system/*/gpush* 2>/dev/null; true"), "", "no unit stays enabled");
