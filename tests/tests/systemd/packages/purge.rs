@@ -47,9 +47,11 @@ fn purge_ends_mps_daemons_only_on_request() {
     assert!(printed.contains("MPS control daemons still run"), "{printed}");
     assert_eq!(machine.main_pid(&unit), daemon, "{printed}");
     assert_eq!(machine.sh(left), "/run/gpush-mps\n/var/log/gpush-mps");
-    // The command in the messages of remove and purge works without the unit files.
-    machine.sh("systemctl stop 'gpushd-mps@*.service'");
+    // The command in the message works without the unit files.
+    let [end_and_delete] = &super::commands(&printed)[..] else { panic!("{printed}") };
+    machine.sh(end_and_delete);
     assert!(!mps_runs(&machine));
+    assert_eq!(machine.sh(left), "");
 
     // Purge with GPUSH_PURGE=end, after a remove and without one.
     for steps in [
