@@ -15,7 +15,10 @@ mod releases;
 mod rpm;
 mod upgrade;
 
-use gpush_tests::machine::Machine;
+use gpush_tests::{
+    machine::Machine,
+    page::{blocks, document},
+};
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
@@ -60,6 +63,9 @@ fn installed_package_serves_without_config_driver_and_gpu() {
     for page in ["man1/gpushctl.1", "man5/gpush-config.5", "man8/gpushd.8"] {
         assert!(machine.sh(&format!("zcat /usr/share/man/{page}.gz | head -5")).contains("gpush"));
     }
+    // `docs/known-gaps.md` in a hint is a path below this directory.
+    let hint = machine.sh("cd /usr/share/doc/gpush && cat docs/known-gaps.md config.example.toml README.md | wc -l");
+    assert!(hint.parse::<u32>().unwrap() > 300, "{hint}");
     // The admin socket is only for root.
     let user =
         "setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl --socket /run/gpush/admin.sock version 2>&1";
@@ -96,6 +102,7 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group() {
     assert_eq!(machine.main_pid(JOB), job, "no job was ended");
 
     let printed = machine.sh("dpkg --purge gpush 2>&1");
+    assert!(!printed.contains("not empty so not removed"), "{printed}");
     let left = machine.sh("ls -d /etc/gpush /var/lib/gpush /run/gpush /run/gpush-mps /var/log/gpush-mps \
          /etc/systemd/system/gpush* /etc/systemd/system/*/gpush* /etc/needrestart/conf.d/gpush.conf \
          2>/dev/null | grep -v '/gpushd.service.d$'; true");
@@ -145,6 +152,40 @@ fn bad_config_keeps_the_last_valid_one_at_reload_and_start() {
     machine.write(CONFIG, "");
     machine.sh("gpushctl config reload");
     assert!(!status(&machine).contains("line 3"), "{}", status(&machine));
+}
+
+/// Runs the commands of the section "Use the installed gpushd" in docs/first-steps.md.
+#[test]
+fn installed_gpushd_uses_a_simulated_host() {
+    let Some(machine) = machine("the installed gpushd on a simulated host") else { return };
+    let Some(simulator) = machine.package("gpush-sim_VERSION-1_amd64.deb", None) else { return };
+    let page = document("first-steps.md");
+    let (_, section) = page.split_once("## Use the installed gpushd").expect("the section");
+    let [start, undo] = &blocks(section, "sh")[..] else { panic!("{section}") };
+    let (apt, start) = start.split_once('\n').expect("several lines");
+    assert!(apt.starts_with("apt install "), "{apt}");
+    machine.sh(&format!("dpkg --install {simulator} 2>&1"));
+    let printed = machine.sh(&format!("set -e\n{start}"));
+    assert!(printed.contains("SIMULATED"), "{printed}");
+
+    // The reports of doctor that the section describes.
+    machine.write(CONFIG, "[[gpu]]\nmatch = [\"4\"]\nmode = \"mps\"\n");
+    machine.sh("gpushctl config reload && gpushctl apply 4 && gpushctl ready --timeout 60s");
+    let printed = machine.sh("gpushctl doctor; true");
+    for report in [
+        "driver    problem  NVIDIA's kernel module is not loaded",
+        "driver    problem  libnvidia-ml.so.1 is not installed",
+        "mps       problem",
+        "agent     ok",
+    ] {
+        assert!(printed.contains(report), "{report}: {printed}");
+    }
+    assert_eq!(printed.matches("  problem  ").count(), 3, "{printed}");
+
+    machine.sh(&format!("set -e\n{undo}"));
+    assert!(!machine.run("test -e /var/lib/gpush-sim").status.success());
+    let status = machine.sh("gpushctl status 2>&1; true");
+    assert!(!status.contains("SIMULATED"), "{status}");
 }
 
 /// In the sandbox of gpushd's unit, a process cannot do what gpushd does not need. The probes run in a unit with the
