@@ -71,7 +71,7 @@ Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
 
 Exit status:
   0 done                   5 denied
-  1 other error            6 agent not reachable
+  1 other error            6 agent unavailable
   2 wrong usage            7 unsupported
   3 differs or drift       8 timed out
   4 blocked or busy      130 interrupted
