@@ -64,9 +64,12 @@ pub(crate) fn make_all(programs: &Path) -> Result<String> {
 /// Builds the programs that have man pages and returns their folder.
 fn build_programs() -> Result<PathBuf> {
     let mut build = workspace::cargo();
-    let built = build.args(["build", "--quiet", "--locked", "--package", "gpushd", "--package", "gpushctl"]).status();
-    if !built.context("cannot start cargo")?.success() {
-        bail!("gpushd and gpushctl do not build");
+    build.args(["build", "--quiet", "--locked"]);
+    for package in ["gpushd", "gpushctl", "gpush-sim"] {
+        build.args(["--package", package]);
+    }
+    if !build.status().context("cannot start cargo")?.success() {
+        bail!("gpushd, gpushctl or gpush-sim does not build");
     }
     Ok(Build::Debug.folder())
 }
@@ -82,22 +85,35 @@ fn completions_of(programs: &Path, check: bool) -> Result<String> {
 }
 
 fn man_of(programs: &Path, check: bool) -> Result<String> {
+    let mut files = pages_of(programs, "gpushctl")?;
+    files.push(("gpushd.8".to_owned(), output(Command::new(programs.join("gpushd")).arg("man"))?));
+    let example = workspace::root().join("config.example.toml");
+    let example = fs::read_to_string(&example).with_context(|| format!("cannot read {}", example.display()))?;
+    files.push(("gpush-config.5".to_owned(), config_page(&example)));
+    files.sort();
+    let simulator = pages_of(programs, "gpush-sim")?;
+    let target = workspace::target();
+    Ok([
+        write_or_compare(&target.join("man"), &files, check, "man")?,
+        write_or_compare(&target.join("man-sim"), &simulator, check, "man")?,
+    ]
+    .join("\n"))
+}
+
+/// Returns the man pages of a program and its commands, with their file names.
+fn pages_of(programs: &Path, program: &str) -> Result<Vec<(String, String)>> {
     let fresh = tempfile::tempdir().context("no temporary folder")?;
-    output(Command::new(programs.join("gpushctl")).arg("man").arg(fresh.path()))?;
+    output(Command::new(programs.join(program)).arg("man").arg(fresh.path()))?;
     let mut files = Vec::new();
     for entry in fs::read_dir(fresh.path())? {
         let entry = entry?;
         files.push((entry.file_name().to_string_lossy().into_owned(), fs::read_to_string(entry.path())?));
     }
     if files.is_empty() {
-        bail!("gpushctl wrote no man page");
+        bail!("{program} wrote no man page");
     }
-    files.push(("gpushd.8".to_owned(), output(Command::new(programs.join("gpushd")).arg("man"))?));
-    let example = workspace::root().join("config.example.toml");
-    let example = fs::read_to_string(&example).with_context(|| format!("cannot read {}", example.display()))?;
-    files.push(("gpush-config.5".to_owned(), config_page(&example)));
     files.sort();
-    write_or_compare(&workspace::target().join("man"), &files, check, "man")
+    Ok(files)
 }
 
 /// Returns the man page gpush-config(5). Its main part is the example config, which has every key

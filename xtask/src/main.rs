@@ -38,7 +38,7 @@ enum Task {
     Openapi(generate::Arguments),
     /// Write docs/released: the API and config that later versions must keep
     ReleaseBaseline,
-    /// Write the man pages gpushctl(1) and gpushd(8) to target/man
+    /// Write the man pages to target/man, and those of gpush-sim to target/man-sim
     Man(generate::Arguments),
     /// Write gpushctl's shell completions to target/completions
     Completions(generate::Arguments),

@@ -11,7 +11,7 @@
 //!   0 done   1 other                      ─►              not filled
 //! ```
 
-use std::io;
+use std::{io, path::Path};
 
 use clap::Command;
 use clap_mangen::Man;
@@ -84,6 +84,33 @@ pub fn page(command: &Command, name: &str, section: &str, appendix: &Appendix<'_
     }
     out.extend(text.as_bytes());
     Ok(out)
+}
+
+/// Writes the man page `name` of a program for section 1, and one page for each command of the program. Only the page of
+/// the program gets the section FILES.
+///
+/// # Errors
+/// If a file in `dir` cannot be written.
+pub fn write_pages(program: Command, name: &str, files: &[(&str, &str)], dir: &Path) -> io::Result<()> {
+    let mut program = program.disable_help_subcommand(true);
+    program.build();
+    write_page(&program, name, None, files, dir)
+}
+
+fn write_page(
+    command: &Command,
+    name: &str,
+    parent: Option<&str>,
+    files: &[(&str, &str)],
+    dir: &Path,
+) -> io::Result<()> {
+    let see_also: Vec<String> =
+        parent.map(|parent| format!("{parent}(1)")).into_iter().chain(["gpushd(8)".to_owned()]).collect();
+    std::fs::write(dir.join(format!("{name}.1")), page(command, name, "1", &Appendix { files, see_also: &see_also })?)?;
+    for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
+        write_page(child, &format!("{name}-{}", child.get_name()), Some(name), &[], dir)?;
+    }
+    Ok(())
 }
 
 /// A paragraph of `after_help`. Empty lines separate paragraphs.
@@ -178,5 +205,20 @@ mod tests {
             at = found;
         }
         assert!(page.contains("gpush 1.2") && page.contains("tool [OPTIONS]"), "{page}");
+    }
+
+    #[test]
+    fn every_visible_command_has_a_page() {
+        let child = |name: &'static str| Command::new(name).about("Does it");
+        let program = Command::new("tool").subcommands([child("a").subcommand(child("b")), child("c").hide(true)]);
+        let dir = std::env::temp_dir().join(format!("gpush-man-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        write_pages(program, "tool", &[DOCUMENTS], &dir).unwrap();
+        let mut names: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|page| page.unwrap().file_name()).collect();
+        names.sort();
+        let page = std::fs::read_to_string(dir.join("tool.1")).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(names, ["tool-a-b.1", "tool-a.1", "tool.1"]);
+        assert!(page.contains("/usr/share/doc/gpush/docs"), "{page}");
     }
 }

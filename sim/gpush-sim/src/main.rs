@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use silicon::{Description, Host};
 
 mod directory;
@@ -160,6 +160,12 @@ enum Command {
     },
     /// List the presets and the GPU models
     Presets,
+    /// Write the man pages gpush-sim(1) and those of its commands
+    #[command(hide = true)]
+    Man {
+        /// Directory for the pages
+        dir: PathBuf,
+    },
     /// Sleep until the host is removed; `process add --spawn` starts this
     #[command(hide = true)]
     Sleeper {
@@ -255,6 +261,11 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Presets => {
             print(&show::presets())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { dir } => {
+            gpush_man::write_pages(Cli::command(), "gpush-sim", &[gpush_man::DOCUMENTS], &dir)
+                .with_context(|| format!("cannot write man pages into {}", dir.display()))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Sleeper { dir } => {

@@ -29,7 +29,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpushctl", &["gpush-api", "gpush-client", "gpush-core", "gpush-doctor", "gpush-host", "gpush-man"]),
     ("silicon", &["gpush-geometry"]),
     ("nvml-sim", &["silicon", "gpush-geometry"]),
-    ("gpush-sim", &["silicon", "gpush-geometry", "mps-sim"]),
+    ("gpush-sim", &["silicon", "gpush-geometry", "gpush-man", "mps-sim"]),
     ("mps-sim", &["silicon"]),
     ("gpush-tests", &["gpush-api", "gpush-client", "gpush-core", "gpush-geometry", "gpush-nvml", "silicon"]),
     ("xtask", &["gpush-api", "gpush-client", "gpush-core", "gpush-geometry", "gpush-nvml"]),

@@ -142,6 +142,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     // The program looks for the library in its own folder.
     program(Package::Sim, "gpush-sim", "/usr/lib/gpush-sim/gpush-sim"),
+    Entry { package: Package::Sim, source: Source::Made("man-sim", ".1"), path: "/usr/share/man/man1/", mode: 0o644 },
     Entry {
         package: Package::Sim,
         source: Source::Program("libnvidia_ml.so"),
