@@ -22,7 +22,7 @@ pub enum Area {
     Agent,
     /// The config file.
     Config,
-    /// Free space.
+    /// The state directory and its free space.
     Disk,
     /// SELinux and AppArmor.
     Security,
