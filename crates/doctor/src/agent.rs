@@ -1,17 +1,27 @@
-//! gpushd itself: sockets, reachability, version and health.
+//! gpushd itself: units, sockets, reachability, version and health.
 
-use gpush_api::{ApiError, Gpu, RuleView};
+use std::{fs, os::unix::fs::MetadataExt};
 
-use crate::{Area, Finding, Host};
+use gpush_api::{ApiError, Code, Gpu, RuleView};
 
-/// Sockets of the system service.
-const SOCKETS: [&str; 2] = ["run/gpush/gpushd.sock", "run/gpush/admin.sock"];
+use crate::{
+    Area, Finding, Host, Service,
+    service::{SERVICE, Unit},
+};
+
+/// The socket that all users may use.
+const PUBLIC: &str = "run/gpush/gpushd.sock";
+
+/// Sockets of the system service, with their units.
+const SOCKETS: [(&str, &str); 2] = [(PUBLIC, "gpushd.socket"), ("run/gpush/admin.sock", "gpushd-admin.socket")];
 
 /// The result of asking gpushd.
 #[derive(Debug, Clone)]
 pub enum Agent {
     /// gpushd did not answer, with the error.
     Unreachable(ApiError),
+    /// gpushd was not asked, because systemd shows that it does not run.
+    NotAsked(Service),
     /// gpushd answered.
     Reached {
         /// Version of gpushd.
@@ -35,7 +45,7 @@ impl Agent {
     /// Returns the GPUs and the rules of the config; both are empty if they are not known.
     pub(crate) fn gpus(&self) -> (&[Gpu], &[RuleView]) {
         match self {
-            Self::Unreachable(_) => (&[], &[]),
+            Self::Unreachable(_) | Self::NotAsked(_) => (&[], &[]),
             Self::Reached { gpus, rules, .. } => (gpus, rules),
         }
     }
@@ -44,11 +54,11 @@ impl Agent {
 pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
     let mut findings = Vec::new();
     match agent {
-        Agent::Unreachable(error) => {
-            let hint = error.hint.clone().unwrap_or_else(|| "see `systemctl status gpushd`".to_owned());
-            let finding = Finding::problem(Area::Agent, error.message.clone(), hint);
-            findings.push(error.causes.iter().cloned().fold(finding, Finding::cause));
-        }
+        Agent::Unreachable(error) => findings.push(match Service::find(host) {
+            Some(failing @ Service::Failing { .. }) => not_running(host, &failing),
+            Some(Service::Stopped) | None => unreachable(error),
+        }),
+        Agent::NotAsked(service) => findings.push(not_running(host, service)),
         Agent::Reached { version, own, troubles, gpus: _, rules: _, config_path: _ } => {
             if version == own {
                 findings.push(Finding::ok(Area::Agent, format!("gpushd {version} answers")));
@@ -57,20 +67,97 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
                 let hint = "run `systemctl restart gpushd`; the programs of users continue meanwhile";
                 findings.push(Finding::warning(Area::Agent, message, hint));
             }
-            findings.extend(troubles.iter().map(|trouble| {
-                let hint = trouble.hint.clone().unwrap_or_else(|| "see `gpushctl status`".to_owned());
-                let finding = Finding::warning(Area::Agent, trouble.message.clone(), hint);
-                trouble.causes.iter().cloned().fold(finding, Finding::cause)
-            }));
+            findings.extend(troubles.iter().map(trouble));
         }
     }
     if host.has("run/systemd/system") {
-        let missing: Vec<&str> = SOCKETS.into_iter().filter(|socket| !host.has(socket)).collect();
-        if !missing.is_empty() {
-            let message = format!("/{} is missing", missing.join(" and /"));
-            let hint = "start the sockets with `systemctl start gpushd.socket gpushd-admin.socket`";
-            findings.push(Finding::problem(Area::Agent, message, hint));
+        findings.extend(sockets(host));
+        findings.extend(disabled(host));
+    }
+    findings
+}
+
+fn unreachable(error: &ApiError) -> Finding {
+    let hint = error.hint.clone().unwrap_or_else(|| "see `systemctl status gpushd`".to_owned());
+    let finding = Finding::problem(Area::Agent, error.message.clone(), hint);
+    error.causes.iter().cloned().fold(finding, Finding::cause)
+}
+
+fn not_running(host: &Host, service: &Service) -> Finding {
+    match service {
+        Service::Stopped if SOCKETS.iter().all(|(socket, _)| host.has(socket)) => {
+            let message = "gpushd is stopped; it starts with the first request";
+            Finding::warning(Area::Agent, message, "to start it now, run `systemctl start gpushd`")
+        }
+        Service::Stopped => Finding::problem(Area::Agent, "gpushd is stopped", "run `systemctl start gpushd`"),
+        Service::Failing { state, restarts, status, line } => {
+            let restarts = if *restarts == 1 { "1 restart".to_owned() } else { format!("{restarts} restarts") };
+            let message = format!("gpushd ends again each time systemd starts it: {SERVICE} is {state}");
+            let hint = "solve the cause, then run `systemctl restart gpushd`; `journalctl -u gpushd -n 20` shows the \
+                        last log lines";
+            let finding = Finding::problem(Area::Agent, message, hint);
+            let finding = finding.cause(format!("{restarts}; the last gpushd ended with status {status}"));
+            line.iter().fold(finding, |finding, line| finding.cause(format!("last error in the log: {line}")))
+        }
+    }
+}
+
+/// Returns the finding about an error in gpushd's health. With the code `unavailable`, gpushd refuses changes, or does
+/// not know what it granted.
+fn trouble(error: &ApiError) -> Finding {
+    let hint = error.hint.clone().unwrap_or_else(|| "see `gpushctl status`".to_owned());
+    let finding = if error.code == Code::Unavailable {
+        Finding::problem(Area::Agent, error.message.clone(), hint)
+    } else {
+        Finding::warning(Area::Agent, error.message.clone(), hint)
+    };
+    error.causes.iter().cloned().fold(finding, Finding::cause)
+}
+
+/// Checks that the sockets exist, and that users may connect to the public one.
+fn sockets(host: &Host) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let missing: Vec<(&str, &str)> = SOCKETS.into_iter().filter(|(socket, _)| !host.has(socket)).collect();
+    if !missing.is_empty() {
+        let paths: Vec<String> = missing.iter().map(|(socket, _)| format!("/{socket}")).collect();
+        let units: Vec<&str> = missing.iter().map(|(_, unit)| *unit).collect();
+        let is = if missing.len() == 1 { "is" } else { "are" };
+        let message = format!("{} {is} missing", paths.join(" and "));
+        // `systemctl start` does nothing for an active unit, even if its socket file was deleted.
+        let is_active = |unit: &&str| Unit::find(host, unit).is_some_and(|unit| unit.is_active());
+        let finding = if units.iter().any(is_active) {
+            let hint = format!(
+                "create the socket again with `systemctl restart {}`; the programs of users continue meanwhile",
+                units.join(" ")
+            );
+            Finding::problem(Area::Agent, message, hint).cause("the file was deleted while its unit was active")
+        } else {
+            Finding::problem(Area::Agent, message, format!("run `systemctl start {}`", units.join(" ")))
+        };
+        findings.push(finding);
+    }
+    if let Ok(meta) = fs::metadata(host.path(PUBLIC)) {
+        let mode = meta.mode() & 0o777;
+        let is_open = mode & 0o002 != 0 || (mode & 0o020 != 0 && meta.gid() != 0);
+        if !is_open {
+            let message = format!("only root may connect to /{PUBLIC} (mode {mode:04o})");
+            let hint = "run `systemctl edit gpushd.socket`, set SocketMode=0666 (all users), or SocketMode=0660 and \
+                        SocketGroup= (one group), in [Socket], then run `systemctl restart gpushd.socket`";
+            findings.push(Finding::warning(Area::Agent, message, hint));
         }
     }
     findings
+}
+
+/// Checks that systemd starts the units at boot.
+fn disabled(host: &Host) -> Option<Finding> {
+    let units = SOCKETS.iter().map(|(_, unit)| *unit).chain([SERVICE]);
+    let units: Vec<&str> = units.filter(|unit| Unit::find(host, unit).is_some_and(|unit| unit.is_disabled())).collect();
+    if units.is_empty() {
+        return None;
+    }
+    let is = if units.len() == 1 { "is" } else { "are" };
+    let message = format!("{} {is} not enabled, so gpush may not start at the next boot", units.join(" and "));
+    let hint = format!("run `systemctl enable {}`", units.join(" "));
+    Some(Finding::warning(Area::Agent, message, hint))
 }

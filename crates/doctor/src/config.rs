@@ -14,7 +14,7 @@ const PATH: &str = "/etc/gpush/config.toml";
 pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
     let path = match agent {
         Agent::Reached { config_path: Some(path), .. } => path.as_str(),
-        Agent::Reached { config_path: None, .. } | Agent::Unreachable(_) => PATH,
+        Agent::Reached { config_path: None, .. } | Agent::Unreachable(_) | Agent::NotAsked(_) => PATH,
     };
     let file = host.path(path);
     let bytes = match fs::read(&file) {
@@ -22,6 +22,14 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let found = Finding::ok(Area::Config, format!("{path} does not exist, so gpushd manages no GPU"));
             return (Config::default(), vec![found]);
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::IsADirectory => {
+            let message = format!("{path} is a directory, not a file");
+            let hint = format!(
+                "run `mv {path} {path}.old`, create the file, then run `gpushctl config check {path}` and \
+                `systemctl reload gpushd`"
+            );
+            return (Config::default(), vec![Finding::problem(Area::Config, message, hint)]);
         }
         Err(error) => {
             let hint = format!("run `sudo gpushctl doctor`, or run `chmod 644 {path}`");

@@ -3,7 +3,8 @@
 //!
 //! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns
 //! findings. This crate never changes the host, and does not connect to gpushd: the caller passes
-//! the result of asking gpushd as an [`Agent`].
+//! the result of asking gpushd as an [`Agent`]. If [`Service::find`] shows that gpushd is stopped, the caller does not
+//! ask, because a request would start gpushd.
 //!
 //! | module | subject |
 //! |---|---|
@@ -15,8 +16,9 @@
 //! | `mps` | NVIDIA's MPS programs |
 //! | `managers` | other programs that manage or hold the GPUs |
 //! | `agent` | sockets, reachability, version and health of gpushd |
+//! | `service` | state of gpushd's systemd units |
 //! | `config` | the config file |
-//! | `disk` | free space of the state directory |
+//! | `disk` | the state directory and its free space |
 //! | `security` | SELinux and AppArmor |
 //! | `slurm` | files of Slurm, and its hooks |
 
@@ -31,12 +33,14 @@ mod host;
 mod managers;
 mod mps;
 mod security;
+mod service;
 mod slurm;
 
 pub use self::{
     agent::Agent,
     finding::{Area, Finding, Severity},
     host::Host,
+    service::Service,
 };
 
 /// Returns the lines of Slurm's files that the area `slurm` reads, for a bug report; `None` when

@@ -5,10 +5,11 @@ use std::{
     fs,
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
+    process::Command,
 };
 
 use gpush_api::{ApiError, Code};
-use gpush_doctor::{Agent, Area, Finding, Host, Severity, examine};
+use gpush_doctor::{Agent, Area, Finding, Host, Service, Severity, examine};
 use tempfile::TempDir;
 
 /// A healthy host in a temporary directory.
@@ -35,6 +36,7 @@ impl Planted {
         for socket in ["gpushd.sock", "admin.sock"] {
             host.write(&format!("run/gpush/{socket}"), "");
         }
+        host.mode("run/gpush/gpushd.sock", 0o666);
         host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
         host.mode("etc/gpush/config.toml", 0o644);
         host.write("sys/fs/selinux/enforce", "0");
@@ -47,9 +49,31 @@ impl Planted {
         fs::write(path, text).expect("a file");
     }
 
+    /// Copies the script with `cp`, a separate process. If this process wrote the file, a process that another test
+    /// starts at that time would keep the file open, and the file could not be executed.
     fn program(&self, path: &str, script: &str) {
-        self.write(path, script);
-        self.mode(path, 0o755);
+        self.write("script", script);
+        self.mode("script", 0o755);
+        let (from, to) = (self.0.path().join("script"), self.0.path().join(path));
+        fs::create_dir_all(to.parent().expect("a file is in a directory")).expect("a directory");
+        assert!(Command::new("cp").arg(from).arg(to).status().expect("cp runs").success());
+    }
+
+    /// Plants a `systemctl` that shows these properties of a unit, one on each line.
+    fn unit(&self, unit: &str, properties: &str) {
+        self.write(&format!("units/{unit}"), properties);
+        let units = self.0.path().join("units");
+        let script = format!(
+            "#!/bin/sh\nfor last; do :; done\nif [ \"$1\" = show ]; then cat \"{}/$last\"; else echo 'systemd 247'; fi\n",
+            units.display()
+        );
+        self.program("usr/bin/systemctl", &script);
+    }
+
+    /// Returns the findings of an area that are not ok.
+    fn bad(&self, area: Area, agent: &Agent) -> Vec<Finding> {
+        let findings = examine(&Host::at(self.0.path()), agent, &[area]);
+        findings.into_iter().filter(|finding| finding.severity != Severity::Ok).collect()
     }
 
     fn mode(&self, path: &str, mode: u32) {
@@ -243,6 +267,51 @@ fn every_planted_fault_is_found_with_a_command() {
             reached(),
         ),
         (
+            Area::Agent,
+            Severity::Problem,
+            "/run/gpush/gpushd.sock and /run/gpush/admin.sock are missing",
+            &|h| h.remove("run/gpush"),
+            reached(),
+        ),
+        (
+            Area::Agent,
+            Severity::Problem,
+            "the database was lost",
+            &none,
+            answered("1.0", vec![ApiError::new(Code::Unavailable, "the database was lost")]),
+        ),
+        (
+            Area::Agent,
+            Severity::Warning,
+            "only root may connect to /run/gpush/gpushd.sock (mode 0600)",
+            &|h| h.mode("run/gpush/gpushd.sock", 0o600),
+            reached(),
+        ),
+        (
+            Area::Agent,
+            Severity::Warning,
+            "gpushd.socket is not enabled",
+            &|h| h.unit("gpushd.socket", "LoadState=loaded\nUnitFileState=disabled\nActiveState=active\n"),
+            reached(),
+        ),
+        (
+            Area::Config,
+            Severity::Problem,
+            "/etc/gpush/config.toml is a directory, not a file",
+            &|h| {
+                h.remove("etc/gpush/config.toml");
+                h.write("etc/gpush/config.toml/x", "");
+            },
+            reached(),
+        ),
+        (
+            Area::Disk,
+            Severity::Problem,
+            "/var/lib/gpush is not a directory",
+            &|h| h.write("var/lib/gpush", ""),
+            reached(),
+        ),
+        (
             Area::Config,
             Severity::Problem,
             "is not a valid config",
@@ -314,4 +383,72 @@ fn config_that_does_not_exist_is_not_a_problem() {
     let findings = examine(&Host::at(host.0.path()), &healthy_agent(), &[Area::Config, Area::Mps]);
     let severities: Vec<Severity> = findings.iter().map(|finding| finding.severity).collect();
     assert_eq!(severities, [Severity::Ok; 2], "no rule needs MPS: {findings:#?}");
+}
+
+/// Fault: after `rm /run/gpush/gpushd.sock`, the hint was `systemctl start`, which does nothing for an active unit.
+#[test]
+fn deleted_socket_of_an_active_unit_is_restarted() {
+    let host = Planted::healthy();
+    host.remove("run/gpush/gpushd.sock");
+    for (state, command) in
+        [("active", "`systemctl restart gpushd.socket`"), ("inactive", "`systemctl start gpushd.socket`")]
+    {
+        host.unit("gpushd.socket", &format!("LoadState=loaded\nUnitFileState=enabled\nActiveState={state}\n"));
+        let bad = host.bad(Area::Agent, &healthy_agent());
+        assert_eq!(bad.len(), 1, "{bad:#?}");
+        assert_eq!(bad[0].message, "/run/gpush/gpushd.sock is missing");
+        assert!(bad[0].hint.as_ref().is_some_and(|hint| hint.contains(command)), "{bad:#?}");
+    }
+}
+
+/// Fault: if gpushd failed at each start, the only finding was that it did not answer in time.
+#[test]
+fn service_in_a_restart_loop_is_reported_with_its_error() {
+    let host = Planted::healthy();
+    let unanswered = Agent::Unreachable(ApiError::new(Code::TimedOut, "gpushd did not answer"));
+    host.program(
+        "usr/bin/journalctl",
+        "#!/bin/sh\necho 'gpushd: old'\necho 'gpushd: cannot write'\necho 'gpushd.service: Scheduled restart job'\n",
+    );
+    let failing = [
+        ("ActiveState=failed\nSubState=failed\nResult=exit-code\nNRestarts=0", "failed (failed)"),
+        ("ActiveState=activating\nSubState=auto-restart\nResult=exit-code\nNRestarts=1", "activating (auto-restart)"),
+        ("ActiveState=activating\nSubState=start\nResult=success\nNRestarts=7", "activating (start)"),
+    ];
+    for (properties, state) in failing {
+        host.unit("gpushd.service", &format!("LoadState=loaded\n{properties}\nExecMainStatus=1\n"));
+        let service = Service::find(&Host::at(host.0.path())).expect("it fails");
+        for agent in [&unanswered, &Agent::NotAsked(service)] {
+            let bad = host.bad(Area::Agent, agent);
+            assert_eq!(bad.len(), 1, "{bad:#?}");
+            assert!(bad[0].message.ends_with(state), "{bad:#?}");
+            assert_eq!(bad[0].severity, Severity::Problem);
+            assert_eq!(bad[0].causes[1], "last error in the log: gpushd: cannot write");
+            assert!(bad[0].hint.as_ref().is_some_and(|hint| hint.contains("`journalctl -u gpushd -n 20`")), "{bad:#?}");
+        }
+    }
+    // A gpushd that starts, or restarts for a new driver, does not fail.
+    for properties in [
+        "ActiveState=activating\nSubState=start\nNRestarts=0",
+        "ActiveState=activating\nSubState=auto-restart\nResult=success\nNRestarts=1",
+        "ActiveState=active\nSubState=running\nNRestarts=9",
+    ] {
+        host.unit("gpushd.service", &format!("LoadState=loaded\n{properties}\n"));
+        assert_eq!(Service::find(&Host::at(host.0.path())), None, "{properties}");
+    }
+}
+
+/// Fault: the doctor started a stopped gpushd, because it connected to its socket.
+#[test]
+fn stopped_service_is_not_asked() {
+    let host = Planted::healthy();
+    host.unit("gpushd.service", "LoadState=loaded\nActiveState=inactive\nSubState=dead\nResult=success\nNRestarts=0\n");
+    assert_eq!(Service::find(&Host::at(host.0.path())), Some(Service::Stopped));
+    let agent = Agent::NotAsked(Service::Stopped);
+    let bad = host.bad(Area::Agent, &agent);
+    assert_eq!((bad.len(), bad[0].severity), (1, Severity::Warning), "{bad:#?}");
+    assert_eq!(bad[0].message, "gpushd is stopped; it starts with the first request");
+    host.remove("run/gpush");
+    let severities: Vec<Severity> = host.bad(Area::Agent, &agent).iter().map(|finding| finding.severity).collect();
+    assert_eq!(severities, [Severity::Problem; 2], "a request reaches nothing");
 }

@@ -1,10 +1,13 @@
 //! `gpushctl doctor`.
 
+use std::path::Path;
+
 use gpush_api::ApiError;
-use gpush_doctor::{Agent, Area, Finding, Host, Severity, examine};
+use gpush_client::{ADMIN_SOCKET, DEFAULT_SOCKET, Socket};
+use gpush_doctor::{Agent, Area, Finding, Host, Service, Severity, examine};
 use serde::Serialize;
 
-use super::with_agent;
+use super::{socket, with_agent};
 use crate::{
     args::Global,
     exit::{DIFFERS, Failure, Outcome},
@@ -23,11 +26,25 @@ pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
     let areas = if only.is_empty() { &Area::ALL[..] } else { only };
     // The areas that need gpushd, or the config that it uses.
     let asks = |area: &Area| matches!(area, Area::Agent | Area::Slurm | Area::Config | Area::Mps | Area::Driver);
-    let agent =
-        if areas.iter().any(asks) { ask(global, areas.contains(&Area::Slurm))? } else { Agent::Unreachable(unasked()) };
-    let findings = examine(&Host::local(), &agent, areas);
+    let host = Host::local();
+    let agent = if !areas.iter().any(asks) {
+        Agent::Unreachable(unasked())
+    } else if is_of_system(&socket(global))
+        && let Some(service) = Service::find(&host)
+    {
+        Agent::NotAsked(service)
+    } else {
+        ask(global, areas.contains(&Area::Slurm))?
+    };
+    let findings = examine(&host, &agent, areas);
     out.show(&Examination { findings: &findings }, |look| render::doctor::findings(&findings, look))?;
     Ok(if findings.iter().any(|finding| finding.severity == Severity::Problem) { DIFFERS } else { 0 })
+}
+
+/// Returns whether a socket belongs to the system's gpushd.
+fn is_of_system(socket: &Socket) -> bool {
+    let public = Path::new(DEFAULT_SOCKET);
+    socket.path == public || socket.path == public.with_file_name(ADMIN_SOCKET)
 }
 
 /// Requests gpushd's version, health and GPUs. If gpushd cannot be reached, this is a result of the examination, not an
