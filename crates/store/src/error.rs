@@ -14,12 +14,12 @@ use crate::operation::OperationId;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The state directory cannot be created, or gpushd cannot write to it.
-    #[error("the state directory {} can't be used; give a writable one with --state-dir", path.display())]
+    #[error("cannot use the state directory: {}: {}", path.display(), unusable(path, cause))]
     Unusable {
         /// The directory, or the file in it.
         path: PathBuf,
         /// The cause.
-        source: io::Error,
+        cause: io::Error,
     },
     /// Another user owns the state directory or a file in it, or users other than the owner have write access to the
     /// directory or file.
@@ -66,6 +66,26 @@ pub enum OpenError {
         /// SQLite's message.
         cause: String,
     },
+}
+
+/// Returns why a path cannot be used, and what an administrator can do.
+fn unusable(path: &Path, cause: &io::Error) -> String {
+    let shown = path.display();
+    match cause.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => {
+            let directory = path.ancestors().find(|path| path.is_dir()).unwrap_or(path).display();
+            format!(
+                "its file system is mounted read-only; `findmnt -T {directory}` shows the mount point, and `mount -o \
+                 remount,rw MOUNTPOINT` makes it writable"
+            )
+        }
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "this path, or a part of it, is not a directory; move the file away, or give another directory with \
+             --state-dir"
+                .to_owned()
+        }
+        _ => format!("{cause}; check it with `ls -la {shown}`, or give another directory with --state-dir"),
+    }
 }
 
 /// Why a directory or a file is not trusted.
@@ -308,6 +328,24 @@ pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Earlier fault: each message asked for another directory, which is no use for the service.
+    #[test]
+    fn unusable_directory_is_reported_with_its_cause() {
+        let shown = |path: &str, kind: io::ErrorKind| {
+            OpenError::Unusable { path: PathBuf::from(path), cause: kind.into() }.to_string()
+        };
+        let printed = shown("/no-such-directory/gpush/lock", io::ErrorKind::ReadOnlyFilesystem);
+        assert_eq!(
+            printed,
+            "cannot use the state directory: /no-such-directory/gpush/lock: its file system is mounted read-only; \
+             `findmnt -T /` shows the mount point, and `mount -o remount,rw MOUNTPOINT` makes it writable"
+        );
+        let printed = shown("/var/lib/gpush", io::ErrorKind::NotADirectory);
+        assert!(printed.contains("/var/lib/gpush: this path, or a part of it, is not a directory"), "{printed}");
+        let printed = shown("/var/lib/gpush/lock", io::ErrorKind::PermissionDenied);
+        assert!(printed.contains("permission denied; check it with `ls -la /var/lib/gpush/lock`"), "{printed}");
+    }
 
     #[test]
     fn api_errors_keep_the_remedy_as_their_hint() {

@@ -50,7 +50,7 @@ impl Lock {
     /// Takes the lock, and retries while `again` returns true.
     fn take_while(directory: &Path, mut again: impl FnMut() -> bool) -> Result<Self, OpenError> {
         let path = directory.join("lock");
-        let unusable = |source: io::Error| OpenError::Unusable { path: path.clone(), source };
+        let unusable = |cause: io::Error| OpenError::Unusable { path: path.clone(), cause };
         let mut file = ownership::open_file(&path, true)?;
         let mut lock = loop {
             file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

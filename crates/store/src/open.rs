@@ -81,7 +81,7 @@ enum Found {
 pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) -> Result<Opened, OpenError> {
     let unusable = |path: &Path| {
         let path = path.to_owned();
-        move |source: io::Error| OpenError::Unusable { path, source }
+        move |cause: io::Error| OpenError::Unusable { path, cause }
     };
     ownership::create_directory(directory)?;
     let mut notes = Vec::new();
@@ -289,7 +289,7 @@ fn inspect(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, Ope
     }
     match ownership::open_file(file, false) {
         Ok(_) => {}
-        Err(OpenError::Unusable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+        Err(OpenError::Unusable { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
             return Ok(Found::Nothing);
         }
         Err(error) => return Err(error),

@@ -25,7 +25,7 @@ const WRITE_OF_OTHERS: u32 = 0o022;
 /// Creates the state directory if it is missing, and checks its owner and mode. Creates missing
 /// parents with default modes.
 pub(crate) fn create_directory(path: &Path) -> Result<(), OpenError> {
-    let unusable = |source| OpenError::Unusable { path: path.to_owned(), source };
+    let unusable = |cause| OpenError::Unusable { path: path.to_owned(), cause };
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::create_dir_all(parent).map_err(unusable)?;
     }
@@ -42,7 +42,7 @@ pub(crate) fn create_directory(path: &Path) -> Result<(), OpenError> {
 
 /// Opens a file for reading and writing, and checks its owner and mode. Without `create` the file must exist.
 pub(crate) fn open_file(path: &Path, create: bool) -> Result<File, OpenError> {
-    let unusable = |source| OpenError::Unusable { path: path.to_owned(), source };
+    let unusable = |cause| OpenError::Unusable { path: path.to_owned(), cause };
     // With these flags, a pipe or a device in place of the file does not block the call.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let mut options = OpenOptions::new();
@@ -68,7 +68,7 @@ pub(crate) fn open_file(path: &Path, create: bool) -> Result<File, OpenError> {
 /// Checks a file that other code will open, if it exists.
 pub(crate) fn check_existing(path: &Path) -> Result<(), OpenError> {
     match open_file(path, false) {
-        Err(OpenError::Unusable { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(OpenError::Unusable { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
         looked => looked.map(|_| ()),
     }
 }

@@ -98,7 +98,7 @@ impl ProgressFile {
                 Ok(0) => break,
                 Ok(read) => length += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => return Err(OpenError::Unusable { path: path.to_owned(), source }),
+                Err(cause) => return Err(OpenError::Unusable { path: path.to_owned(), cause }),
             }
         }
         Ok((Self { file }, decode(&bytes[..length])))
@@ -111,7 +111,7 @@ impl ProgressFile {
     pub(crate) fn open_marker(path: &Path) -> Result<(Self, Recorded), OpenError> {
         if let Some(parent) = path.parent() {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(parent);
-            made.map_err(|source| OpenError::Unusable { path: parent.to_owned(), source })?;
+            made.map_err(|cause| OpenError::Unusable { path: parent.to_owned(), cause })?;
         }
         Self::open(path)
     }
