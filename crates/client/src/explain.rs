@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! stat and connect          meaning                               remedy
-//! nothing there             not installed, or not started         systemctl start gpushd
+//! nothing there             not started, or the file was deleted  systemctl restart gpushd.socket
 //! EACCES on the socket      caller is not in the socket's group   usermod -aG GROUP USER, log in again
 //! EACCES on a directory     the same for a parent directory       the same
 //! ECONNREFUSED              stale socket, gpushd has ended        systemctl start gpushd
@@ -71,6 +71,8 @@ pub struct Facts {
     pub user: String,
     /// Whether there is a systemd unit `gpushd.service`.
     pub unit_installed: bool,
+    /// Whether there is a systemd unit `gpushd.socket`. If so, systemd creates the sockets of the system's gpushd.
+    pub socket_unit_installed: bool,
 }
 
 /// Directories that can contain systemd units, in descending order of priority.
@@ -89,7 +91,24 @@ pub fn gather_facts(socket: &Socket) -> Facts {
         own: Socket::of_user().filter(|_| !uid.is_root() && socket.origin == Origin::System),
         uid: uid.as_raw(),
         user: name,
-        unit_installed: UNIT_DIRECTORIES.iter().any(|d| Path::new(d).join("gpushd.service").exists()),
+        unit_installed: is_installed("gpushd.service"),
+        socket_unit_installed: is_installed("gpushd.socket"),
+    }
+}
+
+fn is_installed(unit: &str) -> bool {
+    UNIT_DIRECTORIES.iter().any(|directory| Path::new(directory).join(unit).exists())
+}
+
+/// Returns the systemd unit that creates the socket; `None` if systemd does not create it.
+fn socket_unit(facts: &Facts) -> Option<&'static str> {
+    let default = Path::new(DEFAULT_SOCKET);
+    if !facts.socket_unit_installed {
+        None
+    } else if facts.socket.path == default {
+        Some("gpushd.socket")
+    } else {
+        (facts.socket.path == default.with_file_name(ADMIN_SOCKET)).then_some("gpushd-admin.socket")
     }
 }
 
@@ -165,8 +184,13 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
                 || format!("there is no socket {path}"),
                 |own| format!("neither the socket {path} nor your own agent's socket {} exists", own.display()),
             );
-            ApiError::new(Code::Unreachable, format!("gpushd is not running on this host: {missing}"))
-                .hint(start(facts))
+            match socket_unit(facts) {
+                // gpushd may be running. `systemctl start` would not create a deleted file again.
+                Some(unit) => ApiError::new(Code::Unreachable, format!("cannot connect to gpushd: {missing}"))
+                    .hint(format!("{}`systemctl restart {unit}`, which creates the socket", who_runs(facts))),
+                None => ApiError::new(Code::Unreachable, format!("gpushd is not running on this host: {missing}"))
+                    .hint(start(facts)),
+            }
         }
         (PathContent::Nothing | PathContent::Socket(_), _) => {
             ApiError::new(Code::Unreachable, format!("cannot connect to gpushd at {path}"))
@@ -203,7 +227,15 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
             "root" => ("ask an administrator to run the same command".to_owned(), "or".to_owned()),
             owner => (format!("run the command as {owner}"), format!("or ask {owner}")),
         };
-        let setting = "to set socket_group and socket_mode in [api] of gpushd's config so that your user may connect";
+        let setting = match socket_unit(facts) {
+            // gpushd does not change the mode of a socket that systemd created.
+            Some(unit) => format!(
+                "to set SocketMode= and SocketGroup= with `systemctl edit {unit}` so that your user may connect, then \
+                 to run `systemctl restart {unit}`"
+            ),
+            None => "to set socket_group and socket_mode in [api] of gpushd's config so that your user may connect"
+                .to_owned(),
+        };
         let is_for_root = facts.socket.path.to_string_lossy().ends_with(ADMIN_SOCKET);
         return error.hint(match directory {
             Some(directory) => format!("{run}, {or} for access to the directory {}", directory.display()),
@@ -228,9 +260,13 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     error.hint(format!("ask an administrator to run `usermod -aG {group} {user}`, then log in again"))
 }
 
+fn who_runs(facts: &Facts) -> &'static str {
+    if facts.uid == 0 { "run " } else { "ask an administrator to run " }
+}
+
 /// Returns how to start a gpushd for this socket.
 fn start(facts: &Facts) -> String {
-    let who = if facts.uid == 0 { "run " } else { "ask an administrator to run " };
+    let who = who_runs(facts);
     let path = facts.socket.path.display();
     let default = Path::new(DEFAULT_SOCKET);
     if facts.socket.path == default || facts.socket.path == default.with_file_name(ADMIN_SOCKET) {
@@ -258,11 +294,14 @@ fn start(facts: &Facts) -> String {
     }
 }
 
-fn other_path(facts: &Facts) -> &'static str {
+fn other_path(facts: &Facts) -> String {
     match facts.socket.origin {
-        Origin::Option => "give the path of gpushd's socket with --socket",
-        Origin::Environment => "the path comes from GPUSH_SOCKET: set it to gpushd's socket, or unset it",
-        Origin::User | Origin::System => "remove that file or directory, then run `systemctl restart gpushd`",
+        Origin::Option => "give the path of gpushd's socket with --socket".to_owned(),
+        Origin::Environment => "the path comes from GPUSH_SOCKET: set it to gpushd's socket, or unset it".to_owned(),
+        Origin::User | Origin::System => {
+            let unit = socket_unit(facts).unwrap_or("gpushd");
+            format!("remove that file or directory, then run `systemctl restart {unit}`")
+        }
     }
 }
 
@@ -287,6 +326,7 @@ mod tests {
             uid: 1000,
             user: "alice".into(),
             unit_installed: origin == Origin::System,
+            socket_unit_installed: origin == Origin::System,
         }
     }
 
@@ -301,7 +341,9 @@ mod tests {
         let (code, message, hint) = explained(io::ErrorKind::NotFound, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains(DEFAULT_SOCKET), "{message}");
-        assert!(hint.starts_with("ask an administrator to run `systemctl start gpushd`"), "{hint}");
+        // Earlier fault: the hint was `systemctl start gpushd`, which does not create a deleted socket file again.
+        assert!(hint.starts_with("ask an administrator to run `systemctl restart gpushd.socket`"), "{hint}");
+        assert!(message.starts_with("cannot connect"), "gpushd may be running: {message}");
 
         at.own = Some("/run/user/1000/gpush/gpushd.sock".into());
         let (_, message, _) = explained(io::ErrorKind::NotFound, &at);
@@ -309,11 +351,13 @@ mod tests {
         at.own = None;
 
         at.uid = 0;
-        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("run `systemctl start gpushd`"));
+        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("run `systemctl restart gpushd.socket`"));
         // Hooks and administrators use the admin socket.
         at.socket = at.socket.for_hooks(None);
-        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("run `systemctl start gpushd`"));
+        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("run `systemctl restart gpushd-admin.socket`"));
 
+        at.socket_unit_installed = false;
+        assert!(explained(io::ErrorKind::NotFound, &at).2.starts_with("run `systemctl start gpushd`"));
         at.unit_installed = false;
         assert!(explained(io::ErrorKind::NotFound, &at).2.contains("not installed as a service"));
 
@@ -355,7 +399,11 @@ mod tests {
         let private = facts(PathContent::Socket(access("root", 0o600)), Origin::System);
         let (_, message, hint) = explained(io::ErrorKind::PermissionDenied, &private);
         assert!(message.ends_with("the socket is open to root only"), "{message}");
-        assert!(!hint.contains("usermod") && hint.contains("socket_group"), "{hint}");
+        // Earlier fault: the hint named the settings of the config, which gpushd ignores for a socket of systemd.
+        assert!(!hint.contains("usermod") && hint.contains("`systemctl edit gpushd.socket`"), "{hint}");
+        let own = Facts { socket_unit_installed: false, ..private.clone() };
+        let hint = explained(io::ErrorKind::PermissionDenied, &own).2;
+        assert!(hint.contains("socket_group and socket_mode"), "{hint}");
         // Earlier fault: the hint named settings that do not concern the admin socket, and told a user to be root.
         let mut of_root = private.clone();
         of_root.socket.path = DEFAULT_SOCKET.replace("gpushd.sock", ADMIN_SOCKET).into();
