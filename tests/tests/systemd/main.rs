@@ -1,6 +1,7 @@
 //! gpushd on a real systemd, in a container: units, sandbox, MPS daemons as services.
 
 mod bad_config;
+mod doctor;
 mod host;
 mod leases;
 mod mps;
