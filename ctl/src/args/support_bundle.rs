@@ -11,8 +11,12 @@ Without a terminal, it does not ask. It never overwrites a file, and sends
 nothing. bundle.json in the archive says which parts are missing, and why.
 
 User names become user ids, and command lines of processes are left out.
-Values that look like passwords or tokens are always left out. As root it
-collects more: the audit trail and the journal of gpushd.
+As root it collects more: the audit trail and the journal of gpushd.
+
+It always leaves out secrets in these forms: the values of names such as
+password, token, secret or api_key; the password in -u USER:PASSWORD; user and
+password in URLs; tokens of well-known services; and private keys (PEM). It
+cannot find other secrets. Read the archive before you send it.
 
 Examples:
   gpushctl support-bundle

@@ -19,11 +19,12 @@ use serde_json::Value;
 use crate::{transcript, verbs::on_a_terminal};
 
 /// Texts that the archive must not contain: a secret on the command line of a process, a secret in
-/// the config, a user name, and a program name.
-const PLANTED: [&str; 4] = ["hunter2", "hunter3", "zebediah", "secret-model.py"];
+/// the config, a secret in a reason, a user name, and a program name.
+const PLANTED: [&str; 5] = ["hunter2", "hunter3", "hunter4", "zebediah", "secret-model.py"];
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\n";
-const CONFIG: &str = "# db_password=hunter3\n[[quota]]\nusers = [\"zebediah\"]\nleases = 1\n\
+const CONFIG: &str = "# db_password=hunter3\n# curl -u admin:hunter3 https://u:hunter3@host\n\
+                      # passphrase = \"correct hunter3\"\n# Authorization: Basic hunter3\n[[quota]]\nusers = [\"zebediah\"]\nleases = 1\n\
                       [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n";
 
 /// The uid of `nobody`.
@@ -33,9 +34,9 @@ const NOBODY: u32 = 65_534;
 struct Job(Child);
 
 impl Job {
-    fn start(host: &Host) -> Self {
+    fn start(host: &Host, program: &str) -> Self {
         let mut command = Command::new("sleep");
-        command.arg0("secret-model.py --run zebediah --api-key=hunter2").arg("1000");
+        command.arg0(program).arg("1000");
         let child = command.stdin(Stdio::null()).spawn().unwrap();
         let pid = child.id().to_string();
         host.sim("process", &["add", "--pid", &pid, "--gpu", "0", "--gi", "0", "--ci", "0"]);
@@ -71,7 +72,12 @@ fn support_bundle_has_all_facts_and_no_secrets() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
     agent.wait_for_layouts_at_start();
-    let _job = Job::start(&host);
+    let _job = Job::start(&host, "secret-model.py --run zebediah --api-key=hunter2");
+    // A program of the config with this name must stay in the archive.
+    let _server = Job::start(&host, "nvidia-cuda-mps-server");
+    let reason = ["gpu", "cordon", "-g", "0", "--reason", "password=hunter4SECRET"];
+    let cordoned = transcript::gpushctl(&agent, &reason, 80).output().unwrap();
+    assert!(cordoned.status.success(), "{cordoned:?}");
     // The process blocks a change, so gpushd's messages name the process.
     let refused = transcript::gpushctl(&agent, &["mig", "apply", "none", "-g", "0", "--json"], 80).output().unwrap();
     assert!(String::from_utf8_lossy(&refused.stdout).contains("hunter2"), "{refused:?}");
@@ -93,12 +99,17 @@ fn support_bundle_has_all_facts_and_no_secrets() {
         assert!(!printed.contains(planted), "{printed}");
     }
     let status: Value = serde_json::from_str(of(&files, "status.json")).unwrap();
-    let process = &status["gpus"][0]["mig"]["instances"][0]["compute_instances"][0]["processes"][0];
-    assert_eq!(process["command"], "(command)", "{status:#}");
+    let processes = &status["gpus"][0]["mig"]["instances"][0]["compute_instances"][0]["processes"];
+    assert!(processes.as_array().unwrap().iter().all(|process| process["command"] == "(command)"), "{status:#}");
     for name in ["version.json", "gpus.json", "leases.json", "operations.json", "events.json", "config.json"] {
         serde_json::from_str::<Value>(of(&files, name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
     assert!(of(&files, "config.toml").contains("users = [\"(user)\"]"), "{}", of(&files, "config.toml"));
+    let config: Value = serde_json::from_str(of(&files, "config.json")).unwrap();
+    for program in ["control = \"/usr/bin/nvidia-cuda-mps-control\"", "server = \"/usr/bin/nvidia-cuda-mps-server\""] {
+        assert!(config["effective"].as_str().unwrap().contains(program), "{config:#}");
+    }
+    assert!(of(&files, "status.json").contains("password=(secret)"), "{}", of(&files, "status.json"));
     assert!(of(&files, "doctor.json").contains("\"area\": \"agent\""));
     assert!(of(&files, "kernel.txt").contains("Linux"));
 

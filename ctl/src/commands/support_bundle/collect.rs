@@ -85,8 +85,14 @@ fn learn(redactor: &mut Redactor, parts: &[Part]) {
     }
     for part in parts {
         match &part.content {
-            Ok(Content::Document(document)) => redactor.learn(document),
+            Ok(Content::Document(document)) => {
+                redactor.learn(document);
+                if let ("config.json", Some(config)) = (part.name, document["effective"].as_str()) {
+                    redactor.keep_programs(config);
+                }
+            }
             Ok(Content::Text(text)) if part.name == "config.toml" => {
+                redactor.keep_programs(text);
                 let config = Config::from_bytes(text.as_bytes(), part.name).unwrap_or_default();
                 for subject in config.quotas.iter().flat_map(|quota| &quota.subjects) {
                     match subject {
