@@ -91,8 +91,8 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     Ok(Log { tx, filter: handle })
 }
 
-/// Parses a filter such as `info,gpushd::apply=debug`. Refuses what is neither a level nor a module: the library would
-/// treat it as a module, and log nothing.
+/// Parses a filter such as `info,gpushd::apply=debug`. Refuses a word that is neither a level nor a
+/// module: `Targets` would treat it as a module, and log nothing.
 fn parse_filter(filter: &str) -> Result<Targets, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level)) || is_number(word);

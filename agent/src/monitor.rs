@@ -150,7 +150,7 @@ impl Monitor {
     }
 }
 
-/// Logs a change of the driver. `was_absent` is whether gpushd has already logged that the driver does not answer.
+/// Logs a change of the driver. `was_absent` is true if gpushd has already logged that the driver does not answer.
 fn log(change: &DriverChange, was_absent: bool) {
     match (&change.before, &change.driver) {
         (Some(before), Some(now)) if *before != now.version => tracing::warn!(

@@ -12,8 +12,8 @@
 //! from a connection that the client keeps open. If a peer does not read its response, the connection counts as idle.
 //! Handlers that read a body have a separate time limit.
 //!
-//! The phase changes only while the task of the connection is polled. So a change wakes no task: if a task wakes itself,
-//! tokio also wakes another worker thread, and this would double the time of a short request.
+//! The phase changes only while the task of the connection is polled. Therefore a change does not wake the task. If a
+//! task wakes itself, tokio also wakes another worker thread. This would double the time of a short request.
 
 use std::{
     future::{Future as _, poll_fn},
@@ -51,7 +51,7 @@ enum ConnectionPhase {
 }
 
 impl ConnectionPhase {
-    /// Returns when gpushd closes the connection if the phase does not change.
+    /// Returns the time at which gpushd closes the connection if the phase does not change.
     fn due(self) -> Option<Instant> {
         match self {
             Self::Head(since) => Some(since + HEAD),
@@ -105,8 +105,8 @@ impl ConnectionTimer {
         }
     }
 
-    /// Waits until the connection exceeds a time limit. The caller must poll this future after the connection, whenever
-    /// it has polled the connection: a change of the phase does not wake the future.
+    /// Waits until the connection exceeds a time limit. After each poll of the connection, the caller must poll this
+    /// future: a change of the phase does not wake it.
     pub(crate) async fn wait_until_too_slow(&self) {
         let mut timer = pin!(sleep_until(Instant::now() + IDLE));
         poll_fn(|cx| {

@@ -281,7 +281,7 @@ pub(crate) async fn set(
     Ok(MpsSetResponse { daemon, reaches })
 }
 
-/// Returns whether these are the desired settings of the daemon.
+/// Returns whether the report `seen` has `settings` as the desired settings.
 fn is_desired(seen: &Report, settings: &MpsSettings) -> bool {
     seen.policy.as_ref().is_some_and(|policy| policy.settings == *settings)
 }

@@ -92,8 +92,8 @@ fn not_running(host: &Host, service: &Service) -> Finding {
         Service::Stopped => Finding::problem(Area::Agent, "gpushd is stopped", "run `systemctl start gpushd`"),
         Service::Failing { state, restarts, status, line } => {
             let restarts = if *restarts == 1 { "1 restart".to_owned() } else { format!("{restarts} restarts") };
-            let message = format!("gpushd ends again each time systemd starts it: {SERVICE} is {state}");
-            let hint = "solve the cause, then run `systemctl restart gpushd`; `journalctl -u gpushd -n 20` shows the \
+            let message = format!("gpushd exits each time systemd starts it: {SERVICE} is {state}");
+            let hint = "fix the cause, then run `systemctl restart gpushd`; `journalctl -u gpushd -n 20` shows the \
                         last log lines";
             let finding = Finding::problem(Area::Agent, message, hint);
             let finding = finding.cause(format!("{restarts}; the last gpushd ended with status {status}"));
@@ -141,8 +141,8 @@ fn sockets(host: &Host) -> Vec<Finding> {
         let is_open = mode & 0o002 != 0 || (mode & 0o020 != 0 && meta.gid() != 0);
         if !is_open {
             let message = format!("only root may connect to /{PUBLIC} (mode {mode:04o})");
-            let hint = "run `systemctl edit gpushd.socket`, set SocketMode=0666 (all users), or SocketMode=0660 and \
-                        SocketGroup= (one group), in [Socket], then run `systemctl restart gpushd.socket`";
+            let hint = "run `systemctl edit gpushd.socket`; in [Socket], set SocketMode=0666 for all users, or \
+                        SocketMode=0660 and SocketGroup=GROUP for one group; then run `systemctl restart gpushd.socket`";
             findings.push(Finding::warning(Area::Agent, message, hint));
         }
     }

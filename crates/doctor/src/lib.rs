@@ -3,8 +3,8 @@
 //!
 //! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns
 //! findings. This crate never changes the host, and does not connect to gpushd: the caller passes
-//! the result of asking gpushd as an [`Agent`]. If [`Service::find`] shows that gpushd is stopped, the caller does not
-//! ask, because a request would start gpushd.
+//! the result of asking gpushd as an [`Agent`]. If [`Service::find`] shows that gpushd is stopped, the caller must not
+//! send a request, because this would start gpushd.
 //!
 //! | module | subject |
 //! |---|---|

@@ -13,10 +13,10 @@ const PROPERTIES: &str = "--property=LoadState,UnitFileState,ActiveState,SubStat
 /// Number of restarts after which a service that is starting is considered to fail.
 const MANY_RESTARTS: u32 = 2;
 
-/// Beginnings of log lines that explain why gpushd ended. systemd writes the second kind if it cannot start gpushd.
+/// Prefixes of log lines that explain why gpushd ended. systemd writes the second kind if it cannot start gpushd.
 const REASONS: [&str; 3] = ["gpushd: ", "gpushd.service: Failed at step ", "error: "];
 
-/// Why there is no use in asking gpushd.
+/// The state of a gpushd service that cannot answer requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Service {
     /// gpushd is stopped. A request would start it.
@@ -42,7 +42,7 @@ impl Service {
         match (unit.get("ActiveState"), unit.get("SubState")) {
             ("inactive", _) if unit.get("LoadState") == "loaded" => Some(Self::Stopped),
             ("failed", _) => Some(unit.failing(host)),
-            // gpushd ends without an error to be restarted, for example when the driver was loaded.
+            // gpushd exits with success so that systemd restarts it, for example after the driver was loaded.
             ("activating", "auto-restart") if unit.get("Result") != "success" => Some(unit.failing(host)),
             ("activating", _) if unit.restarts() >= MANY_RESTARTS => Some(unit.failing(host)),
             _ => None,

@@ -49,8 +49,8 @@ impl Planted {
         fs::write(path, text).expect("a file");
     }
 
-    /// Copies the script with `cp`, a separate process. If this process wrote the file, a process that another test
-    /// starts at that time would keep the file open, and the file could not be executed.
+    /// Creates an executable file with this script. `cp` writes the file: if the test process wrote it, a child of
+    /// another test could inherit the open file, and `exec` would then fail with ETXTBSY.
     fn program(&self, path: &str, script: &str) {
         self.write("script", script);
         self.mode("script", 0o755);

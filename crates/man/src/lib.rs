@@ -16,7 +16,7 @@ use std::{io, path::Path};
 use clap::Command;
 use clap_mangen::Man;
 
-/// The folder of the documents, for the section FILES.
+/// The directory of the documents, for the section FILES.
 pub const DOCUMENTS: (&str, &str) = (
     "/usr/share/doc/gpush/docs",
     "Documents. A message that names docs/config.md means the file config.md in this directory",

@@ -129,9 +129,9 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Scopes of leases",
         &format!(
-            "The benchmark runs in a container with Debian and systemd. First, {GRANTS} processes request a lease one \
-             after the other, each bound to the process itself, and then each with a scope (medians). Then {} \
-             processes request a lease with a scope. A D-Bus monitor counts the calls of gpushd in {COUNTED} grants. \
+            "The benchmark runs in a container with Debian and systemd. First, {GRANTS} processes request leases one \
+             after the other. The first lease of a process is bound to the process, the second has a scope. The table \
+             shows medians. Then {} processes request a lease with a scope. A D-Bus monitor counts the calls of gpushd in {COUNTED} grants. \
              Finally, {IDLE} processes keep leases with scopes for {} s, and the benchmark counts wake-ups: how often \
              a thread of gpushd or of its driver worker waits.",
             grouped(MANY),

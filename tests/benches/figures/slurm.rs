@@ -369,9 +369,9 @@ pub(crate) fn run() -> Report {
     let mut report = Report::new(
         "Slurm's hooks",
         &format!(
-            "Times are in ms: the Prolog of a job plus its Epilog. The benchmark calls the hooks as slurmd calls \
-             them. For comparison, it also runs `/bin/true` as both hooks, in alternation. `beyond` is the time beyond \
-             `/bin/true`. The table shows medians of {JOBS} jobs alone, and of {ROUNDS} rounds of {AT_ONCE} jobs at \
+            "Each time is the sum of the Prolog and the Epilog of a job, in ms. The benchmark calls the hooks as slurmd calls \
+             them. For comparison, it also runs `/bin/true` as both hooks, in alternation. `beyond` is the time \
+             minus the time of `/bin/true`. The table shows medians of {JOBS} jobs alone, and of {ROUNDS} rounds of {AT_ONCE} jobs at \
              once.\n\
              - **Plain commits:** the durable commits of a job, as synced commits to a plain SQLite database on the \
              same file system.\n\

@@ -65,7 +65,7 @@ fn fail(machine: &Machine, fault: &str) -> Vec<Value> {
     machine.sh(&format!("systemctl stop gpushd.service && ({fault}) && systemctl start --no-block gpushd.service"));
     machine.await_that("gpushd has ended", |machine| machine.property("gpushd.service", "NRestarts") != "0");
     let bad = bad(machine);
-    assert!(bad[0]["message"].as_str().is_some_and(|text| text.contains("gpushd ends again")), "{bad:#?}");
+    assert!(bad[0]["message"].as_str().is_some_and(|text| text.contains("gpushd exits")), "{bad:#?}");
     bad
 }
 

@@ -40,7 +40,7 @@ pub(super) enum Source {
     File(&'static str),
     /// A file of the repository, compressed.
     Compressed(&'static str),
-    /// All generated files in the folder `target/<first>` whose names end with the second text. Man
+    /// All generated files in the directory `target/<first>` whose names end with the second text. Man
     /// pages are compressed.
     Made(&'static str, &'static str),
     /// A symbolic link to this path.
@@ -52,7 +52,7 @@ pub(super) enum Source {
 pub(super) struct Entry {
     pub(super) package: Package,
     pub(super) source: Source,
-    /// Path on the host. If it ends with `/`, it is a folder.
+    /// Path on the host. If it ends with `/`, it is a directory.
     pub(super) path: &'static str,
     pub(super) mode: u32,
 }
@@ -63,7 +63,7 @@ pub(super) const CONFIG: [&str; 2] = ["/etc/gpush/config.toml", "/etc/needrestar
 /// Folder of the documents on the host.
 pub(super) const DOCUMENTS: &str = "/usr/share/doc/gpush";
 
-/// Documents of the repository, and folders with documents. Each has the same path below [`DOCUMENTS`] as in the
+/// Documents of the repository, and directories with documents. Each has the same path below [`DOCUMENTS`] as in the
 /// repository, so the links between them work, and `docs/config.md` in a message is a path below [`DOCUMENTS`].
 const DOCUMENT_SOURCES: [&str; 7] =
     ["README.md", "CHANGELOG.md", "SECURITY.md", "ARCHITECTURE.md", "docs", "sim/README.md", "sim/mps-sim/README.md"];
@@ -91,8 +91,8 @@ const fn program(package: Package, name: &'static str, path: &'static str) -> En
     Entry { package, source: Source::Program(name), path, mode: 0o755 }
 }
 
-const fn made(folder: &'static str, end: &'static str, path: &'static str) -> Entry {
-    Entry { package: Package::Gpush, source: Source::Made(folder, end), path, mode: 0o644 }
+const fn made(directory: &'static str, end: &'static str, path: &'static str) -> Entry {
+    Entry { package: Package::Gpush, source: Source::Made(directory, end), path, mode: 0o644 }
 }
 
 /// All files, except those that `stage` and `deb` add: [`documents`], licences, the SBOM, and the changelogs of
@@ -140,7 +140,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         path: "/usr/share/doc/gpush/changelog.gz",
         mode: 0o644,
     },
-    // The program looks for the library in its own folder.
+    // The program looks for the library in its own directory.
     program(Package::Sim, "gpush-sim", "/usr/lib/gpush-sim/gpush-sim"),
     Entry { package: Package::Sim, source: Source::Made("man-sim", ".1"), path: "/usr/share/man/man1/", mode: 0o644 },
     Entry {

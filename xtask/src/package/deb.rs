@@ -66,11 +66,11 @@ pub(super) fn packages(profile: Profile) -> impl Iterator<Item = Package> {
 }
 
 /// Removes the presets of systemd. The maintainer scripts enable the units, so only the .rpm needs presets. In a .deb,
-/// the folder of the presets would cause a warning of dpkg at each removal, because Debian 12 knows it as
+/// the directory of the presets would cause a warning of dpkg at each removal, because Debian 12 knows it as
 /// `/lib/systemd/system-preset`.
 fn remove_presets(tree: &Path) -> Result<()> {
-    let folder = tree.join("usr/lib/systemd/system-preset");
-    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+    let directory = tree.join("usr/lib/systemd/system-preset");
+    fs::remove_dir_all(&directory).with_context(|| format!("cannot remove {}", directory.display()))
 }
 
 /// Returns lintian's overrides for a package: each line with the name of the package, and the
@@ -147,7 +147,7 @@ fn add_changelog(release: &Release, package: Package, tree: &Path) -> Result<()>
         date.trim()
     );
     let path = tree.join(changelog(package));
-    fs::create_dir_all(path.parent().context("a path below a tree has a folder")?)?;
+    fs::create_dir_all(path.parent().context("a path below a tree has a directory")?)?;
     let plain = path.with_extension("");
     write(&plain, &text, 0o644)?;
     output(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(&plain)).map(|_| ())

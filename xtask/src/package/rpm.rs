@@ -51,8 +51,10 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
         }
         output(Command::new("cp").arg("--archive").arg(format!("{}/.", stage.root(package).display())).arg(&root))?;
         let files = stage.files(package)?;
-        let mut lines: Vec<String> =
-            own_folders(&files).into_iter().map(|folder| format!("%dir %attr(0755, root, root) {folder}")).collect();
+        let mut lines: Vec<String> = own_directories(&files)
+            .into_iter()
+            .map(|directory| format!("%dir %attr(0755, root, root) {directory}"))
+            .collect();
         lines.extend(files.into_iter().map(|file| match file.mode {
             None => file.path,
             Some(mode) => {
@@ -89,11 +91,11 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     Ok(made)
 }
 
-/// Returns the folders of these files that no other package has. rpm removes a folder only if it belongs to the package.
-fn own_folders(files: &[Staged]) -> BTreeSet<String> {
-    let is_own = |folder: &&Path| folder.iter().any(|name| name.to_string_lossy().starts_with("gpu"));
-    let folders = files.iter().flat_map(|file| Path::new(&file.path).ancestors().skip(1).filter(is_own));
-    folders.map(|folder| folder.display().to_string()).collect()
+/// Returns the directories of these files that no other package has. rpm removes a directory only if it belongs to the package.
+fn own_directories(files: &[Staged]) -> BTreeSet<String> {
+    let is_own = |directory: &&Path| directory.iter().any(|name| name.to_string_lossy().starts_with("gpu"));
+    let directories = files.iter().flat_map(|file| Path::new(&file.path).ancestors().skip(1).filter(is_own));
+    directories.map(|directory| directory.display().to_string()).collect()
 }
 
 /// Returns whether a program of the packages is linked with `libgcc_s`.
@@ -140,11 +142,11 @@ mod tests {
     }
 
     #[test]
-    fn package_owns_only_the_folders_that_are_its_own() {
+    fn package_owns_only_the_directories_that_are_its_own() {
         let file = |path: &str| Staged { path: path.to_owned(), mode: Some(0o644) };
         let files =
             [file("/usr/bin/gpushctl"), file("/usr/share/doc/gpush/docs/a.md"), file("/usr/share/doc/gpush/b.md")];
-        assert!(own_folders(&files).into_iter().eq(["/usr/share/doc/gpush", "/usr/share/doc/gpush/docs"]));
+        assert!(own_directories(&files).into_iter().eq(["/usr/share/doc/gpush", "/usr/share/doc/gpush/docs"]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Removes command lines of processes from texts.
 //!
-//! A command line in a text is either one that the bundle's documents contain, or gpushd's message
-//! about a process contains it. The program paths of the config are not command lines.
+//! It finds command lines that also occur in the bundle's JSON documents, and command lines in gpushd's messages about
+//! processes. It keeps the program paths that the config contains.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ pub(super) struct CommandLines {
 }
 
 impl CommandLines {
-    /// Adds a command line to the command lines to remove.
+    /// Registers a command line for removal, unless it is too short.
     pub(super) fn learn(&mut self, command: &str) {
         let command = command.trim();
         let shortest = if command.contains(' ') { SHORTEST.0 } else { SHORTEST.1 };
@@ -47,13 +47,13 @@ impl CommandLines {
 
     /// Removes command lines from a line of text.
     pub(super) fn without(&self, line: &str) -> String {
-        // In this order, a command line precedes its own beginning.
+        // Use the reverse order: a command line must come before a shorter one that is a prefix of it.
         let removed = self.known.iter().rev().filter(|command| !self.programs.contains(*command));
         removed.fold(without_forms(line), |line, command| without_command(&line, command))
     }
 }
 
-/// Removes command lines in the forms in which gpushd's messages contain them, even unknown ones:
+/// Removes known and unknown command lines where gpushd's messages have one of these forms:
 ///
 /// ```text
 /// python train.py (pid 4711, alice)            the text before the pid
@@ -104,8 +104,8 @@ fn after_number(text: &str) -> Option<&str> {
     (rest.len() < text.len()).then_some(rest)
 }
 
-/// Removes each occurrence of a known command line, unless it is only a part of a longer word. If a message was cut
-/// within the command line and ends with `…`, removes the beginning of the command line.
+/// Removes each occurrence of a known command line, unless it is only a part of a longer word. Also removes a truncated
+/// command line, which ends with `…`.
 fn without_command(line: &str, command: &str) -> String {
     let beginning = command.get(..SHORTEST_BEGINNING.min(command.len())).unwrap_or(command);
     let has_arguments = command.contains(' ');

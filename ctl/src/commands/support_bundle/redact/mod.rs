@@ -44,7 +44,7 @@ impl Redactor {
         Self { with_names, users: BTreeMap::new(), commands: CommandLines::default() }
     }
 
-    /// Adds the users in a file to the names to remove. The file has the form of `/etc/passwd`.
+    /// Registers the users of a file for removal. The file has the form of `/etc/passwd`.
     pub(super) fn learn_passwd(&mut self, passwd: &str) {
         for line in passwd.lines() {
             let mut fields = line.split(':');
@@ -54,7 +54,7 @@ impl Redactor {
         }
     }
 
-    /// Adds a user name to the names to remove, unless it belongs to a system user. If `uid` is `None`, `(user)`
+    /// Registers a user name for removal, unless it belongs to a system user. If `uid` is `None`, `(user)`
     /// replaces the name.
     pub(super) fn learn_user(&mut self, name: &str, uid: Option<u64>) {
         let is_person = uid.is_none_or(|uid| !OF_SYSTEM_USERS.iter().any(|uids| uids.contains(&uid)));
@@ -64,7 +64,7 @@ impl Redactor {
         }
     }
 
-    /// Adds the users and command lines of a document to the names and command lines to remove.
+    /// Registers the users and command lines of a document for removal.
     pub(super) fn learn(&mut self, document: &Value) {
         match document {
             Value::Object(fields) => {
@@ -124,7 +124,7 @@ impl Redactor {
             let (line, end) = line.strip_suffix('\n').map_or((line, ""), |line| (line, "\n"));
             self.commands.without(line) + end
         });
-        // Before the names, because a replaced name contains a colon, which separates user and password.
+        // Remove secrets before user names: `uid:1000` contains a colon, like `USER:PASSWORD`.
         let text = without_secrets(&lines.collect::<String>());
         self.users.iter().rev().fold(text, |text, (name, replacement)| without_word(&text, name, replacement))
     }

@@ -28,7 +28,8 @@ enum Place {
     EndOfPart,
     /// A whole part: `db_pass`, but not `bypass`.
     WholePart,
-    /// A whole part, but not the first one: `api_key` and `--key`, but not `key`, which gpushd's documents use.
+    /// A whole part after the first: `api_key`, and `--key`, whose first part is empty. `key` alone does not match,
+    /// because it is a field of gpushd's JSON documents.
     LaterPart,
 }
 
@@ -62,8 +63,8 @@ const USER_OPTIONS: [&str; 4] = ["-u", "-U", "--user", "--proxy-user"];
 /// Values that are not secrets.
 const PLAIN_VALUES: [&str; 5] = ["true", "false", "null", "none", SECRET];
 
-/// Tokens of well-known services: the beginning, the characters that follow in addition to ASCII letters and digits,
-/// and the minimum number of characters that follow.
+/// Token formats of well-known services: the prefix, the characters allowed after it in addition to ASCII letters and
+/// digits, and their minimum number.
 const SHAPES: [(&str, &str, usize); 37] = [
     // A JSON web token, or another JSON object in Base64.
     ("eyJ", "-_.+/=", 16),
@@ -287,7 +288,7 @@ fn user_option(text: &str, name: &str, end: usize) -> Option<Range<usize>> {
     (is_pair && password != SECRET).then(|| value.end - password.len()..value.end)
 }
 
-/// Whether `pass: the job runs` is a sentence: the name is one short word, and the value a word of a longer text.
+/// Returns whether a match is prose, such as `pass: the job runs`: the name is a short word, and text follows the value.
 fn is_prose(text: &str, name: &str, value: &Range<usize>) -> bool {
     let is_short = WORDS.iter().any(|(word, place)| matches!(place, Place::WholePart) && *word == name);
     let is_word = text[value.clone()].chars().all(|c| c.is_ascii_lowercase());

@@ -5,8 +5,7 @@ use std::ops::Range;
 /// Maximum number of bytes of a secret that has several lines.
 pub(super) const LONGEST: usize = 16 << 10;
 
-/// Returns where the value begins that belongs to a name, and the character that separates the two. `end` is the end of
-/// the name.
+/// Returns the start of the value that follows a name, and the separator between them. `end` is the end of the name.
 pub(super) fn start_of_value(text: &str, name: &str, end: usize) -> Option<(usize, char)> {
     let rest = &text[end..];
     let bare = rest.trim_start_matches('\\');
