@@ -211,13 +211,11 @@ mod tests {
     fn every_visible_command_has_a_page() {
         let child = |name: &'static str| Command::new(name).about("Does it");
         let program = Command::new("tool").subcommands([child("a").subcommand(child("b")), child("c").hide(true)]);
-        let dir = std::env::temp_dir().join(format!("gpush-man-{}", std::process::id()));
-        std::fs::create_dir(&dir).unwrap();
-        write_pages(program, "tool", &[DOCUMENTS], &dir).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        write_pages(program, "tool", &[DOCUMENTS], dir.path()).unwrap();
         let mut names: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|page| page.unwrap().file_name()).collect();
         names.sort();
-        let page = std::fs::read_to_string(dir.join("tool.1")).unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
+        let page = std::fs::read_to_string(dir.path().join("tool.1")).unwrap();
         assert_eq!(names, ["tool-a-b.1", "tool-a.1", "tool.1"]);
         assert!(page.contains("/usr/share/doc/gpush/docs"), "{page}");
     }

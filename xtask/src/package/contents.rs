@@ -60,7 +60,7 @@ pub(super) struct Entry {
 /// Config files. If an administrator has changed them, an upgrade keeps the changes.
 pub(super) const CONFIG: [&str; 2] = ["/etc/gpush/config.toml", "/etc/needrestart/conf.d/gpush.conf"];
 
-/// Folder of the documents on the host.
+/// Directory of the documents on the host.
 pub(super) const DOCUMENTS: &str = "/usr/share/doc/gpush";
 
 /// Documents of the repository, and directories with documents. Each has the same path below [`DOCUMENTS`] as in the

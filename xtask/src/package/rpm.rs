@@ -91,7 +91,8 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
     Ok(made)
 }
 
-/// Returns the directories of these files that no other package has. rpm removes a directory only if it belongs to the package.
+/// Returns the directories of these files that no other package has. rpm removes a directory only if it belongs to the
+/// package.
 fn own_directories(files: &[Staged]) -> BTreeSet<String> {
     let is_own = |directory: &&Path| directory.iter().any(|name| name.to_string_lossy().starts_with("gpu"));
     let directories = files.iter().flat_map(|file| Path::new(&file.path).ancestors().skip(1).filter(is_own));
