@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded};
+use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Reloaded};
 use gpush_core::{config::Config, desired, sharing};
 use gpush_store::{NewAudit, Store};
 use tokio::sync::{mpsc, oneshot};
@@ -19,11 +19,12 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     caller::Viewer,
     host_services::HostServices,
+    lanes::Lanes,
     modes::mig::reset::not_resetting,
     mps::Mps,
     overrides,
     settings::{Candidate, Settings},
-    state::{LeaseTable, OpenLease, OverrideEffect, State, readings::Readings, unidentified, words},
+    state::{OverrideEffect, State, readings::Readings, unidentified, words},
     timeslice::Timeslice,
 };
 
@@ -104,6 +105,8 @@ pub(crate) struct Reload {
     pub(crate) mps: Mps,
     /// Adapts the time-slice levels of GPUs to the config.
     pub(crate) timeslice: Timeslice,
+    /// Wakes waiting requests.
+    pub(crate) lanes: Lanes,
 }
 
 impl Reload {
@@ -130,6 +133,8 @@ impl Reload {
             Ok(reloaded) => {
                 self.mps.wake_all();
                 self.timeslice.restart_reconcile();
+                // The new rules may permit what waiting requests ask for.
+                self.lanes.make_room();
                 Ok(reloaded)
             }
             Err(error) => Err(self.settings.refuse(error)),
@@ -194,8 +199,8 @@ impl Reload {
         let gpus = read_gpus(&self.readings).await.unwrap_or_default();
         let now = self.settings.config();
         let mut findings = sharing::unfit_settings(&now, &gpus);
+        findings.extend(delayed_changes(&gpus));
         let gpus = differing(desired::compare(&before, Some(&now), &gpus));
-        findings.extend(leases_without_their_mode(&gpus, &self.state.leases()));
         let ended = effects.into_iter().filter_map(|effect| match effect {
             OverrideEffect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
             OverrideEffect::Made(_) => None,
@@ -245,22 +250,9 @@ fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
     gpus.into_iter().filter(differs).collect()
 }
 
-/// Names the leases on GPUs whose mode changes, one sentence each. `changes` compares the previous config with the new
-/// one.
-fn leases_without_their_mode(changes: &[GpuDiff], leases: &LeaseTable) -> Vec<String> {
-    let of_gpu = |change: &GpuDiff| -> Vec<String> {
-        let Some(now) = change.in_file.as_ref().filter(|now| now.mode != change.in_force.mode) else {
-            return Vec::new();
-        };
-        let why = match now.mode {
-            Mode::NoRule => "no rule claims the GPU any more".to_owned(),
-            mode => format!("the mode of the GPU is now `{}`", mode.name()),
-        };
-        let is_here = |lease: &&OpenLease| lease.record.members.iter().any(|member| member.gpu == change.gpu_uuid);
-        let here = leases.holding().filter(is_here);
-        here.map(|lease| format!("GPU {}: {} continues, but {why}", change.gpu, lease.describe())).collect()
-    };
-    changes.iter().flat_map(of_gpu).collect()
+/// Describes the changes that leases delay, one sentence each.
+fn delayed_changes(gpus: &[Gpu]) -> Vec<String> {
+    gpus.iter().flat_map(|gpu| gpu.pending.iter().map(|change| change.describe(gpu.index))).collect()
 }
 
 /// Compares the config file with the active config. A handle, cheap to clone.
@@ -324,32 +316,5 @@ impl Differences {
             error
         });
         nameless.chain(unknown).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use gpush_core::preset;
-
-    use super::*;
-    use crate::state::leases::tests::record;
-
-    /// Fault: a reload that removed the rule of a GPU did not say that a lease on the GPU continues.
-    #[test]
-    fn lease_on_a_gpu_that_loses_its_mode_is_named() {
-        let mut gpus = preset::gpus("dgx-a100").expect("a preset");
-        gpus.truncate(2);
-        gpus[1].uuid = "GPU-0".to_owned();
-        let config = |text: &str| Config::parse(text, "gpushd.toml").expect("a config");
-        let rule = |mode: &str| config(&format!("[[gpu]]\nmatch = [\"1\"]\nmode = \"{mode}\"\n"));
-        let leases = LeaseTable::new(vec![record(5, 1000, "GPU-0")], Default::default());
-        let named = |after: &Config| {
-            let changes = desired::compare(&rule("mps"), Some(after), &gpus);
-            leases_without_their_mode(&changes, &leases)
-        };
-        assert_eq!(named(&config("")), ["GPU 1: lease L5 of user1000 continues, but no rule claims the GPU any more"]);
-        let other = ["GPU 1: lease L5 of user1000 continues, but the mode of the GPU is now `exclusive`"];
-        assert_eq!(named(&rule("exclusive")), other);
-        assert!(named(&rule("mps")).is_empty());
     }
 }

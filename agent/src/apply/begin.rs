@@ -99,7 +99,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     // Use the last answers of the MPS daemons here. When the operation has its lanes, gpushd polls the daemons and
     // plans again.
     let gpus = engine.planner.gpus(caller.viewer).await?;
-    let planned = engine.planner.planned_with_needs(&gpus, &order.request).await;
+    let planned = engine.planner.planned_with_needs(&gpus, &order.request, order.once).await;
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::check_expiry_applies(order.expires_at, &order.override_changes(&config, &gpus, &meant))?;
     check_mps_entries(&config, &gpus, &order.request, &meant, order.once)?;
@@ -180,7 +180,7 @@ impl Ready {
         }
         let gpus = engine.planner.gpus_with(viewer, &readings).await?;
         let config = engine.settings.config();
-        let mut plans = engine.planner.planned(&gpus, &order.request).await?;
+        let mut plans = engine.planner.planned(&gpus, &order.request, order.once).await?;
         // Other GPUs may be reset together with a requested GPU. If the claim does not include them all, the request is
         // refused.
         let claimed = operation::gpus(meant);

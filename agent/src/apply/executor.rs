@@ -164,11 +164,6 @@ impl Executor {
         parts.iter().for_each(|part| self.mig.driver.readings.invalidate(&part.plan.uuid));
         self.mig.state.apply(&changes);
         let plans: Vec<GpuPlan> = parts.iter().map(|part| part.plan.clone()).collect();
-        if is_done {
-            for failure in mps::wait_for_device_daemons(&self.mps, &id, &plans).await {
-                ongoing.note(failure);
-            }
-        }
         let hook = self.mig.state.config().mode_change.after.clone();
         let resets = parts.iter().find(|part| part.plan.reset().is_some()).map(|part| part.position);
         if let (Some(program), Some(position)) = (&hook, resets) {
@@ -209,9 +204,13 @@ impl Executor {
         };
         shared.apply(&self.mps);
         let host = self.mig.state.clone();
+        let applied: Vec<String> = parts.iter().map(|part| part.plan.uuid.clone()).collect();
         let then = move |effects: &EndEffects| {
             host.override_effects(&effects.overrides);
             host.change_leases(|table| table.apply_operation_end(&effects.leases));
+            if is_done {
+                host.rules_applied(applied.into_iter());
+            }
         };
         ongoing.end(state, error, Box::new(also), Box::new(then)).await;
         self.mps.forget_operation(&id);

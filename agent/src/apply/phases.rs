@@ -123,7 +123,7 @@ impl Run<'_> {
             Phase::MigOn => self.mig_mode(phase, true).await,
             Phase::Instances => self.instances().await,
             Phase::MigOff => self.mig_mode(phase, false).await,
-            Phase::After => self.share_whole_gpus().await,
+            Phase::After => self.share().await,
         }
     }
 
@@ -197,16 +197,19 @@ impl Run<'_> {
         if self.ends.iter().all(|end| matches!(end, PartOutcome::Done)) { NextPhase::Go } else { NextPhase::Stop }
     }
 
-    /// Executes the steps that set up the sharing of whole GPUs.
-    async fn share_whole_gpus(&mut self) -> NextPhase {
+    /// Executes the steps that set up the sharing of GPUs and MIG devices.
+    async fn share(&mut self) -> NextPhase {
         let Executor { mps, timeslice, mig, .. } = self.executor;
-        let mut time_sliced: Vec<&Part> = Vec::new();
+        let mut time_sliced: Vec<(&Part, &Step)> = Vec::new();
+        let mut devices: Vec<(&Part, &Step)> = Vec::new();
         let mut steps: Vec<(&Part, &Step)> = Vec::new();
         for part in self.parts {
             steps.extend(part.plan.phase(Phase::After).map(|step| (part, step)));
         }
         for (part, step) in steps {
             match step {
+                // Collect the daemons of MIG devices, because they can start at the same time.
+                Step::Mps(MpsStep::StartDaemon { device: Some(_) }) => devices.push((part, step)),
                 Step::Mps(step) => {
                     if self.is_cancelled() {
                         return NextPhase::Stop;
@@ -217,19 +220,28 @@ impl Run<'_> {
                     }
                 }
                 // Collect the time-sliced GPUs, because one call of nvidia-smi sets the time slice of all of them.
-                Step::Timeslice(TimesliceStep::Set) => time_sliced.push(part),
+                Step::Timeslice(TimesliceStep::Set | TimesliceStep::Clear) => time_sliced.push((part, step)),
                 Step::MigMode(_) | Step::Instance(_) => {}
             }
         }
-        for part in &time_sliced {
-            begin_step(self.ongoing, part.position, step::describe(&Step::Timeslice(TimesliceStep::Set)));
+        if !devices.is_empty() && self.is_cancelled() {
+            return NextPhase::Stop;
+        }
+        devices.iter().for_each(|(part, step)| begin_step(self.ongoing, part.position, step::describe(step)));
+        let layouts = devices.iter().map(|(part, _)| (part.plan.uuid.clone(), part.plan.layout.clone())).collect();
+        for failure in modes::mps::start_device_daemons(mps, &self.ongoing.id(), layouts).await {
+            self.ongoing.note(failure);
+        }
+        devices.iter().for_each(|(part, _)| end_step(self.ongoing, part.position, None));
+        for (part, step) in &time_sliced {
+            begin_step(self.ongoing, part.position, step::describe(step));
             mig.driver.readings.invalidate(&part.plan.uuid);
         }
-        let uuids: Vec<String> = time_sliced.iter().map(|part| part.plan.uuid.clone()).collect();
+        let uuids: Vec<String> = time_sliced.iter().map(|(part, _)| part.plan.uuid.clone()).collect();
         for failure in modes::timeslice::execute(timeslice, &uuids).await {
             self.ongoing.note(failure);
         }
-        time_sliced.iter().for_each(|part| end_step(self.ongoing, part.position, None));
+        time_sliced.iter().for_each(|(part, _)| end_step(self.ongoing, part.position, None));
         NextPhase::Go
     }
 

@@ -9,7 +9,8 @@ use std::{
 use gpush_api::{ApiError, Gpu, GpuPlan, PlanRequest, Plans, Refusal};
 use gpush_core::{
     config::Config,
-    desired::{check_mps_entries, is_switched, plan_host, without_fabric_manager},
+    desired::{check_mps_entries, is_switched, layouts_after, plan_host, without_fabric_manager},
+    layout::Layout,
 };
 use gpush_host::other_managers;
 use gpush_nvml::Reading;
@@ -45,7 +46,7 @@ impl Planner {
         // To find the requested GPUs, the last known answers of the MPS daemons are sufficient. For the plan, gpushd
         // polls the daemons later.
         let gpus = self.gpus(viewer).await?;
-        let meant = self.planned(&gpus, request).await;
+        let meant = self.planned(&gpus, request, false).await;
         let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
         if self.mig.state.maintenance().is_some() {
             // During maintenance gpushd cannot read any GPU. Each plan already has this error.
@@ -72,7 +73,7 @@ impl Planner {
             }
         }
         let gpus = self.gpus_with(viewer, &fresh).await?;
-        let mut plans = self.planned(&gpus, request).await?;
+        let mut plans = self.planned(&gpus, request, false).await?;
         check_mps_entries(&self.mig.state.config(), &gpus, request, &plans, false)?;
         self.refuse_blocked(viewer, &gpus, &mut plans).await;
         for plan in &mut plans {
@@ -87,8 +88,14 @@ impl Planner {
 
     /// Plans a request for `gpus`. A running fabric manager changes which GPUs on NVSwitches are reset together. So if
     /// a plan resets a GPU on an NVSwitch, gpushd checks whether a fabric manager runs.
-    pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
-        self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
+    /// With `once`, the request changes no override.
+    pub(super) async fn planned(
+        &self,
+        gpus: &[Gpu],
+        request: &PlanRequest,
+        once: bool,
+    ) -> Result<Vec<GpuPlan>, ApiError> {
+        self.planned_with_needs(gpus, request, once).await.map(|(plans, _)| plans)
     }
 
     /// Plans a request as [`Planner::planned`] does. Also returns which lanes the operation needs, and what the
@@ -97,6 +104,7 @@ impl Planner {
         &self,
         gpus: &[Gpu],
         request: &PlanRequest,
+        once: bool,
     ) -> Result<(Vec<GpuPlan>, Needs), ApiError> {
         let config = self.mig.state.config();
         let mut plans = plan_host(&config, gpus, request)?.plans;
@@ -105,8 +113,9 @@ impl Planner {
         if plans.iter().any(on_switches) && !self.mig.fabric_manager_runs().await {
             without_fabric_manager(&config, gpus, &mut plans);
         }
-        let needs = self.needs(&config, gpus, request, &plans)?;
-        mps::plan(&self.mps, gpus, &mut plans);
+        let layouts = layouts_after(&config, gpus, request, &plans, once);
+        let needs = self.needs(&config, gpus, request, &plans, &layouts)?;
+        mps::plan(&self.mps, gpus, &mut plans, &layouts);
         timeslice::plan(gpus, &mut plans);
         Ok((plans, needs))
     }
@@ -118,6 +127,7 @@ impl Planner {
         gpus: &[Gpu],
         request: &PlanRequest,
         plans: &[GpuPlan],
+        layouts: &[Option<Layout>],
     ) -> Result<Needs, ApiError> {
         // By default, reserve each GPU as a whole. GPUs without a plan keep this default: they are only reset together
         // with the planned GPUs, and gpushd must not grant a lease on a GPU during its reset.
@@ -129,12 +139,12 @@ impl Planner {
             let gpus: Vec<Gpu> = gpus.iter().cloned().map(as_if_idle).collect();
             once_idle = plan_host(config, &gpus, request)?.plans;
         }
-        for plan in plans {
+        for (plan, layout) in plans.iter().zip(layouts) {
             let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
             // A refused plan does not show what it would need exclusively. So take the plan that was made as if all
             // GPUs were idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
-            needs.insert(plan.uuid.clone(), Need::Lane(mps::reserve_of_plan(gpu, plan)));
+            needs.insert(plan.uuid.clone(), Need::Lane(mps::reserve_of_plan(&self.mps, gpu, plan, layout.as_ref())));
         }
         Ok(needs)
     }
@@ -150,7 +160,7 @@ impl Planner {
     pub(super) async fn gpus(&self, viewer: Viewer) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &self.mps.idle());
-        self.mig.state.leases().mark_in_use(&mut gpus);
+        self.mig.state.leases().mark_reservations(&mut gpus);
         Ok(gpus)
     }
 
@@ -173,7 +183,7 @@ impl Planner {
         let asked = readings.iter().map(|reading| reading.identity.uuid.clone()).collect();
         mps::poll(&self.mps, &asked).await;
         let mut gpus = self.mig.state.with(readings).gpus_for_plans(viewer, &self.mps.idle());
-        self.mig.state.leases().mark_in_use(&mut gpus);
+        self.mig.state.leases().mark_reservations(&mut gpus);
         Ok(gpus)
     }
 }
@@ -195,7 +205,8 @@ pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
 
 /// Returns a GPU without processes and leases, as if it were idle.
 fn as_if_idle(mut gpu: Gpu) -> Gpu {
-    (gpu.processes, gpu.processes_known, gpu.leases) = (Vec::new(), true, Vec::new());
+    (gpu.processes, gpu.processes_known) = (Vec::new(), true);
+    (gpu.leases, gpu.pending) = (Vec::new(), Vec::new());
     for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
         instance.processes.clear();
         instance.compute.iter_mut().for_each(|compute| compute.processes.clear());

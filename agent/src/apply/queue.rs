@@ -276,7 +276,7 @@ async fn report_in_full(engine: &Engine, one: &QueuedOperation, why: &ApiError) 
 async fn blocked_in_full(engine: &Engine, one: &QueuedOperation) -> Option<ApiError> {
     // The attempt has just polled the MPS daemons, so do not poll them again.
     let gpus = engine.planner.gpus(Viewer::Log).await.ok()?;
-    let mut plans = engine.planner.planned(&gpus, &one.order.request).await.ok()?;
+    let mut plans = engine.planner.planned(&gpus, &one.order.request, one.order.once).await.ok()?;
     engine.planner.refuse_blocked(Viewer::Log, &gpus, &mut plans).await;
     refusal(&plans)
 }
@@ -320,7 +320,7 @@ fn is_retryable(error: &ApiError) -> bool {
 /// Claims the GPUs of an operation if, according to the last readings, its plan is possible.
 async fn claim(engine: &Engine, one: &QueuedOperation, gpus: &[Gpu]) -> Result<(Vec<GpuPlan>, Claim), ApiError> {
     not_resetting(&engine.host_services)?;
-    let (meant, needs) = engine.planner.planned_with_needs(gpus, &one.order.request).await?;
+    let (meant, needs) = engine.planner.planned_with_needs(gpus, &one.order.request, one.order.once).await?;
     one.place.set_needs(needs);
     if let Some(ahead) = one.place.ahead() {
         return Err(behind(engine, &ahead));

@@ -69,7 +69,6 @@ async fn list(
         let viewer = caller.viewer;
         let list = async move {
             let mut gpus = observed.gpus(viewer);
-            observed.host.leases.add_leases_to(&mut gpus);
             gpus.iter_mut().for_each(|gpu| apply::add_progress(&engine, &observed.host, gpu));
             Ok::<Vec<Gpu>, Failure>(gpus)
         };
@@ -85,7 +84,6 @@ async fn list(
     let of = caller.viewer;
     let list = async move {
         let mut gpus = observed.gpus(of);
-        observed.host.leases.add_leases_to(&mut gpus);
         for gpu in &mut gpus {
             apply::add_progress(&engine, &observed.host, gpu);
             leave_out_profiles(gpu);
@@ -230,7 +228,6 @@ fn leave_out_profiles(gpu: &mut Gpu) {
 async fn find(engine: &Engine, readings: &Readings, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
     let observed = readings.host().await?;
     let mut gpu = observed.at(observed.host.position(text)?, caller.viewer);
-    observed.host.leases.add_leases_to(std::slice::from_mut(&mut gpu));
     apply::add_progress(engine, &observed.host, &mut gpu);
     Ok(gpu)
 }

@@ -46,7 +46,7 @@ use crate::{
     idempotency::Key,
     lanes::Grant,
     mps,
-    state::{LeaseTable, Observed, Reservation, ReservationId, words},
+    state::{HostState, LeaseTable, Observed, Reservation, ReservationId, words},
 };
 
 /// Maximum time that a request without `wait` waits for capacity, for example until an operation or a lease without
@@ -171,6 +171,7 @@ pub(super) async fn request_with(
                 return Ok(Outcome::Granted(Delivery::new(leases, granted, has_key)));
             }
             Err(NotReserved::Refused(error)) => return Err(error),
+            Err(NotReserved::Outdated) => continue,
             Err(NotReserved::NoRoom { why, host }) => (why, host),
         };
         let unplaced = Unplaced { resolved: &resolved, viewer: caller.viewer, host: &host, gpus: &gpus, queued: None };
@@ -223,6 +224,8 @@ pub(super) enum NotReserved {
         /// What the GPUs offer, without the reservations of the queue.
         host: Box<Host>,
     },
+    /// The config or an override has changed since the placement. The request must be placed again.
+    Outdated,
 }
 
 /// Capacity that is reserved until the grant is recorded.
@@ -263,7 +266,7 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
             Ok(assignment) => assignment,
             Err(why) => return Err(NotReserved::NoRoom { why, host: Box::new(offered) }),
         };
-        if let Some(reserved) = reserve_assignment(leases, gpus, &host, &table, resolved, &assignment)? {
+        if let Some(reserved) = reserve_assignment(leases, &seen.host, gpus, &host, &table, resolved, &assignment)? {
             return Ok(reserved);
         }
         // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as
@@ -275,6 +278,7 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
 /// placement lock.
 pub(super) fn reserve_assignment(
     leases: &Leases,
+    seen: &HostState,
     gpus: &[Gpu],
     host: &Host,
     table: &LeaseTable,
@@ -305,7 +309,7 @@ pub(super) fn reserve_assignment(
         },
     };
     let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
-    let id = leases.handles.state.change_leases(|table| table.reserve(reservation));
+    let Some(id) = leases.handles.state.reserve(seen, reservation) else { return Err(NotReserved::Outdated) };
     Ok(Some(Reserved { id, members, missing, _grants: grants }))
 }
 

@@ -138,7 +138,10 @@ pub(super) fn members(
             Member::Timeslice { .. } => {
                 let offer = offered.gpus.iter().find(|one| one.index == gpu.index).and_then(|one| one.timeslice);
                 let replicas = offer.map_or(1, |offer| offer.replicas.max(1));
-                (gpu.uuid.clone(), MemberShare::Timeslice { replicas }, total.div_ceil(replicas.into()))
+                let (level, compute_mode) =
+                    (offer.map(|offer| offer.level), offer.and_then(|offer| offer.compute_mode));
+                let share = MemberShare::Timeslice { replicas, level, compute_mode };
+                (gpu.uuid.clone(), share, total.div_ceil(replicas.into()))
             }
             Member::Whole { .. } => (gpu.uuid.clone(), MemberShare::Whole, total),
         };

@@ -278,7 +278,7 @@ fn decide(
                         waiting.place.set_needs(needs(&host, Some(&assignment)));
                     }
                 }
-                Outcome::Grant(assignment) => match try_take(leases, gpus, &host, ticket, &assignment) {
+                Outcome::Grant(assignment) => match try_take(leases, snapshot, gpus, &host, ticket, &assignment) {
                     Some(Ok(reserved)) => {
                         granted.push((queued_grant::begin(leases, ticket, &reserved), reserved));
                         // This grant has taken capacity, so decide again about the other requests.
@@ -328,6 +328,7 @@ fn is_paused(leases: &Leases, ticket: Ticket) -> bool {
 
 fn try_take(
     leases: &Leases,
+    seen: &crate::state::HostState,
     gpus: &[Gpu],
     host: &Host,
     ticket: Ticket,
@@ -335,10 +336,11 @@ fn try_take(
 ) -> Option<Result<Reserved, ApiError>> {
     let resolved = leases.waiting().get(&ticket).map(|waiting| waiting.resolved.clone())?;
     let table = leases.handles.state.leases();
-    match grant::reserve_assignment(leases, gpus, host, &table, &resolved, assignment) {
+    match grant::reserve_assignment(leases, seen, gpus, host, &table, &resolved, assignment) {
         Ok(reserved) => reserved.map(Ok),
         Err(NotReserved::Refused(error)) => Some(Err(error)),
-        Err(NotReserved::NoRoom { .. }) => None,
+        // The change that made the placement outdated wakes the queue.
+        Err(NotReserved::NoRoom { .. } | NotReserved::Outdated) => None,
     }
 }
 

@@ -281,6 +281,7 @@ pub(super) fn compose(
         store: store.clone(),
         mps: mps.clone(),
         timeslice: timeslice.clone(),
+        lanes: lanes.clone(),
     };
     let startup = startup::Handles {
         startup,

@@ -7,6 +7,8 @@ use gpush_api::{ApiError, MpsStep};
 
 use crate::mps::{self, Mps};
 
+pub(crate) use crate::mps::start_device_daemons;
+
 /// Executes an MPS step of `operation` on the GPU `uuid`, and waits until it has taken effect.
 ///
 /// # Errors
@@ -16,6 +18,8 @@ pub(crate) async fn execute(mps: &Mps, operation: &str, uuid: &str, step: &MpsSt
         MpsStep::StopDaemon { uuid: target, label } => {
             mps::stop_for_operation(mps, operation, uuid, target, label).await
         }
-        MpsStep::StartDaemon => mps::start_and_wait(mps, operation, uuid).await,
+        MpsStep::StartDaemon { device: None } => mps::start_and_wait(mps, operation, uuid).await,
+        // The daemons of MIG devices are started together: see [`start_device_daemons`].
+        MpsStep::StartDaemon { device: Some(_) } => Ok(()),
     }
 }

@@ -15,7 +15,8 @@
 //! | `targets` | which daemons each GPU should have |
 //! | `reconcile` | reconciles the daemons of each GPU, under its lane |
 //! | `wakes` | wakes the reconcilers |
-//! | `operation_steps` | daemons that an operation stops or starts |
+//! | `plan_steps` | plans which daemons an operation stops and starts |
+//! | `operation_steps` | stops and starts daemons for operations |
 //! | `records` | what is recorded about daemons |
 //! | `multi_user_support` | whether a daemon can serve several users |
 //! | `missing` | errors for targets that gpushd does not have, or does not have yet |
@@ -33,6 +34,7 @@ mod leases;
 mod missing;
 mod multi_user_support;
 mod operation_steps;
+mod plan_steps;
 mod reconcile;
 mod records;
 mod targets;
@@ -66,7 +68,8 @@ pub(crate) use self::{
         pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
-    operation_steps::{plan, poll, reserve_of_plan, start_and_wait, stop_for_operation, wait_for_device_daemons},
+    operation_steps::{poll, start_and_wait, start_device_daemons, stop_for_operation},
+    plan_steps::{plan, reserve_of_plan},
     reconcile::run,
     records::RecordedSettings,
     targets::adopt_daemons,

@@ -1,14 +1,14 @@
-//! MPS daemons that an operation stops or starts.
+//! Executes the steps of operations that stop and start MPS daemons.
 //!
 //! Only an operation changes how a GPU is shared; a reload alone does not. The daemon of a whole GPU is *in force* if
 //! an operation has started it on this boot.
 //!
 //! ```text
-//! plan ─► daemons of removed targets ────┬─ used by a lease or a client ──► blocked, with their names
-//!                                        └─ idle ─► stopped before all steps ────────────────────┐
-//!      ─► mode mps, and no daemon in force ─► started after all steps ───────────────────────────┤
-//! end  ─► done: in force, or no longer, recorded with the end  ◄─────────────────────────────────┘
-//!      └► rolled back: as before, according to the record
+//! StopDaemon  ─► used since the plan ──► refused
+//!             └─ idle ─► stopped before all other steps, and stays stopped until the operation ends
+//! StartDaemon ─► started after all other steps
+//! end ─► done: in force, or no longer, recorded with the end
+//!     └► rolled back: as before, according to the record
 //! ```
 //!
 //! An MPS server of gpushd without clients does not count as a use of its GPU, so it does not block an operation. MIG
@@ -20,13 +20,12 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mig, Mode, MpsStep, Refusal, Step};
-use gpush_core::{layout::Layout, lease::usage, sharing, supervisor::SupervisorState};
+use gpush_api::{ApiError, Code};
+use gpush_core::supervisor::SupervisorState;
 use gpush_mps::daemon::{DaemonRequest, Report, TargetDir};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{Entry, Mps, compute_mode, reconcile, view};
-use crate::lanes::Reserve;
 
 /// Extra time that gpushd waits after the time limit for the stop or start of a daemon.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -39,8 +38,11 @@ const CHECK: Duration = Duration::from_millis(5);
 pub(super) struct OperationDaemons {
     /// UUIDs of the targets whose daemons the operation keeps stopped.
     pub(super) aside: BTreeSet<String>,
-    /// UUIDs of the targets whose daemons the operation starts.
+    /// UUIDs of the GPUs on which the operation starts daemons.
     pub(super) starting: BTreeSet<String>,
+    /// For each GPU on which the operation starts daemons of MIG devices, by UUID, the layout after the operation. The
+    /// override with this layout is recorded only with the end of the operation.
+    pub(super) layouts: BTreeMap<String, Vec<String>>,
 }
 
 impl Mps {
@@ -50,6 +52,7 @@ impl Mps {
         for moves in self.operation_daemons().values() {
             all.aside.extend(moves.aside.iter().cloned());
             all.starting.extend(moves.starting.iter().cloned());
+            all.layouts.extend(moves.layouts.iter().map(|(gpu, layout)| (gpu.clone(), layout.clone())));
         }
         all
     }
@@ -76,7 +79,7 @@ impl Mps {
 }
 
 /// Returns one sentence for each use of a target; empty if it is not in use.
-fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
+pub(super) fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     let (seen, label) = (entry.daemon.last_report(), view::label(entry, uuid));
     if !seen.clients_known {
         return vec![format!("it is not known whether {label} has clients")];
@@ -102,105 +105,6 @@ pub(crate) async fn poll(mps: &Mps, asked: &BTreeSet<String>) {
     for poll in polls.collect::<Vec<_>>() {
         let _as_it_was = poll.await;
     }
-}
-
-/// Returns what a plan needs exclusively on its GPU: certain targets, or the whole GPU. While the operation waits, it
-/// reserves these targets or this GPU, even if leases still use them. A refused plan reserves nothing.
-pub(crate) fn reserve_of_plan(gpu: &Gpu, plan: &GpuPlan) -> Reserve {
-    if plan.error.is_some() {
-        return Reserve::Targets(BTreeSet::new());
-    }
-    if plan.mig_mode().is_some() || plan.reset().is_some() {
-        return Reserve::Gpu;
-    }
-    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    let devices = instances.flat_map(|instance| &instance.compute).filter_map(|compute| compute.uuid.as_ref());
-    // If MIG is on, no lease can use the whole GPU.
-    let is_whole = gpu.mig.as_ref().is_none_or(Mig::is_off);
-    let targets = devices.chain(is_whole.then_some(&gpu.uuid));
-    Reserve::Targets(targets.filter(|uuid| is_removed(gpu, plan, uuid)).cloned().collect())
-}
-
-/// Adds to each plan the daemons that it stops and starts. Refuses plans that would stop a daemon in use.
-pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
-    let entries = mps.entries().clone();
-    for plan in plans.iter_mut() {
-        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-        let ended: BTreeMap<&String, &Entry> = entries
-            .iter()
-            .filter(|(uuid, entry)| {
-                // Include a daemon that an administrator stopped: its record must be removed, and the compute mode
-                // restored.
-                let stands = is_present(entry) || mps.is_active(uuid);
-                entry.gpu_uuid == gpu.uuid && stands && is_removed(gpu, plan, uuid)
-            })
-            .collect();
-        // Replace an earlier refusal, because it may name only the MPS server. The new refusal names the clients and
-        // leases.
-        let held = matches!(plan.refusal, Some(Refusal::Held { .. } | Refusal::Blocked { .. }));
-        if plan.error.is_some() && !held {
-            continue;
-        }
-        let used: Vec<(&Entry, Vec<String>)> = ended
-            .iter()
-            .map(|(uuid, entry)| (*entry, users(mps, uuid, entry)))
-            .filter(|(_, who)| !who.is_empty())
-            .collect();
-        if let Some((first, _)) = used.first() {
-            let message = format!("GPU {} is shared through MPS, and in use", gpu.index);
-            let name = view::name(first);
-            let mut error = ApiError::new(Code::Blocked, message);
-            error.causes.extend(used.iter().flat_map(|(_, who)| who.iter().cloned()));
-            let leases = ended.keys().flat_map(|uuid| mps.leases_on(uuid)).map(|lease| lease.record.id);
-            let hint = usage::hint(leases)
-                .unwrap_or_else(|| format!("see the clients with `gpushctl mps show {name}`, and try again later"));
-            *plan = plan.without_steps().refused(error.hint(hint).retryable());
-            continue;
-        }
-        if plan.error.is_some() {
-            continue;
-        }
-        let starts = gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !mps.is_active(&gpu.uuid);
-        if let Some(why) = sharing::mps_unsupported_reason(gpu).filter(|_| starts) {
-            let message = format!("GPU {} can't be shared through MPS", gpu.index);
-            let error = ApiError::new(Code::Unsupported, message).cause(why).hint(view::OTHER_MODE);
-            *plan = plan.without_steps().refused(error);
-            continue;
-        }
-        for (uuid, entry) in ended {
-            plan.add(Step::Mps(MpsStep::StopDaemon { uuid: uuid.clone(), label: view::label(entry, uuid) }));
-        }
-        if starts {
-            plan.add(Step::Mps(MpsStep::StartDaemon));
-        }
-    }
-}
-
-/// Returns whether a daemon is desired or runs.
-fn is_present(entry: &Entry) -> bool {
-    let seen = entry.daemon.last_report();
-    seen.wanted || seen.state != SupervisorState::Stopped
-}
-
-/// Returns whether a plan removes the target `uuid` of a daemon.
-fn is_removed(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
-    if plan.error.is_some() {
-        // A refused plan has no steps, so they do not show whether the plan would remove the target. Assume that it
-        // would.
-        return true;
-    }
-    if uuid == gpu.uuid {
-        return plan.mig_mode().is_some() || gpu.mode != Mode::Mps;
-    }
-    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    let mut devices = instances.flat_map(|gi| gi.compute.iter().map(move |ci| (gi.id, ci.id, ci.uuid.as_deref())));
-    let Some((gi, ci, _)) = devices.find(|(_, _, device)| *device == Some(uuid)) else { return false };
-    let gone = |step: &InstanceStep| match step {
-        InstanceStep::DestroyCompute { gi: of, ci: which, .. } => (*of, *which) == (gi, ci),
-        InstanceStep::DestroyGpuInstance { gi: which, .. } => *which == gi,
-        InstanceStep::CreateGpuInstance { .. } | InstanceStep::CreateCompute { .. } => false,
-    };
-    plan.mig_mode() == Some(false) || plan.reset().is_some() || plan.instance_steps().any(gone)
 }
 
 /// Stops the daemon of target `uuid` on GPU `gpu`, and keeps it stopped until the operation ends. `label` is the
@@ -320,15 +224,27 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     })
 }
 
-/// Waits until the daemons of shared MIG devices serve clients. Returns a sentence for each daemon that does not serve
-/// in time. The operation does not fail because of such a daemon.
-pub(crate) async fn wait_for_device_daemons(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
-    let shares = |plan: &&GpuPlan| Layout::shares_devices(&plan.layout);
-    let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
+/// Starts the daemons of shared MIG devices, and waits until they serve clients. `layouts` has the layout of each GPU, by
+/// UUID, after the operation. Returns a sentence for each daemon that does not serve in time. The operation does not fail
+/// because of such a daemon.
+pub(crate) async fn start_device_daemons(
+    mps: &Mps,
+    operation: &str,
+    layouts: BTreeMap<String, Vec<String>>,
+) -> Vec<String> {
+    let on: BTreeSet<String> = layouts.keys().cloned().collect();
     if on.is_empty() {
         return Vec::new();
     }
-    mps.operation_daemons().entry(operation.to_owned()).or_default().starting.extend(on.iter().cloned());
+    {
+        let mut daemons = mps.operation_daemons();
+        let moves = daemons.entry(operation.to_owned()).or_default();
+        moves.starting.extend(on.iter().cloned());
+        moves.layouts.extend(layouts);
+    }
+    // The last readings may be from before the earlier steps of the operation.
+    let uuids: Vec<String> = on.iter().cloned().collect();
+    let _read = mps.handles.readings.now(&uuids).await;
     // The operation already has the lanes of these GPUs, so reconcile without locking them.
     let reconciled = on.iter().map(|uuid| {
         let (mps, uuid) = (mps.clone(), uuid.clone());

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{GpuState, MpsScope, MpsUsers};
+use gpush_api::{Actor, Gpu, GpuState, MpsScope, MpsUsers, Override};
 use gpush_core::{
     config::Config,
     desired,
@@ -146,11 +146,17 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let moving = mps.all_operation_daemons();
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
     // The state is `Changing` only because an operation starts the daemon as its last step. So treat it as `Ready`.
+    if let Some(gpu) = seen.as_mut().filter(|_| moving.starting.contains(gpu_uuid)) {
+        if gpu.state == GpuState::Changing {
+            gpu.state = GpuState::Ready;
+        }
+        // The plan has checked that no lease delays the change any more, and no lease is granted during the operation.
+        gpu.pending.clear();
+    }
     if let Some(gpu) = &mut seen
-        && gpu.state == GpuState::Changing
-        && moving.starting.contains(gpu_uuid)
+        && let Some(layout) = moving.layouts.get(gpu_uuid)
     {
-        gpu.state = GpuState::Ready;
+        gpu.overridden = Some(override_of_operation(gpu, layout));
     }
     let had: BTreeSet<String> = mps.entries().keys().cloned().collect();
     let rule = at.and_then(|at| observed.host.gpus[at].rule);
@@ -179,7 +185,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         // If an operation started the daemon, only an operation may stop it. The daemon of a MIG device continues as
         // long as the layout of the GPU differs from the config.
         let stands = mps.is_active(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode.is_managed())
-            || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
+            || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && (!gpu.drift.is_empty() || is_pending(gpu, &uuid)));
         // After a reload, a daemon that is no longer desired continues until its leases have ended.
         if target.is_none() && !aside && (unseen || stands || mps.is_leased(&uuid)) {
             continue;
@@ -189,6 +195,27 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         reconciled.spawn(async move { reconcile_target(&mps, &uuid, &entry, wanted).await });
     }
     reconciled.join_all().await;
+}
+
+/// Returns whether a change of a MIG device is pending.
+fn is_pending(gpu: &Gpu, uuid: &str) -> bool {
+    gpu.pending.iter().any(|change| change.aim.device() == Some(uuid))
+}
+
+/// Returns an override with the layout that a GPU has after an operation. gpushd records the override only with the end
+/// of the operation.
+fn override_of_operation(gpu: &Gpu, layout: &[String]) -> Override {
+    Override {
+        uuid: gpu.uuid.clone(),
+        gpu: Some(gpu.index),
+        rule: gpu.rule.clone(),
+        layout: layout.to_vec(),
+        by: Actor { uid: 0, user: None, pid: None },
+        reason: String::new(),
+        created_at: Timestamp::now(),
+        expires_at: None,
+        generation: 0,
+    }
 }
 
 /// Finds out whether the control program can serve several users, unless this is already known.

@@ -317,7 +317,9 @@ async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempt
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
         // Skip a cordoned GPU, because an administrator may be working on it.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
-        let skipped = due || kept || attempts.is_running(&gpu.uuid);
+        // The leases of the GPU delay its change. Its end starts another round.
+        let delayed = gpu.pending.iter().any(|change| !change.leases.is_empty());
+        let skipped = due || kept || delayed || attempts.is_running(&gpu.uuid);
         if skipped || !layouts::needs_operation(gpu.mode) || gpu.drift.is_empty() {
             continue;
         }

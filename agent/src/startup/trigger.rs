@@ -8,7 +8,8 @@ use crate::state::HostState;
 
 /// The last config, and what currently prevents gpushd from applying layouts, such as cordons.
 ///
-/// gpushd tries again at once only if a cordon or another obstacle ends, or the config is new. A
+/// gpushd tries again at once only if a cordon or another obstacle ends, such as the last lease that delays a change, or
+/// the config is new. A
 /// new cordon causes no attempt: the attempt would begin before the pause after a failure is over,
 /// and each attempt may destroy instances.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(super) struct Trigger {
     is_lost: bool,
     cordoned: BTreeSet<String>,
     overridden: BTreeSet<String>,
+    /// GPUs with a change that leases delay.
+    delayed: BTreeSet<String>,
 }
 
 impl Trigger {
@@ -32,6 +35,7 @@ impl Trigger {
             is_lost: host.lost.is_some(),
             cordoned: with(|gpu| !gpu.cordons.is_empty()),
             overridden: with(|gpu| gpu.overridden.is_some()),
+            delayed: with(|gpu| gpu.pending.iter().any(|change| !change.leases.is_empty())),
         }
     }
 
@@ -43,7 +47,8 @@ impl Trigger {
             || self.in_maintenance && !now.in_maintenance
             || self.is_lost && !now.is_lost
             || !self.cordoned.is_subset(&now.cordoned)
-            || !self.overridden.is_subset(&now.overridden);
+            || !self.overridden.is_subset(&now.overridden)
+            || !self.delayed.is_subset(&now.delayed);
         *self = now;
         fires
     }

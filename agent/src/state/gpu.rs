@@ -32,6 +32,7 @@ use gpush_core::{desired, sharing};
 use gpush_nvml::{DriverError, ErrorKind, Identity, Reading, ReadingPart};
 
 use super::{
+    pending,
     readings::{LastReading, Moment},
     reason::Reason,
     sources::SnapshotSources,
@@ -95,6 +96,7 @@ impl GpuSnapshot {
             layout: None,
             overridden: None,
             drift: Vec::new(),
+            pending: Vec::new(),
             state: GpuState::Unknown,
             reasons: Vec::new(),
             cordons: Vec::new(),
@@ -141,8 +143,10 @@ impl GpuSnapshot {
             ..Self::outline(&sight.identity)
         };
         let rule = known.claims.get(uuid).copied().flatten();
+        gpu.leases = known.leases.uses_on(uuid);
         desired::describe(&known.config, rule, &mut gpu);
         gpu.drift.extend(sharing_drift(&gpu, known.shared.contains(uuid)));
+        pending::complete(known, rule, &mut gpu);
         let mut reasons = reasons;
         let lost = known.loss.lost.as_ref().filter(|lost| lost.holds && is_managed(&gpu));
         let unknown = (!known.rules_are_known).then_some(Reason::RulesUnknown);
@@ -259,6 +263,7 @@ fn event_fields(gpu: &Gpu) -> GpuChange {
         state: gpu.state,
         reasons: gpu.reasons.clone(),
         drift: gpu.drift.clone(),
+        pending: gpu.pending.clone(),
         mig: gpu.mig.as_ref().map(|mig| mig.enabled),
         instances: instances.collect(),
         compute_mode: gpu.compute_mode,

@@ -18,15 +18,15 @@ use std::{
 };
 
 use gpush_api::{
-    EventPayload, Gpu, Lease, LeaseBinding, LeaseChange, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState,
-    LeaseUse, MemberShare, Placement, Process, ProcessKind,
+    EventPayload, Gpu, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseQueuePosition,
+    LeaseState, LeaseUse, MemberShare, Placement, Process, ProcessKind,
 };
 use gpush_core::lease::machine;
 use gpush_host::{cgroup, proc};
 use gpush_store::{CreatedInstances, LeaseRecord, OperationId};
 use jiff::Timestamp;
 
-use super::{AffectedGpus, State};
+use super::{AffectedGpus, HostState, State};
 use crate::caller::Viewer;
 
 /// A lease that has not ended.
@@ -196,6 +196,9 @@ fn deadline(expires_at: Option<Timestamp>) -> Option<Instant> {
     Instant::now().checked_add(left)
 }
 
+/// The id of a grant that is being recorded, in the leases of a GPU. No lease has this id.
+pub(super) const UNRECORDED: LeaseId = LeaseId(0);
+
 /// A grant that is being recorded.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Reservation {
@@ -300,10 +303,9 @@ impl LeaseTable {
         active.map(|lease| lease.record.holder.uid).chain(reserved.map(|one| one.holder)).collect()
     }
 
-    /// Adds the leases to their GPUs, so that plans treat a leased target as in use even if no process uses the target.
-    /// A grant that is being recorded has no id yet. It is added as a process without a pid, which every user may see.
-    pub(crate) fn mark_in_use(&self, gpus: &mut [Gpu]) {
-        self.add_leases_to(gpus);
+    /// Adds the grants that are being recorded to their GPUs, so that plans treat their targets as in use. Such a grant
+    /// has no id yet. It is added as a process without a pid, which every user may see.
+    pub(crate) fn mark_reservations(&self, gpus: &mut [Gpu]) {
         for member in self.reserved.values().flat_map(|one| &one.members) {
             let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) else { continue };
             let command = Some("a lease that is being granted".to_owned());
@@ -321,25 +323,53 @@ impl LeaseTable {
         }
     }
 
-    /// Adds to each GPU the leases on it and on its MIG devices.
-    pub(crate) fn add_leases_to(&self, gpus: &mut [Gpu]) {
-        for lease in self.holding() {
-            for member in &lease.record.members {
-                if let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) {
-                    gpu.leases.push(LeaseUse {
-                        id: lease.id(),
-                        target: member.target.clone(),
-                        kind: lease.record.kind,
-                        holder: lease.record.holder.clone(),
-                        until: lease.record.expires_at,
-                    });
-                }
-            }
-        }
+    /// Returns the leases on a GPU and on its MIG devices, and the grants on it that are being recorded. Such a grant has
+    /// the id [`UNRECORDED`].
+    pub(super) fn uses_on(&self, gpu: &str) -> Vec<LeaseUse> {
+        let of_lease = |lease: &'_ OpenLease, member: &LeaseMember| LeaseUse {
+            id: lease.id(),
+            target: member.target.clone(),
+            kind: member.share.kind(),
+            share: member.share.clone(),
+            holder: lease.record.holder.clone(),
+            until: lease.record.expires_at,
+        };
+        let of_reservation = |reservation: &Reservation, member: &LeaseMember| LeaseUse {
+            id: UNRECORDED,
+            target: member.target.clone(),
+            kind: member.share.kind(),
+            share: member.share.clone(),
+            holder: LeaseHolder { uid: reservation.holder, user: None },
+            until: None,
+        };
+        let is_here = |member: &&LeaseMember| member.gpu == gpu;
+        let leases = self
+            .holding()
+            .flat_map(|lease| lease.record.members.iter().filter(is_here).map(move |member| of_lease(lease, member)));
+        let reservations = self
+            .reserved
+            .values()
+            .flat_map(|one| one.members.iter().filter(is_here).map(move |member| of_reservation(one, member)));
+        leases.chain(reservations).collect()
+    }
+
+    /// Returns the UUIDs of the GPUs whose leases or reservations differ between two tables.
+    fn changed_gpus(&self, before: &Self) -> BTreeSet<String> {
+        let differs = |id: &LeaseId| match (self.open.get(id), before.open.get(id)) {
+            (Some(now), Some(before)) => !Arc::ptr_eq(now, before),
+            (None, None) => false,
+            (Some(_), None) | (None, Some(_)) => true,
+        };
+        let of_lease = |id: &LeaseId| [self.open.get(id), before.open.get(id)].into_iter().flatten();
+        let ids: BTreeSet<&LeaseId> = self.open.keys().chain(before.open.keys()).filter(|id| differs(id)).collect();
+        let leased = ids.into_iter().flat_map(of_lease).flat_map(|lease| &lease.record.members);
+        let changed = |(id, _): &(&ReservationId, &Reservation)| self.reserved.get(*id) != before.reserved.get(*id);
+        let reserved = self.reserved.iter().chain(&before.reserved).filter(changed).flat_map(|(_, one)| &one.members);
+        leased.chain(reserved).map(|member| member.gpu.clone()).collect()
     }
 
     /// Adds a reservation. Returns its number.
-    pub(crate) fn reserve(&mut self, reservation: Reservation) -> ReservationId {
+    pub(super) fn reserve(&mut self, reservation: Reservation) -> ReservationId {
         self.next += 1;
         self.reserved.insert(self.next, reservation);
         self.next
@@ -381,6 +411,21 @@ impl State {
         Arc::clone(&self.0.snapshot.borrow().leases)
     }
 
+    /// Reserves capacity that was placed with the snapshot `seen`. Returns `None` if the desired state of the GPUs has
+    /// changed since, because the placement may then contradict the new rules.
+    pub(crate) fn reserve(&self, seen: &HostState, reservation: Reservation) -> Option<ReservationId> {
+        self.update(|known| {
+            let is_current =
+                Arc::ptr_eq(&known.config, &seen.config) && known.overrides.generation() == seen.generation;
+            if !is_current {
+                return (AffectedGpus::None, None);
+            }
+            let gpus = reservation.members.iter().map(|member| member.gpu.clone()).collect();
+            let id = Arc::make_mut(&mut known.leases).reserve(reservation);
+            (AffectedGpus::Gpus(gpus), Some(id))
+        })
+    }
+
     /// Changes the leases, and publishes the differences as events. Then removes the leases that have ended.
     pub(crate) fn change_leases<T>(&self, change: impl FnOnce(&mut LeaseTable) -> T) -> T {
         self.update(|known| {
@@ -398,7 +443,8 @@ impl State {
                 }
             }
             table.open.retain(|_, lease| lease.state.name() != LeaseState::Ended);
-            (AffectedGpus::None, result)
+            let gpus = known.leases.changed_gpus(&before);
+            (if gpus.is_empty() { AffectedGpus::None } else { AffectedGpus::Gpus(gpus) }, result)
         })
     }
 }

@@ -26,6 +26,7 @@
 //! | `reason` | why a GPU is in its state, as a type |
 //! | `conditions` | cordons, maintenance, degraded GPUs |
 //! | `leases` | leases that have not ended |
+//! | `pending` | changes that leases delay |
 //! | `overrides` | layouts that take precedence over the config |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `view` | a snapshot as a caller may see it |
@@ -41,6 +42,7 @@ mod gpu;
 mod host;
 pub(crate) mod leases;
 mod overrides;
+mod pending;
 pub(crate) mod readings;
 mod reason;
 pub(crate) mod redact;
@@ -142,6 +144,7 @@ impl State {
             levels: BTreeMap::new(),
             reported: BTreeMap::new(),
             leases: Arc::new(LeaseTable::new(leases, created)),
+            delayed: BTreeMap::new(),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
         Self(Arc::new(Inner { store, events, known: Mutex::new(known), snapshot: watch::Sender::new(Arc::new(first)) }))
@@ -210,6 +213,7 @@ impl State {
                 kept.chain(composed).collect()
             }
         };
+        known.note_delayed(&gpus);
         let mut next = known.snapshot(gpus, String::new(), before.changes);
         // Without a driver, GPUs cannot be compared. A separate event reports the loss of the driver.
         if next.driver.is_none() {
@@ -405,6 +409,8 @@ impl State {
             (known.config, known.rules_are_known) = (config, true);
             known.overrides.raise_generation(generation);
             known.claim();
+            // A reload requests the changes of all GPUs that are not leased.
+            known.delayed.clear();
             (AffectedGpus::All, ())
         });
     }

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{Gpu, GpuAspect, GpuChange, TimesliceView};
+use gpush_api::{Gpu, GpuAspect, GpuChange, PendingAim, TimesliceView};
 use gpush_core::{config::Config, desired};
 use gpush_nvml::{DriverError, ErrorKind, Listed};
 use gpush_store::Lost;
@@ -75,6 +75,8 @@ pub(super) struct SnapshotSources {
     pub(super) reported: BTreeMap<String, GpuChange>,
     /// Leases that have not ended.
     pub(super) leases: Arc<LeaseTable>,
+    /// For each GPU, by UUID, the changes that leases have delayed and that gpushd has not made since.
+    pub(super) delayed: BTreeMap<String, Vec<PendingAim>>,
 }
 
 #[derive(Debug)]
@@ -186,6 +188,7 @@ fn aspects(before: &GpuChange, now: &GpuChange) -> Vec<GpuAspect> {
     let different = [
         (GpuAspect::State, (before.state, &before.reasons) != (now.state, &now.reasons)),
         (GpuAspect::Drift, before.drift != now.drift),
+        (GpuAspect::Pending, before.pending != now.pending),
         (GpuAspect::Mig, before.mig != now.mig),
         (GpuAspect::Instances, before.instances != now.instances),
         (GpuAspect::ComputeMode, before.compute_mode != now.compute_mode),

@@ -69,6 +69,11 @@ pub(crate) fn list(state: &State, indexes: &[u32]) {
     state.set_list(good(listed.collect()));
 }
 
+/// Stores a reading of a GPU.
+pub(crate) fn read(state: &State, index: u32) {
+    state.set_reading(&format!("GPU-{index}"), good(reading(index)));
+}
+
 /// Returns a state in which GPUs 0 and 1 were read, and a listener that starts after these
 /// readings.
 fn two_gpus() -> (State, events::Cursor) {

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! plan  ─► leaves the GPU whole, and its rule says timeslice ─► step Set
+//!       ─► a change to another mode was pending              ─► step Clear
 //! begin ─► settings for time-slicing that no rule requires ─► removed ─► steps
 //! done  ─► step Set ─► set and read back ─► failures are noted with the operation
 //! ```
@@ -14,6 +15,7 @@
 use std::time::Duration;
 
 use gpush_api::{Gpu, GpuPlan, GpuState, Mode, Step, TimesliceStep};
+use gpush_core::desired::in_use::{Scope, check};
 
 use super::{
     Timeslice, TroubleSubject,
@@ -27,12 +29,30 @@ use crate::caller::Viewer;
 /// GPUs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Adds a step to each plan after which the GPU is time-sliced.
+/// Adds a step to each plan after which the GPU is time-sliced, or no longer time-sliced. Refuses a plan whose step would
+/// change a GPU in use.
+///
+/// Without a pending change, the reconciler sets the level and the compute mode at once, so a plan without other steps
+/// stays empty. A pending change is not made before an operation.
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
-    for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
+    for plan in plans.iter_mut().filter(|plan| plan.error.is_none()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-        if gpu.mode == Mode::Timeslice && plan.leaves_whole(gpu) {
-            plan.add(Step::Timeslice(TimesliceStep::Set));
+        let is_pending = gpu.pending.iter().any(|change| change.aim.device().is_none());
+        let (step, change) = match gpu.mode {
+            Mode::Timeslice => (TimesliceStep::Set, "change the time-slicing"),
+            Mode::Exclusive => (TimesliceStep::Clear, "end the sharing"),
+            Mode::NoRule | Mode::Unmanaged | Mode::Mig | Mode::Mps => continue,
+        };
+        let is_due = match step {
+            TimesliceStep::Set => is_pending || !plan.is_empty(),
+            TimesliceStep::Clear => is_pending,
+        };
+        if !plan.leaves_whole(gpu) || !is_due {
+            continue;
+        }
+        match check(gpu, plan, Scope::Gpu, None, change) {
+            Ok(()) => plan.add(Step::Timeslice(step)),
+            Err(refused) => *plan = *refused,
         }
     }
 }
@@ -64,8 +84,12 @@ async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
     let _read = timeslice.readings.now(uuids).await;
     let Ok(host) = timeslice.readings.known() else { return false };
     let mut gpus = host.gpus(Viewer::Agent);
-    for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && uuids.contains(&gpu.uuid)) {
-        gpu.state = GpuState::Ready;
+    for gpu in gpus.iter_mut().filter(|gpu| uuids.contains(&gpu.uuid)) {
+        if gpu.state == GpuState::Changing {
+            gpu.state = GpuState::Ready;
+        }
+        // The plan has checked that no lease delays the change any more, and no lease is granted during the operation.
+        gpu.pending.clear();
     }
     // `|_| false`: the operation has already stopped the MPS daemons, which would prevent time-slicing.
     let mut aims = reconciler::targets(timeslice, &timeslice.state.config(), &gpus, &|_| false);

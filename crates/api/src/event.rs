@@ -16,6 +16,7 @@ use crate::{
     lease::{EndReason, LeaseHolder, LeaseId, LeaseKind, LeaseState},
     mps::MpsState,
     operation::{Actor, OperationSummary, StepState},
+    pending::PendingChange,
     timeslice::TimesliceView,
 };
 
@@ -165,6 +166,9 @@ pub struct GpuChange {
     /// Whether MIG mode is on; absent on GPUs without MIG.
     #[serde(default, rename = "mig_enabled", skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
+    /// Changes that a new rule requires, but that gpushd does not make yet because of leases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pending: Vec<PendingChange>,
     /// GPU instances, in the order of their placements.
     #[serde(rename = "instance_summaries")]
     pub instances: Vec<InstanceSummary>,
@@ -187,6 +191,8 @@ pub enum GpuAspect {
     State,
     /// `drift`.
     Drift,
+    /// `pending`.
+    Pending,
     /// `mig_enabled`.
     Mig,
     /// `instance_summaries`.

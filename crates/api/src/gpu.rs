@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    compute::ComputeMode, lease::LeaseUse, operation::Actor, overrides::Override, policy::Mode,
+    compute::ComputeMode, lease::LeaseUse, operation::Actor, overrides::Override, pending::PendingChange, policy::Mode,
     timeslice::TimesliceView,
 };
 
@@ -400,6 +400,9 @@ pub struct Gpu {
     /// Differences between the desired and the actual state, one sentence each.
     #[serde(default)]
     pub drift: Vec<String>,
+    /// Changes that the rule or the override requires, but that gpushd does not make yet because of leases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pending: Vec<PendingChange>,
     /// State of the GPU.
     pub state: GpuState,
     /// Reasons why the GPU is in this `state`, or why `processes_known` is false, one sentence each.

@@ -204,14 +204,14 @@ impl GpuPlan {
     pub fn stopped_daemons(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().filter_map(|step| match step {
             Step::Mps(MpsStep::StopDaemon { uuid, .. }) => Some(uuid.as_str()),
-            Step::Mps(MpsStep::StartDaemon) | Step::MigMode(_) | Step::Instance(_) | Step::Timeslice(_) => None,
+            Step::Mps(MpsStep::StartDaemon { .. }) | Step::MigMode(_) | Step::Instance(_) | Step::Timeslice(_) => None,
         })
     }
 
     /// Returns whether the plan starts the MPS daemon of the whole GPU.
     #[must_use]
     pub fn starts_mps(&self) -> bool {
-        self.steps.contains(&Step::Mps(MpsStep::StartDaemon))
+        self.steps.contains(&Step::Mps(MpsStep::StartDaemon { device: None }))
     }
 
     /// Returns whether the plan sets the time-slice level of the whole GPU.

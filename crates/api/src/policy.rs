@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, lease::LeaseTerms, mps::MpsPolicy, overrides::Override, timeslice::TimeslicePolicy};
+use crate::{
+    error::ApiError, lease::LeaseTerms, mps::MpsPolicy, overrides::Override, pending::PendingChange,
+    timeslice::TimeslicePolicy,
+};
 
 /// How a GPU is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -199,6 +202,9 @@ pub struct GpuDiff {
     /// Differences between the desired and the actual state, as in [`crate::Gpu`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<String>,
+    /// Changes that gpushd does not make yet because of leases, as in [`crate::Gpu`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pending: Vec<PendingChange>,
     /// Whether the actual state is known, so that `drift` is complete.
     pub drift_known: bool,
 }

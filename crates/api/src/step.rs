@@ -65,9 +65,14 @@ pub enum MpsStep {
         /// Target as text, such as `GPU 0` or `MIG device 0:2g.20gb@2`.
         label: String,
     },
-    /// Start the MPS daemon of the whole GPU.
+    /// Start an MPS daemon.
     #[serde(rename = "start_mps_daemon")]
-    StartDaemon,
+    StartDaemon {
+        /// Name of the MIG device, such as `2g.20gb@2`; absent for the daemon of the whole GPU. The step has no UUID,
+        /// because an earlier step may create the device.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
+    },
 }
 
 /// A step that changes MIG mode.
@@ -146,6 +151,9 @@ pub enum TimesliceStep {
     /// Set the time-slice level and the compute mode of the GPU's rule.
     #[serde(rename = "set_timeslice")]
     Set,
+    /// Restore the level and the compute mode from before the GPU was time-sliced.
+    #[serde(rename = "clear_timeslice")]
+    Clear,
 }
 
 impl Step {
@@ -157,7 +165,7 @@ impl Step {
             Self::MigMode(MigModeStep::Enable { .. }) => Phase::MigOn,
             Self::Instance(_) => Phase::Instances,
             Self::MigMode(MigModeStep::Disable { .. }) => Phase::MigOff,
-            Self::Mps(MpsStep::StartDaemon) | Self::Timeslice(TimesliceStep::Set) => Phase::After,
+            Self::Mps(MpsStep::StartDaemon { .. }) | Self::Timeslice(_) => Phase::After,
         }
     }
 
@@ -262,8 +270,10 @@ mod tests {
                 placement: None,
             }),
             Step::MigMode(MigModeStep::Disable { reset: None }),
-            Step::Mps(MpsStep::StartDaemon),
+            Step::Mps(MpsStep::StartDaemon { device: None }),
+            Step::Mps(MpsStep::StartDaemon { device: Some("2g.20gb@2".to_owned()) }),
             Step::Timeslice(TimesliceStep::Set),
+            Step::Timeslice(TimesliceStep::Clear),
         ]
     }
 
@@ -278,7 +288,9 @@ mod tests {
             "create_compute",
             "disable_mig",
             "start_mps_daemon",
+            "start_mps_daemon",
             "set_timeslice",
+            "clear_timeslice",
         ];
         for (step, name) in std::iter::zip(of_each_kind(), names) {
             let json = serde_json::to_value(&step).unwrap();

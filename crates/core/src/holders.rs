@@ -66,7 +66,13 @@ fn is_fabric_manager(holder: &Holder) -> bool {
 /// name of the GPU in the message.
 #[must_use]
 pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
-    let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while the GPU is in use"));
+    error(format!("MIG mode of {gpu} can't be changed while the GPU is in use"), holders, leases)
+}
+
+/// Returns the error for a change that these processes and leases block. `message` says which change.
+#[must_use]
+pub fn error(message: String, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
+    let mut error = ApiError::new(Code::Blocked, message);
     error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
     let services: Vec<&str> = holders.iter().filter_map(|holder| holder.service.as_deref()).collect();

@@ -69,6 +69,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         layout: None,
         overridden: None,
         drift: Vec::new(),
+        pending: Vec::new(),
         state: GpuState::Ready,
         reasons: Vec::new(),
         mig: model.has_mig().then(|| Mig {

@@ -4,6 +4,7 @@
 //! rule of mode timeslice, GPU without MIG, usable ────► Keep: gpushd maintains its level and compute mode
 //!    …, MIG mode on or pending ───────────────────────► Wait: drift names the obstacle
 //! any other rule, or none ────────────────────────────► Restore: gpushd restores the earlier settings
+//! a change of the GPU is pending because of leases ───► Keep what the leases were promised, else Wait
 //! lost, unknown, held, changing, maintenance, stale ──► Wait: the state is unknown, or another change runs
 //! ```
 //!
@@ -44,6 +45,11 @@ fn plan_for(desired_state: DesiredState, gpu: &Gpu) -> TimeslicePlan {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
         GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
+    if at_hand && gpu.pending.iter().any(|change| change.aim.device().is_none()) {
+        let promised = desired::promised_timeslice(gpu);
+        let is_whole = desired::whole_gpu_obstacles(Mode::Timeslice, gpu).is_empty();
+        return promised.filter(|_| is_whole).map_or(TimeslicePlan::Wait, TimeslicePlan::Keep);
+    }
     match (at_hand, desired_state.mode, desired_state.timeslice) {
         (false, ..) => TimeslicePlan::Wait,
         (true, Mode::Timeslice, Some(policy)) if desired::whole_gpu_obstacles(Mode::Timeslice, gpu).is_empty() => {

@@ -121,7 +121,7 @@ mod tests {
         fs::create_dir_all(cgroup).unwrap();
         let mut plans = [GpuPlan::default(), GpuPlan::default(), GpuPlan::default()];
         plans[0].add(Step::MigMode(MigModeStep::Disable { reset: None }));
-        plans[1].add(Step::Mps(MpsStep::StartDaemon));
+        plans[1].add(Step::Mps(MpsStep::StartDaemon { device: None }));
         refuse(root.path(), &mut plans);
         assert_eq!(plans[0].error.as_ref().map(|error| error.code), Some(Code::Conflict));
         assert!(plans[0].is_empty(), "nothing of it is executed");

@@ -220,6 +220,8 @@ fn of_gpu(change: &GpuChange) -> String {
             GpuAspect::State => parts.extend(change.reasons.iter().cloned()),
             GpuAspect::Drift if change.drift.is_empty() => parts.push("no drift any more".to_owned()),
             GpuAspect::Drift => parts.push(format!("drift: {}", change.drift.join(", "))),
+            GpuAspect::Pending if change.pending.is_empty() => parts.push("no change is pending any more".to_owned()),
+            GpuAspect::Pending => parts.extend(change.pending.iter().map(|one| one.describe(change.gpu))),
             GpuAspect::Mig => parts.push(match change.mig {
                 Some(true) => "MIG mode is on".to_owned(),
                 Some(false) => "MIG mode is off".to_owned(),

@@ -89,6 +89,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         layout: None,
         overridden: None,
         drift: Vec::new(),
+        pending: Vec::new(),
         state: GpuState::Ready,
         reasons: Vec::new(),
         mig,

@@ -65,6 +65,10 @@ pub(crate) fn of(gpu: &Gpu, look: &Appearance) -> Vec<String> {
     if let Some((style, text)) = overrides::note(gpu, look) {
         note(style, if style == NOTE { REQUESTED } else { "" }, &text);
     }
+    // Drift contains the changes that wait for an apply.
+    for change in gpu.pending.iter().filter(|change| !change.leases.is_empty()) {
+        note(NOTE, REQUESTED, &format!("pending: {}", change.describe(gpu.index)));
+    }
     for drift in &gpu.drift {
         // Pad the first word, so that the texts of missing and extra instances are aligned.
         let (label, text) = ["missing", "extra"]

@@ -195,8 +195,12 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
             Step::MigMode(MigModeStep::Enable { .. }) => (NEW, "  + MIG mode is on".to_owned()),
             Step::MigMode(MigModeStep::Disable { .. }) => (GONE, "  - MIG mode is off".to_owned()),
             Step::Mps(MpsStep::StopDaemon { label, .. }) => (GONE, format!("  - MPS daemon of {}", look.clean(label))),
-            Step::Mps(MpsStep::StartDaemon) => (NEW, "  + MPS daemon of the GPU".to_owned()),
+            Step::Mps(MpsStep::StartDaemon { device: None }) => (NEW, "  + MPS daemon of the GPU".to_owned()),
+            Step::Mps(MpsStep::StartDaemon { device: Some(device) }) => {
+                (NEW, format!("  + MPS daemon of {}", look.clean(device)))
+            }
             Step::Timeslice(TimesliceStep::Set) => (NEW, "  + time-sliced".to_owned()),
+            Step::Timeslice(TimesliceStep::Clear) => (GONE, "  - time-sliced".to_owned()),
             Step::Instance(_) => continue,
         };
         out.push(paint(style, &text));

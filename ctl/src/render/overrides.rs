@@ -138,7 +138,10 @@ pub(crate) fn differs(diff: &ConfigDiff) -> bool {
 /// Returns whether a GPU has a difference: its config in the file is not the active one, it has an override, or its
 /// layout drifts.
 fn is_other(one: &GpuDiff) -> bool {
-    one.overridden.is_some() || !one.drift.is_empty() || one.in_file.as_ref().is_some_and(|file| *file != one.in_force)
+    one.overridden.is_some()
+        || !one.drift.is_empty()
+        || !one.pending.is_empty()
+        || one.in_file.as_ref().is_some_and(|file| *file != one.in_force)
 }
 
 /// Draws `gpushctl config diff`.
@@ -220,6 +223,11 @@ fn block(one: &GpuDiff, wanted: &[(&str, Option<&DesiredView>)], look: &Appearan
         None => "whole GPU, no MIG".to_owned(),
     };
     line("present", &stands);
+    for change in one.pending.iter().filter(|change| !change.leases.is_empty()) {
+        for line in look.wrap("  * pending: ", &look.clean(&change.describe(one.gpu))) {
+            out += &format!("{}\n", paint(NOTE, &line));
+        }
+    }
     for drift in &one.drift {
         for line in look.wrap("  ! drift: ", &look.clean(drift)) {
             out += &format!("{}\n", paint(NOTE, &line));

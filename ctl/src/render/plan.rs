@@ -87,12 +87,14 @@ fn step(step: &Step) -> (Style, String) {
     };
     match step {
         Step::Mps(MpsStep::StopDaemon { label, .. }) => (GONE, format!("- MPS daemon of {label}")),
-        Step::Mps(MpsStep::StartDaemon) => (NEW, "+ MPS daemon of the GPU".to_owned()),
+        Step::Mps(MpsStep::StartDaemon { device: None }) => (NEW, "+ MPS daemon of the GPU".to_owned()),
+        Step::Mps(MpsStep::StartDaemon { device: Some(device) }) => (NEW, format!("+ MPS daemon of {device}")),
         Step::MigMode(MigModeStep::Enable { reset }) => (NEW, format!("+ MIG mode{}", with_reset(reset))),
         Step::MigMode(MigModeStep::Disable { reset }) => (GONE, format!("- MIG mode{}", with_reset(reset))),
         Step::Instance(step) if step.destroys().is_some() => (GONE, instance_step(step)),
         Step::Instance(step) => (NEW, instance_step(step)),
         Step::Timeslice(TimesliceStep::Set) => (NEW, "+ time-sliced".to_owned()),
+        Step::Timeslice(TimesliceStep::Clear) => (GONE, "- time-sliced".to_owned()),
     }
 }
 

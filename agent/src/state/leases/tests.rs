@@ -156,7 +156,7 @@ fn plan_sees_idle_leases_as_users_of_their_targets() {
         processes: Vec::new(),
     };
     gpus[0].mig.as_mut().unwrap().instances = (0..2).map(instance).collect();
-    table.mark_in_use(&mut gpus);
+    table.mark_reservations(&mut gpus);
     let instances = &gpus[0].mig.as_ref().unwrap().instances;
     assert!(instances.iter().all(|instance| instance.compute[0].processes.is_empty()));
     let uses: Vec<(&str, String)> = gpus[0].leases.iter().map(|one| (one.target.as_str(), one.to_string())).collect();

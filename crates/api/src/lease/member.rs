@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::mps::{MemoryLimit, Percentage, Priority};
+use super::LeaseKind;
+use crate::{
+    compute::{ComputeMode, TimesliceLevel},
+    mps::{MemoryLimit, Percentage, Priority},
+};
 
 /// The share of one target that a lease grants.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -31,9 +35,28 @@ pub enum MemberShare {
     Timeslice {
         /// Number of replicas of the GPU at the time of the grant.
         replicas: u32,
+        /// Time-slice level at the time of the grant; absent if the lease is from an earlier version of gpushd.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        level: Option<TimesliceLevel>,
+        /// Compute mode that the rule set at the time of the grant; absent if the rule set none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        compute_mode: Option<ComputeMode>,
     },
     /// The whole GPU.
     Whole,
+}
+
+impl MemberShare {
+    /// Returns the kind of lease that has this share.
+    #[must_use]
+    pub fn kind(&self) -> LeaseKind {
+        match self {
+            Self::Mig { .. } => LeaseKind::Mig,
+            Self::Mps { .. } => LeaseKind::Mps,
+            Self::Timeslice { .. } => LeaseKind::Timeslice,
+            Self::Whole => LeaseKind::Whole,
+        }
+    }
 }
 
 /// One target of a lease, and the share that the lease grants on it.

@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Lease, LeaseHolder, LeaseId, LeaseKind};
+use super::{Lease, LeaseHolder, LeaseId, LeaseKind, MemberShare};
 
 /// A lease on a GPU or MIG device. It contains only fields that every caller may see.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ pub struct LeaseUse {
     pub target: String,
     /// Kind of the lease: how it shares the target.
     pub kind: LeaseKind,
+    /// Share that is granted on the target.
+    #[serde(rename = "granted_share")]
+    pub share: MemberShare,
     /// User who may use the target.
     pub holder: LeaseHolder,
     /// Time of expiry; absent if the lease has no end time.
@@ -35,6 +38,7 @@ impl LeaseUse {
             id: lease.id,
             target: member.target.clone(),
             kind: lease.kind,
+            share: member.share.clone(),
             holder: lease.holder.clone(),
             until: lease.expires_at,
         })

@@ -61,6 +61,7 @@ pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec
                 mig.instances.iter().map(|one| format!("{}@{}", one.profile, one.placement.start)).collect()
             }),
             drift: gpu.drift.clone(),
+            pending: gpu.pending.clone(),
             drift_known: !gpu.stale && !matches!(gpu.state, GpuState::Lost | GpuState::Unknown),
         };
     gpus.iter().zip(desired_by_rule(in_force, gpus)).map(diff).collect()

@@ -24,9 +24,11 @@ use crate::{
 mod compare;
 mod drift;
 mod grant;
+pub mod in_use;
 mod mode;
 mod mps_entries;
 mod override_effect;
+mod pending;
 mod per_gpu;
 mod plan;
 mod plan_hints;
@@ -38,7 +40,8 @@ pub(crate) use drift::whole_gpu_obstacles;
 pub use grant::{created_after, plan_grant};
 pub use mode::{is_switched, needs_reset, without_fabric_manager};
 pub use mps_entries::check_mps_entries;
-pub use override_effect::{OverrideEffect, override_effects};
+pub use override_effect::{OverrideEffect, layouts_after, override_effects};
+pub use pending::{deferred, pending, promised_timeslice};
 pub use plan::plan_host;
 pub use plan_hints::rule_name;
 
@@ -142,14 +145,15 @@ pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Desi
 }
 
 /// Adds the desired state and the drift to the reading of a GPU. Sets the fields `mode`, `rule`,
-/// `layout` and `drift`, and the desired part of `timeslice`. If the time-slice level is known, the
-/// caller must already have set that level in `timeslice`. `claimed` is the position of the GPU's
-/// rule, from [`claims`].
+/// `layout`, `drift` and `pending`, and the desired part of `timeslice`. The caller must already have
+/// set `leases`, and the level in `timeslice` if that level is known. `claimed` is the position of
+/// the GPU's rule, from [`claims`].
 pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
     let desired_state = desired_state(config, claimed, gpu);
     // The instances of a lost GPU are unknown, so no drift is reported.
     gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&desired_state, gpu) };
     gpu.timeslice = timeslice_state::view(&desired_state, gpu);
+    gpu.pending = pending(&desired_state, gpu);
     gpu.mode = desired_state.mode;
     gpu.layout = desired_state.layout_view();
     gpu.rule = desired_state.rule;

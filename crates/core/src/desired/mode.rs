@@ -1,9 +1,7 @@
 //! Changes of MIG mode in plans: whether a change needs a reset, what the reset affects, and what
 //! blocks the reset according to the readings.
 
-use gpush_api::{
-    ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, LeaseUse, Mig, Peer, Refusal, Reset,
-};
+use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, InstanceStep, Mig, Peer, Reset};
 
 use super::plan::label;
 use crate::{config::Config, holders};
@@ -29,21 +27,6 @@ pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
     // If a mode change is only pending, cancelling it needs no reset.
     let changes = mig.enabled != enable;
     (changes && (needs_reset(gpu.architecture) || mig.reset_pending)).then(Reset::default)
-}
-
-/// Returns why MIG mode cannot change now: processes or leases use the whole GPU.
-pub(super) fn whole_gpu_in_use(gpu: &Gpu) -> Option<Refusal> {
-    let holder = |process: &gpush_api::Process| Holder {
-        pid: process.pid,
-        uid: process.uid,
-        user: process.user.clone(),
-        command: process.command.clone(),
-        service: None,
-        devices: Vec::new(),
-    };
-    let leases: Vec<LeaseUse> = gpu.leases.iter().filter(|lease| lease.target == gpu.uuid).cloned().collect();
-    let is_used = !gpu.processes.is_empty() || !leases.is_empty();
-    is_used.then(|| Refusal::Held { holders: gpu.processes.iter().map(holder).collect(), leases })
 }
 
 /// Whether a fabric manager manages the NVSwitches of the host. Without a fabric manager, all GPUs

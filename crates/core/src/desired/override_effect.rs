@@ -76,6 +76,30 @@ pub fn override_effects(
     plans.iter().map(of).collect()
 }
 
+/// Returns the layout that each GPU should have after an operation with these plans: the layout of a new override, or the
+/// desired layout of today. With `once`, the request changes no override. `None` if no layout is desired, or if this
+/// version cannot parse it.
+#[must_use]
+pub fn layouts_after(
+    config: &Config,
+    gpus: &[Gpu],
+    request: &PlanRequest,
+    plans: &[GpuPlan],
+    once: bool,
+) -> Vec<Option<Layout>> {
+    let desired_states = desired_states(config, gpus);
+    let after = |(plan, effect): (&GpuPlan, OverrideEffect)| {
+        let at = gpus.iter().position(|gpu| gpu.uuid == plan.uuid)?;
+        let desired_state = &desired_states[at];
+        match effect {
+            OverrideEffect::Made { layout, .. } if !once => Layout::parse_list(&layout).ok(),
+            OverrideEffect::Ended if !once => desired_state.configured.clone(),
+            OverrideEffect::Stays | OverrideEffect::Made { .. } | OverrideEffect::Ended => desired_state.layout.clone(),
+        }
+    };
+    plans.iter().zip(override_effects(config, gpus, request, plans)).map(after).collect()
+}
+
 /// Returns whether both layouts are the same. The order of entries does not matter, and two equal
 /// entries are the same as one entry with a count of 2.
 fn equals_canonical(layout: &Layout, canonical: &[String]) -> bool {

@@ -4,7 +4,9 @@
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
 
 use super::{
-    DesiredState, mode,
+    DesiredState,
+    in_use::{Scope, in_use},
+    mode,
     plan::{check_mode, check_plannable, empty_plan, keeps_gpu, label, plan_gpu, refused, unknown_users_error},
     plan_hints::{self, Change},
 };
@@ -121,7 +123,7 @@ fn disable_mig(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     if mig.is_off() {
         return answer;
     }
-    if let Some(refusal) = mode::whole_gpu_in_use(gpu) {
+    if let Some(refusal) = in_use(gpu, Scope::OutsideInstances, None) {
         return refused(gpu, answer, refusal);
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);

@@ -11,7 +11,9 @@ use gpush_api::{
 };
 
 use super::{
-    DesiredState, desired_states, mode, per_gpu,
+    DesiredState, desired_states,
+    in_use::{Scope, in_use},
+    mode, per_gpu,
     plan_hints::{self, Change},
 };
 use crate::{
@@ -341,7 +343,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         Err(refusal) => return refused(answer, refusal),
     };
     if !mig.enabled {
-        if let Some(refusal) = mode::whole_gpu_in_use(gpu) {
+        if let Some(refusal) = in_use(gpu, Scope::OutsideInstances, None) {
             return refused(answer, refusal);
         }
         answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
@@ -369,7 +371,7 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
         answer.keeps = keeps.into_iter().map(|instance| instance.id).collect();
         return answer;
     }
-    if let Some(refusal) = mode::whole_gpu_in_use(gpu) {
+    if let Some(refusal) = in_use(gpu, Scope::OutsideInstances, None) {
         return refused(gpu, answer, refusal);
     }
     answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));

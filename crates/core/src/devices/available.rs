@@ -29,6 +29,8 @@ pub(super) enum Unavailable {
     Ahead(String),
     /// An operation has claimed the GPU.
     Claimed,
+    /// A new rule changes the GPU later, when its leases have ended.
+    Pending,
     /// The reading of the GPU is too old.
     NotRead,
     /// A request is getting the device, or gpushd does not know enough about it.
@@ -45,6 +47,7 @@ impl fmt::Display for Unavailable {
             Self::Mps => f.write_str("shared through MPS: request it with --mps"),
             Self::Ahead(waiter) => write!(f, "{waiter} is ahead in the queue"),
             Self::Claimed => f.write_str("an operation is about to change the GPU"),
+            Self::Pending => f.write_str("a new rule is about to change the GPU"),
             Self::NotRead => f.write_str("gpushd has no recent reading of the GPU"),
             Self::Taken => f.write_str("gpushd cannot grant the device at the moment"),
         }
@@ -81,6 +84,7 @@ impl Offers<'_> {
         Some(match gpu.and_then(|gpu| gpu.closed) {
             Some(Closed::Claimed) => Unavailable::Claimed,
             Some(Closed::NotReady | Closed::Cordoned) => Unavailable::NotRead,
+            Some(Closed::Pending) => Unavailable::Pending,
             None if offered.any(|one| Some(&one.uuid) == uuid && one.shared) => Unavailable::Mps,
             None => Unavailable::Taken,
         })

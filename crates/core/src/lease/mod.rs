@@ -8,6 +8,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `request` | the textual grammar of requests, and their validation |
+//! | `capacity` | which leases occupy a target |
 //! | `placement` | chooses targets for a request; a gang gets all of its targets or none |
 //! | `quota` | limits by user and group |
 //! | `queue` | order of arrival, and reservations |
@@ -15,6 +16,7 @@
 //! | `usage` | leases that block a change |
 //! | `environment` | the environment variables of a lease's processes |
 
+pub mod capacity;
 pub mod environment;
 pub mod machine;
 pub mod placement;

@@ -37,6 +37,7 @@ mod tests {
             id: LeaseId(id),
             target: "MIG-1".to_owned(),
             kind: LeaseKind::Mig,
+            share: gpush_api::MemberShare::Mig { profile: "1g.10gb".to_owned() },
             holder: LeaseHolder { uid: 1000, user: user.map(str::to_owned) },
             until: (id == 17).then(|| "2026-12-01T08:00:00.5Z".parse().unwrap()),
         }

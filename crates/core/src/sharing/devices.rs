@@ -3,11 +3,11 @@
 //! A layout contains counts of devices, and placements for some of them. Entries with a placement,
 //! shared or not, are resolved first: each selects the device at its placement. The other devices
 //! of a kind are interchangeable. Among these, devices that are already shared are selected first,
-//! then the devices with the lowest placement.
+//! then devices that no lease has for itself, then the devices with the lowest placement.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{ComputeInstance, GpuInstance, Mig};
+use gpush_api::{ComputeInstance, Gpu, GpuInstance, LeaseKind, Mig};
 
 use crate::geometry::{Geometry, Profile};
 use crate::layout::{Entry, Layout};
@@ -118,9 +118,32 @@ impl DesiredDevices {
     }
 }
 
-/// Returns the existing devices that the layout shares, sorted by placement. `shared_before`
-/// contains the UUIDs of the devices that were shared before.
-pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, shared_before: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
+/// How the devices of a GPU are used now. Devices that change least are selected first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct DeviceUses<'a> {
+    /// UUIDs of the devices that were shared before, or have a lease of kind `mps`.
+    shared: BTreeSet<&'a str>,
+    /// UUIDs of the devices that a lease has for itself.
+    alone: BTreeSet<&'a str>,
+}
+
+impl<'a> DeviceUses<'a> {
+    /// Returns the uses of a GPU's devices. `shared_before` contains the UUIDs of the devices that were shared before.
+    pub(super) fn of(gpu: &'a Gpu, shared_before: &'a BTreeSet<String>) -> Self {
+        let mut uses = Self { shared: shared_before.iter().map(String::as_str).collect(), alone: BTreeSet::new() };
+        for lease in &gpu.leases {
+            match lease.kind {
+                LeaseKind::Mig => uses.alone.insert(&lease.target),
+                LeaseKind::Mps => uses.shared.insert(&lease.target),
+                LeaseKind::Timeslice | LeaseKind::Whole => false,
+            };
+        }
+        uses
+    }
+}
+
+/// Returns the existing devices that the layout shares, sorted by placement.
+pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, uses: &DeviceUses<'_>) -> Vec<SharedDevice<'a>> {
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let mut wanted: BTreeMap<DeviceKind, BTreeMap<Option<u8>, DesiredDevices>> = BTreeMap::new();
     for entry in &layout.entries {
@@ -130,7 +153,10 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, shared_before: &BTreeSet
     let mut chosen = Vec::new();
     for (kind, mut places) in wanted {
         let mut pool: Vec<SharedDevice<'a>> = all_devices(mig).filter(|device| device.kind() == kind).collect();
-        pool.sort_by_key(|device| (!device.was_shared(shared_before), device.position()));
+        let is_in = |uuids: &BTreeSet<&str>, device: &SharedDevice<'_>| {
+            device.compute.uuid.as_ref().is_some_and(|uuid| uuids.contains(uuid.as_str()))
+        };
+        pool.sort_by_key(|device| (!is_in(&uses.shared, device), is_in(&uses.alone, device), device.position()));
         let anywhere = places.remove(&None).unwrap_or_default();
         for (start, wanted) in places {
             let is_here = |device: &SharedDevice<'_>| Some(device.instance.placement.start) == start;

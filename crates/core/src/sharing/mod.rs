@@ -17,17 +17,21 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use gpush_api::{Architecture, Gpu, GpuState, Mode, MpsPolicy, MpsScope};
+use gpush_api::{Architecture, Gpu, GpuState, Mig, Mode, MpsPolicy, MpsScope, PendingAim};
 
+use self::devices::DeviceUses;
 use crate::{
     config::{Config, Rule},
     desired::{self, DesiredState},
+    layout::Layout,
 };
 
+mod after_plan;
 mod devices;
 mod limits;
 mod names;
 
+pub use after_plan::{DeviceAfter, shared_after};
 pub use devices::device_name;
 pub use limits::{check_memory_limit, max_device_clients, unfit_settings};
 pub use names::{name_of, resolve, short_name};
@@ -91,6 +95,8 @@ impl fmt::Display for Finding {
 pub struct Sharing {
     /// Targets, sorted by GPU and placement.
     pub targets: Vec<SharingTarget>,
+    /// Targets that get a daemon later, because leases keep them from being shared now.
+    pub pending: Vec<SharingTarget>,
     /// Desired sharing that is not possible.
     pub findings: Vec<Finding>,
     /// UUIDs of GPUs whose MIG devices cannot be read now. The daemons of these GPUs do not change.
@@ -179,6 +185,25 @@ fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, shared_before: &B
     accept_targets(sharing, gpu, vec![target], shared_before);
 }
 
+/// A MIG device that a layout shares through MPS.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NamedDevice {
+    /// UUID.
+    pub uuid: String,
+    /// Name, such as `3g.40gb@4`.
+    pub device: String,
+}
+
+/// Returns the existing MIG devices that a layout shares on a GPU, as far as their UUIDs are known.
+#[must_use]
+pub fn shared_devices(layout: &Layout, gpu: &Gpu, mig: &Mig, shared_before: &BTreeSet<String>) -> Vec<NamedDevice> {
+    let shared = devices::shared(layout, mig, &DeviceUses::of(gpu, shared_before));
+    let named = |device: devices::SharedDevice<'_>| {
+        Some(NamedDevice { uuid: device.compute.uuid.clone()?, device: device.display_name() })
+    };
+    shared.into_iter().filter_map(named).collect()
+}
+
 /// Determines the sharing of a GPU's MIG devices, if the layout shares some of them.
 fn decide_mig(
     sharing: &mut Sharing,
@@ -205,7 +230,7 @@ fn decide_mig(
         return;
     }
     let devices = match known {
-        Some(layout) => devices::shared(layout, mig, shared_before),
+        Some(layout) => devices::shared(layout, mig, &DeviceUses::of(gpu, shared_before)),
         None => devices::previously_shared(mig, shared_before),
     };
     let mut targets = Vec::new();
@@ -238,7 +263,19 @@ fn decide_mig(
 /// Adds the targets that the state of the GPU allows, and reports the other targets.
 fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>, shared_before: &BTreeSet<String>) {
     let start = daemon_start(gpu);
+    let is_pending = |target: &SharingTarget| {
+        gpu.pending.iter().any(|change| match &change.aim {
+            PendingAim::Mode { mode } => target.full_gpu && *mode == Mode::Mps,
+            PendingAim::ShareDevice { uuid, .. } => *uuid == target.uuid,
+            PendingAim::Timeslice { .. } | PendingAim::UnshareDevice { .. } => false,
+        })
+    };
     for target in targets {
+        // An existing daemon is never stopped because of a lease.
+        if is_pending(&target) && !shared_before.contains(&target.uuid) {
+            sharing.pending.push(target);
+            continue;
+        }
         match start {
             DaemonStart::Allowed => {}
             DaemonStart::Forbidden(why) | DaemonStart::ExistingOnly(why) => {

@@ -66,7 +66,7 @@ fn shared_double_memory_entry_means_its_own_profile() {
     put(&mut gpus[0], "1g.20gb", 2, &[("1g.20gb", 0)]);
     let shared = |layout: &str| -> Vec<String> {
         let layout = Layout::parse(layout).unwrap();
-        let shared = devices::shared(&layout, gpus[0].mig.as_ref().unwrap(), &BTreeSet::new());
+        let shared = devices::shared(&layout, gpus[0].mig.as_ref().unwrap(), &devices::DeviceUses::default());
         shared.iter().map(devices::SharedDevice::display_name).collect()
     };
     assert_eq!(shared("1g.20gb:mps, 1c.1g.20gb"), ["1g.20gb@2"]);

@@ -31,10 +31,12 @@ use gpush_api::{InstanceStep, MpsStep, Step, TimesliceStep};
 pub fn describe(step: &Step) -> String {
     match step {
         Step::Mps(MpsStep::StopDaemon { label, .. }) => format!("stopping the MPS daemon of {label}"),
-        Step::Mps(MpsStep::StartDaemon) => "starting the MPS daemon of the GPU".to_owned(),
+        Step::Mps(MpsStep::StartDaemon { device: None }) => "starting the MPS daemon of the GPU".to_owned(),
+        Step::Mps(MpsStep::StartDaemon { device: Some(device) }) => format!("starting the MPS daemon of {device}"),
         Step::MigMode(step) => describe_mode(step.enables()).to_owned(),
         Step::Instance(step) => describe_instance(step),
         Step::Timeslice(TimesliceStep::Set) => "setting the time-slice level".to_owned(),
+        Step::Timeslice(TimesliceStep::Clear) => "restoring the time-slice level and the compute mode".to_owned(),
     }
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn share(lease: &Lease, look: &Appearance) -> String {
             let limit = memory_limit_mib.map_or_else(String::new, |limit| format!(" {}", memory(Some(limit))));
             format!("mps {percentage}%{limit}")
         }
-        MemberShare::Timeslice { replicas } => format!("timeslice 1/{replicas}"),
+        MemberShare::Timeslice { replicas, .. } => format!("timeslice 1/{replicas}"),
         MemberShare::Whole => "whole".to_owned(),
     };
     let is_same = lease.members.iter().all(|member| member.share == first.share)

@@ -71,6 +71,11 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     for (at, what) in lease.waits_for.iter().enumerate() {
         fact(if at == 0 { "waits" } else { "" }, &look.clean(what));
     }
+    for change in gpus.iter().flat_map(|gpu| gpu.pending.iter().map(move |change| (gpu.index, change))) {
+        if change.1.leases.contains(&lease.id) {
+            fact("delays", &look.clean(&change.1.describe(change.0)));
+        }
+    }
     if let Some(revocation) = &lease.revocation {
         let by = revocation.by.user.as_ref().map_or_else(|| format!("uid {}", revocation.by.uid), |u| look.clean(u));
         let why =
@@ -109,7 +114,7 @@ fn members(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
                 let priority = if *priority == Priority::Normal { "" } else { ", below-normal" };
                 format!("{percentage}%{limit}{priority}")
             }
-            MemberShare::Timeslice { replicas } => format!("1 of {replicas} replicas"),
+            MemberShare::Timeslice { replicas, .. } => format!("1 of {replicas} replicas"),
             MemberShare::Whole => "whole".to_owned(),
         };
         vec![target(member, gpus, look), share, gib(member.memory_mib), look.clean(&member.target)]

@@ -135,6 +135,7 @@ fn config_diff_shows_the_changes_of_a_file() {
         overridden: None,
         stands: Some(stands.iter().map(|one| (*one).to_owned()).collect()),
         drift: Vec::new(),
+        pending: Vec::new(),
         drift_known: true,
     };
     let training = || wish(Mode::Mig, "training", Some("3g.40gb*2"));

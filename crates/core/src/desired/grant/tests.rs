@@ -120,6 +120,7 @@ impl Scene {
                     id: LeaseId(17),
                     target: instance.compute[0].uuid.clone().unwrap(),
                     kind: LeaseKind::Mig,
+                    share: gpush_api::MemberShare::Mig { profile: "1g.10gb".to_owned() },
                     holder: LeaseHolder { uid: 1000, user: Some("alice".to_owned()) },
                     until: None,
                 });

@@ -9,6 +9,7 @@ fn lease(id: u64, target: &str) -> LeaseUse {
         id: LeaseId(id),
         target: target.to_owned(),
         kind: LeaseKind::Mig,
+        share: gpush_api::MemberShare::Mig { profile: "1g.10gb".to_owned() },
         holder: LeaseHolder { uid: 1000, user: Some("alice".to_owned()) },
         until: Some("2026-12-01T08:00:00Z".parse().unwrap()),
     }

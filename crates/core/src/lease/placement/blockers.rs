@@ -7,7 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{LeaseMember, MemberShare};
+use gpush_api::{LeaseKind, LeaseMember, MemberShare};
+
+use crate::lease::capacity::{Held, Relation};
 
 use super::{Assignment, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, UseOccupied, gang};
 
@@ -132,7 +134,7 @@ impl GpuOffer {
         used.map(|(_, device)| device.uuid.as_str()).chain(whole)
     }
 
-    /// Frees a target, because its lease and the processes on it end.
+    /// Frees a target, because its lease and the processes on it end. The end of a lease on the GPU frees all devices.
     fn free_target(&mut self, target: &str) {
         for instance in self.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
             if let Some(device) = instance.devices.iter_mut().find(|device| device.uuid == target) {
@@ -147,6 +149,16 @@ impl GpuOffer {
 
     /// Frees the share of a member whose lease ends.
     fn free_member(&mut self, member: &LeaseMember) {
+        let held = Held::by_member(member);
+        let excludes =
+            |gpu: &str, target: &str, kind| u32::from(held.relation(gpu, target, kind) == Relation::Excludes);
+        for mps in &mut self.mps {
+            mps.excluding = mps.excluding.saturating_sub(excludes(&self.uuid, &mps.target, LeaseKind::Mps));
+        }
+        if let Some(slices) = &mut self.timeslice {
+            let one = excludes(&self.uuid, &self.uuid, LeaseKind::Timeslice);
+            slices.excluding = slices.excluding.saturating_sub(one);
+        }
         match &member.share {
             MemberShare::Mig { .. } | MemberShare::Whole => self.free_target(&member.target),
             MemberShare::Timeslice { .. } => {

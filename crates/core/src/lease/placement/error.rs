@@ -161,6 +161,7 @@ fn free_share(host: &Host, wanted: &PlacementRequest) -> Option<FreeShare> {
             let targets = open.flat_map(|gpu| gpu.mps.iter().map(move |mps| (gpu.index, mps)));
             let fits = |(_, mps): &(u32, &MpsOffer)| {
                 wanted.has_target(&mps.target)
+                    && mps.excluding == 0
                     && mps.user.is_none_or(|user| user == wanted.holder)
                     && mps.leases < mps.most_leases
             };
@@ -218,7 +219,8 @@ fn unknown_profile(host: &Host, profile: &str) -> Option<NoAssignment> {
 /// Returns why a GPU cannot fulfil a request now. `most` is the number of members that the empty GPU
 /// can hold. Returns `None` if the GPU can hold none and no operation is changing it.
 fn obstacle(gpu: &GpuOffer, most: usize, wanted: &PlacementRequest, policy: PlacementPolicy) -> Option<Obstacle> {
-    if let Some(closed) = gpu.closed.filter(|closed| most > 0 || *closed == Closed::Claimed) {
+    let is_change = |closed: &Closed| matches!(closed, Closed::Claimed | Closed::Pending);
+    if let Some(closed) = gpu.closed.filter(|closed| most > 0 || is_change(closed)) {
         return Some(Obstacle::Closed(closed));
     }
     if most == 0 {

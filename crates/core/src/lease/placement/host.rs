@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{LeaseKind, Mode, Percentage, Placement};
+use gpush_api::{ComputeMode, LeaseKind, Mode, PendingChange, Percentage, Placement, TimesliceLevel};
 
 use crate::geometry::Geometry;
 
@@ -29,6 +29,8 @@ pub struct GpuOffer {
     pub closed: Option<Closed>,
     /// Why the GPU offers nothing; `None` if it offers leases.
     pub unoffered: Option<Unoffered>,
+    /// Changes that a new rule requires, but that gpushd does not make yet because of leases.
+    pub pending: Vec<PendingChange>,
     /// MIG devices, if the GPU offers any.
     pub mig: Option<MigOffer>,
     /// Targets that are shared through MPS: the whole GPU, or its MIG devices.
@@ -48,6 +50,8 @@ pub enum Closed {
     Claimed,
     /// The state of the GPU does not allow grants: degraded, unknown, held, lost, maintenance.
     NotReady,
+    /// A new rule requires a change of the whole GPU, which gpushd does not make yet because of leases.
+    Pending,
 }
 
 /// Why a GPU offers no leases.
@@ -63,6 +67,8 @@ pub enum Unoffered {
     /// The state of the GPU does not allow grants, so its offers are not known. Contains the mode
     /// of its rule.
     NotReady(Mode),
+    /// The GPU is leased under an earlier rule, and changes to the mode of its rule later.
+    Pending(Mode),
 }
 
 /// The MIG devices that a GPU offers.
@@ -160,6 +166,8 @@ pub struct MpsOffer {
     pub default: Percentage,
     /// User id that the daemon serves now; `None` if the daemon is idle or serves several users.
     pub user: Option<u32>,
+    /// Number of leases that exclude a share of the target: leases of other kinds on an overlapping target.
+    pub excluding: u32,
 }
 
 /// Time-slice replicas of a GPU.
@@ -167,8 +175,14 @@ pub struct MpsOffer {
 pub struct TimesliceOffer {
     /// Number of all replicas.
     pub replicas: u32,
+    /// Time-slice level that a lease gets.
+    pub level: TimesliceLevel,
+    /// Compute mode that the rule sets; `None` if it sets none.
+    pub compute_mode: Option<ComputeMode>,
     /// Number of replicas that have a lease or a reservation.
     pub taken: u32,
+    /// Number of leases that exclude a replica: leases of other kinds on the GPU or its MIG devices.
+    pub excluding: u32,
 }
 
 /// A GPU that can be leased as a whole.
@@ -223,9 +237,9 @@ impl GpuOffer {
             }
         }
         for mps in &mut empty.mps {
-            (mps.taken_tenths, mps.leases, mps.user) = (0, 0, None);
+            (mps.taken_tenths, mps.leases, mps.user, mps.excluding) = (0, 0, None, 0);
         }
-        empty.timeslice = empty.timeslice.map(|slices| TimesliceOffer { taken: 0, ..slices });
+        empty.timeslice = empty.timeslice.map(|slices| TimesliceOffer { taken: 0, excluding: 0, ..slices });
         empty.whole = empty.whole.map(|_| WholeOffer { free: true, leased: false });
         empty
     }

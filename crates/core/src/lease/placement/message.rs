@@ -48,7 +48,9 @@ impl NoAssignment {
         match self {
             Self::NotOffered { offered, unoffered, .. } if offered.is_empty() => {
                 let mut error = error(Code::Unsupported, verb("cannot be leased", "cannot be leased"));
-                error.causes.extend(unoffered.iter().take(MOST_NAMED).map(|(gpu, why)| unoffered_cause(*gpu, *why)));
+                error.causes.extend(
+                    unoffered.iter().take(MOST_NAMED).flat_map(|(gpu, why)| unoffered_causes(*gpu, *why, context)),
+                );
                 error.hint(
                     apply_hint(unoffered.iter())
                         .unwrap_or_else(|| "choose other GPUs: `gpushctl status` shows the modes".to_owned()),
@@ -59,7 +61,8 @@ impl NoAssignment {
                 let would_offer: Vec<_> = unoffered.iter().filter(|(_, why)| kind_of(*why) == Some(*kind)).collect();
                 if !would_offer.is_empty() {
                     let mut error = error(Code::Unsupported, format!("no GPU offers leases of kind {kind} now"));
-                    let causes = would_offer.iter().take(MOST_NAMED).map(|(gpu, why)| unoffered_cause(*gpu, *why));
+                    let named = would_offer.iter().take(MOST_NAMED);
+                    let causes = named.flat_map(|(gpu, why)| unoffered_causes(*gpu, *why, context));
                     error.causes.extend(causes);
                     error.causes.push(format!("the other GPUs offer only leases of kind {}", kinds.join(", ")));
                     error.hint = apply_hint(would_offer.into_iter());
@@ -68,10 +71,12 @@ impl NoAssignment {
                 let examples: Vec<String> = offered.iter().map(|(_, request)| format!("`{request}`")).collect();
                 let first = offered.first().map_or("", |(_, request)| request);
                 let offer = format!("{} only leases of kind {}", verb("offers", "offer"), kinds.join(", "));
-                error(Code::Unsupported, offer).hint(format!(
+                let mut error = error(Code::Unsupported, offer).hint(format!(
                     "request {}, as with `gpushctl run --request {first} -- COMMAND`",
                     examples.join(" or ")
-                ))
+                ));
+                error.causes.extend(pending(wanted, context));
+                error
             }
             Self::UnknownProfile { profile, nearest } => {
                 let has_not = match wanted.gpus {
@@ -127,6 +132,14 @@ impl NoAssignment {
                         }
                         _ => &[],
                     };
+                    let changes = match obstacle {
+                        Obstacle::Closed(Closed::Pending) => pending_of(*gpu, context),
+                        _ => Vec::new(),
+                    };
+                    if !changes.is_empty() {
+                        error.causes.extend(changes);
+                        continue;
+                    }
                     error.causes.extend(match (reasons, obstacles.as_slice()) {
                         // The message already names the state of the only GPU.
                         (reasons, [(_, Obstacle::Closed(_))]) => reasons.to_vec(),
@@ -194,9 +207,31 @@ fn percent(tenths: u32) -> String {
     }
 }
 
-/// Returns why a GPU offers no lease.
+/// Describes the pending changes of a GPU, one clause each.
+fn pending_of(gpu: u32, context: ErrorContext<'_>) -> Vec<String> {
+    let of_gpu = context.host.gpus.iter().filter(|one| one.index == gpu);
+    of_gpu.flat_map(|gpu| gpu.pending.iter().map(|change| change.describe(gpu.index))).collect()
+}
+
+/// Describes the pending changes of the GPUs that a request may use.
+fn pending(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> {
+    let selected = context.host.selected(wanted);
+    selected.gpus.iter().take(MOST_NAMED).flat_map(|gpu| pending_of(gpu.index, context)).collect()
+}
+
+/// Returns why a GPU offers no lease, one clause for each reason.
+fn unoffered_causes(gpu: u32, why: Unoffered, context: ErrorContext<'_>) -> Vec<String> {
+    match why {
+        Unoffered::Pending(_) => pending_of(gpu, context),
+        Unoffered::NotReady(_) | Unoffered::NoRule | Unoffered::Unmanaged | Unoffered::OtherMode(_) => {
+            vec![unoffered_cause(gpu, why)]
+        }
+    }
+}
+
 fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
     match why {
+        Unoffered::Pending(mode) => format!("GPU {gpu} changes to mode `{}` later", mode.name()),
         Unoffered::NotReady(_) => format!("GPU {gpu} is not ready"),
         Unoffered::NoRule => format!("no rule of the config claims GPU {gpu}"),
         Unoffered::Unmanaged => format!("GPU {gpu} has mode `unmanaged`: gpushd grants no leases on it"),
@@ -206,7 +241,7 @@ fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
 
 /// Returns the kind of lease that a GPU would offer in the mode of its rule.
 fn kind_of(why: Unoffered) -> Option<LeaseKind> {
-    let (Unoffered::OtherMode(mode) | Unoffered::NotReady(mode)) = why else { return None };
+    let (Unoffered::OtherMode(mode) | Unoffered::NotReady(mode) | Unoffered::Pending(mode)) = why else { return None };
     match mode {
         Mode::Mig => Some(LeaseKind::Mig),
         Mode::Mps => Some(LeaseKind::Mps),
@@ -295,6 +330,8 @@ fn busy(obstacles: &[(u32, Obstacle)]) -> String {
         format!("an operation is changing {}", gpus_of(obstacles))
     } else if all(Closed::NotReady) {
         verb("is not ready", "are not ready")
+    } else if all(Closed::Pending) {
+        verb("is leased under an earlier rule", "are leased under earlier rules")
     } else if obstacles.iter().all(|(_, obstacle)| matches!(obstacle, Obstacle::Closed(_))) {
         "the GPUs accept no leases now".to_owned()
     } else {
@@ -320,6 +357,7 @@ fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest) -> String {
         Obstacle::Closed(Closed::Cordoned) => format!("GPU {gpu} is cordoned"),
         Obstacle::Closed(Closed::Claimed) => format!("an operation is changing GPU {gpu}"),
         Obstacle::Closed(Closed::NotReady) => format!("GPU {gpu} is not ready"),
+        Obstacle::Closed(Closed::Pending) => format!("GPU {gpu} is leased under an earlier rule"),
         Obstacle::InUse => match wanted.targets {
             Some(_) => format!("the requested target on GPU {gpu} has no room"),
             None => format!("GPU {gpu} has no room"),

@@ -27,7 +27,7 @@ pub(super) fn best_choices(
         }
         RequestedShare::Timeslice => gpu.timeslice.and_then(|slices| {
             let left = slices.replicas.saturating_sub(slices.taken);
-            let blocks = u32::from(left == 0);
+            let blocks = u32::from(left == 0) + u32::from(slices.excluding > 0);
             let parts = Parts { blocked: blocks, free: left, load: slices.taken, ..Parts::default() };
             let way = GpuChoice { cost: parts.cost(policy), ..member(Member::Timeslice { gpu: gpu.index }) };
             (blocks == 0 || blocked == UseOccupied::Last && slices.replicas > 0).then_some(way)
@@ -60,7 +60,8 @@ fn on_mps(
     }
     let left = mps.capacity_tenths.saturating_sub(mps.taken_tenths);
     let is_others = mps.user.is_some_and(|user| user != wanted.holder);
-    let blocks = u32::from(tenths > left) + u32::from(is_others) + u32::from(mps.leases >= mps.most_leases);
+    let full = u32::from(tenths > left) + u32::from(mps.leases >= mps.most_leases);
+    let blocks = full + u32::from(is_others) + u32::from(mps.excluding > 0);
     if blocks > 0 && blocked == UseOccupied::Never {
         return None;
     }

@@ -14,12 +14,13 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{Gpu, GpuInstance, GpuState, LeaseMember, MemberShare, Mig, Mode, Placement};
+use gpush_api::{Gpu, GpuInstance, GpuState, LeaseKind, LeaseMember, MemberShare, Mig, Mode, Placement};
 
 use crate::{
     config::Config,
     desired::{self, DesiredState},
     geometry::Geometry,
+    lease::capacity::{Held, Relation},
     sharing,
 };
 
@@ -49,7 +50,9 @@ impl Host {
     #[must_use]
     pub fn of(snapshot: &Snapshot<'_>) -> Self {
         let desired_states = desired::desired_states(snapshot.config, snapshot.gpus);
-        let targets = sharing::targets(snapshot.config, snapshot.gpus, snapshot.daemons);
+        let decided = sharing::decide(snapshot.config, snapshot.gpus, snapshot.daemons);
+        // A target that leases keep from being shared is offered, so that requests for it can wait.
+        let targets: Vec<_> = decided.targets.into_iter().chain(decided.pending).collect();
         let gpus = snapshot
             .gpus
             .iter()
@@ -67,11 +70,13 @@ fn offer(
     targets: &[sharing::SharingTarget],
 ) -> GpuOffer {
     let own: Vec<&sharing::SharingTarget> = targets.iter().filter(|target| target.gpu_uuid == gpu.uuid).collect();
-    let is_whole = || gpu.mig.as_ref().is_none_or(gpush_api::Mig::is_off);
+    // While a daemon shares the GPU through MPS, no program can use the GPU without this daemon.
+    let is_whole = || gpu.mig.as_ref().is_none_or(gpush_api::Mig::is_off) && !snapshot.daemons.contains(&gpu.uuid);
     let mut offer = GpuOffer {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
         closed: closed(snapshot, gpu),
+        pending: gpu.pending.clone(),
         mps: own.iter().map(|target| mps(snapshot, gpu, target)).collect(),
         ..GpuOffer::default()
     };
@@ -82,14 +87,17 @@ fn offer(
                 enabled.map(|mig| MigOffer { dynamic: desired_state.dynamic, ..mig_offer(snapshot, gpu, mig, &own) });
         }
         Mode::Timeslice if is_whole() => {
-            let taken = taken(snapshot, &gpu.uuid).count();
+            let leases = Occupants::of(snapshot, gpu, &gpu.uuid, LeaseKind::Timeslice);
             offer.timeslice = desired_state.timeslice.as_ref().map(|policy| TimesliceOffer {
                 replicas: policy.replicas,
-                taken: u32::try_from(taken).unwrap_or(u32::MAX),
+                level: policy.level,
+                compute_mode: policy.compute_mode,
+                taken: count(leases.sharing.len()),
+                excluding: leases.excluding,
             });
         }
         Mode::Exclusive if is_whole() => {
-            let leased = taken(snapshot, &gpu.uuid).next().is_some();
+            let leased = Occupants::of(snapshot, gpu, &gpu.uuid, LeaseKind::Whole).excluding > 0;
             offer.whole = Some(WholeOffer { free: gpu.processes.is_empty() && !leased, leased });
         }
         Mode::NoRule | Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
@@ -99,6 +107,7 @@ fn offer(
             Mode::NoRule => Unoffered::NoRule,
             Mode::Unmanaged => Unoffered::Unmanaged,
             mode if offer.closed == Some(Closed::NotReady) => Unoffered::NotReady(mode),
+            mode if gpu.pending.iter().any(|change| change.aim.device().is_none()) => Unoffered::Pending(mode),
             mode @ (Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive) => Unoffered::OtherMode(mode),
         });
     }
@@ -114,6 +123,8 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu) -> Option<Closed> {
         GpuState::Cordoned => Some(Closed::Cordoned),
         GpuState::Changing => Some(Closed::Claimed),
         GpuState::Ready if gpu.stale || !gpu.processes_known => Some(Closed::NotReady),
+        // The present leases keep the earlier rule. A new lease would delay the change.
+        GpuState::Ready if gpu.pending.iter().any(|change| change.aim.device().is_none()) => Some(Closed::Pending),
         GpuState::Ready => None,
         GpuState::Degraded | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => {
             Some(Closed::NotReady)
@@ -121,13 +132,31 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu) -> Option<Closed> {
     }
 }
 
-/// Returns the lease members on a target, each with the uid of its holder.
-fn taken<'a>(snapshot: &'a Snapshot<'a>, target: &'a str) -> impl Iterator<Item = (u32, &'a LeaseMember)> {
-    snapshot
-        .members
-        .iter()
-        .filter(move |(_, member)| member.target == target)
-        .map(|(holder, member)| (*holder, *member))
+/// The lease members that occupy a target of a GPU.
+struct Occupants<'a> {
+    /// Members that share the target in the requested way, each with the uid of its holder.
+    sharing: Vec<(u32, &'a LeaseMember)>,
+    /// Number of members that exclude such a share.
+    excluding: u32,
+}
+
+impl<'a> Occupants<'a> {
+    /// Returns the members that occupy `target` for a share of kind `kind`.
+    fn of(snapshot: &Snapshot<'a>, gpu: &Gpu, target: &str, kind: LeaseKind) -> Self {
+        let mut all = Self { sharing: Vec::new(), excluding: 0 };
+        for (holder, member) in snapshot.members {
+            match Held::by_member(member).relation(&gpu.uuid, target, kind) {
+                Relation::Shares => all.sharing.push((*holder, *member)),
+                Relation::Excludes => all.excluding += 1,
+                Relation::None => {}
+            }
+        }
+        all
+    }
+}
+
+fn count(of: usize) -> u32 {
+    u32::try_from(of).unwrap_or(u32::MAX)
 }
 
 fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::SharingTarget) -> MpsOffer {
@@ -135,7 +164,8 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::SharingTarget) -> M
         MemberShare::Mps { percentage, .. } => u32::from(percentage.tenths()),
         MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => 0,
     };
-    let holder = || taken(snapshot, &target.uuid).next().map(|(holder, _)| holder);
+    let Occupants { sharing, excluding } = Occupants::of(snapshot, gpu, &target.uuid, LeaseKind::Mps);
+    let holder = || sharing.first().map(|(holder, _)| *holder);
     let user = match target.policy.users {
         gpush_api::MpsUsers::One => holder().or_else(|| snapshot.users.get(&target.uuid).copied()),
         gpush_api::MpsUsers::Many => None,
@@ -144,11 +174,12 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::SharingTarget) -> M
         target: target.uuid.clone(),
         memory_mib: target.memory_mib.unwrap_or(gpu.memory.total_mib),
         capacity_tenths: target.policy.shares_percent.saturating_mul(10),
-        taken_tenths: taken(snapshot, &target.uuid).map(tenths).fold(0, u32::saturating_add),
-        leases: u32::try_from(taken(snapshot, &target.uuid).count()).unwrap_or(u32::MAX),
+        taken_tenths: sharing.iter().copied().map(tenths).fold(0, u32::saturating_add),
+        leases: count(sharing.len()),
         most_leases: target.policy.max_clients,
         default: target.policy.settings.percentage,
         user,
+        excluding,
     }
 }
 
@@ -166,8 +197,9 @@ fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::
                 busy = true;
                 continue;
             };
-            let shared = shared.iter().any(|target| target.uuid == *uuid);
-            let leased = taken(snapshot, uuid).next().is_some();
+            // A daemon that the layout no longer requires may still run.
+            let shared = shared.iter().any(|target| target.uuid == *uuid) || snapshot.daemons.contains(uuid);
+            let leased = Occupants::of(snapshot, gpu, uuid, LeaseKind::Mig).excluding > 0;
             devices.push(Device {
                 uuid: uuid.clone(),
                 profile: compute.profile.clone(),
@@ -199,6 +231,7 @@ mod tests {
     use crate::{
         lease::placement::{
             NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare, place,
+            scene::timeslice_offer,
         },
         preset,
     };
@@ -249,7 +282,9 @@ mod tests {
         }
 
         fn lease(&mut self, holder: u32, target: &str, share: MemberShare) {
-            let (target, gpu) = (target.to_owned(), String::new());
+            // The MIG devices are on GPU 0.
+            let gpu = if target.starts_with("MIG-") { self.uuid(0) } else { target.to_owned() };
+            let target = target.to_owned();
             self.members.push((holder, LeaseMember { target, gpu, share, memory_mib: 0, gpu_memory_mib: 0 }));
         }
 
@@ -305,14 +340,14 @@ mod tests {
         let percentage = "12.5".parse().unwrap();
         let share = MemberShare::Mps { percentage, memory_limit_mib: None, priority: gpush_api::Priority::Normal };
         scene.lease(1000, &mps, share);
-        scene.lease(1000, &timeslice, MemberShare::Timeslice { replicas: 3 });
+        scene.lease(1000, &timeslice, MemberShare::Timeslice { replicas: 3, level: None, compute_mode: None });
         scene.lease(1000, &whole, MemberShare::Whole);
         let host = scene.host();
         let free: Vec<bool> =
             host.gpus[0].mig.as_ref().unwrap().instances.iter().map(|one| one.devices[0].free).collect();
         assert_eq!(free, [false, true]);
         assert_eq!((host.gpus[1].mps[0].taken_tenths, host.gpus[1].mps[0].user), (125, Some(1000)));
-        assert_eq!(host.gpus[2].timeslice, Some(TimesliceOffer { replicas: 3, taken: 1 }));
+        assert_eq!(host.gpus[2].timeslice, Some(TimesliceOffer { taken: 1, ..timeslice_offer(3) }));
         assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false, leased: true }));
 
         let mut scene = Scene::new();

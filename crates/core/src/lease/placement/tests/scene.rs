@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::Placement;
+use gpush_api::{ComputeMode, Placement, TimesliceLevel};
 
 use crate::geometry::Geometry;
 
@@ -22,7 +22,12 @@ pub(in crate::lease) fn whole(index: u32, free: bool) -> GpuOffer {
 }
 
 pub(in crate::lease) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
-    GpuOffer { timeslice: Some(TimesliceOffer { replicas, taken }), ..gpu(index) }
+    GpuOffer { timeslice: Some(TimesliceOffer { taken, ..timeslice_offer(replicas) }), ..gpu(index) }
+}
+
+pub(in crate::lease) fn timeslice_offer(replicas: u32) -> TimesliceOffer {
+    let (level, compute_mode) = (TimesliceLevel::Default, Some(ComputeMode::Default));
+    TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0 }
 }
 
 pub(in crate::lease) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer {
@@ -30,7 +35,17 @@ pub(in crate::lease) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) ->
     let (capacity_tenths, default) = (1000, Percentage::ALL);
     let (leases, most_leases) = (0, gpush_api::MPS_CLIENTS);
     let memory_mib = 81_920;
-    let offer = MpsOffer { target, memory_mib, capacity_tenths, taken_tenths, leases, most_leases, default, user };
+    let offer = MpsOffer {
+        target,
+        memory_mib,
+        capacity_tenths,
+        taken_tenths,
+        leases,
+        most_leases,
+        default,
+        user,
+        excluding: 0,
+    };
     GpuOffer { mps: vec![offer], ..gpu(index) }
 }
 
