@@ -369,7 +369,7 @@ impl LeaseTable {
     }
 
     /// Adds a reservation. Returns its number.
-    pub(super) fn reserve(&mut self, reservation: Reservation) -> ReservationId {
+    pub(crate) fn reserve(&mut self, reservation: Reservation) -> ReservationId {
         self.next += 1;
         self.reserved.insert(self.next, reservation);
         self.next

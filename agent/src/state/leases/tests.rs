@@ -159,8 +159,11 @@ fn plan_sees_idle_leases_as_users_of_their_targets() {
     table.mark_reservations(&mut gpus);
     let instances = &gpus[0].mig.as_ref().unwrap().instances;
     assert!(instances.iter().all(|instance| instance.compute[0].processes.is_empty()));
-    let uses: Vec<(&str, String)> = gpus[0].leases.iter().map(|one| (one.target.as_str(), one.to_string())).collect();
-    assert_eq!(uses, [("MIG-1", "lease L7 of user1000, without an end".to_owned())], "a queued lease has nothing");
+    let uses = table.uses_on("GPU-0");
+    let uses: Vec<(&str, String)> = uses.iter().map(|one| (one.target.as_str(), one.to_string())).collect();
+    let reserved = ("GPU-0", format!("lease {UNRECORDED} of uid 1001, without an end"));
+    let leased = ("MIG-1", "lease L7 of user1000, without an end".to_owned());
+    assert_eq!(uses, [leased, reserved], "a queued lease has nothing");
     assert_eq!(gpus[0].processes[0].command.as_deref(), Some("a lease that is being granted"));
 }
 
