@@ -119,7 +119,7 @@ impl Executor {
             let id = ongoing.id();
             tracing::warn!(operation = id, "cannot record that operation {id} is being rolled back: {error}");
         }
-        let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
+        let (state, error, changes) = rollback::all(&self.mig, &self.mps, &ongoing, parts, ends, why.clone()).await;
         log_end(&ongoing, state, Some(&why));
         self.end(ongoing, parts, state, Some(error), changes).await;
     }

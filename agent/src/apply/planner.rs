@@ -161,6 +161,7 @@ impl Planner {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &self.mps.idle());
         self.mig.state.leases().mark_reservations(&mut gpus);
+        mps::add_daemons_to(&self.mps, &mut gpus);
         Ok(gpus)
     }
 
@@ -184,6 +185,7 @@ impl Planner {
         mps::poll(&self.mps, &asked).await;
         let mut gpus = self.mig.state.with(readings).gpus_for_plans(viewer, &self.mps.idle());
         self.mig.state.leases().mark_reservations(&mut gpus);
+        mps::add_daemons_to(&self.mps, &mut gpus);
         Ok(gpus)
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     caller::Caller,
     cordon,
     idempotency::Header,
+    mps,
     request::Request,
     state::{self, Commits, readings::Readings},
 };
@@ -69,6 +70,7 @@ async fn list(
         let viewer = caller.viewer;
         let list = async move {
             let mut gpus = observed.gpus(viewer);
+            mps::add_daemons_to(&engine.planner.mps, &mut gpus);
             gpus.iter_mut().for_each(|gpu| apply::add_progress(&engine, &observed.host, gpu));
             Ok::<Vec<Gpu>, Failure>(gpus)
         };
@@ -84,6 +86,7 @@ async fn list(
     let of = caller.viewer;
     let list = async move {
         let mut gpus = observed.gpus(of);
+        mps::add_daemons_to(&engine.planner.mps, &mut gpus);
         for gpu in &mut gpus {
             apply::add_progress(&engine, &observed.host, gpu);
             leave_out_profiles(gpu);
@@ -228,6 +231,7 @@ fn leave_out_profiles(gpu: &mut Gpu) {
 async fn find(engine: &Engine, readings: &Readings, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
     let observed = readings.host().await?;
     let mut gpu = observed.at(observed.host.position(text)?, caller.viewer);
+    mps::add_daemons_to(&engine.planner.mps, std::slice::from_mut(&mut gpu));
     apply::add_progress(engine, &observed.host, &mut gpu);
     Ok(gpu)
 }

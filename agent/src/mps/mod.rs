@@ -68,7 +68,7 @@ pub(crate) use self::{
         pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
-    operation_steps::{poll, start_and_wait, start_device_daemons, stop_for_operation},
+    operation_steps::{add_daemons_to, daemons_on, poll, start_and_wait, start_device_daemons, stop_for_operation},
     plan_steps::{plan, reserve_of_plan},
     reconcile::run,
     records::RecordedSettings,

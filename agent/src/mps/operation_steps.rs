@@ -78,6 +78,20 @@ impl Mps {
     }
 }
 
+/// Adds to each GPU its MPS daemons, so that plans keep the MIG devices with a daemon if possible.
+pub(crate) fn add_daemons_to(mps: &Mps, gpus: &mut [Gpu]) {
+    for gpu in gpus {
+        gpu.mps_daemons = daemons_on(mps, &gpu.uuid);
+    }
+}
+
+/// Returns the UUIDs of the targets on a GPU that have an MPS daemon.
+pub(crate) fn daemons_on(mps: &Mps, gpu: &str) -> BTreeSet<String> {
+    let entries = mps.entries();
+    let own = entries.iter().filter(|(_, entry)| entry.gpu_uuid == gpu && is_present(entry));
+    own.map(|(uuid, _)| uuid.clone()).collect()
+}
+
 /// Returns one sentence for each use of a target; empty if it is not in use.
 pub(super) fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
     let (seen, label) = (entry.daemon.last_report(), view::label(entry, uuid));

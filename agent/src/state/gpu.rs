@@ -25,7 +25,7 @@
 //!
 //! A cordon is independent of the state. `cordons` lists the cordons of a GPU in any state.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{Gpu, GpuChange, GpuState, InstanceSummary, Memory, Mode, TimesliceView};
 use gpush_core::{desired, sharing};
@@ -107,6 +107,7 @@ impl GpuSnapshot {
             sensors: gpush_api::Sensors::default(),
             processes: Vec::new(),
             leases: Vec::new(),
+            mps_daemons: BTreeSet::new(),
             processes_known: true,
             processes_error: None,
             observed_at: jiff::Timestamp::UNIX_EPOCH,

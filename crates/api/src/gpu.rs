@@ -1,6 +1,6 @@
 //! A GPU as gpushd reads it: identity, MIG state, instances, and the processes that use them.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -432,6 +432,10 @@ pub struct Gpu {
     /// Leases on the GPU and its MIG devices. A leased target is in use even if no process runs on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leases: Vec<LeaseUse>,
+    /// UUIDs of the GPU and its MIG devices that have an MPS daemon. A plan destroys such a device only if no other plan
+    /// is possible.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub mps_daemons: BTreeSet<String>,
     /// Whether the driver reported all processes. If false, even an instance without processes may be in use, so gpushd
     /// destroys no instance on the GPU. The field is absent if its value is true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]

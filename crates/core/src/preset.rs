@@ -5,7 +5,7 @@
 //! preset GPU has MIG mode on, no instances, and a UUID of the form `GPU-00000000-…`. No real GPU
 //! has such a UUID, so users cannot confuse a preset with a real host.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{
     ApiError, Architecture, Code, ComputeProfile, Engines, Gpu, GpuProfile, GpuState, Memory, Mig, Mode, Placement,
@@ -87,6 +87,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         processes: Vec::new(),
         cordons: Vec::new(),
         leases: Vec::new(),
+        mps_daemons: BTreeSet::new(),
         processes_known: true,
         processes_error: None,
         observed_at: Timestamp::UNIX_EPOCH,

@@ -183,25 +183,27 @@ fn gpu_instance_without_ci_gets_one_in_place() {
 }
 
 #[test]
-fn held_instances_are_kept_even_at_higher_cost() {
+fn instances_with_mps_daemon_are_kept_even_at_higher_cost() {
     let geometry = geometry("a100-80");
     let instances = standing(&geometry, "3g.40gb@0, 1g.10gb@4, 1g.10gb@6");
     let target = resolve(&geometry, "3g.40gb@4");
     // The 3g.40gb cannot be kept, so the planner destroys it even if it has an MPS daemon.
-    let mut holds = ProtectedInstances::default();
-    holds.add_gpu_instance(1);
-    assert!(plan_protecting(&geometry, &instances, &target, &holds).is_ok());
+    let with_daemon = |gi: usize| {
+        let uuid = format!("MIG-{gi}");
+        let mut instances = instances.clone();
+        instances[gi - 1].compute[0].uuid = Some(uuid.clone());
+        ProtectedInstances::default().with_mps_daemons(&instances, &[uuid].into())
+    };
+    assert!(plan_protecting(&geometry, &instances, &target, &with_daemon(1)).is_ok());
 
     // One of the two small instances must be destroyed. If neither has an MPS daemon, the planner
     // keeps the instance that leaves more room.
     let target = resolve(&geometry, "4g.40gb, 1g.10gb");
     assert_eq!(plan(&geometry, &instances, &target).unwrap().keeps, [3]);
-    let mut holds = ProtectedInstances::default();
-    holds.add_compute_instance(3, 0);
-    assert_eq!(plan_protecting(&geometry, &instances, &target, &holds).unwrap().keeps, [3]);
-    let mut holds = ProtectedInstances::default();
-    holds.add_gpu_instance(2);
-    assert_eq!(plan_protecting(&geometry, &instances, &target, &holds).unwrap().keeps, [2]);
+    for gi in [3, 2] {
+        let plan = plan_protecting(&geometry, &instances, &target, &with_daemon(gi)).unwrap();
+        assert_eq!(plan.keeps, [u32::try_from(gi).unwrap()]);
+    }
 }
 
 #[test]

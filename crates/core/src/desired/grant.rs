@@ -46,7 +46,7 @@ pub fn plan_grant(gpu: &Gpu, assignment: &Assignment, created: &BTreeSet<Placeme
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let target = target(&geometry, &mig.instances, gpu.index, assignment);
-    let holds = ProtectedInstances::default().with_leases(&mig.instances, &gpu.leases);
+    let holds = ProtectedInstances::of(gpu);
     match plan::plan_protecting(&geometry, &mig.instances, &target, &holds) {
         Ok(plan) => match unknown_users_error(gpu, false, &plan.steps) {
             Some(error) => fail(error),

@@ -127,7 +127,7 @@ fn disable_mig(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
         return refused(gpu, answer, refusal);
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
-    let holds = ProtectedInstances::default().with_leases(&mig.instances, &gpu.leases);
+    let holds = ProtectedInstances::of(gpu);
     match plan::plan_protecting(&geometry, &mig.instances, &Target::default(), &holds) {
         Ok(plan) => match unknown_users_error(gpu, true, &plan.steps) {
             None => {

@@ -349,7 +349,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
     }
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
-    let holds = ProtectedInstances::default().with_leases(instances, &gpu.leases);
+    let holds = ProtectedInstances::of(gpu);
     match plan::plan_protecting(&geometry, instances, &target, &holds) {
         Ok(plan) => match unknown_users_error(gpu, !answer.is_empty(), &plan.steps) {
             None => {

@@ -38,14 +38,12 @@ pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance, holds: &
 /// Returns the cost of destroying one compute instance alone.
 fn cost_of(instance: &GpuInstance, compute: &ComputeInstance, holds: &ProtectedInstances) -> Cost {
     Cost::in_use(usize::from(in_use(instance, compute, holds)))
-        + Cost::with_mps_daemon(usize::from(holds.has_compute_instance(instance.id, compute.id)))
+        + Cost::with_mps_daemon(usize::from(holds.has_mps_daemon(instance.id, compute.id)))
 }
 
 /// Returns the cost of destroying a GPU instance with its compute instances.
 pub(super) fn cost_of_all(instance: &GpuInstance, holds: &ProtectedInstances) -> Cost {
-    let mut cost = Cost::gpu_instances(1)
-        + Cost::slices(usize::from(instance.placement.size))
-        + Cost::with_mps_daemon(usize::from(holds.has_gpu_instance(instance.id)));
+    let mut cost = Cost::gpu_instances(1) + Cost::slices(usize::from(instance.placement.size));
     if instance.compute.is_empty() {
         cost += Cost::in_use(usize::from(!instance.processes.is_empty()));
     }

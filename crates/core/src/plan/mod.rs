@@ -16,7 +16,7 @@
 //!
 //! Among these plans, the planner chooses by these criteria, in this order:
 //!
-//! 1. fewest destroyed instances with an MPS daemon;
+//! 1. fewest destroyed compute instances with an MPS daemon;
 //! 2. fewest destroyed GPU instances;
 //! 3. fewest destroyed compute instances in GPU instances that are kept;
 //! 4. fewest destroyed memory slices;
@@ -45,7 +45,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{GpuInstance, InstanceStep, LeaseUse, Placement, Refusal};
+use gpush_api::{ComputeInstance, Gpu, GpuInstance, InstanceStep, LeaseUse, Placement, Refusal};
 
 use crate::geometry::Geometry;
 
@@ -78,30 +78,38 @@ pub struct Plan {
     pub placements: Vec<Placement>,
 }
 
-/// Leased instances, which a plan never destroys, and instances with an MPS daemon, which a plan
-/// destroys only if no other plan is possible.
+/// Leased instances, which a plan never destroys, and compute instances with an MPS daemon, which a
+/// plan destroys only if no other plan is possible.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProtectedInstances {
-    gpu_instances: BTreeSet<u32>,
-    compute_instances: BTreeSet<(u32, u32)>,
+    /// Compute instances with an MPS daemon, by the ids of their GPU instance and compute instance.
+    mps_daemons: BTreeSet<(u32, u32)>,
     /// Leases, by the ids of their GPU instance and compute instance.
     leases: BTreeMap<(u32, u32), Vec<LeaseUse>>,
 }
 
 impl ProtectedInstances {
-    /// Adds a GPU instance with an MPS daemon, by its id.
-    pub fn add_gpu_instance(&mut self, gi: u32) {
-        self.gpu_instances.insert(gi);
+    /// Returns the leased instances of a GPU, and the instances with an MPS daemon.
+    #[must_use]
+    pub fn of(gpu: &Gpu) -> Self {
+        let instances = gpu.mig.as_ref().map_or(&[][..], |mig| &mig.instances);
+        Self::default().with_leases(instances, &gpu.leases).with_mps_daemons(instances, &gpu.mps_daemons)
     }
 
-    /// Adds a compute instance with an MPS daemon, by GPU instance id and compute instance id.
-    pub fn add_compute_instance(&mut self, gi: u32, ci: u32) {
-        self.compute_instances.insert((gi, ci));
+    /// Adds the instances whose MIG devices have an MPS daemon. `daemons` contains the UUIDs of the
+    /// targets with a daemon.
+    #[must_use]
+    pub fn with_mps_daemons(mut self, instances: &[GpuInstance], daemons: &BTreeSet<String>) -> Self {
+        let has_daemon = |compute: &ComputeInstance| compute.uuid.as_ref().is_some_and(|uuid| daemons.contains(uuid));
+        for instance in instances {
+            let own = instance.compute.iter().filter(|compute| has_daemon(compute));
+            self.mps_daemons.extend(own.map(|compute| (instance.id, compute.id)));
+        }
+        self
     }
 
     /// Adds the leases on the MIG devices of these instances. Ignores leases on other targets.
-    #[must_use]
-    pub fn with_leases(mut self, instances: &[GpuInstance], leases: &[LeaseUse]) -> Self {
+    fn with_leases(mut self, instances: &[GpuInstance], leases: &[LeaseUse]) -> Self {
         for instance in instances {
             for compute in &instance.compute {
                 let on_device = leases.iter().filter(|lease| Some(&lease.target) == compute.uuid.as_ref());
@@ -119,12 +127,8 @@ impl ProtectedInstances {
         self.leases.get(&(gi, ci)).map_or(&[], Vec::as_slice)
     }
 
-    fn has_gpu_instance(&self, gi: u32) -> bool {
-        self.gpu_instances.contains(&gi)
-    }
-
-    fn has_compute_instance(&self, gi: u32, ci: u32) -> bool {
-        self.compute_instances.contains(&(gi, ci))
+    fn has_mps_daemon(&self, gi: u32, ci: u32) -> bool {
+        self.mps_daemons.contains(&(gi, ci))
     }
 }
 

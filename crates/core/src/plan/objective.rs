@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! bits 48…59  in use      destroyed instances in use: above zero, the plan is blocked
-//! bits 36…47  held        destroyed instances that have an MPS daemon
+//! bits 36…47  MPS         destroyed compute instances with an MPS daemon
 //! bits 24…35  GPU         destroyed GPU instances
 //! bits 12…23  compute     destroyed compute instances in GPU instances that stay
 //! bits  0…11  slices      destroyed memory slices
@@ -36,7 +36,7 @@ impl Cost {
         Self::field(n, 4)
     }
 
-    /// Returns the cost of destroying instances with an MPS daemon.
+    /// Returns the cost of destroying compute instances with an MPS daemon.
     pub(super) fn with_mps_daemon(n: usize) -> Self {
         Self::field(n, 3)
     }

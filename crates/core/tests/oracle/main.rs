@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
+mod daemons;
 mod model_states;
 mod objective;
 mod sequences;
@@ -112,7 +113,7 @@ fn random_sequences_match_the_oracle_on_every_family() {
 }
 
 #[test]
-fn sampled_splits_and_holds_match_the_oracle() {
+fn sampled_splits_and_mps_daemons_match_the_oracle() {
     for (seed, key) in ["a30-24", "a100-80", "h100-80-sxm", "b200-180", "rtxpro6000-96"].into_iter().enumerate() {
         let tally = splits::sample(key, 60_000, seed as u64);
         assert!(tally.planned > 1000 && tally.blocked > 1000 && tally.impossible > 100, "{key}");

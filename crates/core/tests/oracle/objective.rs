@@ -14,7 +14,7 @@ use gpush_core::plan::plan_protecting;
 use crate::model_states::{ModelStates, compute_states};
 use crate::splits::Sample;
 
-/// Counts of destroyed objects: in use, held, GPU instances, compute instances in kept GPU
+/// Counts of destroyed objects: in use, with an MPS daemon, GPU instances, compute instances in kept GPU
 /// instances, memory slices.
 pub(crate) type Cost = [u32; 5];
 
@@ -27,8 +27,8 @@ pub(crate) type PlanValue = (Cost, Reverse<u32>, Vec<(u8, u32)>);
 enum Criterion {
     /// Destroyed instances in use. This is a hard constraint, so it comes first in every objective.
     InUse,
-    /// Destroyed instances that are held ([`gpush_core::plan::ProtectedInstances`]).
-    Held,
+    /// Destroyed compute instances with an MPS daemon.
+    MpsDaemons,
     /// Destroyed GPU instances.
     GpuInstances,
     /// Destroyed compute instances in GPU instances that are kept.
@@ -43,7 +43,7 @@ enum Criterion {
 
 /// The rules of the planner's objective, in order.
 const RULES: [Criterion; 6] = [
-    Criterion::Held,
+    Criterion::MpsDaemons,
     Criterion::GpuInstances,
     Criterion::ComputeInstances,
     Criterion::MemorySlices,
@@ -89,7 +89,7 @@ impl Objective {
 fn compare_cost(criterion: Criterion, a: &Cost, b: &Cost) -> Ordering {
     let at = match criterion {
         Criterion::InUse => 0,
-        Criterion::Held => 1,
+        Criterion::MpsDaemons => 1,
         Criterion::GpuInstances => 2,
         Criterion::ComputeInstances => 3,
         Criterion::MemorySlices => 4,

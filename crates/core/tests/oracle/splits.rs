@@ -1,4 +1,4 @@
-//! Compute instances within GPU instances, and leases on these compute instances. The oracle
+//! Compute instances within GPU instances, and MPS daemons on these compute instances. The oracle
 //! searches random samples exhaustively.
 //!
 //! The oracle tries every final state of the GPU instances, and every assignment of their
@@ -33,7 +33,7 @@ fn sum(a: Cost, b: Cost) -> Cost {
 struct ExistingCompute {
     slot: Slot,
     busy: bool,
-    held: bool,
+    has_daemon: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -42,7 +42,6 @@ struct ExistingGpuInstance {
     /// Whether the driver reports a process for the GPU instance, but for none of its compute
     /// instances.
     busy: bool,
-    held: bool,
 }
 
 /// One GPU with instances, processes and leases, and a request for it.
@@ -60,20 +59,16 @@ impl Sample {
     pub(crate) fn random(part: &ModelStates, states: &[Vec<Vec<Slot>>], rng: &mut fastrand::Rng) -> Self {
         let state = part.states[rng.usize(..part.states.len())].state;
         let mut standing = vec![ExistingGpuInstance::default(); part.pairs.len()];
-        let (quiet, unheld) = (rng.usize(..2) == 0, rng.usize(..2) == 0);
+        let (quiet, unshared) = (rng.usize(..2) == 0, rng.usize(..2) == 0);
         for pair in members(state) {
             let compute = rng.choice(&states[part.pairs[pair].profile]).unwrap().clone();
             let stand = |slot| ExistingCompute {
                 slot,
                 busy: !quiet && rng.usize(..4) == 0,
-                held: !unheld && rng.usize(..4) == 0,
+                has_daemon: !unshared && rng.usize(..4) == 0,
             };
             let compute = compute.into_iter().map(stand).collect();
-            standing[pair] = ExistingGpuInstance {
-                compute,
-                busy: !quiet && rng.usize(..10) == 0,
-                held: !unheld && rng.usize(..6) == 0,
-            };
+            standing[pair] = ExistingGpuInstance { compute, busy: !quiet && rng.usize(..10) == 0 };
         }
         // Most targets have exactly or almost the same profiles as the state, so that many
         // instances can be kept.
@@ -102,26 +97,24 @@ impl Sample {
     }
 
     pub(crate) fn instances(&self, part: &ModelStates) -> (Vec<GpuInstance>, ProtectedInstances) {
-        let mut holds = ProtectedInstances::default();
+        let mut daemons = BTreeSet::new();
         let processes = |busy: bool, pid| if busy { vec![process(pid)] } else { Vec::new() };
-        let instances = members(self.state)
+        let instances: Vec<GpuInstance> = members(self.state)
             .map(|n| {
                 let (pair, standing) = (part.pairs[n], &self.standing[n]);
                 let profile = &part.model.gi_profiles[pair.profile];
-                if standing.held {
-                    holds.add_gpu_instance(gi_of(n));
-                }
                 let compute = standing.compute.iter().enumerate().map(|(id, c)| {
                     let (of, start, size) = c.slot;
-                    if c.held {
-                        holds.add_compute_instance(gi_of(n), id as u32);
+                    let uuid = format!("MIG-{n}-{id}");
+                    if c.has_daemon {
+                        daemons.insert(uuid.clone());
                     }
                     ComputeInstance {
                         id: id as u32,
                         profile_id: profile.compute[of].id,
                         profile: profile.compute[of].name.clone(),
                         placement: Some(Placement { start, size }),
-                        uuid: None,
+                        uuid: Some(uuid),
                         processes: processes(c.busy, 10 + id as u32),
                     }
                 });
@@ -136,6 +129,7 @@ impl Sample {
                 }
             })
             .collect();
+        let holds = ProtectedInstances::default().with_mps_daemons(&instances, &daemons);
         (instances, holds)
     }
 
@@ -167,17 +161,14 @@ impl Sample {
 
     /// Returns the cost of destroying these compute instances of a GPU instance.
     fn cost_of<'a>(&self, pair: usize, destroyed: impl Iterator<Item = &'a ExistingCompute>) -> Cost {
-        destroyed.fold([0; 5], |toll, c| sum(toll, [u32::from(self.in_use(pair, c)), u32::from(c.held), 0, 0, 0]))
+        destroyed.fold([0; 5], |toll, c| sum(toll, [u32::from(self.in_use(pair, c)), u32::from(c.has_daemon), 0, 0, 0]))
     }
 
     /// Returns the cost of destroying a whole GPU instance.
     fn cost_of_all(&self, part: &ModelStates, pair: usize) -> Cost {
         let standing = &self.standing[pair];
         let charged_to_itself = u32::from(standing.busy && standing.compute.is_empty());
-        sum(
-            self.cost_of(pair, standing.compute.iter()),
-            [charged_to_itself, u32::from(standing.held), 1, 0, u32::from(part.pairs[pair].size)],
-        )
+        sum(self.cost_of(pair, standing.compute.iter()), [charged_to_itself, 0, 1, 0, u32::from(part.pairs[pair].size)])
     }
 
     /// Returns the costs of all ways to assign the placement of `pair` to a requested GPU instance;
@@ -316,8 +307,7 @@ impl Sample {
                     assert!(slots[pair].is_empty() && state >> pair & 1 == 1, "{self:?}");
                     state &= !(1 << pair);
                     lost[pair].clear();
-                    let own = u32::from(self.standing[pair].held);
-                    toll = sum(toll, [0, own, 1, 0, u32::from(part.pairs[pair].size)]);
+                    toll = sum(toll, [0, 0, 1, 0, u32::from(part.pairs[pair].size)]);
                     let standing = &self.standing[pair];
                     assert!(!standing.busy, "{self:?}: in use");
                 }
