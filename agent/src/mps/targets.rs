@@ -1,6 +1,11 @@
 //! Determines the desired daemons from the config, the layouts of the GPUs, and the daemons that exist.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use gpush_api::{EventPayload, Gpu, GpuState, MpsChange, MpsPolicy};
 use gpush_core::{
@@ -34,6 +39,7 @@ pub(crate) fn adopt_daemons(mps: &Mps) {
 fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) -> Daemon {
     let (shared, of, woken) = (mps.clone(), uuid.to_owned(), gpu_uuid.to_owned());
     let target = short.to_owned();
+    let published: Mutex<Option<MpsChange>> = Mutex::default();
     let changed = move |seen: &Report| {
         let Some(entry) = shared.entries().get(&of).cloned() else { return };
         let name = view::name(&entry);
@@ -63,14 +69,12 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
             }
         }
         let (uuid, target) = (of.clone(), target.clone());
-        shared.handles.state.events().publish(EventPayload::Mps(Box::new(MpsChange {
-            target,
-            uuid,
-            gpu_uuid,
-            gpu,
-            state,
-            reasons,
-        })));
+        let change = MpsChange { target, uuid, gpu_uuid, gpu, state, reasons };
+        // The API has fewer states than the supervisor. So two states of the supervisor can give the same event.
+        let before = published.lock().unwrap_or_else(PoisonError::into_inner).replace(change.clone());
+        if before.as_ref() != Some(&change) {
+            shared.handles.state.events().publish(EventPayload::Mps(Box::new(change)));
+        }
         // Wake the requests for leases, because the daemon may admit clients now.
         shared.handles.lanes.make_room();
         // The daemon may have started after its operation stopped waiting, and may then need the compute mode. So wake

@@ -19,7 +19,7 @@ use std::{
 
 use gpush_api::{
     EventPayload, Gpu, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseQueuePosition,
-    LeaseState, LeaseUse, MemberShare, Placement, Process, ProcessKind,
+    LeaseState, LeaseUse, MemberShare, Placement, Process, ProcessKind, whole_second,
 };
 use gpush_core::lease::machine;
 use gpush_host::{cgroup, proc};
@@ -128,10 +128,13 @@ impl OpenLease {
         redact_lease(lease, viewer)
     }
 
-    /// Returns the event that reports a change of the lease.
+    /// Returns the event that reports a change of the lease. Its times have whole seconds, as in the response, so that
+    /// two events that look the same are equal. The record of a grant has a more exact time than the same record after
+    /// it was read from the store.
     fn event(&self) -> LeaseChange {
         let record = &self.record;
         let uuids: BTreeSet<String> = record.members.iter().map(|member| member.gpu.clone()).collect();
+        let processes_end_at = record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at);
         LeaseChange {
             lease_id: record.id,
             holder: record.holder.clone(),
@@ -140,8 +143,8 @@ impl OpenLease {
             reason: self.state.reason(),
             targets: record.members.iter().map(|member| member.target.clone()).collect(),
             gpu_uuids: uuids.into_iter().collect(),
-            expires_at: record.expires_at,
-            processes_end_at: record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at),
+            expires_at: record.expires_at.map(whole_second),
+            processes_end_at: processes_end_at.map(whole_second),
         }
     }
 }

@@ -115,6 +115,33 @@ fn releasing_lease_keeps_its_capacity_without_admission() {
     assert_eq!(reported.last().unwrap().2, released);
 }
 
+/// Fault: each release of a lease with an end time published the event `active` again. The record of the release comes
+/// from the store, which rounds times to milliseconds.
+#[test]
+fn record_that_looks_the_same_is_no_second_event() {
+    let state = State::empty();
+    let mut cursor = state.events().listen(None);
+    let exact = Timestamp::new(1_800_000_000, 123_456_789).unwrap();
+    let revocation = |at| gpush_api::LeaseRevocation {
+        by: gpush_api::Actor { uid: 0, user: None, pid: None },
+        reason: "maintenance".to_owned(),
+        at,
+        processes_end_at: Some(at),
+    };
+    let with_times =
+        |at| LeaseRecord { expires_at: Some(at), revocation: Some(revocation(at)), ..record(1, 1000, "GPU-0") };
+    state.change_leases(|table| table.insert(with_times(exact)));
+    for rounded in [1_800_000_000_123, 1_800_000_000_000] {
+        let again = with_times(Timestamp::from_millisecond(rounded).unwrap());
+        state.change_leases(|table| table.get_mut(LeaseId(1)).unwrap().set_record(again));
+    }
+    assert_eq!(events(&mut cursor).len(), 1);
+    // A later end is a change.
+    let renewed = with_times(Timestamp::new(1_800_000_001, 0).unwrap());
+    state.change_leases(|table| table.get_mut(LeaseId(1)).unwrap().set_record(renewed));
+    assert_eq!(events(&mut cursor).len(), 1);
+}
+
 #[test]
 fn lease_expires_by_either_clock() {
     let now = Timestamp::now();
