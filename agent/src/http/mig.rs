@@ -54,7 +54,7 @@ async fn list_devices(
     let list = async move {
         let seen = readings.host().await?;
         let daemons = mps::all(&mps, &of).await?;
-        Ok::<Vec<MigDevice>, Failure>(leases::devices(&leases, of.viewer, &seen, &daemons))
+        Ok::<Vec<MigDevice>, Failure>(leases::devices(&leases, &of, &seen, &daemons).await)
     };
     limiter.answer(&caller, StatusCode::OK, list).await
 }

@@ -10,13 +10,13 @@ use gpush_api::{
     MpsDaemon, MpsSettings,
 };
 use gpush_core::{
-    devices::Offers,
+    devices::{CallerQuota, Offers},
     lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib},
 };
 
-use super::{Leases, queue};
+use super::{Leases, grant, queue, request};
 use crate::{
-    caller::Viewer,
+    caller::{Caller, Viewer},
     lanes::{Need, Needs},
     mps,
     state::{GpuSnapshot, HostState, LeaseTable, Observed},
@@ -55,11 +55,20 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     offered
 }
 
-/// Lists the MIG devices of the host. For each device, shows its use, as far as `viewer` may see it, and whether a new
-/// request can get the device.
-pub(crate) fn devices(leases: &Leases, viewer: Viewer, seen: &Observed, daemons: &[MpsDaemon]) -> Vec<MigDevice> {
+/// Lists the MIG devices of the host. For each device, shows its use, as far as the caller may see it, and whether a new
+/// request of the caller can get the device.
+pub(crate) async fn devices(
+    leases: &Leases,
+    caller: &Caller,
+    seen: &Observed,
+    daemons: &[MpsDaemon],
+) -> Vec<MigDevice> {
+    let (viewer, holder) = (caller.viewer, caller.peer.uid);
+    let name = leases.handles.users.user(holder).await;
+    let effective = request::quota(leases, caller, holder, name.as_deref(), seen.host.gpus.len()).await;
     let open: Vec<Lease> = leases.handles.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
-    let mut listed = gpush_core::devices::list(&seen.gpus(viewer), daemons, &open);
+    let gpus = seen.gpus(viewer);
+    let mut listed = gpush_core::devices::list(&gpus, daemons, &open);
     let needed_by = |device: &MigDevice| {
         let needs = Need::Parts(device.uuid.clone().into_iter().collect());
         let ahead = leases.handles.lanes.would_wait_for(&Needs::from([(device.gpu_uuid.clone(), needs)]));
@@ -67,7 +76,9 @@ pub(crate) fn devices(leases: &Leases, viewer: Viewer, seen: &Observed, daemons:
     };
     let (offered, takers) = offered_devices(leases, seen);
     let slurm = if viewer == Viewer::Hook { BTreeSet::new() } else { slurm_gpus(&seen.host) };
-    let offers = Offers { host: &offered, takers: &takers, slurm: &slurm };
+    let held = grant::held(&leases.handles.state.leases(), holder);
+    let quota = CallerQuota { effective: &effective, held: &held, gpus: &gpus };
+    let offers = Offers { host: &offered, takers: &takers, slurm: &slurm, quota };
     gpush_core::devices::apply_queue(&mut listed, needed_by, offers);
     listed
 }

@@ -236,7 +236,7 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
 }
 
 /// Returns the effective quota of a user.
-async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>, gpus: usize) -> Effective {
+pub(super) async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>, gpus: usize) -> Effective {
     let config = leases.handles.state.config();
     let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
     let quotas = config.quotas(&known);

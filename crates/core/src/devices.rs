@@ -19,8 +19,8 @@ use crate::sharing;
 
 mod available;
 
-pub use available::Offers;
 use available::unavailable;
+pub use available::{CallerQuota, Offers};
 
 /// Lists the MIG devices of these GPUs, sorted by GPU and placement. `daemons` are the MPS daemons
 /// of the host. `leases` are the leases that have not ended.
@@ -151,13 +151,14 @@ fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDae
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use gpush_api::{Actor, Mode, Placement};
+    use gpush_api::{Actor, LeaseKind, Mode, Placement};
 
     use super::*;
     use crate::{
         lease::{
             placement::{Host, PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare, Snapshot},
             queue::{Queue, QueuedEntry, Ticket},
+            quota::{self, Effective, HeldLease, Limits, MemoryAmount},
         },
         preset,
     };
@@ -251,7 +252,8 @@ mod tests {
         let needed_by = |device: &MigDevice| (device.gi == 7).then(|| "operation op-3".to_owned());
         let offered = offered(&gpus, &BTreeSet::new());
         let none = (BTreeMap::new(), BTreeSet::new());
-        let offers = Offers { host: &offered, takers: &none.0, slurm: &none.1 };
+        let root = Effective { subject: None, limits: Limits::default() };
+        let offers = Offers { host: &offered, takers: &none.0, slurm: &none.1, quota: limited(&root, &[], &gpus) };
         apply_queue(&mut devices, needed_by, offers);
         let found: Vec<_> = devices.iter().map(|device| (device.usage, device.available)).collect();
         assert_eq!(found, [(DeviceUse::Reserved, false), (DeviceUse::Free, true)]);
@@ -259,6 +261,58 @@ mod tests {
         let mut devices = list(&gpus, &[], &[lease("MIG-8")]);
         apply_queue(&mut devices, |_| Some("lease L2".to_owned()), offers);
         assert_eq!(devices[1].usage, DeviceUse::Granted, "the lease still has it");
+    }
+
+    fn limited<'a>(effective: &'a Effective, held: &'a [HeldLease], gpus: &'a [Gpu]) -> CallerQuota<'a> {
+        CallerQuota { effective, held, gpus }
+    }
+
+    /// Fault: a free device that the quota of the caller forbids was listed as available, so a script that polled the
+    /// list and then requested a lease never ended.
+    #[test]
+    fn device_that_the_quota_forbids_is_not_available() {
+        let gpus = host();
+        let offered = offered(&gpus, &BTreeSet::new());
+        let (takers, slurm) = (BTreeMap::new(), BTreeSet::new());
+        let list_for = |limits: Limits, held: &[HeldLease]| {
+            let effective = Effective { subject: None, limits };
+            let mut devices = list(&gpus, &[], &[]);
+            let quota = limited(&effective, held, &gpus);
+            apply_queue(&mut devices, |_| None, Offers { host: &offered, takers: &takers, slurm: &slurm, quota });
+            assert!(devices.iter().all(|device| device.usage == DeviceUse::Free));
+            assert_eq!(devices[0].available, devices[1].available);
+            devices.remove(0).reason
+        };
+        let small = quota::Size { members: 1, memory_mib: 9728, gpu_thousandths: 125, mps_tenths: 0 };
+        let held = [HeldLease { id: gpush_api::LeaseId(3), queued: false, size: small }];
+        let queued = [HeldLease { queued: true, ..held[0] }];
+        let none = Limits::default();
+        let kinds = |kind| Limits { kinds: Some([kind].into()), ..Limits::default() };
+        let on = |gpu| Limits { gpus: Some([gpu].into()), ..Limits::default() };
+        let leases = |most| Limits { leases: Some(most), ..Limits::default() };
+        let memory = |most| Limits { memory: Some(most), ..Limits::default() };
+        for (limits, held) in [
+            (none.clone(), &held[..]),
+            (kinds(LeaseKind::Mig), &[]),
+            (on(0), &[]),
+            (leases(1), &queued),
+            (leases(2), &held),
+            (memory(MemoryAmount::Gpus(250)), &held),
+            // Only the duration of a request decides about this limit.
+            (Limits { longest_s: Some(60), ..none }, &[]),
+        ] {
+            assert_eq!(list_for(limits.clone(), held), None, "{limits:?}");
+        }
+        for (limits, held, why) in [
+            (kinds(LeaseKind::Mps), &held[..0], "each user may not hold leases of kind mig"),
+            (on(1), &[], "each user may hold leases on GPU 1 only"),
+            (leases(1), &held, "each user may hold 1 lease; you hold L3"),
+            (memory(MemoryAmount::Mib(10_000)), &held, "each user may hold 10000 MiB"),
+            (memory(MemoryAmount::Gpus(200)), &held, "each user may hold the memory of 0.2 GPUs"),
+        ] {
+            let reason = list_for(limits.clone(), held).unwrap_or_default();
+            assert!(reason.starts_with(&format!("not allowed by your quota: {why}")), "{limits:?}: {reason}");
+        }
     }
 
     /// Returns what GPU 0 offers with a rule of mode `mig`.
@@ -288,7 +342,8 @@ mod tests {
         };
         let mut gpus = host();
         let (open, none, all) = (offered(&gpus, &BTreeSet::new()), BTreeMap::new(), BTreeSet::new());
-        let offers = Offers { host: &open, takers: &none, slurm: &all };
+        let (root, listed) = (Effective { subject: None, limits: Limits::default() }, gpus.clone());
+        let offers = Offers { host: &open, takers: &none, slurm: &all, quota: limited(&root, &[], &listed) };
         assert_eq!(first(&gpus, &[], offers), (true, String::new()));
         let no = |why: &str| (false, why.to_owned());
         let shared = first(&gpus, &[daemon("MIG-7")], offers);

@@ -5,11 +5,14 @@ use std::{
     fmt,
 };
 
-use gpush_api::{Gpu, MigDevice, Mode, MpsDaemon};
+use gpush_api::{Gpu, LeaseKind, LeaseMember, MemberShare, MigDevice, Mode, MpsDaemon};
 
 use crate::{
     desired::whole_gpu_obstacles,
-    lease::placement::{Closed, Host},
+    lease::{
+        placement::{Closed, Host, nominal_mib},
+        quota::{self, Denial, Effective, HeldLease, Size},
+    },
 };
 
 /// Why a new lease request cannot get a free device.
@@ -23,6 +26,8 @@ pub(super) enum Unavailable {
     OtherMode(String),
     /// Only Slurm's hooks may lease the GPU.
     OnlySlurm,
+    /// The quota of the caller does not allow a lease of the device.
+    Quota(Denial),
     /// The device is shared through MPS.
     Mps,
     /// An entry of the queue gets the device first: `lease L3`.
@@ -44,6 +49,7 @@ impl fmt::Display for Unavailable {
             Self::Unmanaged => f.write_str("mode `unmanaged`: gpushd grants no leases"),
             Self::OtherMode(difference) => write!(f, "the GPU is not in its mode: {difference}"),
             Self::OnlySlurm => f.write_str("only Slurm jobs can lease the GPU"),
+            Self::Quota(denial) => write!(f, "not allowed by your quota: {denial}"),
             Self::Mps => f.write_str("shared through MPS: request it with --mps"),
             Self::Ahead(waiter) => write!(f, "{waiter} is ahead in the queue"),
             Self::Claimed => f.write_str("an operation is about to change the GPU"),
@@ -63,6 +69,42 @@ pub struct Offers<'a> {
     pub takers: &'a BTreeMap<String, String>,
     /// Indexes of the GPUs that the caller may not lease, because only Slurm's hooks may lease them.
     pub slurm: &'a BTreeSet<u32>,
+    /// The quota of the caller.
+    pub quota: CallerQuota<'a>,
+}
+
+/// The quota of a caller, and the leases that count towards it.
+#[derive(Debug, Clone, Copy)]
+pub struct CallerQuota<'a> {
+    /// The quota.
+    pub effective: &'a Effective,
+    /// The leases of the caller.
+    pub held: &'a [HeldLease],
+    /// GPUs of the host.
+    pub gpus: &'a [Gpu],
+}
+
+impl CallerQuota<'_> {
+    /// Checks a request for one MIG device, with a duration that the quota allows.
+    ///
+    /// # Errors
+    /// The first limit that the request exceeds.
+    fn check(&self, device: &MigDevice) -> Result<(), Denial> {
+        quota::allowed_gpus(self.effective, Some(&BTreeSet::from([device.gpu])))?;
+        let duration = self.effective.limits.longest_s.or(Some(0));
+        quota::check_request(self.effective, self.held, LeaseKind::Mig, duration)?;
+        let gpu = self.gpus.iter().find(|gpu| gpu.uuid == device.gpu_uuid);
+        let profile = device.instance.split('@').next().unwrap_or_default();
+        let memory_mib = device.memory_mib.filter(|mib| *mib > 0).or(nominal_mib(profile)).unwrap_or_default();
+        let member = LeaseMember {
+            target: device.uuid.clone().unwrap_or_default(),
+            gpu: device.gpu_uuid.clone(),
+            share: MemberShare::Mig { profile: device.profile.clone() },
+            memory_mib,
+            gpu_memory_mib: gpu.map_or(0, |gpu| gpu.memory.total_mib),
+        };
+        quota::check_size(self.effective, self.held, Size::of(&[member]))
+    }
 }
 
 impl Offers<'_> {
@@ -70,6 +112,9 @@ impl Offers<'_> {
     pub(super) fn unavailable(&self, device: &MigDevice) -> Option<Unavailable> {
         if self.slurm.contains(&device.gpu) {
             return Some(Unavailable::OnlySlurm);
+        }
+        if let Err(denial) = self.quota.check(device) {
+            return Some(Unavailable::Quota(denial));
         }
         let uuid = device.uuid.as_ref();
         if let Some(waiter) = uuid.and_then(|uuid| self.takers.get(uuid)) {

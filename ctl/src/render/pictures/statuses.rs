@@ -1,5 +1,10 @@
 //! Drawings of `gpushctl status`.
 
+use gpush_core::{
+    devices::CallerQuota,
+    lease::quota::{Effective, Limits},
+};
+
 use super::*;
 
 #[test]
@@ -38,7 +43,9 @@ fn device_that_a_queued_operation_needs_is_reserved_in_every_drawing() {
     let mut shown = fixtures::status(gpus, false);
     let needs = |device: &gpush_api::MigDevice| (device.instance == "2g.20gb@4").then(|| "operation op-7".to_owned());
     let (host, takers, slurm) = Default::default();
-    let offers = gpush_core::devices::Offers { host: &host, takers: &takers, slurm: &slurm };
+    let effective = Effective { subject: None, limits: Limits::default() };
+    let quota = CallerQuota { effective: &effective, held: &[], gpus: &gpus };
+    let offers = gpush_core::devices::Offers { host: &host, takers: &takers, slurm: &slurm, quota };
     gpush_core::devices::apply_queue(&mut shown.devices, needs, offers);
     let look = fixtures::look(100, UTF8);
     let mut text = drawn(&shown, false, &look);
