@@ -115,7 +115,9 @@ destroys instances is shown and must be confirmed."
     },
     /// Add instances to the present layout
     #[command(after_help = "\
-The same as `mig apply` of the present layout with these entries added.
+The same as `mig apply` of the present layout with these entries added. The
+present instances keep their starts. Only if there is no room for the new
+instances, gpushd moves idle ones: it destroys them and creates them elsewhere.
 
 Examples:
   gpushctl mig add 1g.10gb -g 0
@@ -134,13 +136,13 @@ Examples:
         alias = "rm",
         after_help = "\
 The same as `mig apply` of the present layout without these entries. Without
-@START, free instances are removed first.
+@START, free instances are removed first, and those without MPS before others.
 
 Examples:
   gpushctl mig remove 1g.10gb@2 -g 0"
     )]
     Remove {
-        /// Entries to remove: `PROFILE[@START][*COUNT]`
+        /// Entries to remove: `PROFILE[@START][*COUNT][:mps]`
         #[arg(value_name = "ENTRY", value_delimiter = ',', required = true)]
         entries: Vec<String>,
         #[command(flatten)]

@@ -1,6 +1,6 @@
 //! `gpushctl mig add|remove|on|off`: computes the new layouts from the current ones.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, LayoutSource, MpsDaemon, PlanRequest, Plans};
+use gpush_api::{ApiError, Code, ComputeInstance, Gpu, GpuLayout, LayoutSource, MpsDaemon, PlanRequest, Plans};
 use gpush_client::Client;
 use gpush_core::layout::{Layout, edit};
 
@@ -12,9 +12,9 @@ use crate::{
     render::status::gpu_numbers,
 };
 
-/// Returns the selected GPUs. If none is selected, returns the only GPU with MIG.
+/// Returns the selected GPUs, with their profiles. If none is selected, returns the only GPU with MIG.
 async fn chosen(client: &mut Client, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
-    let all = client.gpus(false).await?;
+    let all = client.gpus(true).await?;
     if !selectors.is_empty() {
         return super::super::select_of(client, all, selectors).await;
     }
@@ -29,21 +29,21 @@ async fn chosen(client: &mut Client, selectors: &[String]) -> Result<Vec<Gpu>, F
 async fn edited(
     client: &mut Client,
     selectors: &[String],
-    layout: impl Fn(&Gpu, &dyn Fn(&str) -> bool) -> Result<Layout, ApiError>,
+    layout: impl Fn(&Gpu, &dyn Fn(&ComputeInstance) -> bool) -> Result<Layout, ApiError>,
 ) -> Result<Vec<GpuLayout>, Failure> {
     let gpus = chosen(client, selectors).await?;
     let daemons = client.mps().await?;
     let mut layouts = Vec::new();
     for gpu in &gpus {
-        let shared = |device: &str| daemons.iter().any(|daemon| is_of(daemon, gpu, device));
+        let shared = |compute: &ComputeInstance| daemons.iter().any(|daemon| serves(daemon, compute));
         let entries = layout(gpu, &shared)?.canonical();
         layouts.push(GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout: entries });
     }
     Ok(layouts)
 }
 
-fn is_of(daemon: &MpsDaemon, gpu: &Gpu, device: &str) -> bool {
-    daemon.gpu == Some(gpu.index) && daemon.device.as_deref() == Some(device) && daemon.ends.is_none()
+fn serves(daemon: &MpsDaemon, compute: &ComputeInstance) -> bool {
+    compute.uuid.as_ref() == Some(&daemon.uuid) && daemon.ends.is_none()
 }
 
 /// Adds entries to the current layouts. If a GPU has no room, the error names its instances and what to remove.

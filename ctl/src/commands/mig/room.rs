@@ -12,28 +12,24 @@ use gpush_core::{
 /// profiles.
 pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
     let mig = gpu.mig.as_ref()?;
-    let with = |base: Vec<String>| fits(gpu, base.into_iter().chain(entries.iter().cloned()).collect());
+    let can_add = |more: &[String]| edit::added(gpu, |_| false, more).is_ok_and(|layout| fits(gpu, current(&layout)));
     let empty = Gpu { mig: Some(gpush_api::Mig { instances: Vec::new(), ..mig.clone() }), ..gpu.clone() };
     if mig.instances.is_empty() || !fits(&empty, entries.to_vec()) {
         return None;
     }
     let names: Vec<String> =
         mig.instances.iter().map(|one| format!("{}@{}", one.profile, one.placement.start)).collect();
-    let present = current(&edit::added(gpu, |_| false, &["none".to_owned()]).ok()?);
-    if with(present.clone()) {
+    if can_add(entries) {
         return None;
     }
-    if let Some(error) = start_taken(gpu, entries, &present) {
+    if let Some(error) = start_taken(gpu, entries, can_add) {
         return Some(error);
     }
     let message = format!("GPU {} has no room for {}", gpu.index, entries.join(","));
     let mut error =
         ApiError::new(Code::LayoutImpossible, message).cause(format!("its instances are {}", names.join(", ")));
     let still: Vec<&str> = mig.profiles.iter().map(|profile| profile.name.as_str()).collect();
-    let still: Vec<&str> = still
-        .into_iter()
-        .filter(|name| fits(gpu, present.iter().cloned().chain([(*name).to_owned()]).collect()))
-        .collect();
+    let still: Vec<&str> = still.into_iter().filter(|name| can_add(&[(*name).to_owned()])).collect();
     error = error.cause(match still.as_slice() {
         [] => "no profile fits in addition to them".to_owned(),
         [one] => format!("only {one} fits in addition to them"),
@@ -48,6 +44,7 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
         .map(|(one, name)| (one.placement.size, name))
         .collect();
     by_size.sort();
+    let with = |base: Vec<String>| fits(gpu, base.into_iter().chain(entries.iter().cloned()).collect());
     let removable = by_size.iter().find(|(_, name)| {
         edit::removed(gpu, |_| false, std::slice::from_ref(*name)).is_ok_and(|rest| with(current(&rest)))
     });
@@ -63,9 +60,9 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
 }
 
 /// Returns the error for entries that fit only at other starts. Returns `None` if they do not fit at all.
-fn start_taken(gpu: &Gpu, entries: &[String], present: &[String]) -> Option<ApiError> {
+fn start_taken(gpu: &Gpu, entries: &[String], can_add: impl Fn(&[String]) -> bool) -> Option<ApiError> {
     let layout = Layout::parse_list(entries).ok()?;
-    let with = |more: &Layout| fits(gpu, present.iter().cloned().chain(more.canonical()).collect());
+    let with = |more: &Layout| can_add(&more.canonical());
     let anywhere =
         Layout { entries: layout.entries.iter().cloned().map(|entry| Entry { start: None, ..entry }).collect() };
     if anywhere == layout || !with(&anywhere) {
@@ -193,10 +190,10 @@ mod tests {
     /// Earlier fault: the error said that there was no room for the profile, but also that this profile fits.
     #[test]
     fn taken_start_is_named_with_a_free_start() {
-        let (text, hint) = explained(&gpu(&[("1g.10gb", 0, 1)], None), "3g.40gb@0").unwrap();
+        let (text, hint) = explained(&gpu(&[("1g.10gb", 0, 1)], Some(0)), "3g.40gb@0").unwrap();
         assert_eq!(text, "GPU 0 has no room for 3g.40gb@0: 1g.10gb@0 already uses some slices of 3g.40gb@0");
         assert_eq!(hint, "use another start: `gpushctl mig add 3g.40gb@4 -g 0`");
-        let taken = gpu(&[("1g.10gb", 0, 1), ("1g.10gb", 1, 1)], None);
+        let taken = gpu(&[("1g.10gb", 0, 1), ("1g.10gb", 1, 1)], Some(0));
         let both = explain(&taken, &["2g.20gb@0".to_owned(), "1g.10gb@2".to_owned()]).unwrap();
         assert_eq!(both.hint.unwrap(), "leave out the starts: `gpushctl mig add 2g.20gb,1g.10gb -g 0`");
         let (_, hint) = explained(&gpu(&[("3g.40gb", 4, 4), ("1g.10gb", 0, 1)], None), "3g.40gb@0").unwrap();
