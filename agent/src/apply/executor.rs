@@ -120,8 +120,8 @@ impl Executor {
             tracing::warn!(operation = id, "cannot record that operation {id} is being rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &self.mps, &ongoing, parts, ends, why.clone()).await;
+        self.end(Arc::clone(&ongoing), parts, state, Some(error), changes).await;
         log_end(&ongoing, state, Some(&why));
-        self.end(ongoing, parts, state, Some(error), changes).await;
     }
 
     /// Ends an operation without a rollback.
@@ -132,8 +132,8 @@ impl Executor {
         state: OperationState,
         error: Option<ApiError>,
     ) {
+        self.end(Arc::clone(&ongoing), parts, state, error.clone(), Vec::new()).await;
         log_end(&ongoing, state, error.as_ref());
-        self.end(ongoing, parts, state, error, Vec::new()).await;
     }
 
     /// Undoes the brackets (stopped services, hooks) of an operation that ends in `state`. Returns one sentence for
@@ -218,7 +218,8 @@ impl Executor {
     }
 }
 
-/// Logs how an operation ended. The logged error does not name processes, because every user may read the error of an
+/// Logs how an operation ended. Call this only when the API also shows the end, so that the log and the API never
+/// disagree. The logged error does not name processes, because every user may read the error of an
 /// operation.
 fn log_end(ongoing: &OperationHandle, state: OperationState, error: Option<&ApiError>) {
     let operation = ongoing.snapshot();

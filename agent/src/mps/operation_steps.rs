@@ -266,11 +266,10 @@ pub(crate) async fn start_device_daemons(
     });
     reconciled.collect::<JoinSet<()>>().join_all().await;
     let entries = mps.entries().clone();
-    let here = entries.into_iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
-    // Do not wait for daemons that an operation keeps stopped, such as the daemon of the whole GPU.
-    let aside = mps.all_operation_daemons().aside;
-    let awaited: Vec<(String, Entry)> =
-        here.filter(|(uuid, _)| !aside.contains(uuid) && mps.record(uuid).stopped.is_none()).collect();
+    // Wait only for daemons that are desired. An operation keeps others stopped, such as the daemon of the whole GPU. And
+    // the daemon of a device that an earlier operation has destroyed stays stopped until gpushd removes its entry.
+    let here = |entry: &Entry| on.contains(&entry.gpu_uuid) && entry.daemon.last_report().wanted;
+    let awaited: Vec<(String, Entry)> = entries.into_iter().filter(|(_, entry)| here(entry)).collect();
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
     let decided = awaited.iter().map(|(uuid, entry)| {
         let (mps, uuid, mut seen) = (mps.clone(), uuid.clone(), entry.daemon.follow());

@@ -70,6 +70,33 @@ fn waiting_operation_blocks_new_leases_on_its_device() {
     release(&agent, other);
 }
 
+/// Two operations wait for the leases of a GPU, and then run one after the other. Fault: the second one waited 15 s for
+/// the stopped daemon of a device that the first one had destroyed. Meanwhile the log said that it was done, and the API
+/// that it was running.
+#[test]
+fn operations_behind_leases_end_without_waiting_for_removed_daemons() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    let (large, small) = served(&agent);
+    let held =
+        [&large, &small].map(|name| lease(&agent, name, &json!({ "percentage": 10 })).expect("a lease").lease.id);
+    let queued = [json!(["4g.40gb@0:mps"]), json!(["3g.40gb@4:mps", "1g.10gb@0:mps"])].map(|entries| {
+        let body = json!({"selectors": ["0"], "layout_source": {"entries": entries}, "wait_s": 600});
+        agent.follow_until(agent.begin_with(&body).expect("the operation is queued"), is_waiting)
+    });
+    held.map(|id| release(&agent, id));
+    for one in queued {
+        agent.wait_for_log(&format!("operation {} (mig.apply) is done", one.id));
+        let done = agent.operation(&one.id);
+        assert_eq!((done.state, &done.notes[..]), (OperationState::Done, &[][..]), "{}", agent.log());
+    }
+    agent.await_that("the daemons of the last layout", || {
+        let all = daemons(&agent);
+        all.len() == 2 && all.iter().all(|one| one.state == MpsState::Ready)
+    });
+    println!("{}", agent.log());
+}
+
 /// A lease, and a process that the driver lists, block the operation. After the operation is
 /// cancelled, it does not block new leases.
 #[test]
