@@ -140,7 +140,7 @@ pub(crate) async fn act(
     if act == MpsAction::Start || (act == MpsAction::Restart && settles) {
         start(mps, caller, &label, &uuid).await?;
     }
-    view::one(mps, caller, &entry.short).await
+    Ok(view::describe(mps, caller, &uuid, &entry).await)
 }
 
 /// Returns whether an action takes the daemon away from the leases on its target. A restart takes the daemon away only
@@ -269,7 +269,7 @@ pub(crate) async fn set(
     let deadline = Instant::now() + EFFECTIVE_WAIT;
     let is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let seen = wait_until_effective(&entry.daemon, &settings, deadline).await;
-    let daemon = view::one(mps, caller, &entry.short).await?;
+    let daemon = view::describe(mps, caller, &uuid, &entry).await;
     let latest = mps.record(&uuid).set.map_or(rule, |set| set.settings);
     let reaches = if latest != settings {
         vec!["another request has changed the settings again".to_owned()]

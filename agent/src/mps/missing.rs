@@ -15,7 +15,7 @@ use gpush_nvml::{DriverError, ErrorKind};
 use super::{Mps, targets::DesiredTargets};
 use crate::{
     eligibility,
-    state::{HostState, no_driver, words},
+    state::{GpuSnapshot, HostState, no_driver, words},
 };
 
 /// Checks that gpushd knows the GPUs of the host. Until gpushd knows the GPUs, it cannot say that a target does not
@@ -30,6 +30,30 @@ pub(crate) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
         (Some(error), None) => Err(no_driver(error)),
         (_, _) => Ok(()),
     }
+}
+
+/// Checks that gpushd can name the GPUs of daemons. A daemon that a previous gpushd left running exists before gpushd
+/// has read its GPU. `unplaced` are the UUIDs of the GPUs of such daemons.
+///
+/// # Errors
+/// If gpushd does not know the GPUs, or has not tried to read one of the `unplaced` GPUs yet. The error says why.
+pub(super) fn gpus_can_be_named<'a>(
+    host: &HostState,
+    mut unplaced: impl Iterator<Item = &'a str>,
+) -> Result<(), ApiError> {
+    if !host.was_listed {
+        gpus_known(host)?;
+    }
+    match unplaced.find(|gpu| host.gpu(gpu).is_some_and(GpuSnapshot::is_unread)) {
+        Some(gpu) => Err(not_read(gpu)),
+        None => Ok(()),
+    }
+}
+
+fn not_read(gpu: &str) -> ApiError {
+    ApiError::new(Code::Unavailable, format!("GPU {gpu} is not known yet: the driver has not answered"))
+        .hint("try again in a moment; `gpushctl status` shows whether the driver answers")
+        .retryable()
 }
 
 fn starting(error: &DriverError) -> ApiError {
@@ -80,6 +104,18 @@ mod tests {
         let state = State::empty();
         let error = gpus_known(&state.now()).unwrap_err();
         assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
+    }
+
+    /// Fault: while the driver started, the list of daemons succeeded, but did not name the GPUs of the daemons.
+    #[test]
+    fn daemons_are_unavailable_while_their_gpus_cannot_be_named() {
+        let state = State::empty();
+        let error = gpus_can_be_named(&state.now(), ["GPU-0"].into_iter()).unwrap_err();
+        assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
+        // The driver listed the GPUs, but then its worker ended: gpushd still knows the GPUs.
+        let host = HostState { was_listed: true, ..HostState::clone(&state.now()) };
+        assert!(gpus_known(&host).is_err());
+        assert_eq!(gpus_can_be_named(&host, ["GPU-0"].into_iter()), Ok(()));
     }
 
     #[test]

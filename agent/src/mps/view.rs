@@ -208,12 +208,14 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 /// Returns all daemons, sorted by GPU and MIG device.
 ///
 /// # Errors
-/// If gpushd does not know the GPUs and has no daemons. An empty list would say that the host has no MPS targets.
+/// If gpushd does not know the GPUs yet.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
     let entries = mps.entries().clone();
+    let host = mps.handles.state.now();
     if entries.is_empty() {
-        missing::gpus_known(&mps.handles.state.now())?;
+        missing::gpus_known(&host)?;
     }
+    missing::gpus_can_be_named(&host, unplaced(entries.values()))?;
     let fresh = entries.values().map(|entry| {
         let daemon = entry.daemon.clone();
         tokio::spawn(async move { daemon.fresh(FRESH).await })
@@ -236,13 +238,24 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
 /// Polls the daemon that a text names, and describes this daemon.
 ///
 /// # Errors
-/// If the text matches no daemon, or several.
+/// If the text matches no daemon, or several, or if gpushd does not know the GPU of the daemon yet.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(mps, text)?;
+    missing::gpus_can_be_named(&mps.handles.state.now(), unplaced([&entry]))?;
+    Ok(describe(mps, caller, &uuid, &entry).await)
+}
+
+/// Returns the UUIDs of the GPUs of those daemons whose targets gpushd has not found yet.
+fn unplaced<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> impl Iterator<Item = &'a str> {
+    entries.into_iter().filter(|entry| entry.target.is_none()).map(|entry| entry.gpu_uuid.as_str())
+}
+
+/// Polls a daemon, and describes it.
+pub(super) async fn describe(mps: &Mps, caller: &Caller, uuid: &str, entry: &Entry) -> MpsDaemon {
     // Only requests of administrators always cause a poll, because a daemon accepts only one connection at a time. For
     // other users, answers may be up to [`FRESH`] old.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
-    Ok(shown(mps, caller, &DesiredTargets::of(mps, caller.viewer), (&uuid, &entry), seen).await)
+    shown(mps, caller, &DesiredTargets::of(mps, caller.viewer), (uuid, entry), seen).await
 }
 
 /// Returns the last lines of the logs of the daemon that a text names.

@@ -31,13 +31,16 @@ use crate::{
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Returns a daemon by any of its names. gpushd polls the daemon for this answer.
+/// Returns a daemon by any of its names. gpushd polls the daemon for this answer. Waits while gpushd starts the driver.
 ///
 /// # Panics
 /// If the daemon does not exist.
 #[must_use]
 pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
-    let answer = agent.get(&format!("/v1/mps/{target}"));
+    let answer = agent.until("the GPUs are known", || {
+        let answer = agent.get(&format!("/v1/mps/{target}"));
+        (answer.status != 503).then_some(answer)
+    });
     assert_eq!(answer.status, 200, "{target}: {}", String::from_utf8_lossy(&answer.body));
     serde_json::from_value(answer.json()).expect("a daemon")
 }
