@@ -17,7 +17,7 @@ use gpush_api::{
 };
 use gpush_core::sharing;
 use gpush_host::proc::{self, Environment, FileId};
-use gpush_mps::daemon::DaemonRequest;
+use gpush_mps::daemon::{DaemonRequest, Report};
 
 use super::{Entry, Mps, base_lock_path, targets::DesiredTargets, view};
 use crate::{
@@ -131,7 +131,7 @@ pub(crate) fn client_settings(
 /// previous user, replaces the daemon.
 ///
 /// # Errors
-/// If a daemon does not serve, or clients of another user are connected.
+/// If a daemon does not serve or has just ended, or clients of another user are connected.
 pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), ApiError> {
     for target in targets(members) {
         let entry = mps.entries().get(target).cloned();
@@ -142,8 +142,18 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), Ap
         entry.daemon.send(DaemonRequest::Users(mps.admitted(target))).await?;
         // Check again, because the daemon may have exited meanwhile.
         serves(mps, target)?;
+        if has_just_ended(&entry.daemon.last_report()) {
+            return Err(view::just_ended_error(&view::label(&entry, target)));
+        }
     }
     Ok(())
+}
+
+/// Returns whether the process of a daemon has ended or was killed. The report of the daemon may still say that the
+/// daemon serves, because gpushd gets the news of its end a few milliseconds later. A program that starts in this time
+/// would find a socket without a daemon, and would use the GPU without MPS.
+fn has_just_ended(seen: &Report) -> bool {
+    seen.pid.is_none_or(proc::is_ending)
 }
 
 /// Gives the lease holders on these targets access to the pipe directories, and takes the access from all other users.

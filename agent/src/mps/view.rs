@@ -172,6 +172,13 @@ pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_s
     }
 }
 
+/// Returns the error for a target whose daemon has ended, although gpushd has not handled this yet.
+pub(super) fn just_ended_error(label: &str) -> ApiError {
+    ApiError::new(Code::Unavailable, format!("cannot grant a lease on {label}: its MPS daemon has just ended"))
+        .hint("try again in a moment: gpushd is about to start the daemon")
+        .retryable()
+}
+
 /// Returns an error for each daemon that should serve clients but does not. A daemon that is starting, draining, or
 /// stopped by an administrator counts as healthy.
 pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {

@@ -14,7 +14,10 @@ use gpush_api::{MpsDaemon, MpsState};
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
-    mps::{Client, Role, act, base, becomes, clear_faults, daemon, fault, fired, is_open, lease, names, parts, signal},
+    mps::{
+        Client, Role, act, base, becomes, clear_faults, controls, daemon, fault, fired, is_open, lease, names, parts,
+        pid_of, release, signal,
+    },
     random::{number, seeded},
 };
 use nix::sys::signal::Signal;
@@ -216,4 +219,35 @@ fn random_kills_leave_one_daemon_and_no_leftovers() {
     for (deed, (count, longest)) in tried {
         println!("{count:>5}  {deed}, ready again after {longest:?} at most");
     }
+}
+
+/// The daemon is killed while gpushd cannot run, and a lease is requested. Then gpushd gets both events at once. Fault:
+/// gpushd granted the lease before it handled the end of the daemon, so a program of the lease ran without MPS.
+#[test]
+fn lease_is_not_granted_on_daemon_that_was_just_killed() {
+    let host = Host::up(HOST);
+    let agent = Setup::on(&host).config(CONFIG).start();
+    let own = i32::try_from(agent.pid()).expect("a pid");
+    let mut refused = 0;
+    for round in 0..6 {
+        let killed = pid_of(&becomes(&agent, "0", "ready", |daemon| daemon.state == MpsState::Ready));
+        assert!(signal(own, Signal::SIGSTOP));
+        let answer = std::thread::scope(|scope| {
+            let request = scope.spawn(|| lease(&agent, "0", &json!({ "percentage": 10 })));
+            assert!(signal(killed, Signal::SIGKILL) && signal(own, Signal::SIGCONT));
+            let answer = request.join().expect("an answer");
+            // A grant after the restart of the daemon is right.
+            let running = controls(&base(&host));
+            assert!(answer.is_err() || running.iter().any(|pid| *pid != killed), "round {round}: {}", agent.log());
+            answer
+        });
+        match answer {
+            Ok(grant) => drop(release(&agent, grant.lease.id)),
+            Err(error) => {
+                assert!(error.retryable, "{error:?}");
+                refused += 1;
+            }
+        }
+    }
+    println!("{refused} of 6 requests were refused");
 }
