@@ -20,12 +20,12 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, Gpu};
 use gpush_core::supervisor::SupervisorState;
 use gpush_mps::daemon::{DaemonRequest, Report, TargetDir};
 use tokio::{task::JoinSet, time::timeout};
 
-use super::{Entry, Mps, compute_mode, reconcile, view};
+use super::{Entry, Mps, compute_mode, plan_steps::is_present, reconcile, view};
 
 /// Extra time that gpushd waits after the time limit for the stop or start of a daemon.
 const MARGIN: Duration = Duration::from_secs(5);

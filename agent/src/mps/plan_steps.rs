@@ -155,7 +155,7 @@ fn starts(gpu: &Gpu, plan: &GpuPlan, changes: &DaemonChanges) -> Result<Vec<Step
 }
 
 /// Returns whether a daemon is desired or runs.
-fn is_present(entry: &Entry) -> bool {
+pub(super) fn is_present(entry: &Entry) -> bool {
     let seen = entry.daemon.last_report();
     seen.wanted || seen.state != SupervisorState::Stopped
 }

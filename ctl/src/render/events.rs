@@ -314,6 +314,7 @@ mod tests {
                 state,
                 reasons: vec!["operation op-1 is changing it".into()],
                 drift: vec!["missing 1g.10gb".into()],
+                pending: Vec::new(),
                 mig: Some(true),
                 instances,
                 compute_mode: None,

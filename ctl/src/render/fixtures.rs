@@ -90,6 +90,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         overridden: None,
         drift: Vec::new(),
         pending: Vec::new(),
+        mps_daemons: std::collections::BTreeSet::new(),
         state: GpuState::Ready,
         reasons: Vec::new(),
         mig,

@@ -39,8 +39,8 @@ fn every_status_fits_60_columns() {
 /// All drawings of a host must show the same use of a MIG device as `mig list`.
 #[test]
 fn device_that_a_queued_operation_needs_is_reserved_in_every_drawing() {
-    let gpus = fixtures::mixed().into_iter().take(1).collect();
-    let mut shown = fixtures::status(gpus, false);
+    let gpus: Vec<gpush_api::Gpu> = fixtures::mixed().into_iter().take(1).collect();
+    let mut shown = fixtures::status(gpus.clone(), false);
     let needs = |device: &gpush_api::MigDevice| (device.instance == "2g.20gb@4").then(|| "operation op-7".to_owned());
     let (host, takers, slurm) = Default::default();
     let effective = Effective { subject: None, limits: Limits::default() };
