@@ -109,7 +109,12 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let ahead = order.wait.and_then(|_| engine.lanes.would_wait_for(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
     let free = first.and_then(|()| not_resetting(&engine.host_services));
-    let claimed = free.and_then(|()| engine.lanes.claim(&operation::gpus(&meant)));
+    let claimed = match free {
+        // A waiting operation needs not wait here, because it enters the queue.
+        Ok(()) if order.wait.is_some() => engine.lanes.claim(&operation::gpus(&meant)),
+        Ok(()) => engine.lanes.claim_after_planning(&operation::gpus(&meant)).await,
+        Err(error) => Err(error),
+    };
     let ready = match claimed {
         Ok(claim) => Ready::plan_again(engine, caller.viewer, &order, &meant, claim).await,
         Err(held) => Err(held),

@@ -1,11 +1,16 @@
 //! The lanes of one operation, which the operation claims all at once.
 
-use std::{collections::BTreeMap, sync::MutexGuard};
+use std::{collections::BTreeMap, sync::MutexGuard, time::Duration};
 
 use gpush_api::ApiError;
+use tokio::time::Instant;
 
 use super::{LaneStates, Lanes};
 use crate::state::{Holder, words};
+
+/// Maximum time that an operation without `wait` waits for the planning of other operations. A plan takes as long as its
+/// readings of the driver, usually some milliseconds.
+const PLANNING: Duration = Duration::from_secs(5);
 
 /// The lanes that one operation has claimed. Dropping this value releases them.
 #[derive(Debug)]
@@ -27,6 +32,35 @@ impl Lanes {
             Some(closed) => Err(closed.clone()),
             None => self.take(known, gpus),
         }
+    }
+
+    /// Claims GPUs as [`Lanes::claim`] does. If an operation that is being planned has claimed one of the GPUs, first
+    /// waits until that operation has begun or was refused, but at most [`PLANNING`].
+    ///
+    /// # Errors
+    /// As [`Lanes::claim`].
+    pub(crate) async fn claim_after_planning(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+        let mut room = self.room();
+        let end = Instant::now() + PLANNING;
+        loop {
+            room.mark_unchanged();
+            match self.claim(gpus) {
+                Err(error) if !self.is_being_planned(gpus) => return Err(error),
+                Err(error) => {
+                    if tokio::time::timeout_at(end, room.changed()).await.is_err() {
+                        return Err(error);
+                    }
+                }
+                Ok(claim) => return Ok(claim),
+            }
+        }
+    }
+
+    /// Returns whether operations that are being planned have claimed some of these GPUs, and no other operation has.
+    fn is_being_planned(&self, gpus: &[(u32, String)]) -> bool {
+        let known = self.states();
+        let holders: Vec<&Holder> = gpus.iter().filter_map(|(_, uuid)| known.claimed.get(uuid)).collect();
+        known.closed.is_none() && holders.iter().all(|holder| !holder.has_begun())
     }
 
     /// Claims the GPUs of an operation that a previous gpushd began. Succeeds even while the lanes are closed.

@@ -18,7 +18,7 @@
 //! | newcomer | free | reconciler | grant | claimed | changing |
 //! |---|---|---|---|---|---|
 //! | reconciler | gets it | waits | gets it | waits | returns: the operation does its work |
-//! | operation | gets it | gets it, begins once the reconciler has finished | the same | refused | refused |
+//! | operation | gets it | gets it, begins once the reconciler has finished | the same | waits some seconds, then refused | refused |
 //! | grant | gets it | gets it | gets it | refused | refused |
 //!
 //! Waiting operations and waiting requests for leases share one queue, in the order of their arrival: see [`queue`]. An

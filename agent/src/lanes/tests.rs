@@ -51,6 +51,29 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
     assert_eq!(lanes.check_not_changing(0, "GPU-0"), Ok(()));
 }
 
+/// Fault: right after a restart, `apply` was refused because gpushd itself was planning the layouts of the boot.
+#[tokio::test(start_paused = true)]
+async fn claim_waits_for_a_plan_but_not_for_a_change() {
+    let lanes = lanes();
+    let planning = lanes.claim(&[gpu(0)]).unwrap();
+    let wanted = [gpu(0), gpu(1)];
+    let mut waiting = Box::pin(lanes.claim_after_planning(&wanted));
+    assert!(is_pending(&mut waiting).await);
+    drop(planning);
+    let claim = timeout(SOON, waiting).await.unwrap().unwrap();
+    // When the planned operation begins, the error names it.
+    let mut waiting = Box::pin(lanes.claim_after_planning(&wanted));
+    assert!(is_pending(&mut waiting).await);
+    claim.begin("op-1");
+    let error = timeout(SOON, waiting).await.unwrap().unwrap_err();
+    assert_eq!(error.message, "GPU 0 (GPU-0) is being changed by operation op-1");
+    drop(claim);
+    // A plan that waits for a driver that hangs is not waited for without limit.
+    let _planning = lanes.claim(&[gpu(0)]).unwrap();
+    let error = timeout(SOON * 2, lanes.claim_after_planning(&wanted)).await.unwrap().unwrap_err();
+    assert!(error.message.contains("being planned"), "{error:?}");
+}
+
 #[test]
 fn closed_lanes_accept_only_earlier_operations() {
     let lanes = lanes();

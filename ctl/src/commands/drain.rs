@@ -75,11 +75,16 @@ pub(super) async fn drain(
     out: &Output,
 ) -> Outcome {
     let mut gpus = cordon_gpus(client, which, why).await?;
-    let (waited, left) = until_idle(client, &mut gpus, timeout, quiet, out).await.map_err(still_cordoned)?;
+    let WaitEnd { waited, left, lost } =
+        until_idle(client, &mut gpus, timeout, quiet, out).await.map_err(still_cordoned)?;
     let numbers = gpu_numbers(&left);
     let stay = if left.len() == 1 { "it stays cordoned" } else { "they stay cordoned" };
     match waited {
-        Waited::Idle => out.show(&gpus, |look| cordon::drained(&gpus, look))?,
+        Waited::Idle if lost.is_some() && out.json => {}
+        Waited::Idle => {
+            gpus.retain(|gpu| gpu.state != GpuState::Lost);
+            out.show(&gpus, |look| cordon::drained(&gpus, look))?;
+        }
         Waited::TooLong if out.json => out.document(&gpus)?,
         Waited::TooLong => {
             let within = duration::format(timeout.unwrap_or_default());
@@ -92,7 +97,10 @@ pub(super) async fn drain(
         }
         Waited::Interrupted => out.remark(&format!("{numbers}: interrupted; {stay}.\n")),
     }
-    Ok(waited.exit_status())
+    match lost.filter(|_| waited == Waited::Idle) {
+        Some(error) => Err(still_cordoned(error.into())),
+        None => Ok(waited.exit_status()),
+    }
 }
 
 /// Adds to an error that the GPUs of `gpu drain` are still cordoned.
@@ -127,15 +135,24 @@ impl Waited {
     }
 }
 
-/// Waits until cordoned GPUs are idle. Returns how waiting ended, and the indexes of the GPUs that
-/// are not idle.
+/// The end of waiting for idle GPUs.
+#[derive(Debug)]
+struct WaitEnd {
+    waited: Waited,
+    /// Indexes of the GPUs that are not idle.
+    left: Vec<u32>,
+    /// The error about lost GPUs, whose processes are not known. The command does not wait for them.
+    lost: Option<ApiError>,
+}
+
+/// Waits until cordoned GPUs are idle. One lost GPU does not end the wait for the others.
 async fn until_idle(
     client: &mut Client,
     gpus: &mut [Gpu],
     timeout: Option<Duration>,
     quiet: bool,
     out: &Output,
-) -> Result<(Waited, Vec<u32>), Failure> {
+) -> Result<WaitEnd, Failure> {
     // Accept only readings from after the cordon: an earlier reading might not show a process that started just before
     // the cordon.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
@@ -146,12 +163,9 @@ async fn until_idle(
     loop {
         let daemons = client.mps().await?;
         let leases = client.leases(0).await?;
-        let mut left = Vec::new();
-        for gpu in gpus.iter() {
-            left.extend(reason_to_wait(gpu, &daemons, &leases, since)?.map(|why| (gpu.index, why)));
-        }
+        let (left, lost) = reasons_to_wait(gpus, &daemons, &leases, since)?;
         if left.is_empty() {
-            return Ok((Waited::Idle, Vec::new()));
+            return Ok(WaitEnd { waited: Waited::Idle, left: Vec::new(), lost });
         }
         if printed != left && !quiet {
             // Do not print that gpushctl waits for a reading of a GPU: the reading arrives before a user could read
@@ -162,8 +176,8 @@ async fn until_idle(
         }
         let indexes = left.iter().map(|(index, _)| *index).collect();
         tokio::select! {
-            () = &mut limit => return Ok((Waited::TooLong, indexes)),
-            _ = &mut interrupt => return Ok((Waited::Interrupted, indexes)),
+            () = &mut limit => return Ok(WaitEnd { waited: Waited::TooLong, left: indexes, lost }),
+            _ = &mut interrupt => return Ok(WaitEnd { waited: Waited::Interrupted, left: indexes, lost }),
             () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
         for gpu in gpus.iter_mut() {
@@ -205,10 +219,13 @@ impl TemporaryCordons {
     ) -> Result<(Waited, Self), Failure> {
         let kept = Self::of(client, gpus, reason).await?;
         let waited = until_idle(client, gpus, Some(limit), false, out).await;
-        if !matches!(waited, Ok((Waited::Idle, _))) {
+        if !matches!(waited, Ok(WaitEnd { waited: Waited::Idle, lost: None, .. })) {
             kept.clear(client).await;
         }
-        let (waited, left) = waited?;
+        let WaitEnd { waited, left, lost } = waited?;
+        if let Some(error) = lost {
+            return Err(error.into());
+        }
         match waited {
             Waited::Idle => {}
             Waited::TooLong => {
@@ -231,6 +248,34 @@ impl TemporaryCordons {
             }
         }
     }
+}
+
+/// Returns why GPUs are not idle, by index, and the error about lost GPUs.
+///
+/// # Errors
+/// If the host is in maintenance.
+fn reasons_to_wait(
+    gpus: &[Gpu],
+    daemons: &[MpsDaemon],
+    leases: &[Lease],
+    since: Timestamp,
+) -> Result<(Vec<(u32, String)>, Option<ApiError>), ApiError> {
+    let (mut left, mut lost) = (Vec::new(), Vec::new());
+    for gpu in gpus {
+        match reason_to_wait(gpu, daemons, leases, since) {
+            Ok(why) => left.extend(why.map(|why| (gpu.index, why))),
+            Err(error) if error.code == Code::GpuLost => lost.push(error),
+            Err(error) => return Err(error),
+        }
+    }
+    let error = match lost.len() {
+        0 | 1 => lost.pop(),
+        number => {
+            let message = format!("{number} of {} GPUs are lost, so their processes are not known", gpus.len());
+            Some(ApiError::several(message, lost))
+        }
+    };
+    Ok((left, error))
 }
 
 /// Returns why a GPU is not idle. Ignores readings from before `since`.
@@ -283,6 +328,23 @@ fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
 mod tests {
     use super::*;
     use crate::render::fixtures;
+
+    /// Fault: `gpu drain all` ended at the first lost GPU, and did not wait for the others.
+    #[test]
+    fn lost_gpu_does_not_end_the_wait_for_others() {
+        let gpu = |index, state| Gpu { state, ..fixtures::gpu(index, "A100", 40_960, None) };
+        let gpus = [gpu(0, GpuState::Lost), gpu(1, GpuState::Changing), gpu(2, GpuState::Ready)];
+        let (left, lost) = reasons_to_wait(&gpus, &[], &[], Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(left, [(1, "an operation is changing the GPU".to_owned())]);
+        let lost = lost.unwrap();
+        assert!(lost.code == Code::GpuLost && lost.message.starts_with("GPU 0 "), "{lost:?}");
+        let both = [gpu(0, GpuState::Lost), gpu(1, GpuState::Lost), gpu(2, GpuState::Ready)];
+        let (left, lost) = reasons_to_wait(&both, &[], &[], Timestamp::UNIX_EPOCH).unwrap();
+        assert!(left.is_empty());
+        assert_eq!(lost.unwrap().message, "2 of 3 GPUs are lost, so their processes are not known");
+        let maintenance = [gpu(0, GpuState::Lost), gpu(1, GpuState::Maintenance)];
+        assert!(reasons_to_wait(&maintenance, &[], &[], Timestamp::UNIX_EPOCH).is_err());
+    }
 
     /// Earlier fault: `gpu reset --wait` said that the GPU stays cordoned, and did not name `maintenance leave`.
     #[test]
