@@ -11,9 +11,10 @@ use gpush_api::{EventPayload, Gpu, GpuState, MpsChange, MpsPolicy};
 use gpush_core::{
     config::Config,
     sharing::{self, Sharing, SharingTarget},
-    supervisor::SupervisorState,
+    supervisor::{KillReason, SupervisorState},
 };
 use gpush_mps::daemon::{Daemon, Desired, RecordedUsers, Report, Sources, TargetDir, sweep_removed};
+use gpush_store::NewAudit;
 
 use super::{Entry, Mps, clients, multi_user_support, operation_steps::OperationDaemons, view};
 use crate::{caller::Viewer, eligibility};
@@ -36,6 +37,18 @@ pub(crate) fn adopt_daemons(mps: &Mps) {
     tokio::spawn(async move { stopping.run_until_cancelled(launcher.end_orphans(known)).await });
 }
 
+/// Records in the audit trail that gpushd killed a daemon. Does not wait for the record.
+fn record_kill(mps: &Mps, uuid: &str, gpu_uuid: &str, why: KillReason) {
+    let audit = NewAudit {
+        by: None,
+        action: "mps.kill".to_owned(),
+        object: uuid.to_owned(),
+        result: "done".to_owned(),
+        detail: serde_json::json!({ "gpu_uuid": gpu_uuid, "reason": why.to_string() }),
+    };
+    drop(mps.handles.store.write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())));
+}
+
 fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) -> Daemon {
     let (shared, of, woken) = (mps.clone(), uuid.to_owned(), gpu_uuid.to_owned());
     let target = short.to_owned();
@@ -47,6 +60,10 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
         let state = view::state(seen);
         let mut reasons = view::reasons(seen, &name);
         reasons.extend(seen.news.clone());
+        if let Some(why) = seen.killed {
+            reasons.push(format!("gpushd killed it: {why}"));
+            record_kill(&shared, &of, &gpu_uuid, why);
+        }
         match seen.state {
             // Log why the daemon does not serve its clients well, because no other log line says so.
             SupervisorState::Hung { .. } | SupervisorState::Fault { .. } => {

@@ -33,7 +33,7 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
     let answer = match name {
         "get_server_list" => daemon.servers.now().map(|server| server.pid().to_string()).into_iter().collect(),
         "get_server_status" if daemon.version >= Version::V550 => {
-            of_server(daemon, pid, |_, server| vec![state(server).to_owned()])
+            of_server(daemon, pid, |daemon, server| vec![state(daemon, server).to_owned()])
         }
         "get_client_list" => of_server(daemon, pid, |daemon, server| {
             let pids = server.ask(&daemon.log, |socket| {
@@ -146,14 +146,19 @@ fn insufficient(peer: Peer) -> String {
     format!("Insufficient privileges for UID {}", peer.uid)
 }
 
-fn state(server: &Server) -> &'static str {
+/// Returns the state of a server. Like NVIDIA's daemon, asks a server that is ready.
+fn state(daemon: &Daemon, server: &Server) -> &'static str {
     if server.failed {
-        "FAULT"
-    } else if server.is_active() {
-        "ACTIVE"
-    } else {
-        "INITIALIZING"
+        return "FAULT";
     }
+    if !server.is_active() {
+        return "INITIALIZING";
+    }
+    let works = server.ask(&daemon.log, |socket| {
+        socket.send(&ask::STATUS.to_le_bytes())?;
+        socket.receive_u32()
+    });
+    if works == Some(0) { "FAULT" } else { "ACTIVE" }
 }
 
 fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) -> Vec<String>) -> Vec<String> {

@@ -151,6 +151,10 @@ impl Server {
                     send_all(control, rows.into_iter())?;
                     control.receive_u32()?;
                 }
+                ask::STATUS => {
+                    let works = !self.state().failed;
+                    control.send(&u32::from(works).to_le_bytes())?;
+                }
                 unknown => self.log.say(&format!("the daemon asks {unknown}, which is not known here")),
             }
         }

@@ -52,6 +52,8 @@ pub(crate) mod ask {
     pub(crate) const TERMINATE: u32 = 13;
     /// Return the number of clients, and then a row of `ps` for each client. After the answer, the daemon sends a 0.
     pub(crate) const PROCESSES: u32 = 14;
+    /// Return the state of the server: 0 after a fatal exception, another number while the server works.
+    pub(crate) const STATUS: u32 = 17;
 }
 
 /// Number of devices for which a server receives a memory limit.

@@ -48,7 +48,7 @@ mod types;
 
 use std::{collections::VecDeque, time::Duration};
 
-pub use self::types::{Instant, SupervisorEffect, SupervisorEvent, SupervisorPolicy, SupervisorState};
+pub use self::types::{Instant, KillReason, SupervisorEffect, SupervisorEvent, SupervisorPolicy, SupervisorState};
 
 /// The state machine of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -351,12 +351,12 @@ impl Supervisor {
         if !is_silent || is_spared || self.wanted.is_none() {
             return Vec::new();
         }
-        self.kill_failed(now)
+        self.kill_failed(KillReason::Hung, now)
     }
 
-    fn kill_failed(&mut self, now: Instant) -> Vec<SupervisorEffect> {
+    fn kill_failed(&mut self, why: KillReason, now: Instant) -> Vec<SupervisorEffect> {
         self.state = SupervisorState::Stopping { until: now + self.policy.stop, killed: true, failed: true };
-        vec![SupervisorEffect::Kill]
+        vec![SupervisorEffect::Kill(why)]
     }
 
     fn ended(&mut self, now: Instant) -> Vec<SupervisorEffect> {
@@ -403,12 +403,12 @@ impl Supervisor {
         match self.state {
             // The daemon did not answer in time. It is started again only after its process has
             // ended.
-            SupervisorState::Starting { until } if until <= now => self.kill_failed(now),
+            SupervisorState::Starting { until } if until <= now => self.kill_failed(KillReason::NotStarted, now),
             SupervisorState::BackingOff { until } if until <= now => self.start(now),
             SupervisorState::Draining { until: Some(until), .. } if until <= now => self.stop(now),
             SupervisorState::Stopping { until, killed: false, failed } if until <= now => {
                 self.state = SupervisorState::Stopping { until, killed: true, failed };
-                vec![SupervisorEffect::Kill]
+                vec![SupervisorEffect::Kill(KillReason::NotStopped)]
             }
             SupervisorState::Stopped
             | SupervisorState::Starting { .. }

@@ -56,7 +56,7 @@ fn hung_daemon_restarts_only_after_its_clients_end() {
     assert_eq!(one.step(&SupervisorEvent::Answers { pid: PID }, at(4)), [], "it was only slow");
     one.step(&SupervisorEvent::Silent, at(5));
     one.step(&SupervisorEvent::Silent, at(6));
-    assert_eq!(one.step(&SupervisorEvent::Clients(Some(0)), at(7)), [SupervisorEffect::Kill]);
+    assert_eq!(one.step(&SupervisorEvent::Clients(Some(0)), at(7)), [SupervisorEffect::Kill(KillReason::Hung)]);
     assert_eq!(one.step(&SupervisorEvent::Ended, at(8)), []);
     assert!(matches!(one.state(), SupervisorState::BackingOff { .. }));
     let mut rough = Supervisor {
@@ -65,7 +65,7 @@ fn hung_daemon_restarts_only_after_its_clients_end() {
     };
     rough.step(&SupervisorEvent::Clients(Some(2)), at(1));
     rough.step(&SupervisorEvent::Silent, at(2));
-    assert_eq!(rough.step(&SupervisorEvent::Silent, at(3)), [SupervisorEffect::Kill]);
+    assert_eq!(rough.step(&SupervisorEvent::Silent, at(3)), [SupervisorEffect::Kill(KillReason::Hung)]);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn late_daemon_is_gone_before_the_next_start() {
     let mut one = Supervisor::new(SupervisorPolicy::default());
     one.step(&SupervisorEvent::Wanted(true), at(0));
     assert_eq!(one.due(), Some(at(10)));
-    assert_eq!(one.step(&SupervisorEvent::Tick, at(10)), [SupervisorEffect::Kill]);
+    assert_eq!(one.step(&SupervisorEvent::Tick, at(10)), [SupervisorEffect::Kill(KillReason::NotStarted)]);
     assert_eq!((one.step(&SupervisorEvent::Tick, at(100)), one.due()), (vec![], None));
     one.step(&SupervisorEvent::Ended, at(100));
     assert_eq!(one.due(), Some(at(100)));
@@ -94,7 +94,7 @@ fn undesired_daemon_is_drained_then_quit_then_killed() {
     assert_eq!(one.step(&SupervisorEvent::Leave(Some(at(300))), at(4)), []);
     assert_eq!(one.step(&SupervisorEvent::Tick, at(303)), []);
     assert_eq!(one.step(&SupervisorEvent::Tick, at(304)), [SupervisorEffect::Quit]);
-    assert_eq!(one.step(&SupervisorEvent::Tick, at(314)), [SupervisorEffect::Kill]);
+    assert_eq!(one.step(&SupervisorEvent::Tick, at(314)), [SupervisorEffect::Kill(KillReason::NotStopped)]);
     assert_eq!((one.step(&SupervisorEvent::Ended, at(315)), one.state()), (vec![], &SupervisorState::Stopped));
 }
 
@@ -230,7 +230,7 @@ fn found_daemon_is_unchanged_until_desire_is_known() {
         (one.step(&SupervisorEvent::Silent, at(1)), one.step(&SupervisorEvent::Silent, at(2))),
         (vec![], vec![])
     );
-    assert_eq!(one.step(&SupervisorEvent::Clients(Some(0)), at(3)), [SupervisorEffect::Kill]);
+    assert_eq!(one.step(&SupervisorEvent::Clients(Some(0)), at(3)), [SupervisorEffect::Kill(KillReason::Hung)]);
 }
 
 #[test]
@@ -310,7 +310,7 @@ proptest! {
                         prop_assert!(!world.alive, "a second one was started");
                         world.alive = true;
                     }
-                    SupervisorEffect::Kill | SupervisorEffect::Quit => {
+                    SupervisorEffect::Kill(_) | SupervisorEffect::Quit => {
                         let asked = was_draining || !patient;
                         prop_assert!(world.clients == 0 || asked, "{:?} under {} clients", effect, world.clients);
                         let is_over = deadline.is_some_and(|until| until <= now);

@@ -1,7 +1,7 @@
 //! Types of the supervisor: events, states, effects and policy. The transitions are in the parent
 //! module.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// Time since a fixed moment. The state machine never reads a clock.
 pub type Instant = Duration;
@@ -167,6 +167,33 @@ pub enum SupervisorEvent {
     Tick,
 }
 
+/// Why gpushd kills a daemon, or what a previous daemon left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KillReason {
+    /// The daemon was started, but did not answer in time.
+    NotStarted,
+    /// The daemon hangs.
+    Hung,
+    /// The daemon was asked to end, but did not end in time.
+    NotStopped,
+    /// A previous daemon left servers without clients, or the time of their clients is over.
+    Leftovers,
+    /// An administrator or an operation stops or restarts the daemon, and a previous daemon left servers.
+    Requested,
+}
+
+impl fmt::Display for KillReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotStarted => "it did not answer in time after its start",
+            Self::Hung => "it hangs: it did not answer several probes",
+            Self::NotStopped => "it did not end in time after gpushd asked it to end",
+            Self::Leftovers => "its servers remained after its end, without clients or after their deadline",
+            Self::Requested => "its servers remained after its end, and it was stopped or restarted on request",
+        })
+    }
+}
+
 /// An action that the caller must execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SupervisorEffect {
@@ -175,7 +202,7 @@ pub enum SupervisorEffect {
     /// Ask the daemon to end.
     Quit,
     /// Kill the daemon and all processes that it started.
-    Kill,
+    Kill(KillReason),
     /// Report that the supervisor has given up.
     ReportGivenUp,
     /// Report that the daemon hangs and is left running because of its clients.

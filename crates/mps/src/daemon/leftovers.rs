@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_core::supervisor::SupervisorState;
+use gpush_core::supervisor::{KillReason, SupervisorState};
 use gpush_host::proc;
 use tokio::time::{Instant, sleep};
 
@@ -53,7 +53,7 @@ impl SupervisorTask {
         let clients = self.health.clients.len();
         if clients == 0 && listed.is_some() {
             tracing::warn!(mps = self.target, "{what}: no clients, so gpushd ends these processes");
-            if self.kill_leftovers().await {
+            if self.kill_leftovers(KillReason::Leftovers).await {
                 return false;
             }
         }
@@ -85,7 +85,7 @@ impl SupervisorTask {
                 mps = self.target,
                 "the processes that the previous daemon left did not end by the deadline: gpushd ends them"
             );
-            self.kill_leftovers().await;
+            self.kill_leftovers(KillReason::Leftovers).await;
         }
         if self.check_leftovers().await {
             self.leftovers = Some(Leftovers { until });
@@ -104,12 +104,21 @@ impl SupervisorTask {
     }
 
     /// Kills leftovers with their clients. Returns whether all have ended.
-    pub(super) async fn kill_leftovers(&self) -> bool {
+    pub(super) async fn kill_leftovers(&mut self, why: KillReason) -> bool {
         if self.process.is_some() {
             return false;
         }
         let locks: BTreeSet<_> = launcher::processes(&self.dir, &self.uuid).iter().map(|part| part.lock).collect();
         let killed = launcher::kill(&locks);
+        if !killed.is_empty() {
+            let pids: Vec<String> = killed.iter().map(|process| process.pid.to_string()).collect();
+            tracing::warn!(
+                mps = self.target,
+                "gpushd killed processes of the MPS daemon (pid {}): {why}",
+                pids.join(", ")
+            );
+            self.new_kill = Some(why);
+        }
         let until = Instant::now() + GONE.0;
         while Instant::now() < until {
             if killed.iter().all(DaemonProcess::has_ended) && !self.dir.is_locked() {

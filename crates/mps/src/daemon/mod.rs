@@ -37,7 +37,7 @@ use std::{collections::BTreeSet, panic::AssertUnwindSafe, path::PathBuf, sync::A
 
 use futures_util::FutureExt as _;
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
-use gpush_core::supervisor::{SupervisorPolicy, SupervisorState};
+use gpush_core::supervisor::{KillReason, SupervisorPolicy, SupervisorState};
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -193,6 +193,9 @@ pub struct Report {
     pub protocol: Option<String>,
     /// A change of the servers since the last report to the callback.
     pub news: Option<String>,
+    /// Why gpushd has just killed the daemon, or what a previous daemon left. Only the next call of `changed` has this
+    /// value.
+    pub killed: Option<KillReason>,
     /// Findings that users should know about although the daemon may serve, one sentence each.
     pub findings: Vec<String>,
     /// Pipe directory.

@@ -84,6 +84,7 @@ impl SupervisorTask {
             },
             trouble: self.problems.clone(),
             news: None,
+            killed: None,
             ear: self.connection_holders.clone(),
             protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
             findings: self.findings(),
@@ -125,7 +126,7 @@ impl SupervisorTask {
         // A different daemon in the same state is also a change, because it may serve another user.
         let now = (discriminant(self.supervisor.state()), self.supervisor.pid(), self.leftovers.is_some());
         let other = self.last_published != now;
-        let has_news = self.news.is_some();
+        let has_news = self.news.is_some() || self.new_kill.is_some();
         if other {
             self.since = Timestamp::now();
             self.last_published = now;
@@ -135,7 +136,7 @@ impl SupervisorTask {
         // read the report.
         reports.send_replace(seen.clone());
         if other || has_news {
-            seen.news = self.news.take();
+            (seen.news, seen.killed) = (self.news.take(), self.new_kill.take());
             changed(&seen);
         }
     }

@@ -68,6 +68,10 @@ impl SupervisorTask {
         let was_closed = std::mem::replace(&mut self.admission_closed, true);
         self.update_access();
         let reason = self.launcher.exit_reason(&self.dir, process).await;
+        let reason = match self.kill_reason.take() {
+            Some(why) => format!("{reason}: gpushd killed it, because {why}"),
+            None => reason,
+        };
         if matches!(self.supervisor.state(), SupervisorState::Stopping { .. }) {
             tracing::info!(mps = self.target, "the MPS daemon {reason}");
             self.problems.clear();

@@ -22,7 +22,9 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, MpsSettings};
-use gpush_core::supervisor::{Supervisor, SupervisorEffect, SupervisorEvent, SupervisorPolicy, SupervisorState};
+use gpush_core::supervisor::{
+    KillReason, Supervisor, SupervisorEffect, SupervisorEvent, SupervisorPolicy, SupervisorState,
+};
 use gpush_host::proc;
 use jiff::Timestamp;
 use tokio::{
@@ -110,6 +112,10 @@ pub(super) struct SupervisorTask {
     pub(super) leftovers: Option<Leftovers>,
     /// A fact about the servers for the next report.
     pub(super) news: Option<String>,
+    /// Why gpushd has killed the daemon, until the daemon has ended.
+    pub(super) kill_reason: Option<KillReason>,
+    /// Why gpushd has killed the daemon or its leftovers, until the next report.
+    pub(super) new_kill: Option<KillReason>,
     /// The task that sends `quit` until the daemon has ended.
     pub(super) stop_task: Option<AbortOnDropHandle<()>>,
     /// Since when the daemon has been in its current state.
@@ -161,6 +167,8 @@ impl SupervisorTask {
             log_rotation: LogRotation::default(),
             leftovers: None,
             news: None,
+            kill_reason: None,
+            new_kill: None,
             stop_task: None,
             since: Timestamp::now(),
         }
@@ -326,7 +334,7 @@ impl SupervisorTask {
                 if unless_used {
                     self.close_unless_used().await?;
                 }
-                self.kill_leftovers().await;
+                self.kill_leftovers(KillReason::Requested).await;
                 self.step(SupervisorEvent::Leave(Some(Duration::ZERO))).await;
                 self.clear_leftovers().await;
                 self.reopen_admission();
@@ -342,7 +350,7 @@ impl SupervisorTask {
                 if unless_used {
                     self.close_unless_used().await?;
                 }
-                self.kill_leftovers().await;
+                self.kill_leftovers(KillReason::Requested).await;
                 self.step(SupervisorEvent::Restart).await;
                 self.reopen_admission();
             }
@@ -390,8 +398,12 @@ impl SupervisorTask {
                 match effect {
                     SupervisorEffect::Start => next = self.start().await.err(),
                     SupervisorEffect::Quit => self.begin_stop(),
-                    SupervisorEffect::Kill => match &self.process {
-                        Some(process) => self.launcher.kill(&self.dir, Some(process)).await,
+                    SupervisorEffect::Kill(why) => match &self.process {
+                        Some(process) => {
+                            tracing::warn!(mps = self.target, "gpushd kills the MPS daemon: {why}");
+                            (self.kill_reason, self.new_kill) = (Some(why), Some(why));
+                            self.launcher.kill(&self.dir, Some(process)).await;
+                        }
                         None => next = Some(SupervisorEvent::Ended),
                     },
                     SupervisorEffect::ReportGivenUp => {
