@@ -20,7 +20,7 @@ pub(crate) struct HostServices {
     pub(crate) driverless: Arc<RwLock<()>>,
     /// Services that gpushd cannot start again. The key is the operation that stopped them.
     pub(crate) not_started: std::sync::Mutex<BTreeMap<OperationId, Vec<String>>>,
-    /// Locked while services are stopped or started around a reset.
+    /// Locked while services are stopped or started around an operation.
     pub(crate) services: Mutex<()>,
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod gpu;
 mod gpu_notes;
+pub(crate) mod holders;
 pub(crate) mod host;
 pub(crate) mod isolation;
 pub(crate) mod lease;

@@ -22,12 +22,12 @@ use tokio_util::task::TaskTracker;
 use super::{
     lease_changes::{self, LeaseChanges},
     part::Part,
-    phases::{PartOutcome, execute, running_hook},
+    phases::{Executed, PartOutcome, execute, running_hook},
     rollback,
     services::Services,
 };
 use crate::{
-    modes::mig::MigMode,
+    modes::mig::{MigMode, holders::HeldBy},
     mps::{self, Mps},
     operation::{EndEffects, OperationHandle, Operations},
     overrides,
@@ -93,7 +93,7 @@ impl Executor {
             operation.kind,
             aims.join("; ")
         );
-        let ends = execute(self, &ongoing, parts).await;
+        let Executed { ends, held_by } = execute(self, &ongoing, parts).await;
         let failed = ends.iter().find_map(|end| match end {
             PartOutcome::Troubled(trouble) => Some(trouble.error().clone()),
             PartOutcome::Done | PartOutcome::Stopped => None,
@@ -101,17 +101,19 @@ impl Executor {
         let stopped = ends.iter().any(|end| matches!(end, PartOutcome::Stopped));
         match failed.or_else(|| stopped.then(|| ongoing.why_cancelled())) {
             None => self.finish(ongoing, parts, OperationState::Done, None).await,
-            Some(why) => self.roll_back(ongoing, parts, &ends, why).await,
+            Some(why) => self.roll_back(ongoing, parts, &ends, why, &held_by).await,
         }
     }
 
-    /// Rolls back the GPUs of an operation because of the error `why`, and ends the operation.
+    /// Rolls back the GPUs of an operation because of the error `why`, and ends the operation. Administrators see
+    /// `held_by` in full.
     pub(super) async fn roll_back(
         &self,
         ongoing: Arc<OperationHandle>,
         parts: &[Part],
         ends: &[PartOutcome],
         why: ApiError,
+        held_by: &[HeldBy],
     ) {
         if let Err(error) = ongoing.begin_rollback(&why).await {
             // The rollback continues even if its start cannot be recorded. But if gpushd crashes now, the next gpushd
@@ -120,6 +122,7 @@ impl Executor {
             tracing::warn!(operation = id, "cannot record that operation {id} is being rolled back: {error}");
         }
         let (state, error, changes) = rollback::all(&self.mig, &self.mps, &ongoing, parts, ends, why.clone()).await;
+        ongoing.set_error_in_full((!held_by.is_empty()).then(|| in_full(error.clone(), held_by)));
         self.end(Arc::clone(&ongoing), parts, state, Some(error), changes).await;
         log_end(&ongoing, state, Some(&why));
     }
@@ -165,14 +168,14 @@ impl Executor {
         self.mig.state.apply(&changes);
         let plans: Vec<GpuPlan> = parts.iter().map(|part| part.plan.clone()).collect();
         let hook = self.mig.state.config().mode_change.after.clone();
-        let resets = parts.iter().find(|part| part.plan.reset().is_some()).map(|part| part.position);
-        if let (Some(program), Some(position)) = (&hook, resets) {
+        let hooked = parts.iter().find(|part| !part.plan.hooks.is_empty()).map(|part| part.position);
+        if let (Some(program), Some(position)) = (&hook, hooked) {
             ongoing.progress(position, |progress| progress.doing = Some(running_hook(program)));
         }
         for failure in self.close(ongoing.number(), state).await {
             ongoing.note(failure);
         }
-        resets.into_iter().for_each(|position| ongoing.progress(position, |progress| progress.doing = None));
+        hooked.into_iter().for_each(|position| ongoing.progress(position, |progress| progress.doing = None));
         let detail =
             error.as_ref().map_or(serde_json::Value::Null, |error| serde_json::json!({ "why": error.message }));
         let audit = NewAudit {
@@ -191,7 +194,7 @@ impl Executor {
         let shared =
             if is_done { mps::RecordedSettings::of(&self.mps, &plans) } else { mps::RecordedSettings::default() };
         let recorded = shared.clone();
-        let in_full = ongoing.error_in_full().filter(|_| state == OperationState::NotStarted);
+        let in_full = ongoing.error_in_full().filter(|_| !is_done);
         let leased = LeaseChanges::of(&self.mig, ongoing.number(), &operation.plans, state).await;
         let number = ongoing.number();
         let also = move |tx: &mut Tx<'_>| {
@@ -216,6 +219,13 @@ impl Executor {
         self.mps.forget_operation(&id);
         self.mig.host_services.helpers.forget(&id);
     }
+}
+
+/// Returns the error of an operation with all details of the holders in `held_by`.
+fn in_full(mut error: ApiError, held_by: &[HeldBy]) -> ApiError {
+    error.causes.retain(|cause| held_by.iter().all(|holder| holder.public != *cause));
+    error.causes.extend(held_by.iter().map(|holder| holder.in_full.clone()));
+    error
 }
 
 /// Logs how an operation ended. Call this only when the API also shows the end, so that the log and the API never

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use gpush_api::{Actor, ApiError};
 use gpush_core::{
-    desired::plan_grant,
+    desired::{add_services, plan_grant},
     lease::placement::{Assignment, Member},
 };
 use gpush_store::{GpuIntent, Intent};
@@ -75,6 +75,7 @@ impl Creation {
             let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid);
             plans.extend(gpu.map(|gpu| plan_grant(gpu, assignment, created.get(uuid).unwrap_or(&none))));
         }
+        add_services(&engine.settings.config(), &gpus, &mut plans);
         engine.planner.refuse_blocked(Viewer::Agent, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);

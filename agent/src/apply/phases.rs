@@ -27,6 +27,7 @@ use crate::{
         driver::Driver,
         mig::{
             self,
+            holders::HeldBy,
             reset::{Cancel, Purpose},
         },
     },
@@ -57,15 +58,25 @@ struct Run<'a> {
     parts: &'a [Part],
     /// The outcome on each GPU. The index is the GPU's position in the plans.
     ends: Vec<PartOutcome>,
+    held_by: Vec<HeldBy>,
 }
 
-/// Executes the steps of an operation. Returns the outcome on each GPU, in the order of the plans.
-pub(super) async fn execute(executor: &Executor, ongoing: &Arc<OperationHandle>, parts: &[Part]) -> Vec<PartOutcome> {
+/// The outcome of the steps of an operation.
+#[derive(Debug)]
+pub(super) struct Executed {
+    /// The outcome on each GPU, in the order of the plans.
+    pub(super) ends: Vec<PartOutcome>,
+    /// The holders of GPUs that the driver did not change because they are in use.
+    pub(super) held_by: Vec<HeldBy>,
+}
+
+/// Executes the steps of an operation.
+pub(super) async fn execute(executor: &Executor, ongoing: &Arc<OperationHandle>, parts: &[Part]) -> Executed {
     let ends = parts.iter().map(|_| PartOutcome::Stopped).collect();
-    let mut run = Run { executor, ongoing, parts, ends };
+    let mut run = Run { executor, ongoing, parts, ends, held_by: Vec::new() };
     if let Err((position, error)) = run.open_brackets().await {
         run.ends[position] = PartOutcome::Troubled(Trouble::Failed(error));
-        return run.ends;
+        return run.outcome();
     }
     for phase in Phase::ALL {
         match run.phase(phase).await {
@@ -73,7 +84,8 @@ pub(super) async fn execute(executor: &Executor, ongoing: &Arc<OperationHandle>,
             NextPhase::Stop => break,
         }
     }
-    run.ends
+    run.name_holders().await;
+    run.outcome()
 }
 
 /// Returns the text that an operation shows as its current step while the hook `program` runs.
@@ -82,6 +94,10 @@ pub(super) fn running_hook(program: &str) -> String {
 }
 
 impl Run<'_> {
+    fn outcome(self) -> Executed {
+        Executed { ends: self.ends, held_by: self.held_by }
+    }
+
     /// Stops the services that must not run during the steps, and then runs the hook `before`.
     ///
     /// # Errors
@@ -91,7 +107,8 @@ impl Run<'_> {
         let Executor { services, timeslice, mps, mig, .. } = self.executor;
         let plans: Vec<GpuPlan> = self.parts.iter().map(|part| part.plan.clone()).collect();
         let (id, number) = (self.ongoing.id(), self.ongoing.number());
-        let reset = plans.iter().position(|plan| plan.reset().is_some()).unwrap_or_default();
+        let first = plans.iter().position(|plan| !plan.services.is_empty() || !plan.hooks.is_empty());
+        let first = first.unwrap_or_default();
         for bracket in brackets(&plans, &id, &mig.state.config().mode_change) {
             let (position, opened) = match &bracket {
                 Bracket::Timeslice => {
@@ -101,18 +118,35 @@ impl Run<'_> {
                     continue;
                 }
                 Bracket::MpsDaemon { position, step } => (*position, self.mps_step(mps, *position, step).await),
-                Bracket::Service { service } => (reset, services.stop(number, service).await),
-                Bracket::HookAfter { .. } => (reset, services.note_hook(number, &bracket).await),
+                Bracket::Service { service } => (first, services.stop(number, service).await),
+                Bracket::HookAfter { .. } => (first, services.note_hook(number, &bracket).await),
                 Bracket::HookBefore { program, env } => {
-                    self.ongoing.progress(reset, |progress| progress.doing = Some(running_hook(program)));
+                    self.ongoing.progress(first, |progress| progress.doing = Some(running_hook(program)));
                     let ran = services.hook_before(number, program, env.clone()).await;
-                    self.ongoing.progress(reset, |progress| progress.doing = None);
-                    (reset, ran)
+                    self.ongoing.progress(first, |progress| progress.doing = None);
+                    (first, ran)
                 }
             };
             opened.map_err(|error| (position, error))?;
         }
         Ok(())
+    }
+
+    /// If the driver refused a step because a GPU is in use, adds the holders of the GPU to the error.
+    async fn name_holders(&mut self) {
+        for part in self.parts {
+            let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position] else { continue };
+            if error.code != Code::Blocked {
+                continue;
+            }
+            let suspects = self.executor.mig.suspects(&part.plan.uuid).await;
+            for holder in &suspects {
+                if !error.causes.contains(&holder.public) {
+                    error.causes.push(holder.public.clone());
+                }
+            }
+            self.held_by.extend(suspects);
+        }
     }
 
     /// Executes one phase on all GPUs.
@@ -184,15 +218,6 @@ impl Run<'_> {
         }
         for (position, end) in tasks.join_all().await {
             self.ends[position] = end;
-        }
-        for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
-            // If MIG mode was enabled without a reset, the driver may refuse to create an instance because a process
-            // has the GPU open. So the error describes such processes.
-            if let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
-                && error.code == Code::Blocked
-            {
-                error.causes.extend(self.executor.mig.suspects(&part.plan.uuid).await);
-            }
         }
         if self.ends.iter().all(|end| matches!(end, PartOutcome::Done)) { NextPhase::Go } else { NextPhase::Stop }
     }

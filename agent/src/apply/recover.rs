@@ -244,7 +244,7 @@ impl Recovery {
                 Ok(()) => executor.run(ongoing, &parts).await,
                 Err(_) if ongoing.cancelled().is_cancelled() => {
                     let why = ongoing.why_cancelled();
-                    executor.roll_back(ongoing, &parts, &ends, why).await;
+                    executor.roll_back(ongoing, &parts, &ends, why, &[]).await;
                 }
                 // While the journal cannot be written, gpushd must not continue an operation.
                 Err(error) => self.fail_unrecoverable(ongoing, &parts, error).await,
@@ -266,7 +266,7 @@ impl Recovery {
             RecoveryAction::Back => {
                 let refused = parts.iter().find_map(|part| part.plan.error.clone());
                 let why = rollback_reason(rolling_back, failed, others, refused);
-                executor.roll_back(ongoing, &parts, &ends, why).await;
+                executor.roll_back(ongoing, &parts, &ends, why, &[]).await;
             }
         }
     }

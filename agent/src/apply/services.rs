@@ -1,4 +1,4 @@
-//! Stops services and runs hooks around an operation that resets a GPU.
+//! Stops services and runs hooks around an operation that the driver refuses while a program has the GPU open.
 //!
 //! ```text
 //!  service active? ─► noted ─► stopped ─► … ─► hook after noted ─► hook before ─► (steps)

@@ -10,7 +10,7 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use gpush_api::{ApiError, Code, Gpu, GpuProfile, ReasonRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuHolders, GpuProfile, ReasonRequest};
 use serde::Deserialize;
 
 use super::{
@@ -22,13 +22,14 @@ use super::{
     without_parameters,
 };
 use crate::{
-    apply::{self, Engine},
+    apply::{self, Engine, Planner},
     caller::Caller,
     cordon,
     idempotency::Header,
+    modes,
     mps,
     request::Request,
-    state::{self, Commits, readings::Readings},
+    state::{self, Commits, readings::Readings, redact},
 };
 
 /// Returns the routes of this module.
@@ -37,6 +38,7 @@ pub(super) fn routes() -> Router<Handles> {
         Router::new()
             .route("/v1/gpus/{gpu}", get(one))
             .route("/v1/gpus/{gpu}/profiles", get(profiles))
+            .route("/v1/gpus/{gpu}/holders", get(holders))
             .route("/v1/gpus/{gpu}/cordon", post(cordon))
             .route("/v1/gpus/{gpu}/uncordon", post(uncordon)),
     )
@@ -135,6 +137,35 @@ async fn profiles(
             Err(error.hint("choose a GPU that supports it: `gpushctl gpu list` shows them").into())
         }
     }
+}
+
+/// Lists what has a GPU open: processes and kernel modules.
+///
+/// The driver lists only processes that compute. This list also has monitors and services, which block a reset and some
+/// changes of MIG mode.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/gpus/{gpu}/holders", operation_id = "listHolders", tag = "gpus",
+    params(("gpu" = String, Path, description = "Index, UUID (whole or the first characters), or PCI address")),
+    responses((status = 200, description = "The answer", body = GpuHolders), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+async fn holders(
+    State(planner): State<Planner>,
+    State(readings): State<Readings>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+    PathPart(gpu): PathPart,
+) -> Result<Response, Failure> {
+    let host = readings.host().await?.host;
+    let (index, uuid) = {
+        let gpu = &host.gpus[host.position(&gpu)?].gpu;
+        (gpu.index, gpu.uuid.clone())
+    };
+    let viewer = caller.viewer;
+    let list = async move {
+        let found = modes::mig::holders::of(&planner.mig, std::slice::from_ref(&uuid)).await?;
+        let holders = found.into_iter().map(|holder| redact::holder(holder, viewer)).collect();
+        Ok::<GpuHolders, Failure>(GpuHolders { gpu: index, gpu_uuid: uuid, holders })
+    };
+    limiter.answer(&caller, StatusCode::OK, list).await
 }
 
 /// Blocks new work on a GPU. For administrators.
@@ -239,5 +270,5 @@ async fn find(engine: &Engine, readings: &Readings, caller: &Caller, text: &str)
 /// The paths of this module, for the description of the API.
 #[cfg(test)]
 #[derive(utoipa::OpenApi)]
-#[openapi(paths(list, one, profiles, cordon, uncordon))]
+#[openapi(paths(list, one, profiles, holders, cordon, uncordon))]
 pub(super) struct GpuPaths;

@@ -140,20 +140,20 @@ async fn show_to(operations: &Operations, operation: &mut Operation, caller: &Ca
     Ok(())
 }
 
-/// Replaces the reasons why an operation waits or did not start. `in_full` has the same reasons with all details.
+/// Replaces the reasons why an operation waits, did not start or failed. `in_full` has the same reasons with all details.
 fn report_in_full(operation: &mut Operation, in_full: ApiError) {
     match operation.state {
         OperationState::Waiting => {
             operation.waits_for = in_full.sentences().into_iter().map(str::to_owned).collect();
         }
-        OperationState::NotStarted => operation.error = Some(in_full),
+        OperationState::NotStarted | OperationState::RolledBack | OperationState::Failed => {
+            operation.error = Some(in_full);
+        }
         OperationState::Queued
         | OperationState::Running
         | OperationState::Cancelling
         | OperationState::Interrupted
-        | OperationState::Done
-        | OperationState::RolledBack
-        | OperationState::Failed => {}
+        | OperationState::Done => {}
     }
 }
 

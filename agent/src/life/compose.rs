@@ -178,6 +178,7 @@ pub(super) fn compose(
         host_services: Arc::clone(&host_services),
         users: users.clone(),
         state: state.clone(),
+        mps: mps.clone(),
     };
     let planner =
         Planner { mig: mig.clone(), mps: mps.clone(), operations: operations.clone(), host_root: host_root.clone() };

@@ -108,6 +108,7 @@ pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<Mp
             user: person.and_then(|person| person.user.clone()),
             command: person.and_then(|person| person.command.clone()),
             lease,
+            unidentified: person.is_none(),
         });
     }
     clients

@@ -10,9 +10,12 @@
 //! its user holds a lease on this device ──────────────────────► unattributed: counts for the user's oldest lease
 //! `lease = "required"` for its GPU ───────────────────────────► unleased
 //! another user's lease has the whole GPU or MIG device ───────► unleased, but gpushd never ends it
+//! Slurm owns the GPU, and it computes outside all Slurm jobs ─► unleased, but gpushd never ends it
 //! ```
 //!
-//! In the last case of the list, the process usually has an old environment. A MIG device that is created again at the
+//! Processes of the last two kinds use a device that belongs to others. So gpushd shows them with the GPU, too.
+//!
+//! On the device of another user's lease, the process usually has an old environment. A MIG device that is created again at the
 //! same placement has the same UUID. So the environment of an ended lease can select a device that another user now
 //! has. Ids of leases never repeat. So if a process with `GPUSH_LEASE=L3` is on a device of lease L9, its environment
 //! is old. A process whose environment names L9 is not reported: it may belong to lease L9 and run as another user in a
@@ -27,7 +30,7 @@
 //! the name of a lease in the environment only if the user of the process holds that lease.
 
 use gpush_api::{
-    Gpu, GpuProcess, GpuState, LeaseId, LeaseRequirement, LeaseTerms, Mode, MpsScope, Process, ProcessKind,
+    Gpu, GpuProcess, GpuState, LeaseId, LeaseOwner, LeaseRequirement, LeaseTerms, Mode, MpsScope, Process, ProcessKind,
 };
 use gpush_host::{
     cgroup::{self, CgroupKind},
@@ -57,11 +60,14 @@ const UNREADABLE: &str = "gpushd cannot read its cgroup";
 const OPTIONAL: &str = "the rule of its GPU does not require a lease";
 
 /// A process, and the lease that it has, or why it is unleased. `exempt` says why gpushd does not end the process
-/// although it is unleased.
+/// although it is unleased. `trespass` says why the device of the process belongs to others.
 #[derive(Debug, Clone)]
 pub(super) struct ClassifiedProcess {
     pub(super) process: GpuProcess,
     pub(super) exempt: Option<&'static str>,
+    pub(super) trespass: Option<String>,
+    /// UUID of the process's GPU or MIG device.
+    pub(super) target: String,
 }
 
 /// The lease of a process, or why it is unleased.
@@ -77,6 +83,8 @@ pub(super) struct Attribution {
     pub(super) unleased: Option<String>,
     /// Why gpushd does not end the process although it is unleased.
     pub(super) exempt: Option<&'static str>,
+    /// Why the device of the process belongs to others.
+    pub(super) trespass: Option<String>,
 }
 
 /// Finds the lease of a process. Contains the leases and MPS servers as they were when this value was created.
@@ -127,12 +135,11 @@ impl<'a> Classifier<'a> {
         {
             return Attribution { lease: Some(oldest.id().to_string()), unattributed: true, ..found };
         }
+        let of_others = || self.device_of_others(gpu, device, pid, process.kind, &named);
+        let trespass = (own.is_empty() && is_known).then(of_others).flatten();
         if !is_checked {
-            let other = own.is_empty().then(|| self.table.exclusive_lease_on(device.unwrap_or(&gpu.uuid))).flatten();
-            return match other.filter(|_| is_known).and_then(|id| reason_on_device_of(id, &named)) {
-                Some(why) => Attribution { unleased: Some(why), exempt: Some(OPTIONAL), ..found },
-                None => found,
-            };
+            let exempt = trespass.is_some().then_some(OPTIONAL);
+            return Attribution { unleased: trespass.clone(), exempt, trespass, ..found };
         }
         let why = match &shared {
             Some(shared) => reason(shared, process.kind, uid, &named),
@@ -140,7 +147,33 @@ impl<'a> Classifier<'a> {
         };
         let is_holder = !own.is_empty() || shared.is_some_and(|shared| shared.is_held_by(uid));
         let exempt = if is_holder { Some(HOLDER) } else { self.may_have_had_lease(pid, uid) };
-        Attribution { unleased: Some(why), exempt, ..found }
+        Attribution { unleased: Some(why), exempt, trespass, ..found }
+    }
+
+    /// Returns why the device of a process belongs to others: a lease of another user has the device alone, or Slurm
+    /// owns the GPU. The user of the process holds no lease on the device.
+    fn device_of_others(
+        &self,
+        gpu: &Gpu,
+        device: Option<&str>,
+        pid: u32,
+        kind: ProcessKind,
+        named: &EnvironmentLease,
+    ) -> Option<String> {
+        if let Some(id) = self.table.exclusive_lease_on(device.unwrap_or(&gpu.uuid)) {
+            return reason_on_device_of(id, named);
+        }
+        let computes = match kind {
+            ProcessKind::Compute | ProcessKind::MpsClient => true,
+            ProcessKind::Graphics => false,
+        };
+        let is_slurms = computes && self.terms(gpu).owner == LeaseOwner::Slurm;
+        let is_in_job = || match cgroup::try_of(pid) {
+            Ok(found) => found.is_some_and(|found| found.slurm_job.is_some()),
+            // The process may be in a job.
+            Err(_) => true,
+        };
+        (is_slurms && !is_in_job()).then(|| "Slurm owns the GPU, but the process belongs to no Slurm job".to_owned())
     }
 
     /// Returns the leases of a user on a GPU or MIG device, the oldest first.

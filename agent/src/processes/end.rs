@@ -13,10 +13,14 @@
 //! pidfd is alive, no other process can get its pid. So gpushd first opens the pidfd, then reads the GPU, and only then
 //! sends a signal.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use gpush_api::{GpuProcess, LeaseRequirement, ProcessKind, UnleasedPolicy, UnleasedStep};
-use gpush_core::config::Config;
+use gpush_api::{GpuProcess, LeaseOwner, LeaseRequirement, ProcessKind, UnleasedPolicy, UnleasedProcess, UnleasedStep};
+use gpush_core::config::{Config, Rule};
 use gpush_host::proc;
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
@@ -74,6 +78,7 @@ async fn round(unleased: &Unleased) {
     let Some(allow) = allow else { return };
     unleased.note_invisible(allow.invisible());
     let found = find(unleased, &config).await;
+    show_trespassers(unleased, &found);
     let pids: Vec<u32> = found.iter().filter_map(|one| one.process.process.pid).collect();
     unleased.retain(&pids);
     match config.processes.unleased {
@@ -83,14 +88,42 @@ async fn round(unleased: &Unleased) {
     }
 }
 
-/// Returns the unleased processes of the host. Returns none, without reading the GPUs, if no process can be unleased,
-/// or if gpushd only shows unleased processes (policy `report`).
+/// Shows the processes on devices of others with their GPUs, and publishes one event about each of them.
+fn show_trespassers(unleased: &Unleased, found: &[ClassifiedProcess]) {
+    let mut by_gpu: BTreeMap<String, Vec<UnleasedProcess>> = BTreeMap::new();
+    let mut present = Vec::new();
+    for one in found {
+        let (Some(why), Some(pid)) = (&one.trespass, one.process.process.pid) else { continue };
+        let Some(start) = proc::start(pid) else { continue };
+        present.push((pid, start));
+        by_gpu.entry(one.process.gpu_uuid.clone()).or_default().push(UnleasedProcess {
+            target: one.target.clone(),
+            device: one.process.device.clone(),
+            process: one.process.process.clone(),
+            why: why.clone(),
+        });
+        if unleased.is_new_trespasser(pid, start) {
+            report::warn(&one.process, "");
+            report::publish(unleased, &one.process, UnleasedStep::Found);
+        }
+    }
+    unleased.retain_trespassers(&present);
+    unleased.state.set_unleased(by_gpu);
+}
+
+/// Returns the unleased processes of the host. Returns none, without reading the GPUs, if no process can be unleased. If
+/// gpushd only shows unleased processes (policy `report`), returns none unless a process can be on a device of others.
 async fn find(unleased: &Unleased, config: &Config) -> Vec<ClassifiedProcess> {
     let mut requirements = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
-    let is_needed = unleased.mps.is_used()
-        || requirements.any(|one| one == LeaseRequirement::Required)
-        || unleased.state.leases().has_exclusive_lease();
-    if !is_needed || config.processes.unleased == UnleasedPolicy::Report {
+    let is_slurms = |rule: &Rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm);
+    let may_trespass = unleased.state.leases().has_exclusive_lease() || config.rules.iter().any(is_slurms);
+    let is_needed = match config.processes.unleased {
+        UnleasedPolicy::Report => may_trespass,
+        UnleasedPolicy::Warn | UnleasedPolicy::End => {
+            may_trespass || unleased.mps.is_used() || requirements.any(|one| one == LeaseRequirement::Required)
+        }
+    };
+    if !is_needed {
         return Vec::new();
     }
     let Ok((all, _)) = classified(unleased).await else { return Vec::new() };

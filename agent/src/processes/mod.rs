@@ -4,6 +4,7 @@
 //! the driver's lists (compute, graphics, MPS) ─► user, command, cgroup, unit and Slurm job of each process
 //!     its lease: by its user and cgroup, else by its user and environment (`classify`)
 //!     no lease, though the rule of its GPU requires one, and not allowed by the config ─► unleased
+//! unleased ─► on a device of others: also shown with the GPU and in health, with one event
 //! unleased ─► policy "report": shown
 //!             policy "warn": shown, and logged once
 //!             policy "end": shown, logged and ended (`end`)
@@ -58,9 +59,28 @@ pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProce
     Ok(GpuProcesses { policy, processes, unknown })
 }
 
-/// Returns an error for each file in `processes.allow` that gpushd could not see at the last check.
+/// Returns an error for each file in `processes.allow` that gpushd could not see at the last check, and for each GPU with
+/// processes on a device of others.
 pub(crate) fn health(unleased: &Unleased) -> Vec<ApiError> {
-    unleased.invisible()
+    let mut errors = unleased.invisible();
+    errors.extend(unleased.state.now().gpus.iter().filter_map(|gpu| trespass_error(&gpu.gpu)));
+    errors
+}
+
+/// Returns the error about processes on a device of others. Every user may read it, so it names no process.
+fn trespass_error(gpu: &Gpu) -> Option<ApiError> {
+    let what = match gpu.unleased.len() {
+        0 => return None,
+        1 => "1 process uses a device that belongs to others".to_owned(),
+        number => format!("{number} processes use devices that belong to others"),
+    };
+    let mut error = ApiError::new(Code::Conflict, format!("GPU {} ({}): {what}", gpu.index, gpu.uuid));
+    for one in &gpu.unleased {
+        if !error.causes.contains(&one.why) {
+            error.causes.push(one.why.clone());
+        }
+    }
+    Some(error.hint(format!("`gpushctl process list --unleased -g {}` lists the processes", gpu.index)))
 }
 
 /// Finds the leases of all processes, including details that only gpushd may see. Also returns the GPUs whose processes
@@ -140,7 +160,8 @@ fn classify_process(
         unleased_step: None,
         unleased_action: None,
     };
-    ClassifiedProcess { process, exempt: found.exempt }
+    let target = device_uuid.unwrap_or(&gpu.uuid).to_owned();
+    ClassifiedProcess { process, exempt: found.exempt, trespass: found.trespass, target }
 }
 
 /// Runs `read` on a blocking thread: environments may be large, and a file system may not answer. Returns `None` if
@@ -161,6 +182,7 @@ async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: Arc<AllowList>
     for one in unleased.into_iter().filter(|one| one.process.pid.is_some_and(|pid| allowed.contains(&pid))) {
         (one.unleased, one.allowed) = (None, true);
     }
+    processes.iter_mut().filter(|one| one.process.allowed).for_each(|one| one.trespass = None);
 }
 
 /// Removes the details that only the owner of a process and administrators may see.

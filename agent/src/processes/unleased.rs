@@ -11,7 +11,7 @@
 //! seen before.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     ops::Deref,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -55,6 +55,8 @@ pub(crate) struct Inner {
     pub(super) environments: Arc<Environments>,
     /// For each pid, the start time of the process and what gpushd did about it.
     actions: Mutex<HashMap<u32, (u64, Action)>>,
+    /// The processes on devices of others that gpushd has reported: pid and start time.
+    trespassers: Mutex<BTreeSet<(u32, u64)>>,
     /// The lookup of the files in `processes.allow`.
     pub(super) allow: Coalesced<Option<Arc<AllowList>>>,
     /// Errors about files in `processes.allow` that gpushd cannot see.
@@ -85,9 +87,19 @@ impl Unleased {
         read_only: Option<ApiError>,
         environments: Arc<Environments>,
     ) -> Self {
-        let (actions, allow, invisible) = (Mutex::default(), Coalesced::default(), Mutex::default());
-        let inner = Inner { state, readings, mps, store, stopping, read_only, environments, actions, allow, invisible };
-        Self(Arc::new(inner))
+        Self(Arc::new(Inner {
+            state,
+            readings,
+            mps,
+            store,
+            stopping,
+            read_only,
+            environments,
+            actions: Mutex::default(),
+            trespassers: Mutex::default(),
+            allow: Coalesced::default(),
+            invisible: Mutex::default(),
+        }))
     }
 
     fn actions(&self) -> MutexGuard<'_, HashMap<u32, (u64, Action)>> {
@@ -138,6 +150,16 @@ impl Unleased {
     /// Forgets all processes except these.
     pub(super) fn retain(&self, pids: &[u32]) {
         self.actions().retain(|pid, _| pids.contains(pid));
+    }
+
+    /// Notes a process on a device of others. Returns whether gpushd has not reported this process yet.
+    pub(super) fn is_new_trespasser(&self, pid: u32, start: u64) -> bool {
+        self.trespassers.lock().unwrap_or_else(PoisonError::into_inner).insert((pid, start))
+    }
+
+    /// Forgets all processes on devices of others except these.
+    pub(super) fn retain_trespassers(&self, present: &[(u32, u64)]) {
+        self.trespassers.lock().unwrap_or_else(PoisonError::into_inner).retain(|one| present.contains(one));
     }
 
     /// Returns when gpushd must kill the next process.

@@ -3,20 +3,23 @@
 //! ```text
 //! begin ─► refused ─┬─ another operation has claimed the GPU ─────► Busy     nothing was touched
 //!   │               ├─ the driver, or the GPU, does not answer ───► NotYet   nothing was touched
-//!   │               └─ the plan: impossible, in use ──────────────► Never    nothing was touched
+//!   │               ├─ the plan: in use ──────────────────────────► InUse    nothing was touched
+//!   │               └─ the plan: impossible ──────────────────────► Never    nothing was touched
 //!   └────► operation ─┬─ done ────────────────────────────────────► Given
 //!                     ├─ cancelled by a caller ───────────────────► Cancelled
+//!                     ├─ refused by the driver: in use ───────────► InUse    services were stopped and started
 //!                     └─ rolled back, failed ─────────────────────► Failed   instances were touched
 //! ```
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, LayoutSource, OperationState, PlanRequest};
+use gpush_api::{ApiError, Code, Gpu, Holder, LayoutSource, LeaseUse, OperationState, PlanRequest, Process, Refusal};
 
 use super::Handles;
 use crate::{
     apply::{self, Order},
     caller::{Caller, Viewer},
+    modes,
     state::words,
 };
 
@@ -37,10 +40,23 @@ pub(super) enum LayoutResult {
     Never(ApiError),
     /// The change was refused, but may succeed later. Nothing was changed.
     NotYet(ApiError),
+    /// The GPU is in use, so its layout can be applied later.
+    InUse(InUse),
     /// The operation began, but failed.
     Failed(ApiError),
     /// The attempt did not begin, because gpushd is stopping.
     Stopping,
+}
+
+/// Why a GPU in use did not get its layout.
+#[derive(Debug, Clone)]
+pub(super) struct InUse {
+    /// The error. It does not name processes.
+    pub(super) error: ApiError,
+    /// What uses the GPU, in full.
+    pub(super) holders: Vec<Holder>,
+    /// Whether an operation began, and the driver refused one of its steps.
+    pub(super) has_begun: bool,
 }
 
 /// Applies the layout of a GPU's override or rule. If this needs an operation, waits for the end of the operation.
@@ -57,7 +73,8 @@ pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> La
         Err(_) if handles.stopping.is_cancelled() => return LayoutResult::Stopping,
         Err(error) => {
             if error.code == Code::Blocked {
-                name_holders(handles, &request).await;
+                let holders = users(handles, &request).await;
+                return LayoutResult::InUse(InUse { error, holders, has_begun: false });
             }
             return refused(error);
         }
@@ -71,19 +88,55 @@ pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> La
     match (operation.state, operation.error) {
         (OperationState::Done, _) => LayoutResult::Given,
         (_, Some(error)) if error.code == Code::Cancelled => LayoutResult::Cancelled(error),
+        (_, Some(error)) if error.code == Code::Blocked => {
+            let holders = holders(handles, gpu).await;
+            LayoutResult::InUse(InUse { error, holders, has_begun: true })
+        }
         (_, Some(error)) => LayoutResult::Failed(error),
         (_, None) => LayoutResult::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
     }
 }
 
-/// Logs the processes that block the layout. Only the log names them, because every user may read health.
-async fn name_holders(handles: &Handles, request: &PlanRequest) {
-    let Ok(plans) = handles.planner.plan(Viewer::Log, request).await else { return };
-    for plan in plans.plans {
-        for cause in plan.error.iter().flat_map(|error| &error.causes) {
-            tracing::warn!(gpu = plan.uuid, "{cause}");
+/// Returns the processes and leases because of which the plan was refused.
+async fn users(handles: &Handles, request: &PlanRequest) -> Vec<Holder> {
+    let Ok(plans) = handles.planner.plan(Viewer::Log, request).await else { return Vec::new() };
+    plans.plans.into_iter().filter_map(|plan| plan.refusal).flat_map(users_in).collect()
+}
+
+/// Returns the processes and leases in a refusal.
+fn users_in(refusal: Refusal) -> Vec<Holder> {
+    // A holder without a pid is described by its command.
+    let lease = |lease: LeaseUse| Holder { command: Some(lease.to_string()), ..Holder::default() };
+    let process = |process: Process| {
+        let Process { pid, uid, user, command, .. } = process;
+        Holder { pid, uid, user, command, ..Holder::default() }
+    };
+    match refusal {
+        Refusal::Held { holders, leases } => holders.into_iter().chain(leases.into_iter().map(lease)).collect(),
+        Refusal::Blocked { blockers } => {
+            let each = blockers.into_iter().flat_map(|blocker| {
+                let leases: Vec<Holder> = blocker.leases.into_iter().map(lease).collect();
+                blocker.holders.into_iter().map(process).chain(leases).collect::<Vec<_>>()
+            });
+            each.collect()
         }
+        Refusal::UnknownProfile { .. }
+        | Refusal::NoSuchPlacement { .. }
+        | Refusal::PlacementsOverlap { .. }
+        | Refusal::TooMany { .. }
+        | Refusal::TooManySlices { .. }
+        | Refusal::NoEngine { .. }
+        | Refusal::NoArrangement { .. }
+        | Refusal::ComputeDoesNotFit { .. }
+        | Refusal::MigOff { .. }
+        | Refusal::MigOn { .. }
+        | Refusal::NoMig => Vec::new(),
     }
+}
+
+/// Returns what has the GPU open.
+pub(super) async fn holders(handles: &Handles, gpu: &Gpu) -> Vec<Holder> {
+    modes::mig::holders::of(&handles.planner.mig, std::slice::from_ref(&gpu.uuid)).await.unwrap_or_default()
 }
 
 /// Returns the outcome that belongs to a refusal.
@@ -107,12 +160,11 @@ fn refused(error: ApiError) -> LayoutResult {
         | Code::Unreachable
         | Code::TimedOut
         | Code::Internal => LayoutResult::NotYet(error),
-        Code::BadRequest
-        | Code::UnknownProfile
-        | Code::LayoutImpossible
-        | Code::Blocked
-        | Code::Unsupported
-        | Code::ConfigInvalid => LayoutResult::Never(error),
+        // The caller has handled a GPU in use.
+        Code::Blocked => LayoutResult::NotYet(error),
+        Code::BadRequest | Code::UnknownProfile | Code::LayoutImpossible | Code::Unsupported | Code::ConfigInvalid => {
+            LayoutResult::Never(error)
+        }
     }
 }
 

@@ -6,8 +6,12 @@
 //! claimed ─► due ─────┼─ attempt failed: tried again, up to ATTEMPTS times ─┐
 //!                     │                                                     ▼
 //!                     ├─ has its layout, or refused for good ─────────► settled, recorded
-//!                     └─ a caller's operation began on it, or a caller
-//!                        cancelled the attempt ───────────────────────► settled, recorded
+//!                     ├─ a caller's operation began on it, or a caller
+//!                     │  cancelled the attempt ───────────────────────► settled, recorded
+//!                     └─ in use for [`READY`], or refused ATTEMPTS
+//!                        times by the driver ─────────────────────────► settled and waiting, recorded
+//!
+//! waiting ─► tried again every [`IN_USE`], until one of the other ends ─► settled
 //! ```
 //!
 //! Each GPU has a separate operation. So if one GPU cannot get its layout, this does not delay other GPUs. gpushd
@@ -16,19 +20,24 @@
 //!
 //! gpushd checks without limit whether it can try again, because a check is cheap; the pause between checks grows to
 //! the second value of [`PAUSE`]. A failed attempt has destroyed and created instances, so the number of attempts is
-//! limited. All [`ATTEMPTS`] together take about 16 s. This is longer than a monitoring tool keeps a handle open, and
-//! longer than services that start together with gpushd need for their start. If all attempts fail, gpushd shows the
-//! difference as drift, and health shows the error.
+//! limited. All [`ATTEMPTS`] together take about 16 s. If all attempts fail, gpushd shows the difference as drift, and
+//! health shows the error.
+//!
+//! A GPU in use is different: a monitor keeps a handle open for seconds, a service or a job for hours. gpushd tries such
+//! a GPU often while `gpushctl ready` waits for the host. Later the GPU waits: it no longer delays `gpushctl ready`, and
+//! gpushd tries it every 30 s. If the driver has refused a waiting GPU, gpushd first checks whether its holders have
+//! changed, because each attempt stops and starts services.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Holder, Mode};
+use gpush_core::holders;
 use gpush_store::BootRecord;
 use tokio::time::Instant;
 
 use super::{
     Handles, ProblemSubject,
-    attempt::{self, LayoutResult},
+    attempt::{self, InUse, LayoutResult},
     running::{AttemptPurpose, RunningAttempts},
 };
 use crate::{backoff::nth_pause, caller::Viewer, operation, state::words};
@@ -39,12 +48,20 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// Maximum number of operations that gpushd tries for one layout.
 const ATTEMPTS: u32 = 6;
 
+/// How long after its start gpushd tries a GPU in use often. This is less than the 90 s that gpush-ready.service waits
+/// for the host, so that this unit can report what uses the GPU.
+const READY: Duration = Duration::from_secs(80);
+
+/// Interval at which gpushd tries a waiting GPU.
+const IN_USE: Duration = Duration::from_secs(30);
+
 /// The layouts that must be applied on this boot.
 #[derive(Debug)]
 pub(super) struct Layouts {
     record: BootRecord,
     /// GPUs whose layout gpushd still has to apply, by UUID.
     due: BTreeMap<String, GpuAttempts>,
+    begun: Instant,
     /// Number of checks in which the driver did not answer or could not identify a GPU.
     checks: u32,
     /// Whether the log already says that gpushd waits for the driver.
@@ -56,7 +73,7 @@ pub(super) struct Layouts {
 pub(super) enum Progress {
     /// All GPUs are settled.
     Complete,
-    /// Attempts are running, or due at this time.
+    /// Attempts are running, or due at this time. If only waiting GPUs are left, the record of the boot is complete.
     Waiting(Option<Instant>),
 }
 
@@ -68,44 +85,69 @@ struct GpuAttempts {
     again: Instant,
     /// The error that was logged last, so that it is not logged again.
     logged: String,
+    /// The last refusal by the driver because the GPU is in use.
+    refused: Option<InUse>,
+}
+
+/// When to check again.
+#[derive(Debug, Default)]
+struct NextCheck {
+    /// For GPUs that are not settled.
+    unsettled: Option<Instant>,
+    /// For waiting GPUs.
+    waiting: Option<Instant>,
+}
+
+impl NextCheck {
+    fn unsettled(again: Instant) -> Self {
+        Self { unsettled: Some(again), waiting: None }
+    }
 }
 
 impl Layouts {
     pub(super) fn new(record: BootRecord) -> Self {
-        Self { record, due: BTreeMap::new(), checks: 0, is_wait_logged: false }
+        Self { record, due: BTreeMap::new(), begun: Instant::now(), checks: 0, is_wait_logged: false }
     }
 
     /// Returns whether gpushd still has to apply the layout of a GPU on this boot.
     pub(super) fn is_due(&self, uuid: &str) -> bool {
-        !self.record.settled.contains(uuid)
+        !self.record.settled.contains(uuid) || self.record.waiting.contains(uuid)
     }
 
     /// Checks the GPUs whose layouts are due, and starts the attempts to apply these layouts.
     pub(super) async fn round(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Progress {
-        let again = self.start_due(handles, attempts).await;
-        let is_complete = again.is_none() && !attempts.has(AttemptPurpose::Boot);
-        if self.record.complete != is_complete {
-            self.record.complete = is_complete;
+        let next = self.start_due(handles, attempts).await;
+        let is_settled = next.unsettled.is_none() && !attempts.has(AttemptPurpose::Boot);
+        if is_settled && !self.record.complete {
+            self.record.complete = true;
             self.write(handles).await;
         }
-        if is_complete { Progress::Complete } else { Progress::Waiting(again) }
+        let is_waiting = next.waiting.is_some() || attempts.has(AttemptPurpose::Waiting);
+        if is_settled && !is_waiting {
+            return Progress::Complete;
+        }
+        Progress::Waiting(next.unsettled.into_iter().chain(next.waiting).min())
     }
 
     /// Starts the attempts that are due. Returns when to check again.
-    async fn start_due(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Option<Instant> {
+    async fn start_due(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> NextCheck {
         let host = handles.state.now();
         if !host.rules_are_known {
             // Wait for a valid config. A reload ends this wait early.
-            return Some(Instant::now() + PAUSE.1);
+            return NextCheck::unsettled(Instant::now() + PAUSE.1);
         }
         let config = Arc::clone(&host.config);
         if !config.rules.iter().any(|rule| needs_operation(rule.mode)) {
             handles.startup.forget(&ProblemSubject::Unidentified);
-            return None;
+            if !self.record.waiting.is_empty() {
+                self.record.waiting.clear();
+                self.write(handles).await;
+            }
+            return NextCheck::default();
         }
         let observed = tokio::select! {
             observed = handles.readings.host() => observed,
-            () = handles.stopping.cancelled() => return Some(Instant::now()),
+            () = handles.stopping.cancelled() => return NextCheck::unsettled(Instant::now()),
         };
         let observed = match observed {
             Ok(observed) => observed,
@@ -115,7 +157,7 @@ impl Layouts {
                     self.is_wait_logged = true;
                 }
                 self.checks += 1;
-                return Some(Instant::now() + nth_pause(PAUSE, self.checks - 1));
+                return NextCheck::unsettled(Instant::now() + nth_pause(PAUSE, self.checks - 1));
             }
         };
         let nameless: Vec<u32> = observed.host.nameless.iter().map(|(index, _)| *index).collect();
@@ -127,18 +169,30 @@ impl Layouts {
                 continue;
             }
             let (handles, one) = (handles.clone(), gpu.clone());
-            attempts.start(AttemptPurpose::Boot, gpu, async move { apply_if_due(&handles, &one).await });
+            let refused = self.due.get(&gpu.uuid).and_then(|tried| tried.refused.clone());
+            let is_waiting = self.record.waiting.contains(&gpu.uuid);
+            let purpose = if is_waiting { AttemptPurpose::Waiting } else { AttemptPurpose::Boot };
+            attempts.start(purpose, gpu, async move {
+                match refused.filter(|_| is_waiting) {
+                    Some(refused) if is_still_held(&handles, &one, &refused).await => LayoutResult::InUse(refused),
+                    Some(_) | None => apply_if_due(&handles, &one).await,
+                }
+            });
         }
         let unidentified = self.unidentified(handles, &nameless);
-        let waiting = self.due.iter().filter(|(uuid, _)| !attempts.is_running(uuid));
-        waiting.map(|(_, tried)| tried.again).chain(unidentified).min()
+        let waiting = &self.record.waiting;
+        let again = |is_waiting: bool| {
+            let due = self.due.iter().filter(|(uuid, _)| !attempts.is_running(uuid));
+            due.filter(|(uuid, _)| waiting.contains(*uuid) == is_waiting).map(|(_, tried)| tried.again).min()
+        };
+        NextCheck { unsettled: again(false).into_iter().chain(unidentified).min(), waiting: again(true) }
     }
 
     /// Records the outcome of an attempt.
     pub(super) async fn record_outcome(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
-        let settled = self.record.settled.len();
+        let before = self.record.clone();
         self.note_outcome(handles, gpu, outcome);
-        if self.record.settled.len() != settled {
+        if self.record != before {
             self.write(handles).await;
         }
     }
@@ -150,7 +204,23 @@ impl Layouts {
             attempts: 0,
             again: now,
             logged: String::new(),
+            refused: None,
         });
+        let holders = match &outcome {
+            LayoutResult::InUse(in_use) => in_use.holders.clone(),
+            LayoutResult::Given
+            | LayoutResult::Busy(_)
+            | LayoutResult::Cancelled(_)
+            | LayoutResult::Never(_)
+            | LayoutResult::NotYet(_)
+            | LayoutResult::Failed(_)
+            | LayoutResult::Stopping => Vec::new(),
+        };
+        if handles.state.set_blocked_by(&gpu.uuid, holders.clone()) {
+            for holder in &holders {
+                tracing::warn!(gpu = gpu.uuid, "the layout is not applied: held by {}", holders::describe(holder));
+            }
+        }
         let subject = ProblemSubject::Gpu(gpu.uuid.clone());
         let apply = format!("`gpushctl apply {}` (administrator)", gpu.index);
         let trouble = match outcome {
@@ -174,6 +244,19 @@ impl Layouts {
                 tried.checks += 1;
                 tried.again = now + nth_pause(PAUSE, tried.checks - 1);
                 Some((error, true, "its layout is not applied yet: gpushd tries again".to_owned()))
+            }
+            LayoutResult::InUse(in_use) => {
+                let may_wait = self.record.waiting.contains(&gpu.uuid) || now >= self.begun + READY;
+                let error = in_use.error.clone();
+                let outlook = match tried.in_use(in_use, may_wait, now) {
+                    InUseNext::Soon => "the GPU is in use: gpushd tries again".to_owned(),
+                    InUseNext::Waiting => {
+                        self.record.settled.insert(gpu.uuid.clone());
+                        self.record.waiting.insert(gpu.uuid.clone());
+                        format!("the GPU is in use: gpushd tries again every {} s", IN_USE.as_secs())
+                    }
+                };
+                Some((error, true, outlook))
             }
             LayoutResult::Failed(error) if tried.attempts + 1 < ATTEMPTS => {
                 tried.attempts += 1;
@@ -211,6 +294,7 @@ impl Layouts {
 
     fn mark_settled(&mut self, gpu: &Gpu) {
         self.due.remove(&gpu.uuid);
+        self.record.waiting.remove(&gpu.uuid);
         self.record.settled.insert(gpu.uuid.clone());
     }
 
@@ -254,6 +338,48 @@ impl Layouts {
     }
 }
 
+/// When gpushd tries a GPU in use again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum InUseNext {
+    /// After a pause that grows.
+    Soon,
+    /// Every [`IN_USE`].
+    Waiting,
+}
+
+impl GpuAttempts {
+    /// Notes that the GPU is in use. `may_wait` is true if gpushd no longer has to try often.
+    fn in_use(&mut self, in_use: InUse, may_wait: bool, now: Instant) -> InUseNext {
+        if in_use.has_begun {
+            self.attempts += 1;
+            self.refused = Some(in_use);
+        }
+        let next = if may_wait || self.attempts >= ATTEMPTS { InUseNext::Waiting } else { InUseNext::Soon };
+        self.again = now
+            + match next {
+                InUseNext::Soon => {
+                    self.checks += 1;
+                    nth_pause(PAUSE, self.checks - 1)
+                }
+                InUseNext::Waiting => IN_USE,
+            };
+        next
+    }
+}
+
+/// Returns whether everything that had the GPU open when the driver refused its layout still has the GPU open. Returns
+/// `false` if gpushd knows no such holder.
+async fn is_still_held(handles: &Handles, gpu: &Gpu, refused: &InUse) -> bool {
+    let is_changed_by_caller =
+        handles.startup.is_changed_by_caller(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
+    if is_changed_by_caller || gpu.drift.is_empty() || refused.holders.is_empty() {
+        return false;
+    }
+    let now = attempt::holders(handles, gpu).await;
+    let same = |one: &Holder, other: &Holder| (one.pid, one.uid, &one.module) == (other.pid, other.uid, &other.module);
+    refused.holders.iter().all(|holder| now.iter().any(|other| same(holder, other)))
+}
+
 /// Returns whether gpushd needs an operation to set up this mode.
 pub(super) fn needs_operation(mode: Mode) -> bool {
     match mode {
@@ -293,5 +419,49 @@ async fn apply_if_due(handles: &Handles, gpu: &Gpu) -> LayoutResult {
         GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {
             attempt::apply_layout(handles, operation::START, gpu).await
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_use(has_begun: bool) -> InUse {
+        let error = ApiError::new(Code::Blocked, "GPU 0 is in use");
+        InUse { error, holders: Vec::new(), has_begun }
+    }
+
+    fn attempts(now: Instant) -> GpuAttempts {
+        GpuAttempts { checks: 0, attempts: 0, again: now, logged: String::new(), refused: None }
+    }
+
+    /// Fault: an Ampere GPU that a monitor held for two seconds stayed without MIG until an administrator acted.
+    #[test]
+    fn gpu_in_use_is_tried_often_and_later_every_30_s() {
+        let begun = Instant::now();
+        let (mut now, mut tried, mut checks) = (begun, attempts(begun), 0);
+        while now < begun + READY {
+            assert_eq!(tried.in_use(in_use(false), false, now), InUseNext::Soon);
+            assert!(tried.again > now && tried.again <= now + PAUSE.1);
+            (now, checks) = (tried.again, checks + 1);
+        }
+        assert!((6..=20).contains(&checks), "{checks}");
+        for _ in 0..3 {
+            assert_eq!(tried.in_use(in_use(false), true, now), InUseNext::Waiting);
+            assert_eq!(tried.again, now + IN_USE);
+            now = tried.again;
+        }
+        assert!(tried.refused.is_none(), "no attempt began, so gpushd must plan again");
+    }
+
+    /// Each attempt that begins stops and starts services, so their number is limited.
+    #[test]
+    fn refusals_by_the_driver_are_limited_before_the_gpu_waits() {
+        let now = Instant::now();
+        let mut tried = attempts(now);
+        let next: Vec<InUseNext> = (0..ATTEMPTS).map(|_| tried.in_use(in_use(true), false, now)).collect();
+        assert!(next[..next.len() - 1].iter().all(|next| *next == InUseNext::Soon));
+        assert_eq!((next.last(), tried.again), (Some(&InUseNext::Waiting), now + IN_USE));
+        assert!(tried.refused.is_some());
     }
 }

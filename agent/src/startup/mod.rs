@@ -36,7 +36,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    attempt::LayoutResult,
+    attempt::{InUse, LayoutResult},
     layouts::{Layouts, Progress},
     running::{AttemptPurpose, EndedAttempt, RunningAttempts},
     trigger::Trigger,
@@ -110,6 +110,7 @@ impl Startup {
         let layouts = |record: &BootRecord| LayoutsAtStart {
             complete: record.complete,
             settled: record.settled.iter().cloned().collect(),
+            waiting: record.waiting.iter().cloned().collect(),
         };
         recorded.as_ref().map(layouts)
     }
@@ -187,7 +188,8 @@ impl Startup {
                         but does not correct it"
                     );
                 }
-                StartupWork { record: None, reconcile: config.auto_reconcile }
+                let record = Some(record).filter(|record| !record.waiting.is_empty());
+                StartupWork { record, reconcile: config.auto_reconcile }
             }
             Some(record) => {
                 tracing::info!(
@@ -333,15 +335,23 @@ async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempt
 async fn record(handles: &Handles, ended: EndedAttempt, layouts: Option<&mut Layouts>, drift: &mut DriftTimer) {
     let EndedAttempt { purpose, gpu, result } = ended;
     match purpose {
-        AttemptPurpose::Boot => {
+        AttemptPurpose::Boot | AttemptPurpose::Waiting => {
             if let Some(layouts) = layouts {
                 layouts.record_outcome(handles, &gpu, result).await;
             }
         }
         AttemptPurpose::Drift => match result {
-            LayoutResult::Given | LayoutResult::Stopping => {}
+            LayoutResult::Given => drop(handles.state.set_blocked_by(&gpu.uuid, Vec::new())),
+            LayoutResult::Stopping => {}
             LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
                 tracing::info!(gpu = gpu.uuid, "GPU {}: its drift is not corrected now: {error}", gpu.uuid);
+                drift.attempt_failed();
+            }
+            LayoutResult::InUse(InUse { error, holders, .. }) => {
+                if handles.state.set_blocked_by(&gpu.uuid, holders) {
+                    attempt::log(&gpu, &error);
+                }
+                handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);
                 drift.attempt_failed();
             }
             LayoutResult::Never(error) | LayoutResult::NotYet(error) | LayoutResult::Failed(error) => {

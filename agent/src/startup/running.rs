@@ -13,6 +13,8 @@ use super::attempt::LayoutResult;
 pub(super) enum AttemptPurpose {
     /// The GPU must get its layout on this boot.
     Boot,
+    /// The GPU did not get its layout on this boot, because it was in use.
+    Waiting,
     /// The GPU differs from its desired state, and `auto_reconcile` is on.
     Drift,
 }

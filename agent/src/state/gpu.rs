@@ -110,6 +110,8 @@ impl GpuSnapshot {
             mps_daemons: BTreeSet::new(),
             processes_known: true,
             processes_error: None,
+            unleased: Vec::new(),
+            blocked_by: Vec::new(),
             observed_at: jiff::Timestamp::UNIX_EPOCH,
             stale: true,
         }
@@ -157,6 +159,11 @@ impl GpuSnapshot {
         }
         reasons.extend(held);
         gpu.reasons = reasons.iter().map(ToString::to_string).collect();
+        gpu.unleased = known.unleased.get(uuid).cloned().unwrap_or_default();
+        // When the GPU has its layout, nothing blocks gpushd any more.
+        if !gpu.drift.is_empty() {
+            gpu.blocked_by = known.blocked_by.get(uuid).cloned().unwrap_or_default();
+        }
         let reported = event_fields(&gpu);
         Self { gpu, reasons, rule, reported }
     }

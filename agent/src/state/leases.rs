@@ -312,8 +312,15 @@ impl LeaseTable {
         for member in self.reserved.values().flat_map(|one| &one.members) {
             let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) else { continue };
             let command = Some("a lease that is being granted".to_owned());
-            let user =
-                Process { pid: None, uid: None, user: None, command, kind: ProcessKind::Compute, memory_mib: None };
+            let user = Process {
+                pid: None,
+                uid: None,
+                user: None,
+                command,
+                kind: ProcessKind::Compute,
+                memory_mib: None,
+                unidentified: false,
+            };
             if member.target == gpu.uuid {
                 gpu.processes.push(user);
                 continue;

@@ -142,6 +142,8 @@ impl State {
             lanes: BTreeMap::new(),
             shared: BTreeSet::new(),
             levels: BTreeMap::new(),
+            unleased: BTreeMap::new(),
+            blocked_by: BTreeMap::new(),
             reported: BTreeMap::new(),
             leases: Arc::new(LeaseTable::new(leases, created)),
             delayed: BTreeMap::new(),
@@ -459,6 +461,33 @@ impl State {
             let _ = if shared { known.shared.insert(uuid.to_owned()) } else { known.shared.remove(uuid) };
             (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ())
         });
+    }
+
+    /// Stores the processes that must not use their GPUs, by UUID of the GPU.
+    pub(crate) fn set_unleased(&self, unleased: BTreeMap<String, Vec<gpush_api::UnleasedProcess>>) {
+        if self.sources().unleased == unleased {
+            return;
+        }
+        self.update(|known| {
+            let before = std::mem::replace(&mut known.unleased, unleased);
+            let uuids = before.into_keys().chain(known.unleased.keys().cloned()).collect();
+            (AffectedGpus::Gpus(uuids), ())
+        });
+    }
+
+    /// Stores what prevents gpushd from applying the rule of a GPU. Returns whether this is news.
+    pub(crate) fn set_blocked_by(&self, uuid: &str, holders: Vec<gpush_api::Holder>) -> bool {
+        if self.sources().blocked_by.get(uuid).map_or(&[][..], Vec::as_slice) == holders {
+            return false;
+        }
+        self.update(|known| {
+            let _ = if holders.is_empty() {
+                known.blocked_by.remove(uuid)
+            } else {
+                known.blocked_by.insert(uuid.to_owned(), holders)
+            };
+            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), true)
+        })
     }
 
     /// Stores the time-slice levels as last read. GPUs without a level are not included.

@@ -5,7 +5,7 @@
 //! state of an MPS server, and only the fields of a lease that [`gpush_api::Lease::redact`] keeps. gpushd makes plans
 //! and errors from GPUs whose private details are already removed, so their texts do not contain these details.
 
-use gpush_api::{Actor, Blocker, EventPayload, Gpu, MpsClient, MpsDaemon, MpsServer, Process};
+use gpush_api::{Actor, Blocker, EventPayload, Gpu, Holder, MpsClient, MpsDaemon, MpsServer, Process};
 
 use crate::caller::Viewer;
 
@@ -24,6 +24,19 @@ pub(crate) fn gpu(gpu: &mut Gpu, viewer: Viewer) {
         instance.compute.iter_mut().flat_map(|compute| &mut compute.processes).for_each(|p| hide(p, viewer));
     }
     gpu.processes.iter_mut().for_each(|process| hide(process, viewer));
+    gpu.unleased.iter_mut().for_each(|one| hide(&mut one.process, viewer));
+    gpu.blocked_by = std::mem::take(&mut gpu.blocked_by).into_iter().map(|one| holder(one, viewer)).collect();
+}
+
+/// Removes from a holder of a GPU what `viewer` may not see.
+pub(crate) fn holder(holder: Holder, viewer: Viewer) -> Holder {
+    // Every user may see kernel modules and leases, which have no pid.
+    if holder.pid.is_none() || viewer.may_see(holder.uid) { holder } else { blank_holder(holder) }
+}
+
+/// Removes pid, uid, user and command of a holder, because only its user and administrators may see these details.
+pub(crate) fn blank_holder(holder: Holder) -> Holder {
+    Holder { pid: None, uid: None, user: None, command: None, ..holder }
 }
 
 /// Removes pid, uid, user and command of processes from a response that every user may read.
@@ -54,7 +67,9 @@ fn mps_server(server: &mut MpsServer, viewer: Viewer) {
 
 fn mps_client(client: &mut MpsClient, viewer: Viewer) {
     if !viewer.may_see(client.uid) {
-        *client = MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None };
+        let unidentified = client.unidentified;
+        *client =
+            MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None, unidentified };
     }
 }
 
@@ -106,6 +121,7 @@ mod tests {
             command: Some("python secret.py".to_owned()),
             kind: ProcessKind::Compute,
             memory_mib: Some(10),
+            unidentified: false,
         }
     }
 
@@ -140,6 +156,7 @@ mod tests {
             user: Some("alice".to_owned()),
             command: Some("python secret.py".to_owned()),
             lease: Some("L1".to_owned()),
+            unidentified: false,
         };
         let seen = |viewer| {
             let (mut server, mut client) = (server(), client());

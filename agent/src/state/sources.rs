@@ -69,6 +69,10 @@ pub(super) struct SnapshotSources {
     pub(super) lanes: BTreeMap<String, Holder>,
     /// UUIDs of the GPUs on which an MPS daemon for the whole GPU is in force.
     pub(super) shared: BTreeSet<String>,
+    /// For each GPU, by UUID, the processes that must not use it.
+    pub(super) unleased: BTreeMap<String, Vec<gpush_api::UnleasedProcess>>,
+    /// For each GPU, by UUID, what prevents gpushd from applying its rule.
+    pub(super) blocked_by: BTreeMap<String, Vec<gpush_api::Holder>>,
     /// Time-slice levels as last read.
     pub(super) levels: BTreeMap<String, TimesliceView>,
     /// For each GPU, by UUID, the fields that the last event reported.

@@ -392,6 +392,7 @@ fn idle_processes_are_left_out_for_every_viewer() {
         command: None,
         kind: gpush_api::ProcessKind::Compute,
         memory_mib: None,
+        unidentified: false,
     };
     state.set_reading("GPU-0", good(Reading { processes: vec![process(7), process(8)], ..reading(0) }));
     let observed = state.with(&[]);

@@ -306,6 +306,8 @@ pub struct UnleasedChange {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum UnleasedStep {
+    /// gpushd has found the process on a device that a lease of another user holds alone, or that Slurm owns.
+    Found,
     /// gpushd does not end the process.
     Exempt,
     /// gpushd logged a warning about the process.
@@ -321,6 +323,7 @@ impl UnleasedStep {
     #[must_use]
     pub fn log_text(self) -> &'static str {
         match self {
+            Self::Found => "found",
             Self::Exempt => "not ended",
             Self::Warned => "warned about",
             Self::Asked => "asked to end",

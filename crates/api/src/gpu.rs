@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    compute::ComputeMode, lease::LeaseUse, operation::Actor, overrides::Override, pending::PendingChange, policy::Mode,
-    timeslice::TimesliceView,
+    compute::ComputeMode, holder::Holder, lease::LeaseUse, operation::Actor, overrides::Override,
+    pending::PendingChange, policy::Mode, process::UnleasedProcess, timeslice::TimesliceView,
 };
 
 /// GPU generation. It determines how a change of MIG mode works.
@@ -159,6 +159,9 @@ pub struct Process {
     /// Memory in use on this GPU or MIG device, in MiB; absent if the driver does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
+    /// Whether gpushd could not find out the user of the process. Such a process may belong to the caller.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unidentified: bool,
 }
 
 /// A compute instance: the MIG device that programs use.
@@ -443,6 +446,13 @@ pub struct Gpu {
     /// Error of the driver because of which `processes_known` is false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes_error: Option<String>,
+    /// Processes that must not use the GPU or its MIG devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unleased: Vec<UnleasedProcess>,
+    /// What prevents gpushd from applying the rule after a boot, or with `auto_reconcile`. gpushd tries again every 30 s.
+    /// Empty if nothing prevents it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocked_by: Vec<Holder>,
     /// Time of the reading.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]

@@ -49,12 +49,16 @@ pub enum HealthStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LayoutsAtStart {
-    /// Whether all GPUs are settled: gpushd makes no further attempt before the next boot.
+    /// Whether all GPUs are settled.
     pub complete: bool,
-    /// UUIDs of the settled GPUs, on which gpushd makes no further attempt before the next boot. A GPU is settled if
-    /// its layout is applied, was refused, or failed too often, or if no rule requires a layout. A GPU is also settled
-    /// if a caller changed it or cancelled the attempt.
+    /// UUIDs of the settled GPUs. A GPU is settled if its layout is applied, was refused, or failed too often, or if no
+    /// rule requires a layout. A GPU is also settled if a caller changed it or cancelled the attempt. gpushd makes no
+    /// further attempt before the next boot, except on the GPUs in `waiting`.
     pub settled: Vec<String>,
+    /// UUIDs of the settled GPUs that are still in use, such as by a monitor. gpushd tries to apply their layouts every
+    /// 30 s.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<String>,
 }
 
 /// Maintenance of the host. gpushd has no open driver handle, so that GPUs can be reset and the

@@ -141,6 +141,13 @@ pub struct GpuPlan {
     pub layout: Vec<String>,
     /// Steps in the order of execution; empty if nothing has to change.
     pub steps: Vec<Step>,
+    /// Services of the config. gpushd stops the running ones before the steps, and starts them after the operation,
+    /// because the driver refuses the steps while a program has the GPU open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<String>,
+    /// Hooks of the config that run before and after the steps, for the same reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<String>,
     /// Ids of the GPU instances that the plan does not change.
     pub keeps: Vec<u32>,
     /// Why no plan is possible. If present, `steps` is empty.

@@ -70,6 +70,23 @@ pub struct GpuProcess {
     pub unleased_action: Option<String>,
 }
 
+/// A process on a GPU or MIG device that it must not use: a lease of another user holds the device alone, or Slurm owns
+/// the GPU and the process belongs to no Slurm job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UnleasedProcess {
+    /// UUID of the GPU or MIG device.
+    pub target: String,
+    /// MIG device, such as `2g.20gb@2`; absent for the whole GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Process and its user.
+    #[serde(flatten)]
+    pub process: Process,
+    /// Why the process must not use the device.
+    pub why: String,
+}
+
 /// Answer of `GET /v1/processes`: all processes that the driver lists, by GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

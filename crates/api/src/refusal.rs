@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     gpu::{Placement, Process},
+    holder::Holder,
     lease::LeaseUse,
 };
 
@@ -129,27 +130,4 @@ pub enum Refusal {
     },
     /// The GPU does not support MIG.
     NoMig,
-}
-
-/// A process that has a GPU open and therefore blocks its reset.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Holder {
-    /// Process id. Callers who may not see the process get only the field `devices`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// User id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uid: Option<u32>,
-    /// User name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-    /// Command line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub command: Option<String>,
-    /// systemd service of the process, such as `nvidia-dcgm`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub service: Option<String>,
-    /// Device nodes that the process has open.
-    pub devices: Vec<String>,
 }

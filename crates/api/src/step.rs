@@ -5,7 +5,7 @@
 //!   │          │           │             │          └ MPS daemon started, time-slice set
 //!   │          └───────────┼─────────────┴ all GPUs of the operation together: a reset may need its whole group
 //!   │                      └ each GPU separately: destroy, then create
-//!   └ MPS daemons stopped; services and hooks around a reset
+//!   └ MPS daemons stopped; services and hooks around a change that open handles block
 //! ```
 //!
 //! A plan lists its steps in this order. An operation executes a phase on all of its GPUs before it begins the next
@@ -222,20 +222,13 @@ impl From<InstanceStep> for Step {
     }
 }
 
-/// A GPU reset, and the objects that it affects.
+/// A GPU reset, and the GPUs that it affects.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Reset {
     /// Other GPUs that are reset at the same time. They must be idle and have no instances.
     #[serde(default)]
     pub together: Vec<Peer>,
-    /// Services of the config. The running ones are stopped before the reset, and started after the
-    /// operation.
-    #[serde(default)]
-    pub services: Vec<String>,
-    /// Hooks that run before and after the change.
-    #[serde(default)]
-    pub hooks: Vec<String>,
 }
 
 /// A GPU that is reset together with another one.
@@ -256,7 +249,7 @@ mod tests {
     fn of_each_kind() -> Vec<Step> {
         let placement = Placement { start: 0, size: 4 };
         let profile = || "3g.40gb".to_owned();
-        let reset = Some(Reset { services: vec!["nvidia-dcgm".to_owned()], ..Reset::default() });
+        let reset = Some(Reset { together: vec![Peer { gpu: 1, uuid: "GPU-1".to_owned() }] });
         vec![
             Step::Mps(MpsStep::StopDaemon { uuid: "GPU-1".to_owned(), label: "GPU 0".to_owned() }),
             Step::MigMode(MigModeStep::Enable { reset }),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, AuditRecord, Code, Gpu, GpuProfile, Health, MaintenanceRequest, MaintenanceState, MigDevice,
+    ApiError, AuditRecord, Code, Gpu, GpuHolders, GpuProfile, Health, MaintenanceRequest, MaintenanceState, MigDevice,
     ReasonRequest, Recovered, Version,
 };
 use http_body_util::{BodyExt, Limited};
@@ -143,6 +143,14 @@ impl Client {
     /// See [`Kind`].
     pub async fn profiles(&mut self, gpu: &str) -> Result<Vec<GpuProfile>, Error> {
         self.get(&format!("/v1/gpus/{}/profiles", segment(gpu))).await
+    }
+
+    /// `GET /v1/gpus/{index|uuid|pci}/holders`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn holders(&mut self, gpu: &str) -> Result<GpuHolders, Error> {
+        self.get(&format!("/v1/gpus/{}/holders", segment(gpu))).await
     }
 
     /// `POST /v1/gpus/{index|uuid|pci}/cordon`. Returns the GPU after the change.

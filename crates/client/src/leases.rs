@@ -7,11 +7,18 @@ use gpush_api::{
 };
 use serde::Serialize;
 
-use crate::{client::Client, error::Error};
+use crate::{
+    client::{Client, DEFAULT_DEADLINE},
+    error::Error,
+};
 
 /// A body without fields.
 #[derive(Serialize)]
 pub(crate) struct EmptyBody {}
+
+/// Default time limit for the answer to a request for a lease. gpushd may have to wait until systemd has created the
+/// scope of the lease.
+const GRANTING: Duration = Duration::from_secs(40);
 
 impl Client {
     /// `POST /v1/leases`. Returns when the lease is granted.
@@ -24,11 +31,15 @@ impl Client {
     /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] if the capacity is not free and the request does not wait.
     pub async fn lease(&mut self, request: &LeaseRequest) -> Result<LeaseGrant, Error> {
         let longest = match request.wait {
-            LeaseWait::No => return self.change("/v1/leases", request).await,
+            LeaseWait::No => 0,
             LeaseWait::Seconds(seconds) => seconds.min(LONGEST_LEASE_S),
             LeaseWait::Unlimited => LONGEST_LEASE_S,
         };
-        let deadline = Duration::from_secs(longest) + self.answer_deadline();
+        let answer = match self.answer_deadline() {
+            DEFAULT_DEADLINE => GRANTING,
+            set_by_caller => set_by_caller,
+        };
+        let deadline = Duration::from_secs(longest) + answer;
         self.change_within("/v1/leases", request, deadline).await
     }
 

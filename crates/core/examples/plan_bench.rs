@@ -125,8 +125,15 @@ fn layouts(profiles: &[GpuProfile]) -> Vec<Layout> {
 
 /// Adds a process to every second instance.
 fn busy(instances: &[GpuInstance]) -> Vec<GpuInstance> {
-    let process =
-        Process { pid: Some(1), uid: None, user: None, command: None, kind: ProcessKind::Compute, memory_mib: None };
+    let process = Process {
+        pid: Some(1),
+        uid: None,
+        user: None,
+        command: None,
+        kind: ProcessKind::Compute,
+        memory_mib: None,
+        unidentified: false,
+    };
     let mut busy = instances.to_vec();
     for compute in busy.iter_mut().step_by(2).flat_map(|i| &mut i.compute) {
         compute.processes.push(process.clone());

@@ -229,6 +229,7 @@ mod tests {
             command: None,
             kind: gpush_api::ProcessKind::Compute,
             memory_mib: None,
+            unidentified: false,
         };
         gpus[0].mig.as_mut().unwrap().instances[1].compute[0].processes.push(process);
         assert_eq!(uses(&gpus, &[daemon("MIG-8")], &[lease("MIG-8")]), [DeviceUse::Free, DeviceUse::InUse]);

@@ -1,4 +1,4 @@
-//! Processes that block a reset because they have a GPU open: classification and messages.
+//! Holders that block a change or a reset because they have a GPU open: classification and messages.
 //!
 //! A process does not block the reset if it belongs to a service that gpushd may stop according to
 //! the config. Every other process blocks the reset, and the message names that process with a
@@ -45,11 +45,13 @@ const KNOWN: &[(&str, ServiceRemedy)] = &[
 /// not block a reset.
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 
-/// Returns the holders that still block the reset when the services in `stopped` have been stopped.
+/// Returns the holders that still block the reset when the services in `stopped` have been stopped. Leaves out kernel
+/// modules, because the driver itself decides whether a module blocks the reset.
 #[must_use]
 pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
-    let stopped = |holder: &Holder| holder.service.as_deref().is_some_and(|service| contains_service(stopped, service));
-    found.into_iter().filter(|holder| !stopped(holder) && !is_fabric_manager(holder)).collect()
+    let stopped = |holder: &Holder| holder.service().is_some_and(|service| contains_service(stopped, service));
+    let is_obstacle = |holder: &Holder| holder.module.is_none() && !stopped(holder) && !is_fabric_manager(holder);
+    found.into_iter().filter(is_obstacle).collect()
 }
 
 /// Returns whether the list `services` in the config contains `service`.
@@ -59,7 +61,7 @@ pub fn contains_service(services: &[String], service: &str) -> bool {
 }
 
 fn is_fabric_manager(holder: &Holder) -> bool {
-    holder.uid == Some(0) && holder.service.as_deref() == Some(FABRIC_MANAGER)
+    holder.uid == Some(0) && holder.service() == Some(FABRIC_MANAGER)
 }
 
 /// Returns the error for a change of MIG mode that these processes and leases block. `gpu` is the
@@ -75,20 +77,54 @@ pub fn error(message: String, holders: &[Holder], leases: &[LeaseUse]) -> ApiErr
     let mut error = ApiError::new(Code::Blocked, message);
     error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
-    let services: Vec<&str> = holders.iter().filter_map(|holder| holder.service.as_deref()).collect();
+    let mut hints: Vec<String> = usage::hint(leases.iter().map(|lease| lease.id)).into_iter().collect();
+    hints.extend(remedies(holders, Change::MigMode));
+    error.hint(hints.join("; ")).retryable()
+}
+
+/// Returns the error for a reset with `gpushctl gpu reset` that these holders block. `gpu` is the name of the GPU in the
+/// message.
+#[must_use]
+pub fn explain_reset(gpu: &str, holders: &[Holder]) -> ApiError {
+    let what = match holders.len() {
+        1 => "1 process has it open".to_owned(),
+        number => format!("{number} processes have it open"),
+    };
+    let mut error = ApiError::new(Code::Blocked, format!("cannot reset {gpu}: {what}"));
+    error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
+    error.hint(remedies(holders, Change::Reset).join("; ")).retryable()
+}
+
+/// A change that holders block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// A change by gpushd, which can stop services for the change.
+    MigMode,
+    /// A reset by `gpushctl gpu reset`, which stops no services.
+    Reset,
+}
+
+/// Returns what an administrator can do about the holders.
+fn remedies(holders: &[Holder], change: Change) -> Vec<String> {
+    let services: Vec<&str> = holders.iter().filter_map(Holder::service).collect();
     let with = |way: ServiceRemedy| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
     let of = |way: ServiceRemedy| with(way).find(|name| services.contains(name));
-    let mut stops: Vec<String> =
-        with(ServiceRemedy::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
-    stops.sort();
-    let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
-    let mut hints: Vec<String> = usage::hint(leases.iter().map(|lease| lease.id)).into_iter().collect();
+    let mut stops: Vec<&str> = with(ServiceRemedy::Stop).filter(|name| services.contains(name)).collect();
+    stops.sort_unstable();
+    let known = |holder: &Holder| holder.service().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
+    let mut hints = Vec::new();
     if !stops.is_empty() {
-        hints.push(format!(
-            "set services = [{}] under [mode_change]: gpushd then stops these services for the change and starts them \
-            again",
-            stops.join(", ")
-        ));
+        hints.push(match change {
+            Change::MigMode => {
+                let names: Vec<String> = stops.iter().map(|name| format!("\"{name}\"")).collect();
+                format!(
+                    "set services = [{}] under [mode_change]: gpushd then stops these services for the change and \
+                    starts them again",
+                    names.join(", ")
+                )
+            }
+            Change::Reset => format!("stop the services for the reset: `systemctl stop {}`", stops.join(" ")),
+        });
     }
     if let Some(name) = of(ServiceRemedy::Drain) {
         hints.push(format!("drain the node, then stop {name}"));
@@ -99,16 +135,23 @@ pub fn error(message: String, holders: &[Holder], leases: &[LeaseUse]) -> ApiErr
     if !holders.iter().all(known) {
         hints.push("end these processes, then try again".to_owned());
     }
-    error.hint(hints.join("; ")).retryable()
+    hints
 }
 
 /// Describes a holder. The text contains all known facts:
 /// `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`.
 #[must_use]
 pub fn describe(holder: &Holder) -> String {
-    let service = holder.service.as_ref().map(|name| format!("service {name}"));
+    if let Some(module) = &holder.module {
+        return format!("the kernel module {module}");
+    }
+    let unit = match (holder.service(), &holder.unit) {
+        (Some(service), _) => Some(format!("service {service}")),
+        (None, Some(unit)) => Some(format!("unit {unit}")),
+        (None, None) => None,
+    };
     let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
-    let parts = [holder.user.clone(), holder.command.clone(), service, devices];
+    let parts = [holder.user.clone(), holder.mps.clone().or_else(|| holder.command.clone()), unit, devices];
     let about: Vec<String> = parts.into_iter().flatten().collect();
     // If the holder is a lease without processes, `pid` is `None` and `command` describes the
     // lease.
@@ -129,8 +172,9 @@ mod tests {
             uid: Some(0),
             user: Some("root".to_owned()),
             command: Some(command.to_owned()),
-            service: service.map(str::to_owned),
+            unit: service.map(|name| format!("{name}.service")),
             devices: vec!["/dev/nvidia0".to_owned()],
+            ..Holder::default()
         }
     }
 
@@ -154,5 +198,24 @@ mod tests {
             assert!(hint.contains(part), "{hint}");
         }
         assert!(!explain("GPU 0", &all[..1], &[]).hint.unwrap().contains("end these"));
+        let reset = explain_reset("GPU 0", &all[..1]);
+        assert_eq!((reset.code, reset.message.as_str()), (Code::Blocked, "cannot reset GPU 0: 1 process has it open"));
+        assert_eq!(reset.hint.unwrap(), "stop the services for the reset: `systemctl stop nvidia-dcgm`");
+    }
+
+    /// A kernel module never blocks a reset before the driver has refused it, but is named after that.
+    #[test]
+    fn kernel_modules_and_mps_servers_are_named() {
+        let module = Holder { module: Some("nvidia_drm".to_owned()), ..Holder::default() };
+        assert_eq!(describe(&module), "the kernel module nvidia_drm");
+        assert_eq!(obstacles(vec![module], &[]), []);
+        let server = Holder {
+            mps: Some("MPS server of GPU 0".to_owned()),
+            unit: Some("gpushd-mps@0.service".to_owned()),
+            ..holder(7, "nvidia-cuda-mps-server", None)
+        };
+        assert_eq!(describe(&server), "pid 7 (root, MPS server of GPU 0, service gpushd-mps@0, /dev/nvidia0)");
+        let shell = Holder { unit: Some("session-3.scope".to_owned()), ..holder(8, "nvtop", None) };
+        assert_eq!(describe(&shell), "pid 8 (root, nvtop, unit session-3.scope, /dev/nvidia0)");
     }
 }

@@ -90,6 +90,8 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         mps_daemons: BTreeSet::new(),
         processes_known: true,
         processes_error: None,
+        unleased: Vec::new(),
+        blocked_by: Vec::new(),
         observed_at: Timestamp::UNIX_EPOCH,
         stale: false,
     }

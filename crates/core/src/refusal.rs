@@ -113,7 +113,7 @@ pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiEr
     let apply = format!("`gpushctl apply {index}` (administrator)");
     match holders_of(&partial.stays).as_slice() {
         [] => error.hint(format!(
-            "run `gpushctl gpu show {index}` or `fuser -v /dev/nvidia*` to see who uses the GPU, then apply a layout: \
+            "run `gpushctl gpu holders {index}` (administrator) to see what has the GPU open, then apply a layout: \
             {apply}"
         )),
         holders => error.hint(format!("stop {}, then apply a layout: {apply}", list(holders, "and"))),

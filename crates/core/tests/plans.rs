@@ -57,7 +57,15 @@ fn standing(geometry: &Geometry, layout: &str) -> Vec<GpuInstance> {
 }
 
 fn process() -> Process {
-    Process { pid: Some(4711), uid: None, user: None, command: None, kind: ProcessKind::Compute, memory_mib: None }
+    Process {
+        pid: Some(4711),
+        uid: None,
+        user: None,
+        command: None,
+        kind: ProcessKind::Compute,
+        memory_mib: None,
+        unidentified: false,
+    }
 }
 
 fn text(plan: &Plan) -> String {

@@ -54,6 +54,7 @@ fn process(pid: Option<u32>, user: Option<&str>, command: Option<&str>) -> Proce
         command: command.map(str::to_owned),
         kind: ProcessKind::Compute,
         memory_mib: None,
+        unidentified: false,
     }
 }
 

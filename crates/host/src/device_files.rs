@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpush_api::{Holder, text};
+use gpush_api::Holder;
 use gpush_core::holders::FABRIC_MANAGER;
 
 use crate::{
@@ -21,6 +21,9 @@ use crate::{
 
 /// Name of the fabric manager's process. The kernel cuts names after 15 characters.
 const FABRIC_MANAGER_NAME: &str = "nv-fabricmanage";
+
+/// Name of the kernel module that connects GPUs to displays.
+const DRM: &str = "nvidia_drm";
 
 /// Minor number of the first capability node of GPU instances, and the number of such nodes for
 /// each GPU. The path of a node is `/dev/nvidia-caps/nvidia-cap<minor>`.
@@ -82,8 +85,22 @@ fn is_of(node: &Path, minors: &[u32]) -> bool {
 
 /// Describes a process; `None` if it has ended.
 fn holder(dir: &Path, pid: u32, devices: Vec<String>) -> Option<Holder> {
-    let service = membership(dir).and_then(|one| one.service().map(text::plain));
-    Some(Holder { pid: Some(pid), uid: Some(uid(dir)?), user: None, command: None, service, devices })
+    let unit = membership(dir).and_then(|one| one.unit);
+    Some(Holder { pid: Some(pid), uid: Some(uid(dir)?), unit, devices, ..Holder::default() })
+}
+
+/// Returns the kernel modules that have the GPUs open. `nvidia_drm` with mode setting is the only such module: it has
+/// the GPUs open while the module has users, such as the console or a display server. The driver does not say which GPUs
+/// these are.
+pub fn kernel_modules(proc: &Path) -> Vec<Holder> {
+    let modules = String::from_utf8_lossy(&read(proc.join("modules")).unwrap_or_default()).into_owned();
+    // Fields of a line: name, size, number of users.
+    let is_used = |line: &str| {
+        let mut words = line.split_whitespace();
+        words.next() == Some(DRM) && words.nth(1).and_then(|users| users.parse::<u32>().ok()).is_some_and(|n| n > 0)
+    };
+    let is_found = modules.lines().any(is_used);
+    is_found.then(|| Holder { module: Some(DRM.to_owned()), ..Holder::default() }).into_iter().collect()
 }
 
 /// Returns the effective user id. On a simulated host, which has no `status` files, returns the
@@ -150,8 +167,7 @@ mod tests {
             (13, &["/dev/nvidia0"], "0::/\n", None),
         ]);
         let found = holders(proc.path(), &[0], &[13]).unwrap();
-        let found: Vec<_> =
-            found.iter().map(|one| (one.pid.unwrap(), one.service.as_deref(), one.devices.join(" "))).collect();
+        let found: Vec<_> = found.iter().map(|one| (one.pid.unwrap(), one.service(), one.devices.join(" "))).collect();
         let expected = [
             (10, Some("nvidia-dcgm"), "/dev/nvidia0".to_owned()),
             (12, None, "/dev/nvidia-caps/nvidia-cap4".to_owned()),
@@ -159,6 +175,20 @@ mod tests {
         assert_eq!(found, expected);
         assert_eq!(holders(proc.path(), &[0], &[]).unwrap()[0].uid, Some(7));
         assert!(holders(&proc.path().join("none"), &[0], &[]).is_err());
+    }
+
+    #[test]
+    fn display_module_is_a_holder_only_while_it_has_users() {
+        let proc = proc_with(&[]);
+        let found = |modules: &str| {
+            fs::write(proc.path().join("modules"), modules).unwrap();
+            kernel_modules(proc.path()).into_iter().filter_map(|holder| holder.module).collect::<Vec<_>>()
+        };
+        assert!(kernel_modules(&proc.path().join("none")).is_empty());
+        let others = "nvidia 56000 9 nvidia_uvm,nvidia_drm, Live 0x0\nnvidia_uvm 1500 4 - Live 0x0\n";
+        assert!(found(others).is_empty());
+        assert!(found(&format!("{others}nvidia_drm 94208 0 - Live 0x0 (OE)\n")).is_empty());
+        assert_eq!(found(&format!("{others}nvidia_drm 94208 2 - Live 0x0 (OE)\n")), ["nvidia_drm"]);
     }
 
     #[test]

@@ -116,6 +116,9 @@ pub struct BootRecord {
     /// UUIDs of the GPUs that need no further change on this boot: the GPU has its layout, gpushd no longer tries to
     /// apply the layout, or no rule claims the GPU.
     pub settled: BTreeSet<String>,
+    /// UUIDs of the settled GPUs that were still in use. gpushd continues to try to apply their layouts.
+    #[serde(default)]
+    pub waiting: BTreeSet<String>,
     /// Whether every GPU is settled.
     pub complete: bool,
 }
@@ -124,7 +127,7 @@ impl BootRecord {
     /// Creates the record of a boot on which no layout was applied yet.
     #[must_use]
     pub fn new(boot_id: String) -> Self {
-        Self { boot_id, settled: BTreeSet::new(), complete: false }
+        Self { boot_id, settled: BTreeSet::new(), waiting: BTreeSet::new(), complete: false }
     }
 }
 

@@ -23,6 +23,16 @@ Examples:
   gpushctl gpu show 0
   gpushctl gpu show GPU-5e8c07a4 '*A30*'")]
     Show(Gpus),
+    /// List what has GPUs open: processes, MPS servers, kernel modules
+    #[command(after_help = "\
+The driver lists only processes that compute. This list also has monitors and
+services: they block a reset, and some changes of MIG mode. Users see pid and
+command of their own processes, administrators those of all processes.
+
+Examples:
+  gpushctl gpu holders 0
+  gpushctl gpu holders 0 -o name          # the pids")]
+    Holders(Gpus),
     /// Block new work on GPUs; running processes continue
     #[command(after_help = "\
 Administrators can still change a cordoned GPU, but must name it. Requests for
@@ -95,7 +105,7 @@ Examples:
 impl Gpu {
     /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
     pub(crate) fn prints_list(&self) -> bool {
-        matches!(self, Self::List(_))
+        matches!(self, Self::List(_) | Self::Holders(_))
     }
 }
 
@@ -147,7 +157,7 @@ impl Gpu {
     pub(super) fn is_for_administrators(&self) -> bool {
         match self {
             Self::Cordon { .. } | Self::Drain { .. } | Self::Uncordon { .. } | Self::Reset { .. } => true,
-            Self::List(_) | Self::Show(_) => false,
+            Self::List(_) | Self::Show(_) | Self::Holders(_) => false,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `gpushctl gpu list` and `gpu show`; `cordon`, `drain` and `uncordon` are in `drain`, `reset` in `reset`.
+//! `gpushctl gpu list`, `gpu show` and `gpu holders`; `cordon`, `drain` and `uncordon` are in `drain`, `reset` in `reset`.
 
 use gpush_client::Client;
 
@@ -7,7 +7,7 @@ use crate::{
     args::Gpu,
     exit::Outcome,
     output::Output,
-    render::{show, table},
+    render::{holders, show, table},
 };
 
 pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Outcome {
@@ -39,6 +39,15 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
                 gpus.iter().map(|gpu| show::gpu(gpu, &devices, &mps, &leases, look)).collect::<Vec<_>>().join("\n")
             };
             out.show(&gpus, text)?;
+        }
+        Gpu::Holders(which) => {
+            let gpus = client.gpus(false).await?;
+            let gpus = super::select_of(client, gpus, &which.selectors()).await?;
+            let mut all = Vec::new();
+            for gpu in &gpus {
+                all.push(client.holders(&gpu.uuid).await?);
+            }
+            out.list(&all, |look| holders::list(&all, look))?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,
         Gpu::Drain { which, why, detach: true, .. } => return drain::begin(client, which, why, out).await,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Health, Maintenance, Mode, MpsDaemon, MpsState};
 use gpush_client::{Client, Error, Kind};
-use gpush_core::duration;
+use gpush_core::{duration, holders};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -174,10 +174,11 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
         GpuState::Ready => {}
     }
     let drift = gpu.drift.first()?;
-    let text = format!("GPU {index}: {drift}");
+    let held = gpu.blocked_by.iter().map(|holder| format!("; held by {}", holders::describe(holder)));
+    let text = format!("GPU {index}: {drift}{}", held.collect::<String>());
     let has_mig = gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     Some(match gpu.mode {
-        // gpushd applies layouts, and disables MIG for other modes, only once on each boot. It does not try again.
+        // gpushd has given up, or tries a GPU in use only every 30 s.
         mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
             Unfinished::Failed(text, Next::Apply(index))
         }
@@ -246,7 +247,7 @@ mod tests {
             simulated: true,
             maintenance: None,
             gpu_count: 1,
-            layouts_at_start: Some(LayoutsAtStart { complete, settled: Vec::new() }),
+            layouts_at_start: Some(LayoutsAtStart { complete, ..LayoutsAtStart::default() }),
             pid: 1,
         }
     }

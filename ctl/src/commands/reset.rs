@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, Lease, MaintenanceRequest, Mode, Process};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Holder, LOST_GPU_HINT, Lease, MaintenanceRequest, Mode, Process};
 use gpush_client::Client;
-use gpush_core::{desired, lease::usage, refusal, selector};
+use gpush_core::{desired, holders, lease::usage, refusal, selector};
 
 use super::{
     drain::{TemporaryCordons, Waited},
@@ -98,6 +98,10 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     let left = client.leave_maintenance(&request(ended)).await;
     if let Err(mut error) = result {
         error.message = format!("{numbers}: {}", error.message);
+        for uuid in &uuids {
+            let found = client.holders(uuid).await.map(|found| found.holders).unwrap_or_default();
+            error.causes.extend(found.iter().map(|holder| format!("held by {}", holders::describe(holder))));
+        }
         if left.is_err() {
             error = error.hint("gpushd is still in maintenance: end maintenance with 'gpushctl maintenance leave'");
         }
@@ -162,11 +166,23 @@ async fn refuse_all_in_use(client: &mut Client, gpus: &[Gpu]) -> Result<(), Fail
     let leases: Vec<Lease> = client.leases(0).await?;
     for gpu in gpus {
         refuse_in_use(gpu, super::lease::holders(gpu, &leases))?;
+        // The driver lists only processes that compute, but nvidia-smi also fails because of monitors and services.
+        let found = client.holders(&gpu.uuid).await?;
+        refuse_held(gpu, found.holders)?;
     }
     Ok(())
 }
 
-/// Refuses a GPU that has processes or leases.
+/// Refuses a GPU that a process has open.
+fn refuse_held(gpu: &Gpu, found: Vec<Holder>) -> Result<(), ApiError> {
+    let left = holders::obstacles(found, &[]);
+    if left.is_empty() {
+        return Ok(());
+    }
+    Err(holders::explain_reset(&format!("GPU {}", gpu.index), &left))
+}
+
+/// Refuses a GPU that has computing processes or leases.
 fn refuse_in_use(gpu: &Gpu, holders: Vec<String>) -> Result<(), ApiError> {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
@@ -221,8 +237,7 @@ fn run_nvidia_smi(uuids: &str) -> Result<(), ApiError> {
         error.causes.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
     }
     Err(error.hint(
-        "run 'fuser -v /dev/nvidia*' to see which processes have the GPU open; if the GPU has fallen off the bus, \
-        reboot the host",
+        "run `gpushctl gpu holders` to see what has the GPUs open; if the GPU has fallen off the bus, reboot the host",
     ))
 }
 
@@ -247,6 +262,24 @@ mod tests {
         GPU 1: drift from the config; `gpushctl apply 1` applies the config
         GPU 0: still cordoned; `gpushctl gpu uncordon 0` ends the cordon
         ");
+    }
+
+    /// Fault: a monitor is not in the driver's list, so the reset was tried and nvidia-smi failed.
+    #[test]
+    fn held_gpu_is_refused_before_the_reset() {
+        let gpu = fixtures::mixed().remove(0);
+        let fabric_manager = Holder {
+            pid: Some(7),
+            uid: Some(0),
+            unit: Some("nvidia-fabricmanager.service".to_owned()),
+            ..Holder::default()
+        };
+        let module = Holder { module: Some("nvidia_drm".to_owned()), ..Holder::default() };
+        assert!(refuse_held(&gpu, vec![fabric_manager, module]).is_ok());
+        let monitor = Holder { pid: Some(812), unit: Some("nvidia-dcgm.service".to_owned()), ..Holder::default() };
+        let error = refuse_held(&gpu, vec![monitor]).unwrap_err();
+        assert_eq!((error.code, error.code.exit_status()), (Code::Blocked, 4));
+        assert_eq!(error.causes, ["held by pid 812 (service nvidia-dcgm)"]);
     }
 
     #[test]

@@ -33,12 +33,21 @@ pub(crate) fn process(pid: u32, user: &str, command: &str, memory_mib: u64) -> P
         command: Some(command.into()),
         kind: ProcessKind::Compute,
         memory_mib: Some(memory_mib),
+        unidentified: false,
     }
 }
 
 /// A process whose details the viewer may not see.
 pub(crate) fn hidden() -> Process {
-    Process { pid: None, uid: None, user: None, command: None, kind: ProcessKind::Compute, memory_mib: None }
+    Process {
+        pid: None,
+        uid: None,
+        user: None,
+        command: None,
+        kind: ProcessKind::Compute,
+        memory_mib: None,
+        unidentified: false,
+    }
 }
 
 /// A GPU instance with one compute instance that uses all of it.
@@ -103,6 +112,8 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         leases: Vec::new(),
         processes_known: true,
         processes_error: None,
+        unleased: Vec::new(),
+        blocked_by: Vec::new(),
         observed_at: Timestamp::from_second(READ_AT).unwrap(),
         stale: false,
     }
@@ -282,8 +293,7 @@ pub(crate) fn plan() -> GpuPlan {
         layout: vec!["3g.40gb".into(), "1g.10gb*3".into()],
         steps,
         keeps: vec![2, 11],
-        refusal: None,
-        error: None,
+        ..GpuPlan::default()
     }
 }
 

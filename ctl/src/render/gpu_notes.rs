@@ -4,6 +4,7 @@
 
 use anstyle::Style;
 use gpush_api::{Gpu, GpuState, Mig};
+use gpush_core::{holders, refusal};
 
 use super::{
     Appearance,
@@ -76,6 +77,13 @@ pub(crate) fn of(gpu: &Gpu, look: &Appearance) -> Vec<String> {
             .find_map(|word| Some((format!("drift: {word:<7} "), drift.strip_prefix(word)?.strip_prefix(' ')?)))
             .unwrap_or_else(|| ("drift: ".to_owned(), drift.as_str()));
         note(NOTE, &label, text);
+    }
+    for one in &gpu.unleased {
+        let device = one.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
+        note(BAD, "", &format!("unleased: {}{device}: {}", refusal::holder(&one.process), one.why));
+    }
+    for holder in &gpu.blocked_by {
+        note(NOTE, "", &format!("gpushd cannot apply the config yet: held by {}", holders::describe(holder)));
     }
     // Add a note only for an old reading. An age of some seconds is usual: a reading is fresh for one second, and then
     // a slow driver takes some time for the next reading.

@@ -78,6 +78,18 @@ pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
     plan.steps.iter().map(step)
 }
 
+/// Describes the services and hooks around the steps; `None` if there are none.
+fn surroundings(plan: &GpuPlan) -> Option<String> {
+    let mut parts = Vec::new();
+    if !plan.services.is_empty() {
+        parts.push(format!("stops and starts {}", plan.services.join(", ")));
+    }
+    if !plan.hooks.is_empty() {
+        parts.push(format!("runs {}", plan.hooks.join(", ")));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
 /// Describes a step. It begins with `+` if the step creates or starts something, and with `-` if it destroys or stops
 /// something.
 fn step(step: &Step) -> (Style, String) {
@@ -100,20 +112,10 @@ fn step(step: &Step) -> (Style, String) {
 
 /// Describes what a reset disturbs, as the end of a line.
 fn disturbed(reset: &Reset) -> String {
-    let mut parts = Vec::new();
-    if !reset.together.is_empty() {
-        parts.push(format!(
-            "also resets {}",
-            gpu_numbers(&reset.together.iter().map(|peer| peer.gpu).collect::<Vec<_>>())
-        ));
+    if reset.together.is_empty() {
+        return String::new();
     }
-    if !reset.services.is_empty() {
-        parts.push(format!("stops and starts {}", reset.services.join(", ")));
-    }
-    if !reset.hooks.is_empty() {
-        parts.push(format!("runs {}", reset.hooks.join(", ")));
-    }
-    if parts.is_empty() { String::new() } else { format!(": {}", parts.join("; ")) }
+    format!(": also resets {}", gpu_numbers(&reset.together.iter().map(|peer| peer.gpu).collect::<Vec<_>>()))
 }
 
 /// Describes a step on an instance: `+ GPU instance 2g.20gb@4`.
@@ -251,6 +253,9 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
         };
         out.extend(labelled("now", drawn(mig.enabled, now)));
         out.extend(labelled("then", drawn(!plan.leaves_whole(gpu), then)));
+    }
+    if let Some(text) = surroundings(plan) {
+        out.extend(look.wrap("  around the steps: ", &look.clean(&text)).into_iter().map(|line| paint(NOTE, &line)));
     }
     let total = steps(plan).count();
     let digits = total.to_string().len();

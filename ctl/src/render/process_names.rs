@@ -7,6 +7,9 @@ use super::{Appearance, appearance::width};
 /// Text for a process of another user whose details are hidden.
 pub(crate) const ANOTHER: &str = "used by another user";
 
+/// Text for a process whose user gpushd could not find out. It may belong to the caller.
+pub(crate) const UNIDENTIFIED: &str = "user not known yet";
+
 /// Describes a process: `alice 4123 /usr/bin/python train.py`. Leaves out details that are hidden.
 pub(crate) fn process(process: &Process, look: &Appearance) -> String {
     let command = process.command.as_deref().unwrap_or_default();
@@ -33,6 +36,7 @@ fn name(process: &Process, look: &Appearance) -> String {
         (Some(user), Some(pid)) => format!("{user} {pid}"),
         (Some(user), None) => user,
         (None, Some(pid)) => format!("pid {pid}"),
+        (None, None) if process.unidentified => UNIDENTIFIED.to_owned(),
         (None, None) => ANOTHER.to_owned(),
     }
 }
@@ -113,6 +117,10 @@ mod tests {
         assert_eq!(line(&[&hidden, &hidden], 40), ANOTHER);
         assert_eq!(line(&[&hidden, &bob, &hidden], 40), "bob 991, another user");
         assert_eq!(line(&[&hidden, &bob], 12), "bob 991 +1");
+        // Fault: on a busy host, a lease's own process was shown as a process of another user.
+        let unidentified = Process { unidentified: true, ..hidden };
+        assert_eq!(line(&[&unidentified], 40), "user not known yet");
+        assert_eq!(line(&[&unidentified, &bob], 40), "user not known yet, bob 991");
         assert_eq!(line(&[&alice, &bob], 8), "alice 4…");
     }
 }

@@ -32,7 +32,13 @@ pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Lis
         let text = format!("{}: {}", found_in_words(found), policy_words(all.policy, found, exempt));
         out += &(look.wrap("", &text).iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
     }
-    let empty = if unleased { "No unleased process." } else { "No process uses a GPU." };
+    // A driver that is only slow has not reported that there are no processes.
+    let empty = match (unleased, all.unknown.is_empty()) {
+        (true, true) => "No unleased process.",
+        (true, false) => "No unleased process is known.",
+        (false, true) => "No process uses a GPU.",
+        (false, false) => "No process is known to use a GPU.",
+    };
     table(&all.processes, look).or_empty(empty).after(&out)
 }
 

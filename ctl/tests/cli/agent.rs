@@ -98,8 +98,7 @@ fn plan() -> GpuPlan {
         .map(Step::Instance)
         .into(),
         keeps: vec![2],
-        refusal: None,
-        error: None,
+        ..GpuPlan::default()
     }
 }
 

@@ -18,6 +18,7 @@ fn saved(host: &Host) -> String {
         command: Some("python train.py".into()),
         kind: ProcessKind::Compute,
         memory_mib: Some(12_400),
+        unidentified: false,
     };
     for (id, profile, start, size, users) in [(3, "2g.20gb", 0, 2, vec![]), (2, "3g.40gb", 4, 4, vec![process])] {
         let of = mig.profiles.iter().find(|p| p.name == profile).unwrap();

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, Code, GpuState, Operation, OperationState, Refusal};
+use gpush_api::{ApiError, Code, GpuHolders, GpuState, Operation, OperationState, Refusal};
 use gpush_tests::{
     agent::{Agent, PATIENCE, Setup, real_layout},
     around::Around,
@@ -272,16 +272,27 @@ fn hopper_needs_no_reset_and_names_holders_on_refusal() {
     let monitor = host.process("--gpu 0 --kind handle");
     let operation = agent.apply(&["0"], LAYOUT);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    // An administrator reads which process has the GPU open, in the operation and in the list of holders.
     let error = operation.error.as_ref().expect("an error");
-    assert!(error.causes.iter().any(|cause| cause.starts_with("held by a process")), "{error:?}");
+    assert!(error.causes.iter().any(|cause| cause.starts_with(&format!("held by pid {monitor} "))), "{error:?}");
+    let holders: GpuHolders = serde_json::from_value(agent.get("/v1/gpus/0/holders").json()).expect("holders");
+    assert_eq!(holders.holders.iter().filter_map(|holder| holder.pid).collect::<Vec<_>>(), [monitor]);
     assert_eq!(real_layout(&host, 0), ["MIG off"]);
     host.end_process(monitor);
-    let operation = agent.apply(&["0"], LAYOUT);
-    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    let operation = agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation"));
-    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    let (stop, start) = ("systemctl stop nvidia-dcgm.service", "systemctl start nvidia-dcgm.service");
+    let surrounded = |operation: &Operation| {
+        assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+        let calls = around.take_calls();
+        assert!(calls.iter().any(|call| call == stop) && calls.iter().any(|call| call == start), "{calls:?}");
+        assert!(!calls.iter().any(|call| call.starts_with("nvidia-smi")), "no reset: {calls:?}");
+    };
+    around.take_calls();
+    surrounded(&agent.apply(&["0"], LAYOUT));
+    // While the GPU has instances, another layout needs no stopped service.
+    assert_eq!(agent.apply(&["0"], &["3g.40gb", "1g.10gb"]).state, OperationState::Done);
+    assert_eq!(around.take_calls(), Vec::<String>::new());
+    surrounded(&agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation")));
     assert_eq!(real_layout(&host, 0), ["MIG off"]);
-    assert_eq!(around.take_calls(), Vec::<String>::new(), "no program was run");
 }
 
 #[test]

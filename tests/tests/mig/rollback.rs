@@ -212,7 +212,7 @@ fn unlisted_handle_is_refused_with_hint_to_its_holder() {
     let error = operation.error.unwrap();
     assert_eq!(error.code, Code::Blocked);
     let hint = error.hint.unwrap();
-    assert!(hint.contains("`fuser -v /dev/nvidia*`") && hint.contains("`gpushctl gpu show GPU-"), "{hint}");
+    assert!(hint.contains("`gpushctl gpu holders GPU-"), "{hint}");
     assert_eq!(real_layout(&host, 0), before);
 }
 

@@ -278,7 +278,25 @@ fn blocker_of_start_layout_is_named_only_in_log() {
     });
     assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
     // Only root may read the log, so the log names the process.
-    agent.wait_for_log(&format!("is held by pid {pid} ("));
+    agent.wait_for_log(&format!("held by pid {pid} ("));
+}
+
+/// Fault: an Ampere GPU that a monitor held for two seconds at boot stayed without MIG until an administrator acted.
+#[test]
+fn gpu_held_at_boot_gets_its_layout_when_the_holder_ends() {
+    for model in ["a100-80", "h100-80-sxm"] {
+        let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\nmig = false\n"));
+        let monitor = host.process("--gpu 0 --kind handle");
+        let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n");
+        let named = || agent.gpu(0).blocked_by.iter().any(|holder| holder.pid == Some(monitor)).then_some(());
+        agent.until("the holder is named", named);
+        assert_eq!(record(&agent)["complete"], json!(false), "{model}: gpushd still tries");
+        host.end_process(monitor);
+        agent.wait_for_layouts_at_start();
+        assert_eq!(real_layout(&host, 0), ["3g.40gb@0[3g.40gb@0]"], "{model}");
+        assert_eq!(agent.gpu(0).blocked_by, [], "{model}");
+        assert_eq!(agent.get("/v1/health").json()["status"], "ok", "{model}");
+    }
 }
 
 /// Two agents must not use one MPS directory: each would adopt and end the daemons of the other.

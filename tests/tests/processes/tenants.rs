@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use gpush_api::{GpuProcess, LeaseGrant, LeaseState, OperationState};
+use gpush_api::{GpuProcess, LeaseGrant, LeaseState, OperationState, UnleasedStep};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
@@ -13,7 +13,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-use super::{END, Job, NOBODY, OTHER, listed, start_without_mps};
+use super::{END, Job, NOBODY, OTHER, listed, start_without_mps, step_event};
 
 const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n";
 
@@ -100,7 +100,38 @@ fn process_on_a_leased_whole_gpu_of_another_user_is_reported() {
         let answer = agent.post("/v1/leases", &json!({ "share": { "kind": "whole" }, "holder_uid": OTHER }));
         (answer.status < 400).then(|| serde_json::from_value::<LeaseGrant>(answer.json()).expect("a lease"))
     });
+    let mut listener = agent.listen("?kinds=unleased", None);
     let job = job(&host, NOBODY, "--gpu 0", None);
     let why = format!("lease {} of another user holds the device", granted.lease.id);
-    assert_eq!(seen(&agent, &job).unleased, Some(why));
+    assert_eq!(seen(&agent, &job).unleased.as_ref(), Some(&why));
+    shown_with_its_gpu(&agent, &job, &why);
+    step_event(&mut listener, job.pid(), UnleasedStep::Found);
+    // The holder of the lease sees the process, too.
+    let mut command = host.command(program("gpushctl"));
+    let shown = command.args(["lease", "show", &granted.lease.id.to_string()]).env("GPUSH_SOCKET", agent.socket());
+    let text = String::from_utf8_lossy(&shown.output().expect("gpushctl").stdout).into_owned();
+    assert!(text.contains("! unleased: pid"), "{text}");
+}
+
+/// Waits until a GPU and health show a process on a device of others.
+fn shown_with_its_gpu(agent: &Agent, job: &Job, why: &str) {
+    let shown = agent.until("the GPU shows the process", || agent.gpu(0).unleased.into_iter().next());
+    assert_eq!((shown.process.pid, shown.why.as_str()), (Some(job.pid()), why));
+    let health = agent.get("/v1/health").json()["errors"].to_string();
+    assert!(health.contains("1 process uses a device that belongs to others"), "{health}");
+    assert!(!health.contains(&job.pid().to_string()), "every user may read health: {health}");
+}
+
+/// Fault: nothing reported a process outside Slurm on a GPU that Slurm owns.
+#[test]
+fn process_outside_slurm_on_a_gpu_of_slurm_is_reported() {
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    let Some((host, agent)) = start_without_mps("processes on a GPU of Slurm", "[[gpu]]\nmodel = \"l4\"\n", config)
+    else {
+        return;
+    };
+    let job = job(&host, NOBODY, "--gpu 0", None);
+    let why = "Slurm owns the GPU, but the process belongs to no Slurm job";
+    shown_with_its_gpu(&agent, &job, why);
+    assert_eq!(seen(&agent, &job).unleased.as_deref(), Some(why));
 }

@@ -1,18 +1,28 @@
-//! Processes that have a GPU open, with user and command. [`gpush_host::device_files`] searches the open files of all
-//! processes.
+//! Holders of GPUs: processes with user, command and unit, and kernel modules. [`gpush_host::device_files`] searches the
+//! open files of all processes.
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Holder};
+use gpush_api::{ApiError, Code, Holder, ProcessKind};
+use gpush_core::holders as judged;
 use gpush_host::device_files;
 
-use super::MigMode;
-use crate::host_services::HostServices;
+use super::{MigMode, preflight::minors};
+use crate::{host_services::HostServices, state::redact};
 
 /// Maximum duration of a search of all processes.
 const SEARCH: Duration = Duration::from_secs(10);
 
-/// Finds the processes that have a GPU with one of these minor numbers open. Leaves out gpushd's own processes.
+/// Finds the holders of GPUs by UUID, see [`scan`].
+///
+/// # Errors
+/// If gpushd does not know one of the GPUs, or cannot search the processes of the host in time.
+pub(crate) async fn of(mig: &MigMode, uuids: &[String]) -> Result<Vec<Holder>, ApiError> {
+    scan(mig, &minors(&mig.driver.readings, uuids)?).await
+}
+
+/// Finds the processes that have a GPU with one of these minor numbers open, and the kernel modules that have GPUs open.
+/// Leaves out gpushd's own processes.
 ///
 /// # Errors
 /// If gpushd cannot search the processes of the host in time.
@@ -20,8 +30,16 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
     let status = mig.driver.hardware.status();
     let own = [Some(std::process::id()), status.worker];
     let own: Vec<u32> = own.into_iter().chain(status.abandoned.iter().map(|worker| worker.pid)).flatten().collect();
-    let (proc, minors) = (mig.host_services.proc.clone(), minors.to_vec());
-    let search = tokio::task::spawn_blocking(move || device_files::holders(&proc, &minors, &own));
+    let (proc, minors, servers) = (mig.host_services.proc.clone(), minors.to_vec(), mig.mps.servers());
+    let search = tokio::task::spawn_blocking(move || {
+        let mut found = device_files::holders(&proc, &minors, &own)?;
+        for holder in &mut found {
+            let server = holder.pid.and_then(|pid| servers.of_process(pid, ProcessKind::Compute));
+            holder.mps = server.map(|server| server.describe());
+        }
+        found.extend(device_files::kernel_modules(&proc));
+        Ok::<_, std::io::Error>(found)
+    });
     let mut found = match tokio::time::timeout(SEARCH, search).await {
         Ok(Ok(Ok(found))) => found,
         Ok(Ok(Err(error))) => return Err(unknown(&error.to_string())),
@@ -50,13 +68,24 @@ pub(super) async fn fabric_manager_runs(host_services: &HostServices) -> bool {
 }
 
 fn unknown(why: &str) -> ApiError {
-    ApiError::new(Code::DriverError, "cannot reset the GPU: the processes that have it open are unknown")
+    ApiError::new(Code::DriverError, "the processes that have the GPU open are unknown")
         .cause(why.to_owned())
-        .hint("run `fuser -v /dev/nvidia*` to see which processes have GPUs open, then try again")
+        .hint("`gpushctl gpu holders` lists these processes; try again when it answers")
         .retryable()
 }
 
-/// Removes the pid, user and command of a process, because only administrators may see these details.
-pub(super) fn blank(holder: Holder) -> Holder {
-    Holder { pid: None, uid: None, user: None, command: None, ..holder }
+/// Two descriptions of a holder, as causes of an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeldBy {
+    /// For every user.
+    pub(crate) public: String,
+    /// For administrators: with pid, user and command.
+    pub(crate) in_full: String,
+}
+
+impl HeldBy {
+    pub(crate) fn of(holder: &Holder) -> Self {
+        let cause = |holder: &Holder| format!("held by {}", judged::describe(holder));
+        Self { public: cause(&redact::blank_holder(holder.clone())), in_full: cause(holder) }
+    }
 }

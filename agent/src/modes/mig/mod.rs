@@ -22,10 +22,10 @@
 //! | `mode` | steps that change MIG mode |
 //! | `reset` | resets of GPUs |
 //! | `preflight` | what blocks a reset, found before the first step |
-//! | `holders` | processes that have a GPU open |
+//! | `holders` | processes and kernel modules that have a GPU open |
 //! | `instances` | steps that create and destroy instances |
 
-mod holders;
+pub(crate) mod holders;
 pub(crate) mod instances;
 pub(crate) mod mode;
 pub(crate) mod preflight;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use gpush_host::identity::Users;
 
 use super::driver::Driver;
-use crate::{host_services::HostServices, state::State};
+use crate::{host_services::HostServices, mps::Mps, state::State};
 
 /// Says where the output of a helper unit is. Every user may read an operation, but the output may
 /// name processes of any user. So the output is only in the log, which only root may read.
@@ -49,4 +49,6 @@ pub(crate) struct MigMode {
     pub(crate) host_services: Arc<HostServices>,
     pub(crate) users: Users,
     pub(crate) state: State,
+    /// Recognizes MPS servers among the holders of a GPU.
+    pub(crate) mps: Mps,
 }

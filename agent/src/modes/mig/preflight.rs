@@ -1,14 +1,20 @@
-//! Checks before the first step whether a reset is blocked. A process with the GPU open blocks a reset if gpushd may
+//! Checks before the first step whether programs are missing or a reset is blocked. A process with the GPU open blocks a reset if gpushd may
 //! not stop the process. On a virtual machine, every reset is blocked.
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal, Reset};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal};
 use gpush_core::{holders as judged, refusal};
 use gpush_host::helper::Helpers;
 
-use super::{MigMode, holders};
-use crate::{caller::Viewer, state::readings::Readings};
+use super::{
+    MigMode,
+    holders::{self, HeldBy},
+};
+use crate::{
+    caller::Viewer,
+    state::{readings::Readings, redact},
+};
 
 impl MigMode {
     /// Refuses the plans whose reset is blocked now. `gpus` are all GPUs of the host. Processes in `idle` do not block
@@ -23,6 +29,10 @@ impl MigMode {
         let config = self.state.config();
         let guest = plans.iter().any(|plan| plan.reset().is_some()) && self.is_guest();
         for plan in plans {
+            if let Err(error) = self.programs_exist(plan) {
+                *plan = plan.without_steps().refused(error);
+                continue;
+            }
             let Some(reset) = plan.reset() else { continue };
             let label = format!("GPU {} ({})", plan.gpu, plan.uuid);
             let concerned =
@@ -35,18 +45,13 @@ impl MigMode {
                     Refusal::MigOn { reset_pending: false }
                 };
                 Some((refusal::explain(&refusal, plan.gpu, &label), Some(refusal)))
-            } else if let Err(error) = self.programs_exist(reset) {
-                Some((error, None))
             } else {
                 match holders::scan(self, &minors).await {
                     Err(error) => Some((error, None)),
                     Ok(found) => {
-                        let hide = |holder: gpush_api::Holder| {
-                            if viewer.may_see(holder.uid) { holder } else { holders::blank(holder) }
-                        };
                         let mut left = judged::obstacles(found, &config.mode_change.services);
                         left.retain(|holder| holder.pid.is_none_or(|pid| !idle.contains(&pid)));
-                        let left: Vec<_> = left.into_iter().map(hide).collect();
+                        let left: Vec<_> = left.into_iter().map(|holder| redact::holder(holder, viewer)).collect();
                         let held = || {
                             (
                                 judged::explain(&label, &left, &[]),
@@ -68,11 +73,12 @@ impl MigMode {
         holders::fabric_manager_runs(&self.host_services).await
     }
 
-    /// Checks that gpushd may run every program that a reset needs.
-    fn programs_exist(&self, reset: &Reset) -> Result<(), ApiError> {
+    /// Checks that gpushd may run every program that a plan needs.
+    fn programs_exist(&self, plan: &GpuPlan) -> Result<(), ApiError> {
         let change = &self.state.config().mode_change;
-        let systemctl = (!reset.services.is_empty()).then(|| change.systemctl.clone());
-        let programs = reset.hooks.iter().cloned().chain(systemctl).chain([self.host_services.nvidia_smi(change)]);
+        let systemctl = (!plan.services.is_empty()).then(|| change.systemctl.clone());
+        let nvidia_smi = plan.reset().map(|_| self.host_services.nvidia_smi(change));
+        let programs = plan.hooks.iter().cloned().chain(systemctl).chain(nvidia_smi);
         programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))
     }
 
@@ -83,16 +89,15 @@ impl MigMode {
         flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     }
 
-    /// After the driver has refused a change because the GPU is busy, describes the processes that have the GPU open.
-    ///
-    /// Every user may read the returned sentences, so they do not name processes. The log names them.
-    pub(crate) async fn suspects(&self, uuid: &str) -> Vec<String> {
-        let Ok(minors) = minors(&self.driver.readings, &[uuid.to_owned()]) else { return Vec::new() };
-        let Ok(found) = holders::scan(self, &minors).await else { return Vec::new() };
+    /// After the driver has refused a change because the GPU is in use, returns the holders of the GPU that may be the
+    /// cause. The log names them, too.
+    pub(crate) async fn suspects(&self, uuid: &str) -> Vec<HeldBy> {
+        let Ok(found) = holders::of(self, &[uuid.to_owned()]).await else { return Vec::new() };
+        let found: Vec<HeldBy> = found.iter().map(HeldBy::of).collect();
         for holder in &found {
-            tracing::warn!(gpu = uuid, "held by {}", judged::describe(holder));
+            tracing::warn!(gpu = uuid, "{}", holder.in_full);
         }
-        found.into_iter().map(|holder| format!("held by {}", judged::describe(&holders::blank(holder)))).collect()
+        found
     }
 }
 

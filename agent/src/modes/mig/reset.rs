@@ -8,7 +8,7 @@ use gpush_host::helper::{End, Job};
 use tokio_util::sync::CancellationToken;
 
 use super::{LOGGED, MigMode, holders, mode::ModeChange, preflight};
-use crate::host_services::HostServices;
+use crate::{host_services::HostServices, state::redact};
 
 /// Name of the helper unit's step that resets GPUs.
 pub(crate) const RESET: &str = "reset";
@@ -99,7 +99,7 @@ impl MigMode {
             let label = due.iter().map(|change| change.gpu.label.clone()).collect::<Vec<_>>().join(", ");
             let in_full = gpush_core::holders::explain(&label, &found, &[]);
             tracing::error!(operation = purpose.operation, "{in_full}; {}", in_full.causes.join("; "));
-            let found: Vec<_> = found.into_iter().map(holders::blank).collect();
+            let found: Vec<_> = found.into_iter().map(redact::blank_holder).collect();
             return Err(NotReset::Failed(gpush_core::holders::explain(&label, &found, &[])));
         }
         self.run(purpose.operation, &uuids).await.map_err(NotReset::Failed)

@@ -11,7 +11,9 @@ pub(super) async fn identify(users: &Users, reading: &mut Reading) {
     pids.dedup();
     let known = users.processes(pids).await;
     for process in processes_mut(reading) {
-        if let Some(identity) = process.pid.and_then(|pid| known.get(&pid)) {
+        let identity = process.pid.and_then(|pid| known.get(&pid));
+        process.unidentified = identity.is_none();
+        if let Some(identity) = identity {
             process.uid = Some(identity.uid);
             process.user.clone_from(&identity.user);
             process.command.clone_from(&identity.command);

@@ -195,6 +195,9 @@ pub struct MpsClient {
     /// of its user on this target.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
+    /// Whether gpushd could not find out the user of the client. Such a client may belong to the caller.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unidentified: bool,
 }
 
 /// A target that is shared through MPS, and its daemon.

@@ -199,16 +199,16 @@ impl Default for Health {
     }
 }
 
-/// `[mode_change]`: actions before and after a GPU reset. On Ampere, a change of MIG mode needs a
-/// reset.
+/// `[mode_change]`: actions before and after a change that the driver refuses while a program has the GPU open: a change
+/// of MIG mode, and on Hopper and later also the creation of the first instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModeChange {
-    /// systemd services to stop before the reset. gpushd stops only services that are running, and
-    /// starts the same services again after the reset.
+    /// systemd services to stop before the change. gpushd stops only services that are running, and starts the same
+    /// services again after the change.
     pub services: Vec<String>,
-    /// Absolute path of a program to run before the reset.
+    /// Absolute path of a program to run before the change.
     pub before: Option<String>,
-    /// Absolute path of a program to run after the reset.
+    /// Absolute path of a program to run after the change.
     pub after: Option<String>,
     /// Maximum number of seconds for the program in `before` or `after`.
     pub hook_s: u32,

@@ -90,8 +90,7 @@ fn holder(process: &Process) -> Holder {
         uid: process.uid,
         user: process.user.clone(),
         command: process.command.clone(),
-        service: None,
-        devices: Vec::new(),
+        ..Holder::default()
     }
 }
 

@@ -38,7 +38,7 @@ pub use compare::{changed_under, compare};
 pub use drift::drift;
 pub(crate) use drift::whole_gpu_obstacles;
 pub use grant::{created_after, plan_grant};
-pub use mode::{is_switched, needs_reset, without_fabric_manager};
+pub use mode::{add_services, is_switched, needs_reset, without_fabric_manager};
 pub use mps_entries::check_mps_entries;
 pub use override_effect::{OverrideEffect, layouts_after, override_effects};
 pub use pending::{deferred, pending, promised_timeslice};

@@ -47,6 +47,32 @@ enum Fabric {
 pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let stopped = holders::contains_service(&config.mode_change.services, holders::FABRIC_MANAGER);
     complete_resets(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
+    add_services(config, gpus, plans);
+}
+
+/// Adds the services and hooks of the config to the plans that the driver refuses while a program has the GPU open.
+/// These plans change MIG mode, or create the first instance of a GPU whose MIG mode changes without a reset: for such a
+/// GPU, the driver checks open handles at the first creation.
+pub fn add_services(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
+    let change = &config.mode_change;
+    for plan in plans {
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+        if plan.mig_mode().is_some() || (!needs_reset(gpu.architecture) && creates_first_instance(gpu, plan)) {
+            plan.services.clone_from(&change.services);
+            plan.hooks = [&change.before, &change.after].into_iter().flatten().cloned().collect();
+        }
+    }
+}
+
+/// Returns whether a plan creates a GPU instance while the GPU has no other.
+fn creates_first_instance(gpu: &Gpu, plan: &GpuPlan) -> bool {
+    let creates = plan.instance_steps().any(|step| matches!(step, InstanceStep::CreateGpuInstance { .. }));
+    let is_destroyed = |id: u32| {
+        let destroys = |step: &InstanceStep| matches!(step, InstanceStep::DestroyGpuInstance { gi, .. } if *gi == id);
+        plan.instance_steps().any(destroys)
+    };
+    let mut instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    creates && instances.all(|instance| is_destroyed(instance.id))
 }
 
 /// Completes the resets again, for a host without a running fabric manager.
@@ -55,7 +81,6 @@ pub fn without_fabric_manager(config: &Config, gpus: &[Gpu], plans: &mut [GpuPla
 }
 
 fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric) {
-    let change = &config.mode_change;
     let changing: Vec<(String, Option<bool>)> =
         plans.iter().filter(|plan| plan.reset().is_some()).map(|plan| (plan.uuid.clone(), plan.mig_mode())).collect();
     let whole: Vec<GpuPlan> = plans.to_vec();
@@ -63,8 +88,6 @@ fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric:
         let sets = plan.mig_mode();
         let own = gpus.iter().position(|gpu| gpu.uuid == plan.uuid);
         let Some(reset) = plan.reset_mut() else { continue };
-        reset.services.clone_from(&change.services);
-        reset.hooks = [&change.before, &change.after].into_iter().flatten().cloned().collect();
         let peers = own.map(|own| reset_peers(config, gpus, own, fabric)).unwrap_or_default();
         reset.together = peers.iter().map(|at| Peer { gpu: gpus[*at].index, uuid: gpus[*at].uuid.clone() }).collect();
         let with_it = |gpu: &Gpu| changing.contains(&(gpu.uuid.clone(), sets));

@@ -70,6 +70,7 @@ fn process(pid: u32) -> Process {
         command: Some("python train.py".to_owned()),
         kind: ProcessKind::Compute,
         memory_mib: Some(512),
+        unidentified: false,
     }
 }
 
@@ -304,8 +305,8 @@ fn mig_off_follows_instances_and_resets_ampere_only() {
     }
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     let services = "[mode_change]\nservices = [\"nvidia-dcgm\"]\nbefore = \"/x/y\"\n";
-    let reset = whole(&gpus, services).unwrap().reset().cloned().unwrap();
-    assert_eq!((reset.services, reset.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
+    let plan = whole(&gpus, services).unwrap();
+    assert_eq!((plan.services, plan.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
     // MIG mode is off, and turning MIG mode on is pending. The pending change can be cancelled
     // without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
@@ -328,6 +329,33 @@ fn mig_off_follows_instances_and_resets_ampere_only() {
     assert_eq!(whole(&gpus, unmanaged).unwrap_err().code, Code::Conflict);
     let exclusive = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n";
     assert!(whole(&gpus, exclusive).unwrap().mig_mode() == Some(false));
+}
+
+/// Fault: on Hopper, gpushd did not stop the services, so a host with DCGM lost MIG at each boot. The driver of a Hopper
+/// GPU refuses the first instance, not the change of MIG mode, while a program has the GPU open.
+#[test]
+fn services_stop_around_mode_changes_and_first_instances() {
+    let config = Config::parse("[mode_change]\nservices = [\"nvidia-dcgm\"]\nafter = \"/x/y\"\n", "test").unwrap();
+    let surrounded = |gpus: &[Gpu], layout: &str| {
+        let plan = plan_host(&config, gpus, &request(&["0"], entries(layout))).unwrap().plans.remove(0);
+        assert!(plan.error.is_none() && !plan.is_empty(), "{plan:?}");
+        assert_eq!(plan.services.is_empty(), plan.hooks.is_empty());
+        !plan.services.is_empty()
+    };
+    for (preset, is_hopper) in [("dgx-a100", false), ("dgx-h100", true), ("dgx-b200", true)] {
+        let mut gpus = preset::gpus(preset).unwrap();
+        let small = gpus[0].mig.as_ref().unwrap().profiles.iter().find(|profile| profile.slices == 1).unwrap();
+        let (one, two) = (small.name.clone(), format!("{}*2", small.name));
+        // MIG mode is on, and the GPU has no instances.
+        gpus[0].mig.as_mut().unwrap().instances.clear();
+        assert_eq!(surrounded(&gpus, &one), is_hopper, "{preset}: first instance");
+        let mut filled = gpus.clone();
+        let first = instance(&gpus[0], 7, &one, 0, &[]);
+        filled[0].mig.as_mut().unwrap().instances = vec![first];
+        assert!(!surrounded(&filled, &two), "{preset}: another instance");
+        gpus[0].mig.as_mut().unwrap().set_mode(false, false);
+        assert!(surrounded(&gpus, &one), "{preset}: mode change");
+    }
 }
 
 #[test]

@@ -160,6 +160,7 @@ mod tests {
             command: None,
             kind: ProcessKind::Compute,
             memory_mib: None,
+            unidentified: false,
         };
         mig.instances = (0..)
             .zip(instances)

@@ -64,7 +64,7 @@ impl Bracket {
 }
 
 /// Returns the brackets of an operation with these plans, in the order in which they are opened.
-/// Services and hooks are included only if the operation resets a GPU.
+/// Services and hooks are included only if a plan has services or hooks.
 #[must_use]
 pub fn brackets(plans: &[GpuPlan], operation: &str, change: &ModeChange) -> Vec<Bracket> {
     let mut brackets = vec![Bracket::Timeslice];
@@ -74,7 +74,7 @@ pub fn brackets(plans: &[GpuPlan], operation: &str, change: &ModeChange) -> Vec<
             Step::MigMode(_) | Step::Instance(_) | Step::Timeslice(_) => None,
         }));
     }
-    if plans.iter().all(|plan| plan.reset().is_none()) {
+    if plans.iter().all(|plan| plan.services.is_empty() && plan.hooks.is_empty()) {
         return brackets;
     }
     brackets.extend(change.services.iter().map(|service| Bracket::Service { service: service.clone() }));

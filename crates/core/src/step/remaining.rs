@@ -11,7 +11,8 @@ use gpush_api::{GpuPlan, MigModeStep, Step};
 /// The details of a reset come from the recorded plan.
 #[must_use]
 pub fn remaining(recorded: &GpuPlan, rest: GpuPlan) -> GpuPlan {
-    let mut plan = GpuPlan { layout: recorded.layout.clone(), ..rest };
+    let (services, hooks) = (recorded.services.clone(), recorded.hooks.clone());
+    let mut plan = GpuPlan { layout: recorded.layout.clone(), services, hooks, ..rest };
     plan.steps.retain(Step::changes_mig);
     recorded.steps.iter().filter(|step| !step.changes_mig()).for_each(|step| plan.add(step.clone()));
     for step in &mut plan.steps {

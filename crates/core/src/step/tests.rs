@@ -104,7 +104,7 @@ fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
     if let Some(Step::MigMode(MigModeStep::Disable { reset } | MigModeStep::Enable { reset })) =
         plan.steps.iter_mut().find(|step| matches!(step, Step::MigMode(_)))
     {
-        *reset = Some(Reset { together: vec![peer], services: vec!["dcgm".to_owned()], hooks: Vec::new() });
+        *reset = Some(Reset { together: vec![peer] });
     }
     plan.add(stop());
     plan.add(Step::Timeslice(TimesliceStep::Set));
@@ -140,26 +140,29 @@ proptest! {
     }
 
     /// Brackets are opened in this order: time-slice levels, MPS daemons, services, the hook
-    /// `after`, the hook `before`. Only resets need services and hooks.
+    /// `after`, the hook `before`. Services and hooks surround only plans that need them.
     #[test]
-    fn brackets_open_in_order_and_only_resets_need_hooks(
+    fn brackets_open_in_order_and_hooks_only_around_plans_that_need_them(
         daemons in proptest::collection::vec(0_usize..3, 1..4),
-        resets in proptest::collection::vec(any::<bool>(), 4),
+        needs in proptest::collection::vec(any::<bool>(), 4),
         services in proptest::collection::vec("[a-z]{3}", 0..3),
         (before, after) in (any::<bool>(), any::<bool>()),
     ) {
+        let hook = |wanted: bool| wanted.then(|| "/bin/true".to_owned());
+        let change = ModeChange { services, before: hook(before), after: hook(after), ..ModeChange::default() };
+        let hooks: Vec<String> = change.before.iter().chain(&change.after).cloned().collect();
         let plans: Vec<GpuPlan> = daemons
             .iter()
-            .zip(&resets)
-            .map(|(count, reset)| {
+            .zip(&needs)
+            .map(|(count, needs)| {
                 let mut plan = GpuPlan { uuid: "GPU-0".to_owned(), ..GpuPlan::default() };
                 (0..*count).for_each(|_| plan.add(stop()));
-                plan.add(Step::MigMode(MigModeStep::Enable { reset: reset.then(Reset::default) }));
+                if *needs {
+                    (plan.services, plan.hooks) = (change.services.clone(), hooks.clone());
+                }
                 plan
             })
             .collect();
-        let hook = |wanted: bool| wanted.then(|| "/bin/true".to_owned());
-        let change = ModeChange { services, before: hook(before), after: hook(after), ..ModeChange::default() };
         let all = brackets(&plans, "op-1", &change);
         let rank = |bracket: &Bracket| match bracket {
             Bracket::Timeslice => 0,
@@ -170,11 +173,11 @@ proptest! {
         };
         prop_assert!(all.is_sorted_by_key(rank), "{:?}", all);
         let count = |wanted: u32| all.iter().filter(|bracket| rank(bracket) == wanted).count();
-        let some_reset = plans.iter().any(|plan| plan.reset().is_some());
+        let is_needed = needs.iter().take(plans.len()).any(|needs| *needs);
         prop_assert_eq!((count(0), count(1)), (1, daemons.iter().sum()));
         let surrounded = (count(2), count(3), count(4));
         let expected = (change.services.len(), usize::from(after), usize::from(before));
-        prop_assert_eq!(surrounded, if some_reset { expected } else { (0, 0, 0) });
+        prop_assert_eq!(surrounded, if is_needed { expected } else { (0, 0, 0) });
         // A bracket that was read from the journal is equal to the bracket that was recorded.
         for bracket in all.iter().filter(|bracket| bracket.is_recorded()) {
             let json = serde_json::to_value(bracket).unwrap();

@@ -24,6 +24,7 @@ pub(crate) fn process(pid: u32) -> Process {
         command: None,
         kind: ProcessKind::Compute,
         memory_mib: Some(100),
+        unidentified: false,
     }
 }
 

@@ -167,5 +167,6 @@ fn process(p: &Process) -> gpush_api::Process {
         command: None,
         kind: gpush_api::ProcessKind::Compute,
         memory_mib: Some(p.memory_mib),
+        unidentified: false,
     }
 }

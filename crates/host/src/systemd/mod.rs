@@ -41,11 +41,12 @@ use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
 pub use self::{scope::TransientScope, state::State};
 use crate::error_chain;
 
-/// How long one call may take.
-const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one call may take. D-Bus itself uses this limit. `systemctl daemon-reexec` and `daemon-reload` block systemd
+/// for seconds on a busy host.
+const CALL_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// How long a caller waits for a job. A job that takes longer continues.
-const JOB_TIMEOUT: Duration = Duration::from_secs(10);
+const JOB_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time between two reads of a unit while systemd sends no signal about the unit. When systemd
 /// unloads a unit that is no longer needed, it sends no signal.

@@ -51,6 +51,7 @@ impl Entry {
             command: None,
             kind: self.kind,
             memory_mib: self.memory.map(|bytes| bytes >> 20),
+            unidentified: false,
         }
     }
 }

@@ -177,9 +177,8 @@ impl DriverError {
             // An open handle is enough to cause this error. But the driver's process lists do not contain the processes
             // that only hold a handle. So the hint also names `fuser`.
             ErrorKind::InUse => format!(
-                "run `gpushctl gpu show {gpu}` to see which processes use the GPU; if there are none, run `fuser -v \
-                /dev/nvidia*` to see which programs have it open, often a monitor (nv-hostengine, dcgm-exporter, \
-                nvidia-persistenced)"
+                "run `gpushctl gpu holders {gpu}` (administrator) to see which programs have the GPU open, often a \
+                monitor (nv-hostengine, dcgm-exporter, nvidia-persistenced)"
             ),
             ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
                 format!("run `gpushctl gpu show {gpu}` to see what the GPU supports; a newer driver may support more")
@@ -269,7 +268,7 @@ mod tests {
     #[test]
     fn in_use_without_a_process_hints_at_the_holder() {
         let hint = DriverError::new(ErrorKind::InUse, "nvmlGpuInstanceDestroy").on("GPU-1").hint().unwrap();
-        for part in ["`gpushctl gpu show GPU-1`", "`fuser -v /dev/nvidia*`", "nv-hostengine", "nvidia-persistenced"] {
+        for part in ["`gpushctl gpu holders GPU-1`", "nv-hostengine", "nvidia-persistenced"] {
             assert!(hint.contains(part), "{part}: {hint}");
         }
     }

@@ -138,6 +138,7 @@ mod tests {
             command: None,
             kind: ProcessKind::Compute,
             memory_mib: None,
+            unidentified: false,
         };
         let profiles = mig.profiles.clone();
         let profile_of = |name: &str| profiles.iter().find(|known| known.name == name).unwrap();

@@ -1,12 +1,12 @@
 //! All details of a lease.
 
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority};
-use gpush_core::lease::request;
+use gpush_core::{lease::request, refusal};
 
 use super::{end, enforced_by, list::list, place, point_in_time, reason, share, state, target, user};
 use crate::render::{
     Appearance,
-    appearance::{NOTE, QUIET, STRONG, gib, pad, paint},
+    appearance::{BAD, NOTE, QUIET, STRONG, gib, pad, paint},
     listing::Listing,
     mps::memory,
     table::{Align, Narrow, fitted},
@@ -85,6 +85,12 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
             let text = format!("gpushd ends the processes {} ({})", look.ahead(at), point_in_time(at));
             out += &self::fact("", &text, look).replace(&text, &paint(NOTE, &text));
         }
+    }
+    let is_here = |target: &str| lease.members.iter().any(|member| member.target == target);
+    let unleased = gpus.iter().flat_map(|gpu| &gpu.unleased).filter(|one| is_here(&one.target));
+    for one in unleased.filter(|_| lease.state != LeaseState::Ended) {
+        let text = look.clean(&format!("unleased: {}: {}", refusal::holder(&one.process), one.why));
+        out.extend(look.wrap("  ! ", &text).iter().map(|line| paint(BAD, line) + "\n"));
     }
     if !lease.members.is_empty() {
         out += "\n";

@@ -91,6 +91,7 @@ pub(crate) fn names(clients: &[MpsClient], look: &Appearance) -> String {
         (Some(user), Some(pid)) => Some(format!("{user} {pid}")),
         (Some(user), None) => Some(user),
         (None, Some(pid)) => Some(format!("pid {pid}")),
+        (None, None) if client.unidentified => Some(process_names::UNIDENTIFIED.to_owned()),
         (None, None) => None,
     };
     let mut names: Vec<String> = clients.iter().filter_map(name).collect();

@@ -55,9 +55,7 @@ fn plans_before_and_after() {
         ]
         .map(Step::Instance)
         .into(),
-        keeps: Vec::new(),
-        refusal: None,
-        error: None,
+        ..gpush_api::GpuPlan::default()
     };
     enables.add(Step::MigMode(MigModeStep::Enable { reset: None }));
     let blocked = gpush_api::GpuPlan {
@@ -65,14 +63,13 @@ fn plans_before_and_after() {
         uuid: gpus[6].uuid.clone(),
         name: gpus[6].name.clone(),
         layout: vec!["4g.96gb".into()],
-        steps: Vec::new(),
-        keeps: Vec::new(),
         refusal: Some(Refusal::Blocked { blockers: Vec::new() }),
         error: Some(
             ApiError::new(Code::Blocked, "GPU 6 (GPU-00000006): 1g.24gb@0 is in use and in the way of 4g.96gb")
                 .cause("held by another user")
                 .hint("wait for it to end, or leave this GPU out with --gpu"),
         ),
+        ..gpush_api::GpuPlan::default()
     };
     let two_alike = Plans { plans: vec![fixtures::plan_without_steps(2), fixtures::plan_without_steps(3)] };
     let plans = Plans { plans: [vec![fixtures::plan(), split], two_alike.plans, vec![enables, blocked]].concat() };

@@ -44,6 +44,7 @@ fn client(pid: u32) -> MpsClient {
         user: Some("alice".into()),
         command: Some("python train.py".into()),
         lease: Some("L12".into()),
+        unidentified: false,
     }
 }
 
@@ -83,7 +84,8 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
 }
 
 fn busy() -> MpsDaemon {
-    let stranger = MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None };
+    let stranger =
+        MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None, unidentified: false };
     daemon(MpsState::Ready, 0, &[client(5120), stranger])
 }
 
@@ -110,6 +112,7 @@ fn processes(with_unleased: bool) -> GpuProcesses {
             command: Some(command.into()),
             kind: ProcessKind::MpsClient,
             memory_mib: Some(2048),
+            unidentified: false,
         },
         cgroup: None,
         unit: Some("session-4.scope".into()),

@@ -113,6 +113,7 @@ impl Scene {
                 command: None,
                 kind: gpush_api::ProcessKind::Compute,
                 memory_mib: None,
+                unidentified: false,
             };
             instance.compute[0].processes = if owner == Owner::Used { vec![process] } else { Vec::new() };
             if owner.is_leased() {
