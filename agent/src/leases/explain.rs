@@ -3,12 +3,12 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{ApiError, Gpu, LeaseBinding, LeaseKind, LeaseMember, Process};
+use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, LeaseMember, Placement, Process};
 use gpush_core::{
     desired::desired_states,
     lease::placement::{
         Assignment, Blockers, Closed, ErrorContext, Host, NoAssignment, Obstacle, PlacementRequest, blockers,
-        occupied_targets,
+        instances_that_block, occupied_targets,
     },
     refusal, sharing,
 };
@@ -83,14 +83,14 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
     }
     let table = leases.handles.state.leases();
-    error.causes.extend(foreign_instances(leases, &table, gpus, &indexes));
+    error.causes.extend(foreign_instances(leases, &table, gpus, &indexes, (host, &resolved.wanted)));
     let blocking = match queued {
         None => find_blockers(leases, &resolved.wanted, host, &table, None),
         Some((_, Some(reserves))) => find_blockers(leases, &resolved.wanted, host, &table, Some(reserves)),
         // The request reserves nothing, because it waits for earlier requests.
         Some((_, None)) => Blockers { leases: Vec::new(), in_use: Vec::new(), together: false },
     };
-    let holding = blocking.leases.iter().map(|lease| lease.describe());
+    let holding = blocking.leases.iter().map(|lease| describe(lease, gpus));
     let mut named: Vec<String> = holding.chain(users_without_lease(gpus, &blocking.in_use, viewer)).collect();
     let more = named.len().saturating_sub(MOST_NAMED);
     named.truncate(MOST_NAMED);
@@ -145,6 +145,7 @@ fn users_without_lease(gpus: &[Gpu], targets: &[String], viewer: Viewer) -> Vec<
         let mut add = |what: &str, process: &Process| {
             let who = match viewer.may_see(process.uid) {
                 true => refusal::holder(process),
+                false if process.unidentified => "a process whose user is not known yet".to_owned(),
                 false => "a process of another user".to_owned(),
             };
             let user = format!("{who}, which uses {what} without a lease,");
@@ -166,19 +167,50 @@ fn users_without_lease(gpus: &[Gpu], targets: &[String], viewer: Viewer) -> Vec<
     users
 }
 
-/// Names the instances that other programs created on GPUs with the layout `dynamic`. gpushd does not destroy these
-/// instances to grant a lease.
-fn foreign_instances(leases: &Leases, table: &LeaseTable, gpus: &[Gpu], indexes: &BTreeSet<u32>) -> Vec<String> {
+/// Describes a lease with its MIG devices: `lease L12 of alice on MIG device 0:1g.10gb@5`.
+fn describe(lease: &OpenLease, gpus: &[Gpu]) -> String {
+    let is_member = |uuid: &Option<String>| {
+        uuid.as_ref().is_some_and(|uuid| lease.record.members.iter().any(|member| member.target == *uuid))
+    };
+    let mut devices = Vec::new();
+    for gpu in gpus {
+        for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
+            for compute in instance.compute.iter().filter(|compute| is_member(&compute.uuid)) {
+                devices.push(format!("{}:{}", gpu.index, sharing::device_name(instance, compute)));
+            }
+        }
+    }
+    match devices.as_slice() {
+        [] => lease.describe(),
+        [one] => format!("{} on MIG device {one}", lease.describe()),
+        several => format!("{} on MIG devices {}", lease.describe(), several.join(", ")),
+    }
+}
+
+/// Names the instances of other programs that block a request on GPUs with the layout `dynamic`. gpushd does not destroy
+/// these instances to grant a lease.
+fn foreign_instances(
+    leases: &Leases,
+    table: &LeaseTable,
+    gpus: &[Gpu],
+    indexes: &BTreeSet<u32>,
+    (host, wanted): (&Host, &PlacementRequest),
+) -> Vec<String> {
     let wishes = desired_states(&leases.handles.state.config(), gpus);
     let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
-    let named = dynamic.flat_map(|(gpu, _)| {
+    let foreign = dynamic.flat_map(|(gpu, _)| {
         let created = table.created.get(&gpu.uuid);
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
         let others = instances.filter(move |one| !created.is_some_and(|created| created.contains(&one.placement)));
-        others.map(move |one| {
-            let (index, profile, start) = (gpu.index, &one.profile, one.placement.start);
-            format!("gpushd does not destroy {profile}@{start} on GPU {index}: another program created it")
-        })
+        others.map(move |one| (gpu.index, one))
+    });
+    let foreign: Vec<(u32, &GpuInstance)> = foreign.collect();
+    let places: Vec<(u32, Placement)> = foreign.iter().map(|(index, one)| (*index, one.placement)).collect();
+    let blocking = instances_that_block(host, wanted, leases.policy(), &places);
+    let named = foreign.into_iter().filter(|(index, one)| blocking.contains(&(*index, one.placement)));
+    let named = named.map(|(index, one)| {
+        let (profile, start) = (&one.profile, one.placement.start);
+        format!("gpushd does not destroy {profile}@{start} on GPU {index}: another program created it")
     });
     named.take(MOST_NAMED).collect()
 }
@@ -233,7 +265,15 @@ mod tests {
         gpus.truncate(6);
         let (uid, user) = (Some(1000), Some("alice".to_owned()));
         let command = Some("python train.py".to_owned());
-        let process = Process { pid: Some(4123), uid, user, command, kind: ProcessKind::Compute, memory_mib: None };
+        let process = Process {
+            pid: Some(4123),
+            uid,
+            user,
+            command,
+            kind: ProcessKind::Compute,
+            memory_mib: None,
+            unidentified: false,
+        };
         gpus[5].processes.push(process);
         let target = [gpus[5].uuid.clone()];
         let named = |viewer: Viewer| users_without_lease(&gpus, &target, viewer).join("; ");
@@ -241,6 +281,10 @@ mod tests {
         assert_eq!((named(Viewer::User(1000)).as_str(), named(Viewer::Admin).as_str()), (own, own));
         let other = "a process of another user, which uses GPU 5 without a lease,";
         assert_eq!(named(Viewer::User(1001)), other);
+        let mut unknown = gpus.clone();
+        (unknown[5].processes[0].uid, unknown[5].processes[0].unidentified) = (None, true);
+        let unknown = users_without_lease(&unknown, &target, Viewer::User(1001)).join("; ");
+        assert_eq!(unknown, "a process whose user is not known yet, which uses GPU 5 without a lease,");
         assert!(users_without_lease(&gpus, &[gpus[0].uuid.clone()], Viewer::Admin).is_empty());
     }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{LeaseKind, LeaseMember, MemberShare};
+use gpush_api::{LeaseKind, LeaseMember, MemberShare, Placement};
 
 use crate::lease::capacity::{Held, Relation};
 
@@ -100,6 +100,28 @@ impl<L: Copy> Blockers<L> {
         }
         all
     }
+}
+
+/// Returns which of these instances alone block a request: without one of them, the request fits. An instance is given
+/// as the index of its GPU and its placement. Returns all of them if no single instance blocks the request.
+#[must_use]
+pub fn instances_that_block(
+    host: &Host,
+    wanted: &PlacementRequest,
+    policy: PlacementPolicy,
+    instances: &[(u32, Placement)],
+) -> Vec<(u32, Placement)> {
+    let selected = host.selected(wanted);
+    let fits_without = |(index, placement): &&(u32, Placement)| {
+        let mut host = selected.clone();
+        let gpu = host.gpus.iter_mut().find(|gpu| gpu.index == *index);
+        if let Some(mig) = gpu.and_then(|gpu| gpu.mig.as_mut()) {
+            mig.instances.retain(|instance| instance.placement != *placement);
+        }
+        gang::best(&host, wanted, policy, UseOccupied::Never).is_some()
+    };
+    let alone: Vec<(u32, Placement)> = instances.iter().take(MOST_TESTED).filter(fits_without).copied().collect();
+    if alone.is_empty() { instances.to_vec() } else { alone }
 }
 
 /// Returns the UUIDs of the targets that an assignment grants. Where the assignment creates an

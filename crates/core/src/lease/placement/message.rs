@@ -8,8 +8,8 @@ use std::{
 use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
 
 use super::{
-    Closed, FreeShare, GpuOffer, Host, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedShare,
-    Unoffered, gang,
+    Closed, FreeShare, GpuOffer, Host, MpsOffer, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest,
+    RequestedShare, Unoffered, gang,
 };
 use crate::{duration, layout::DYNAMIC};
 
@@ -123,7 +123,7 @@ impl NoAssignment {
                     // Only a reboot of the host brings the GPUs back, so the request must not be repeated.
                     error(Code::Blocked, verb_for(obstacles, "is lost", "are lost")).hint(LOST_GPU_HINT)
                 } else {
-                    error(Code::Blocked, busy(obstacles)).retryable()
+                    error(Code::Blocked, busy(obstacles, wanted, context.host)).retryable()
                 };
                 for (gpu, obstacle) in obstacles.iter().take(MOST_NAMED) {
                     let reasons = match obstacle {
@@ -143,7 +143,7 @@ impl NoAssignment {
                     error.causes.extend(match (reasons, obstacles.as_slice()) {
                         // The message already names the state of the only GPU.
                         (reasons, [(_, Obstacle::Closed(_))]) => reasons.to_vec(),
-                        ([], _) => vec![cause(*gpu, *obstacle, wanted)],
+                        ([], _) => vec![cause(*gpu, *obstacle, wanted, context.host)],
                         (reasons, _) => reasons.iter().map(|reason| format!("GPU {gpu}: {reason}")).collect(),
                     });
                 }
@@ -320,8 +320,23 @@ fn too_large_hint(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Strin
     }
 }
 
+/// Returns the number of leases on an MPS GPU if the GPU has room for the share, but `max_clients` allows no further
+/// lease on any of its targets.
+fn leases_at_limit(gpu: u32, wanted: &PlacementRequest, host: &Host) -> Option<u32> {
+    let RequestedShare::Mps { .. } = wanted.share else { return None };
+    let offer = host.gpus.iter().find(|offer| offer.index == gpu)?;
+    let targets: Vec<&MpsOffer> = offer.mps.iter().filter(|mps| wanted.has_target(&mps.target)).collect();
+    // A target whose daemon does not serve has the largest number.
+    let is_at_limit = |mps: &&MpsOffer| mps.leases >= mps.most_leases && mps.leases < u32::MAX;
+    let without_limit = |mps: &MpsOffer| MpsOffer { most_leases: u32::MAX, ..mps.clone() };
+    let unlimited = GpuOffer { mps: offer.mps.iter().map(without_limit).collect(), ..offer.clone() };
+    let has_room = gang::capacity(&unlimited, wanted, PlacementPolicy::Pack) > 0;
+    let leases = targets.iter().map(|mps| mps.leases).fold(0, u32::saturating_add);
+    (!targets.is_empty() && has_room && targets.iter().all(is_at_limit)).then_some(leases)
+}
+
 /// Says why GPUs that could meet a request do not do so now.
-fn busy(obstacles: &[(u32, Obstacle)]) -> String {
+fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, host: &Host) -> String {
     let verb = |one: &str, several: &str| verb_for(obstacles, one, several);
     let all = |closed: Closed| obstacles.iter().all(|(_, obstacle)| *obstacle == Obstacle::Closed(closed));
     if all(Closed::Cordoned) {
@@ -334,6 +349,8 @@ fn busy(obstacles: &[(u32, Obstacle)]) -> String {
         verb("is leased under an earlier rule", "are leased under earlier rules")
     } else if obstacles.iter().all(|(_, obstacle)| matches!(obstacle, Obstacle::Closed(_))) {
         "the GPUs accept no leases now".to_owned()
+    } else if obstacles.iter().all(|(gpu, _)| leases_at_limit(*gpu, wanted, host).is_some()) {
+        "the number of leases has reached its limit".to_owned()
     } else {
         "the capacity is in use".to_owned()
     }
@@ -351,8 +368,12 @@ fn gpus_of(obstacles: &[(u32, Obstacle)]) -> String {
     }
 }
 
-fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest) -> String {
+fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -> String {
     let count = wanted.count;
+    if let Some(leases) = leases_at_limit(gpu, wanted, host).filter(|_| obstacle == Obstacle::InUse) {
+        let leases = if leases == 1 { "1 lease".to_owned() } else { format!("{leases} leases") };
+        return format!("GPU {gpu} has {leases}: `max_clients` of its rule allows no more");
+    }
     match obstacle {
         Obstacle::Closed(Closed::Cordoned) => format!("GPU {gpu} is cordoned"),
         Obstacle::Closed(Closed::Claimed) => format!("an operation is changing GPU {gpu}"),

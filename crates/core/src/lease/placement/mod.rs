@@ -60,7 +60,7 @@ mod size;
 mod snapshot;
 mod target;
 
-pub use blockers::{Blockers, blockers, occupied_targets};
+pub use blockers::{Blockers, blockers, instances_that_block, occupied_targets};
 pub use error::{FreeShare, NoAssignment, Obstacle};
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
 pub use message::ErrorContext;

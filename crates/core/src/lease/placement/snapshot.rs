@@ -308,7 +308,15 @@ mod tests {
 
     fn process() -> Process {
         let kind = ProcessKind::Compute;
-        Process { pid: Some(7), uid: Some(1000), user: None, command: None, kind, memory_mib: None }
+        Process {
+            pid: Some(7),
+            uid: Some(1000),
+            user: None,
+            command: None,
+            kind,
+            memory_mib: None,
+            unidentified: false,
+        }
     }
 
     #[test]

@@ -40,6 +40,22 @@ fn only_leases_without_which_the_request_is_granted_are_named() {
     assert_eq!(found(&dynamic, &wanted(profile("7g.80gb"), 1), &leases), "[0, 1, 2] [] together");
 }
 
+/// Case: 1g instances at 0, 1 and 5. Both placements of a 3g are blocked, but 1g@5 alone blocks the placement at 4.
+#[test]
+fn instance_that_alone_blocks_is_found() {
+    let host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 used, 1g.10gb@1 used, 1g.10gb@5 used")] };
+    let leases = [device(0, "1g.10gb@0"), device(0, "1g.10gb@1"), device(0, "1g.10gb@5")];
+    let request = wanted(profile("3g.40gb"), 1);
+    assert_eq!(found(&host, &request, &leases), "[2] []");
+    let at = |start| (0, gpush_api::Placement { start, size: 1 });
+    let blocking = |request: &PlacementRequest| {
+        instances_that_block(&host, request, PlacementPolicy::Pack, &[at(0), at(1), at(5)])
+    };
+    assert_eq!(blocking(&request), [at(5)]);
+    // No single instance blocks a 7g, so all are named.
+    assert_eq!(blocking(&wanted(profile("7g.80gb"), 1)).len(), 3);
+}
+
 #[test]
 fn shares_are_summed_until_the_request_fits() {
     let mut host = Host { gpus: vec![mps(0, 900, None), mps(1, 1000, None)] };

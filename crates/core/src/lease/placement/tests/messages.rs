@@ -20,6 +20,20 @@ fn refusal_names_the_largest_free_size() {
     assert_eq!(refused(full(), some_mps("1"), 1).1, "");
 }
 
+/// Fault: a target with as many leases as `max_clients` allows, but with 90 % free, had "no room".
+#[test]
+fn lease_limit_is_not_reported_as_missing_room() {
+    let mut host = Host { gpus: vec![mps(5, 100, None)] };
+    (host.gpus[0].mps[0].leases, host.gpus[0].mps[0].most_leases) = (2, 2);
+    let error = refusal(&host, &wanted(some_mps("10"), 1));
+    assert_eq!(error.message, "cannot grant an MPS share: the number of leases has reached its limit");
+    assert_eq!(error.causes, ["GPU 5 has 2 leases: `max_clients` of its rule allows no more"]);
+    // Without room for the share, the limit does not matter.
+    host.gpus[0].mps[0].taken_tenths = 950;
+    let error = refusal(&host, &wanted(some_mps("10"), 1));
+    assert_eq!(error.causes[0], "GPU 5 has no room");
+}
+
 #[test]
 fn error_names_each_gpu_and_why_it_does_not_fit() {
     let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mps(4, 0, None) };
