@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Gpu, GpuPlan, PlanRequest, Plans, Refusal};
+use gpush_api::{ApiError, Gpu, GpuPlan, Holder, PlanRequest, Plans, Refusal};
 use gpush_core::{
     config::Config,
     desired::{check_mps_entries, is_switched, layouts_after, plan_host, without_fabric_manager},
@@ -19,7 +19,7 @@ use super::Engine;
 use crate::{
     caller::Viewer,
     lanes::{Need, Needs, Reserve},
-    modes::mig::{MigMode, reset::not_resetting},
+    modes::mig::{MigMode, holders, reset::not_resetting},
     mps::{self, Mps},
     operation::{self, Operations},
     state::{HostState, Reason},
@@ -84,6 +84,14 @@ impl Planner {
             }
         }
         Ok(Plans { plans })
+    }
+
+    /// Returns what has these GPUs open: processes and kernel modules.
+    ///
+    /// # Errors
+    /// If gpushd does not know one of the GPUs, or cannot search the processes of the host in time.
+    pub(crate) async fn holders(&self, uuids: &[String]) -> Result<Vec<Holder>, ApiError> {
+        holders::of(&self.mig, uuids).await
     }
 
     /// Plans a request for `gpus`. A running fabric manager changes which GPUs on NVSwitches are reset together. So if

@@ -26,7 +26,6 @@ use crate::{
     caller::Caller,
     cordon,
     idempotency::Header,
-    modes,
     mps,
     request::Request,
     state::{self, Commits, readings::Readings, redact},
@@ -161,7 +160,7 @@ async fn holders(
     };
     let viewer = caller.viewer;
     let list = async move {
-        let found = modes::mig::holders::of(&planner.mig, std::slice::from_ref(&uuid)).await?;
+        let found = planner.holders(std::slice::from_ref(&uuid)).await?;
         let holders = found.into_iter().map(|holder| redact::holder(holder, viewer)).collect();
         Ok::<GpuHolders, Failure>(GpuHolders { gpu: index, gpu_uuid: uuid, holders })
     };

@@ -19,7 +19,6 @@ use super::Handles;
 use crate::{
     apply::{self, Order},
     caller::{Caller, Viewer},
-    modes,
     state::words,
 };
 
@@ -136,7 +135,7 @@ fn users_in(refusal: Refusal) -> Vec<Holder> {
 
 /// Returns what has the GPU open.
 pub(super) async fn holders(handles: &Handles, gpu: &Gpu) -> Vec<Holder> {
-    modes::mig::holders::of(&handles.planner.mig, std::slice::from_ref(&gpu.uuid)).await.unwrap_or_default()
+    handles.planner.holders(std::slice::from_ref(&gpu.uuid)).await.unwrap_or_default()
 }
 
 /// Returns the outcome that belongs to a refusal.

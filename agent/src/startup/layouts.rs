@@ -137,7 +137,7 @@ impl Layouts {
             return NextCheck::unsettled(Instant::now() + PAUSE.1);
         }
         let config = Arc::clone(&host.config);
-        if !config.rules.iter().any(|rule| needs_operation(rule.mode)) {
+        if !config.rules.iter().any(|rule| rule.mode.is_managed()) {
             handles.startup.forget(&ProblemSubject::Unidentified);
             if !self.record.waiting.is_empty() {
                 self.record.waiting.clear();
@@ -380,11 +380,13 @@ async fn is_still_held(handles: &Handles, gpu: &Gpu, refused: &InUse) -> bool {
     refused.holders.iter().all(|holder| now.iter().any(|other| same(holder, other)))
 }
 
-/// Returns whether gpushd needs an operation to set up this mode.
-pub(super) fn needs_operation(mode: Mode) -> bool {
-    match mode {
+/// Returns whether gpushd needs an operation to set up the mode of a GPU's rule.
+pub(super) fn needs_operation(gpu: &Gpu) -> bool {
+    match gpu.mode {
         Mode::Mig | Mode::Mps => true,
-        Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+        // These modes need the whole GPU, so an operation turns MIG mode off.
+        Mode::Exclusive | Mode::Timeslice => gpu.mig.as_ref().is_some_and(|mig| !mig.is_off()),
+        Mode::NoRule | Mode::Unmanaged => false,
     }
 }
 
@@ -392,7 +394,9 @@ pub(super) fn needs_operation(mode: Mode) -> bool {
 async fn apply_if_due(handles: &Handles, gpu: &Gpu) -> LayoutResult {
     let is_changed_by_caller =
         handles.startup.is_changed_by_caller(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
-    if !needs_operation(gpu.mode) || is_changed_by_caller {
+    // While a GPU cannot be read, gpushd does not know whether its MIG mode is on.
+    let is_unread = gpu.mode.is_managed() && gpu.state == GpuState::Unknown;
+    if !needs_operation(gpu) && !is_unread || is_changed_by_caller {
         return LayoutResult::Given;
     }
     let not_yet = |what: &str| {
@@ -425,6 +429,19 @@ async fn apply_if_due(handles: &Handles, gpu: &Gpu) -> LayoutResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Fault: rules of the modes `exclusive` and `timeslice` left MIG on, a rule of mode `mps` turned it off.
+    #[test]
+    fn every_mode_for_whole_gpus_turns_mig_off() {
+        let mut gpu = gpush_core::preset::gpus("dgx-h100").unwrap().remove(0);
+        for mode in [Mode::Mps, Mode::Exclusive, Mode::Timeslice, Mode::NoRule, Mode::Unmanaged] {
+            gpu.mode = mode;
+            gpu.mig.as_mut().unwrap().set_mode(true, true);
+            assert_eq!(needs_operation(&gpu), mode.is_managed(), "{mode:?}");
+            gpu.mig.as_mut().unwrap().set_mode(false, false);
+            assert_eq!(needs_operation(&gpu), mode == Mode::Mps, "{mode:?}");
+        }
+    }
 
     fn in_use(has_begun: bool) -> InUse {
         let error = ApiError::new(Code::Blocked, "GPU 0 is in use");

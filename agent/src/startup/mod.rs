@@ -303,7 +303,7 @@ impl DriftTimer {
     }
 }
 
-/// Starts to apply the layout of each GPU with drift whose rule has mode `mig` or `mps`. Skips cordoned GPUs, and GPUs
+/// Starts to apply the layout of each GPU with drift that needs an operation. Skips cordoned GPUs, and GPUs
 /// that are not settled on this boot yet.
 async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempts: &mut RunningAttempts) {
     if !handles.state.config().auto_reconcile {
@@ -322,7 +322,7 @@ async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempt
         // The leases of the GPU delay its change. Its end starts another round.
         let delayed = gpu.pending.iter().any(|change| !change.leases.is_empty());
         let skipped = due || kept || delayed || attempts.is_running(&gpu.uuid);
-        if skipped || !layouts::needs_operation(gpu.mode) || gpu.drift.is_empty() {
+        if skipped || !layouts::needs_operation(&gpu) || gpu.drift.is_empty() {
             continue;
         }
         let (handles, one) = (handles.clone(), gpu.clone());

@@ -78,7 +78,7 @@ pub fn error(message: String, holders: &[Holder], leases: &[LeaseUse]) -> ApiErr
     error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
     let mut hints: Vec<String> = usage::hint(leases.iter().map(|lease| lease.id)).into_iter().collect();
-    hints.extend(remedies(holders, Change::MigMode));
+    hints.extend(remedies(holders, BlockedChange::MigMode));
     error.hint(hints.join("; ")).retryable()
 }
 
@@ -92,12 +92,12 @@ pub fn explain_reset(gpu: &str, holders: &[Holder]) -> ApiError {
     };
     let mut error = ApiError::new(Code::Blocked, format!("cannot reset {gpu}: {what}"));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
-    error.hint(remedies(holders, Change::Reset).join("; ")).retryable()
+    error.hint(remedies(holders, BlockedChange::Reset).join("; ")).retryable()
 }
 
 /// A change that holders block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
+enum BlockedChange {
     /// A change by gpushd, which can stop services for the change.
     MigMode,
     /// A reset by `gpushctl gpu reset`, which stops no services.
@@ -105,7 +105,7 @@ enum Change {
 }
 
 /// Returns what an administrator can do about the holders.
-fn remedies(holders: &[Holder], change: Change) -> Vec<String> {
+fn remedies(holders: &[Holder], change: BlockedChange) -> Vec<String> {
     let services: Vec<&str> = holders.iter().filter_map(Holder::service).collect();
     let with = |way: ServiceRemedy| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
     let of = |way: ServiceRemedy| with(way).find(|name| services.contains(name));
@@ -115,7 +115,7 @@ fn remedies(holders: &[Holder], change: Change) -> Vec<String> {
     let mut hints = Vec::new();
     if !stops.is_empty() {
         hints.push(match change {
-            Change::MigMode => {
+            BlockedChange::MigMode => {
                 let names: Vec<String> = stops.iter().map(|name| format!("\"{name}\"")).collect();
                 format!(
                     "set services = [{}] under [mode_change]: gpushd then stops these services for the change and \
@@ -123,7 +123,7 @@ fn remedies(holders: &[Holder], change: Change) -> Vec<String> {
                     names.join(", ")
                 )
             }
-            Change::Reset => format!("stop the services for the reset: `systemctl stop {}`", stops.join(" ")),
+            BlockedChange::Reset => format!("stop the services for the reset: `systemctl stop {}`", stops.join(" ")),
         });
     }
     if let Some(name) = of(ServiceRemedy::Drain) {

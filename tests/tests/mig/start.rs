@@ -299,6 +299,31 @@ fn gpu_held_at_boot_gets_its_layout_when_the_holder_ends() {
     }
 }
 
+/// Fault: rules of the modes `exclusive` and `timeslice` left MIG on at the first start. The operation never destroys an
+/// instance in use.
+#[test]
+fn first_start_turns_mig_off_for_whole_gpus() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 3\n");
+    let agent = Agent::start(&host, "");
+    for gpu in ["0", "1", "2"] {
+        assert_eq!(agent.apply(&[gpu], &["1g.10gb"]).state, OperationState::Done);
+    }
+    let user = host.process(&format!("--gpu 2 --gi {} --ci 0", gi_at(&host, 2, 0)));
+    agent.stop();
+    let rule = |gpu: u32, mode: &str| format!("[[gpu]]\nmatch = [\"{gpu}\"]\nmode = \"{mode}\"\n");
+    let config = [rule(0, "exclusive"), rule(1, "timeslice"), rule(2, "exclusive")].concat();
+    let agent = Setup::on(&host).named("second").config(&config).start();
+    for gpu in [0, 1] {
+        agent.await_that("MIG off", || real_layout(&host, gpu) == ["MIG off"]);
+    }
+    let named = || agent.gpu(2).blocked_by.iter().any(|holder| holder.pid == Some(user)).then_some(());
+    agent.until("the user is named", named);
+    assert_eq!(real_layout(&host, 2), ["1g.10gb@0[1g.10gb@0]"]);
+    host.end_process(user);
+    agent.wait_for_layouts_at_start();
+    assert_eq!(real_layout(&host, 2), ["MIG off"]);
+}
+
 /// Two agents must not use one MPS directory: each would adopt and end the daemons of the other.
 #[test]
 fn second_agent_on_the_same_mps_directory_is_refused() {

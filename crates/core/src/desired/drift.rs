@@ -4,7 +4,7 @@
 //! use, but the difference still exists. If MIG mode is on and also desired, a GPU has drift if and
 //! only if its plan has steps.
 
-use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
+use gpush_api::{ComputeMode, Gpu, GpuInstance, GpuState, Mig, Mode};
 
 use super::{DesiredState, timeslice_state};
 use crate::{
@@ -18,11 +18,20 @@ use crate::{
 pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
     match desired_state.mode {
         Mode::NoRule | Mode::Unmanaged => Vec::new(),
-        Mode::Exclusive | Mode::Mps => whole_gpu_obstacles(desired_state.mode, gpu),
+        Mode::Exclusive | Mode::Mps => match whole_gpu_obstacles(desired_state.mode, gpu) {
+            whole if whole.is_empty() => compute_mode_drift(desired_state.mode, gpu).into_iter().collect(),
+            not_whole => not_whole,
+        },
         Mode::Timeslice => match whole_gpu_obstacles(desired_state.mode, gpu) {
             // Check time-slicing only if MIG mode is off, because a GPU in MIG mode has no
             // time-slice levels and only one compute mode.
-            whole if whole.is_empty() => timeslice_state::drift(desired_state, gpu),
+            whole if whole.is_empty() => {
+                let own = timeslice_state::drift(desired_state, gpu);
+                // The rule need not set a compute mode.
+                let has_mode = desired_state.timeslice.as_ref().is_some_and(|policy| policy.compute_mode.is_some());
+                let left = if has_mode { None } else { compute_mode_drift(desired_state.mode, gpu) };
+                own.into_iter().chain(left).collect()
+            }
             not_whole => not_whole,
         },
         Mode::Mig => match (&gpu.mig, &desired_state.layout) {
@@ -60,6 +69,22 @@ pub(crate) fn whole_gpu_obstacles(mode: Mode, gpu: &Gpu) -> Vec<String> {
         (false, true) => vec![format!("the next GPU reset enables MIG mode, but mode `{wanted}` needs the whole GPU")],
         (false, false) => Vec::new(),
     }
+}
+
+/// Returns a sentence about a compute mode that gpushd has not set and that does not fit the mode of the rule. Another
+/// program has set it, or left it.
+fn compute_mode_drift(mode: Mode, gpu: &Gpu) -> Option<String> {
+    let now = gpu.compute_mode?;
+    let effect = match (now, mode) {
+        (ComputeMode::Prohibited, _) => "no program can use the GPU",
+        // gpushd sets EXCLUSIVE_PROCESS itself for its MPS daemons.
+        (ComputeMode::Default, _) | (_, Mode::Mps) => return None,
+        (ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread, Mode::Exclusive | Mode::Timeslice) => {
+            "only one process at a time can use the GPU"
+        }
+        (_, Mode::Mig | Mode::NoRule | Mode::Unmanaged) => return None,
+    };
+    Some(format!("the compute mode is `{now}`, so {effect}; to reset it: `nvidia-smi -i {} -c DEFAULT`", gpu.uuid))
 }
 
 /// Returns sentences about the MIG mode of a GPU on which MIG mode is desired.

@@ -1,8 +1,8 @@
 use std::fmt::Write as _;
 
 use gpush_api::{
-    ApiError, Architecture, Code, ComputeInstance, Gpu, GpuInstance, GpuLayout, GpuPlan, GpuState, InstanceStep,
-    LayoutSource, Mode, Placement, PlanRequest, Process, ProcessKind, Refusal,
+    ApiError, Architecture, Code, ComputeInstance, ComputeMode, Gpu, GpuInstance, GpuLayout, GpuPlan, GpuState,
+    InstanceStep, LayoutSource, Mode, Placement, PlanRequest, Process, ProcessKind, Refusal,
 };
 use proptest::prelude::*;
 

@@ -128,7 +128,7 @@ impl Offers<'_> {
             gpu.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| &mig.instances).flat_map(|one| &one.devices);
         Some(match gpu.and_then(|gpu| gpu.closed) {
             Some(Closed::Claimed) => Unavailable::Claimed,
-            Some(Closed::NotReady | Closed::Cordoned) => Unavailable::NotRead,
+            Some(Closed::NotReady | Closed::Cordoned | Closed::Prohibited) => Unavailable::NotRead,
             Some(Closed::Pending) => Unavailable::Pending,
             None if offered.any(|one| Some(&one.uuid) == uuid && one.shared) => Unavailable::Mps,
             None => Unavailable::Taken,

@@ -123,6 +123,27 @@ fn drift_reports_mig_mode_that_differs_from_the_rule() {
     insta::assert_snapshot!(shown);
 }
 
+/// Fault: a compute mode that no program can use was invisible, and the GPU was leased.
+#[test]
+fn compute_mode_left_by_another_program_is_drift() {
+    let config = |mode: &str| Config::parse(&format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"{mode}\"\n"), "test").unwrap();
+    let drift_of = |mode: &str, compute: ComputeMode| {
+        let mut gpus = preset::gpus("dgx-h100").unwrap();
+        gpus[0].mig.as_mut().unwrap().set_mode(false, false);
+        gpus[0].mig.as_mut().unwrap().instances.clear();
+        gpus[0].compute_mode = Some(compute);
+        describe_all(&config(mode), &mut gpus);
+        gpus[0].drift.join("; ")
+    };
+    for mode in ["exclusive", "timeslice", "mps"] {
+        let text = drift_of(mode, ComputeMode::Prohibited);
+        assert!(text.contains("`PROHIBITED`, so no program can use the GPU") && text.contains("-c DEFAULT"), "{text}");
+        let left = drift_of(mode, ComputeMode::ExclusiveProcess);
+        assert_eq!(left.contains("only one process at a time"), mode != "mps", "{mode}: {left}");
+        assert!(!drift_of(mode, ComputeMode::Default).contains("compute mode"), "{mode}");
+    }
+}
+
 #[test]
 fn describe_adds_the_desired_state() {
     let mut host = host();

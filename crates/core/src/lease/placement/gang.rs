@@ -79,7 +79,7 @@ fn may_use(gpu: &GpuOffer, wanted: &PlacementRequest, blocked: UseOccupied) -> b
         && match gpu.closed {
             None => true,
             Some(Closed::Claimed) => blocked == UseOccupied::Last,
-            Some(Closed::Cordoned | Closed::NotReady | Closed::Pending) => false,
+            Some(Closed::Cordoned | Closed::NotReady | Closed::Pending | Closed::Prohibited) => false,
         }
 }
 

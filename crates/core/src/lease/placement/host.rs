@@ -48,6 +48,8 @@ pub enum Closed {
     Cordoned,
     /// An operation has claimed the GPU.
     Claimed,
+    /// The compute mode of the GPU is PROHIBITED, so no program can use it.
+    Prohibited,
     /// The state of the GPU does not allow grants: degraded, unknown, held, lost, maintenance.
     NotReady,
     /// A new rule requires a change of the whole GPU, which gpushd does not make yet because of leases.

@@ -343,6 +343,8 @@ fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, host: &Host) -
         verb("is cordoned", "are cordoned")
     } else if all(Closed::Claimed) {
         format!("an operation is changing {}", gpus_of(obstacles))
+    } else if all(Closed::Prohibited) {
+        verb("does not accept programs", "do not accept programs")
     } else if all(Closed::NotReady) {
         verb("is not ready", "are not ready")
     } else if all(Closed::Pending) {
@@ -377,6 +379,9 @@ fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -
     match obstacle {
         Obstacle::Closed(Closed::Cordoned) => format!("GPU {gpu} is cordoned"),
         Obstacle::Closed(Closed::Claimed) => format!("an operation is changing GPU {gpu}"),
+        Obstacle::Closed(Closed::Prohibited) => {
+            format!("no program can use GPU {gpu}: its compute mode is PROHIBITED")
+        }
         Obstacle::Closed(Closed::NotReady) => format!("GPU {gpu} is not ready"),
         Obstacle::Closed(Closed::Pending) => format!("GPU {gpu} is leased under an earlier rule"),
         Obstacle::InUse => match wanted.targets {

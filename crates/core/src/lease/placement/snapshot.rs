@@ -14,7 +14,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{Gpu, GpuInstance, GpuState, LeaseKind, LeaseMember, MemberShare, Mig, Mode, Placement};
+use gpush_api::{ComputeMode, Gpu, GpuInstance, GpuState, LeaseKind, LeaseMember, MemberShare, Mig, Mode, Placement};
 
 use crate::{
     config::Config,
@@ -125,6 +125,7 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu) -> Option<Closed> {
         GpuState::Ready if gpu.stale || !gpu.processes_known => Some(Closed::NotReady),
         // The present leases keep the earlier rule. A new lease would delay the change.
         GpuState::Ready if gpu.pending.iter().any(|change| change.aim.device().is_none()) => Some(Closed::Pending),
+        GpuState::Ready if gpu.compute_mode == Some(ComputeMode::Prohibited) => Some(Closed::Prohibited),
         GpuState::Ready => None,
         GpuState::Degraded | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => {
             Some(Closed::NotReady)
@@ -405,6 +406,9 @@ mod tests {
             scene.gpus[3].state = state;
             assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::NotReady))]), "{state:?}");
         }
+        let mut scene = Scene::new();
+        scene.gpus[3].compute_mode = Some(ComputeMode::Prohibited);
+        assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::Prohibited))]));
         let mut scene = Scene::new();
         scene.gpus[3].processes_known = false;
         assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::NotReady))]));
