@@ -69,10 +69,8 @@ pub(crate) fn intent(mark: u64) -> Intent {
         uuid: "GPU-0".to_owned(),
         name: "NVIDIA H100".to_owned(),
         layout: vec!["3g.40gb".to_owned(), "2g.20gb".to_owned()],
-        steps: Vec::new(),
         keeps: vec![1, 2],
-        refusal: None,
-        error: None,
+        ..GpuPlan::default()
     };
     Intent {
         gpus: vec![GpuIntent { before: Some(before), plan }],
