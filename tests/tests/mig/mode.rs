@@ -286,7 +286,7 @@ fn hopper_needs_no_reset_and_names_holders_on_refusal() {
         assert!(calls.iter().any(|call| call == stop) && calls.iter().any(|call| call == start), "{calls:?}");
         assert!(!calls.iter().any(|call| call.starts_with("nvidia-smi")), "no reset: {calls:?}");
     };
-    around.take_calls();
+    let _earlier = around.take_calls();
     surrounded(&agent.apply(&["0"], LAYOUT));
     // While the GPU has instances, another layout needs no stopped service.
     assert_eq!(agent.apply(&["0"], &["3g.40gb", "1g.10gb"]).state, OperationState::Done);

@@ -133,7 +133,8 @@ mod tests {
         assert!(check(&gpu, &plan, Scope::Gpu, None, change).is_ok());
         gpu.leases = vec![lease(&gpu, "", MemberShare::Whole)];
         let (pid, kind) = (Some(7), ProcessKind::Compute);
-        gpu.processes = vec![Process { pid, uid: None, user: None, command: None, kind, memory_mib: None }];
+        gpu.processes =
+            vec![Process { pid, uid: None, user: None, command: None, kind, memory_mib: None, unidentified: false }];
         let error = check(&gpu, &plan, Scope::Gpu, None, "start the MPS daemon").unwrap_err().error.unwrap();
         assert_eq!(error.message, "cannot start the MPS daemon of GPU 0 while it is in use");
         assert_eq!(error.causes, ["held by lease L12 of alice, without an end", "held by pid 7"]);

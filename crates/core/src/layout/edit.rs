@@ -205,6 +205,7 @@ mod tests {
 
     fn leased(mut gpu: Gpu, target: &str) -> Gpu {
         gpu.leases.push(LeaseUse {
+            share: gpush_api::MemberShare::Mig { profile: "1g.10gb".to_owned() },
             id: LeaseId(3),
             target: target.to_owned(),
             kind: LeaseKind::Mig,
