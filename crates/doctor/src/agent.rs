@@ -15,6 +15,9 @@ const PUBLIC: &str = "run/gpush/gpushd.sock";
 /// Sockets of the system service, with their units.
 const SOCKETS: [(&str, &str); 2] = [(PUBLIC, "gpushd.socket"), ("run/gpush/admin.sock", "gpushd-admin.socket")];
 
+/// The unit that other services wait for at boot. gpushd does not need it.
+const READY: &str = "gpush-ready.service";
+
 /// The result of asking gpushd.
 #[derive(Debug, Clone)]
 pub enum Agent {
@@ -53,7 +56,11 @@ impl Agent {
 
 pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let masked = masked(host);
+    let is_blocked = masked.iter().any(|unit| *unit != READY);
     match agent {
+        // The finding about the masked units says why.
+        Agent::Unreachable(_) | Agent::NotAsked(_) if is_blocked => {}
         Agent::Unreachable(error) => findings.push(match Service::find(host) {
             Some(failing @ Service::Failing { .. }) => not_running(host, &failing),
             Some(Service::Stopped) | None => unreachable(error),
@@ -71,7 +78,10 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
         }
     }
     if host.has("run/systemd/system") {
-        findings.extend(sockets(host));
+        findings.extend(masked_units(&masked, is_blocked));
+        if !is_blocked {
+            findings.extend(sockets(host));
+        }
         findings.extend(disabled(host));
     }
     findings
@@ -147,6 +157,30 @@ fn sockets(host: &Host) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Returns the masked units of gpush.
+fn masked(host: &Host) -> Vec<&'static str> {
+    let units = [SERVICE].into_iter().chain(SOCKETS.iter().map(|(_, unit)| *unit)).chain([READY]);
+    units.filter(|unit| Unit::find(host, unit).is_some_and(|unit| unit.is_masked())).collect()
+}
+
+/// Returns the finding about masked units. `is_blocked` says whether gpushd needs one of them.
+fn masked_units(masked: &[&str], is_blocked: bool) -> Option<Finding> {
+    let is = match masked {
+        [] => return None,
+        [_] => "is",
+        _ => "are",
+    };
+    let units = masked.join(" ");
+    let message = format!("{} {is} masked, so systemd does not start", masked.join(" and "));
+    let message = message + if masked.len() == 1 { " this unit" } else { " these units" };
+    Some(if is_blocked {
+        let hint = format!("run `systemctl unmask {units}`, then `systemctl start {SERVICE}`");
+        Finding::problem(Area::Agent, message, hint)
+    } else {
+        Finding::warning(Area::Agent, message, format!("run `systemctl unmask {units}`"))
+    })
 }
 
 /// Checks that systemd starts the units at boot.

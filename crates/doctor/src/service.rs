@@ -74,6 +74,11 @@ impl Unit {
         self.get("ActiveState") == "active"
     }
 
+    /// Returns whether systemd never starts the unit.
+    pub(crate) fn is_masked(&self) -> bool {
+        self.get("LoadState") == "masked"
+    }
+
     /// Returns whether the unit does not start at boot.
     pub(crate) fn is_disabled(&self) -> bool {
         self.get("UnitFileState") == "disabled"

@@ -295,6 +295,13 @@ fn every_planted_fault_is_found_with_a_command() {
             reached(),
         ),
         (
+            Area::Agent,
+            Severity::Warning,
+            "gpush-ready.service is masked",
+            &|h| h.unit("gpush-ready.service", "LoadState=masked\nUnitFileState=masked\nActiveState=inactive\n"),
+            reached(),
+        ),
+        (
             Area::Config,
             Severity::Problem,
             "/etc/gpush/config.toml is a directory, not a file",
@@ -451,4 +458,20 @@ fn stopped_service_is_not_asked() {
     host.remove("run/gpush");
     let severities: Vec<Severity> = host.bad(Area::Agent, &agent).iter().map(|finding| finding.severity).collect();
     assert_eq!(severities, [Severity::Problem; 2], "a request reaches nothing");
+}
+
+/// Fault: for masked units, the hints were `systemctl start` and `systemctl restart`, which fail.
+#[test]
+fn masked_units_are_the_only_finding_with_the_command_that_unmasks_them() {
+    let host = Planted::healthy();
+    host.remove("run/gpush");
+    for unit in ["gpushd.service", "gpushd.socket", "gpushd-admin.socket"] {
+        host.unit(unit, "LoadState=masked\nUnitFileState=masked\nActiveState=inactive\n");
+    }
+    let unanswered = Agent::Unreachable(ApiError::new(Code::Unreachable, "there is no socket").hint("start it"));
+    let bad = host.bad(Area::Agent, &unanswered);
+    assert_eq!((bad.len(), bad[0].severity), (1, Severity::Problem), "{bad:#?}");
+    let unmask = "run `systemctl unmask gpushd.service gpushd.socket gpushd-admin.socket`, then `systemctl start \
+                  gpushd.service`";
+    assert_eq!(bad[0].hint.as_deref(), Some(unmask));
 }

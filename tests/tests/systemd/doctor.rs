@@ -54,6 +54,17 @@ fn hints_about_units_and_the_state_directory_work() {
     let replaced = "umount /var/lib/gpush; mv /var/lib/gpush /var/lib/kept; touch /var/lib/gpush";
     fail_and_follow(&machine, replaced, "STATE_DIRECTORY", "is not a directory");
 
+    // Masked units, as after the removal of an earlier package.
+    let units = "gpushd.service gpushd.socket gpushd-admin.socket";
+    machine.sh(&format!("systemctl stop {units} && systemctl mask {units} 2>&1"));
+    let unmask = format!("`systemctl unmask {units}`");
+    let printed = String::from_utf8_lossy(&machine.run(user).stderr).replace("\n        ", " ");
+    assert!(printed.contains(&unmask) && printed.contains("`systemctl start gpushd`"), "{printed}");
+    let masked = only(&machine, "are masked");
+    assert!(masked["hint"].as_str().is_some_and(|hint| hint.contains(&unmask)), "{masked}");
+    follow(&machine, &masked, 2);
+    machine.sh(user);
+
     machine.write("/etc/systemd/system/gpushd.service.d/log.conf", "[Service]\nEnvironment=GPUSH_LOG=inof\n");
     let failing = fail(&machine, "systemctl daemon-reload");
     assert_eq!(failing.len(), 1, "{failing:#?}");

@@ -55,11 +55,19 @@ pub struct Facts {
     pub unit_installed: bool,
     /// Whether there is a systemd unit `gpushd.socket`. If so, systemd creates the sockets of the system's gpushd.
     pub socket_unit_installed: bool,
+    /// The masked units among those that gpushd needs. systemd starts none of them.
+    pub masked: Vec<&'static str>,
 }
 
 /// Directories that can contain systemd units, in descending order of priority.
 const UNIT_DIRECTORIES: [&str; 4] =
     ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// Directories in which `systemctl mask` creates links to `/dev/null`.
+const MASK_DIRECTORIES: [&str; 2] = ["/etc/systemd/system", "/run/systemd/system"];
+
+/// Units that gpushd needs.
+const UNITS: [&str; 3] = ["gpushd.service", "gpushd.socket", "gpushd-admin.socket"];
 
 /// Collects facts about the path, the caller and the service.
 #[must_use]
@@ -75,7 +83,13 @@ pub fn gather_facts(socket: &Socket) -> Facts {
         user: name,
         unit_installed: is_installed("gpushd.service"),
         socket_unit_installed: is_installed("gpushd.socket"),
+        masked: UNITS.into_iter().filter(|unit| is_masked(unit)).collect(),
     }
+}
+
+fn is_masked(unit: &str) -> bool {
+    let is_null = |target: PathBuf| target == Path::new("/dev/null");
+    MASK_DIRECTORIES.iter().any(|directory| Path::new(directory).join(unit).read_link().is_ok_and(is_null))
 }
 
 fn is_installed(unit: &str) -> bool {

@@ -3,6 +3,7 @@
 //! ```text
 //! stat and connect          meaning                               remedy
 //! nothing there             not started, or the file was deleted  systemctl restart gpushd.socket
+//! nothing there             the units are masked                  systemctl unmask UNITS
 //! EACCES on the socket      caller is not in the socket's group   usermod -aG GROUP USER, log in again
 //! EACCES on a directory     the same for a parent directory       the same
 //! ECONNREFUSED              stale socket, gpushd has ended        systemctl start gpushd
@@ -78,6 +79,10 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
             );
             match socket_unit(facts) {
                 // gpushd may be running. `systemctl start` would not create a deleted file again.
+                _ if is_masked(facts) => {
+                    ApiError::new(Code::Unreachable, format!("gpushd is not running on this host: {missing}"))
+                        .hint(start(facts))
+                }
                 Some(unit) => ApiError::new(Code::Unreachable, format!("cannot connect to gpushd: {missing}"))
                     .hint(format!("{}`systemctl restart {unit}`, which creates the socket", who_runs(facts))),
                 None => ApiError::new(Code::Unreachable, format!("gpushd is not running on this host: {missing}"))
@@ -152,6 +157,16 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     error.hint(format!("ask an administrator to run `usermod -aG {group} {user}`, then log in again"))
 }
 
+/// Returns whether the socket belongs to the system's gpushd, and systemd does not start this gpushd.
+fn is_masked(facts: &Facts) -> bool {
+    is_of_system(facts) && !facts.masked.is_empty()
+}
+
+fn is_of_system(facts: &Facts) -> bool {
+    let default = Path::new(DEFAULT_SOCKET);
+    facts.socket.path == default || facts.socket.path == default.with_file_name(ADMIN_SOCKET)
+}
+
 fn who_runs(facts: &Facts) -> &'static str {
     if facts.uid == 0 { "run " } else { "ask an administrator to run " }
 }
@@ -160,8 +175,13 @@ fn who_runs(facts: &Facts) -> &'static str {
 fn start(facts: &Facts) -> String {
     let who = who_runs(facts);
     let path = facts.socket.path.display();
-    let default = Path::new(DEFAULT_SOCKET);
-    if facts.socket.path == default || facts.socket.path == default.with_file_name(ADMIN_SOCKET) {
+    if is_masked(facts) {
+        let units = facts.masked.join(" ");
+        return format!(
+            "systemd does not start masked units: {who}`systemctl unmask {units}`, then `systemctl start gpushd`"
+        );
+    }
+    if is_of_system(facts) {
         return if facts.unit_installed {
             format!("{who}`systemctl start gpushd`; if gpushd ends again, see `journalctl -u gpushd`")
         } else {
@@ -222,6 +242,7 @@ mod tests {
             user: "alice".into(),
             unit_installed: origin == Origin::System,
             socket_unit_installed: origin == Origin::System,
+            masked: Vec::new(),
         }
     }
 
@@ -262,6 +283,21 @@ mod tests {
             hint.contains("gpushd --config FILE --socket /tmp/a/gpushd.sock") && hint.contains("unset GPUSH_SOCKET"),
             "{hint}"
         );
+    }
+
+    /// Earlier fault: the hint named `systemctl restart`, which fails for a masked unit.
+    #[test]
+    fn masked_units_are_unmasked_first() {
+        let mut at = facts(PathContent::Nothing, Origin::System);
+        at.masked = vec!["gpushd.service", "gpushd.socket"];
+        let unmask = "`systemctl unmask gpushd.service gpushd.socket`, then `systemctl start gpushd`";
+        for kind in [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused] {
+            let hint = explained(kind, &at).2;
+            assert!(hint.contains(unmask), "{hint}");
+        }
+        // The masked units of the system do not concern another socket.
+        let at = Facts { masked: at.masked, ..facts(PathContent::Nothing, Origin::Option) };
+        assert!(!explained(io::ErrorKind::NotFound, &at).2.contains("unmask"));
     }
 
     #[test]
