@@ -13,15 +13,21 @@ use gpush_host::helper::trust::{self, Untrusted};
 
 use crate::options::Trust;
 
-/// Hint for a missing file.
-const WITHOUT: &str = "copy config.example.toml there, then start gpushd or run `gpushctl config reload` \
-    (administrator); or use neither --config nor GPUSH_CONFIG: without a file at the default path, gpushd runs and manages no GPU";
+/// Returns the hint for a missing file.
+fn create(path: &Path) -> String {
+    format!(
+        "create an empty config with `install -D -m 644 /dev/null {}` (the man page gpush-config(5) describes the \
+         settings), then start gpushd or run `gpushctl config reload` (administrator); or use neither --config nor \
+         GPUSH_CONFIG: without a file at the default path, gpushd runs and manages no GPU",
+        path.display()
+    )
+}
 
 /// Why gpushd cannot use a config file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigLoadError {
     /// The user gave the path of the file, but the file does not exist.
-    #[error("there is no config file {}: {WITHOUT}", path.display())]
+    #[error("there is no config file {}: {}", path.display(), create(path))]
     Absent {
         /// Path of the config file.
         path: PathBuf,
@@ -50,7 +56,8 @@ impl ConfigLoadError {
     pub(crate) fn to_api(&self) -> ApiError {
         match self {
             Self::Absent { path } => {
-                ApiError::new(Code::ConfigInvalid, format!("there is no config file {}", path.display())).hint(WITHOUT)
+                ApiError::new(Code::ConfigInvalid, format!("there is no config file {}", path.display()))
+                    .hint(create(path))
             }
             Self::Unreadable { path, source } => {
                 ApiError::new(Code::ConfigInvalid, self.to_string()).cause(source.to_string()).hint(format!(
@@ -166,7 +173,7 @@ mod tests {
         let path = scratch.path().join("config.toml");
         assert_eq!(read(&path, false, Trust::Required).unwrap(), (Config::default(), None));
         let error = read(&path, true, Trust::Logged).unwrap_err();
-        assert!(error.to_string().contains("copy config.example.toml there"), "{error}");
+        assert!(error.to_string().contains("`install -D -m 644 /dev/null "), "{error}");
         assert!(error.to_api().message.contains("there is no config file"), "{error}");
     }
 

@@ -50,9 +50,11 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
     match Config::from_bytes(&bytes, path) {
         Ok(config) => {
             if findings.is_empty() {
-                let rules = config.rules.len();
-                let text =
-                    if rules == 0 { "no rules, so gpushd manages no GPU".to_owned() } else { format!("{rules} rules") };
+                let text = match config.rules.len() {
+                    0 => "no rules, so gpushd manages no GPU".to_owned(),
+                    1 => "1 rule".to_owned(),
+                    rules => format!("{rules} rules"),
+                };
                 findings.push(Finding::ok(Area::Config, format!("{path}: {text}")));
             }
             (config, findings)

@@ -52,7 +52,8 @@ fn module_finding(host: &Host, version: Option<&str>) -> Finding {
                     driver and reboot";
         return Finding::problem(Area::Driver, message, hint);
     }
-    let hint = "load it with `modprobe nvidia`; if that fails, `dmesg | grep -i nvrm` shows why";
+    let hint = "load it with `modprobe nvidia`, or install NVIDIA's driver if the host has no such module; if the module \
+                cannot be loaded, `dmesg | grep -i nvrm` shows why";
     Finding::problem(Area::Driver, "NVIDIA's kernel module is not loaded", hint)
 }
 

@@ -158,7 +158,12 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     if named.is_none() && !Path::new(offline::DEFAULT_CONFIG).exists() {
         let message = format!("there is no {}", offline::DEFAULT_CONFIG);
         let error = ApiError::new(Code::NotFound, message).cause("without a config, gpushd runs but manages no GPU");
-        return Err(error.hint("copy config.example.toml there, or name another file").into());
+        let hint = format!(
+            "create an empty config with `install -D -m 644 /dev/null {}` (the man page gpush-config(5) describes the \
+             settings), or name another file",
+            offline::DEFAULT_CONFIG
+        );
+        return Err(error.hint(hint).into());
     }
     let file = named.unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
     if file == Path::new("-") && host == Some("-") {

@@ -133,7 +133,8 @@ fn broken_driver_is_explained_and_agent_keeps_running() {
         tried += 1;
     }
     // The first path does not exist. The second file is not a library.
-    for (library, says) in [("/nonexistent/libnvidia-ml.so.1", "--library"), ("/etc/passwd", "--library")] {
+    let says = "set `library` under [driver]";
+    for library in ["/nonexistent/libnvidia-ml.so.1", "/etc/passwd"] {
         let agent = Setup::on(&host).named(&format!("lib{tried}")).arg("--library").arg(library).start();
         let error = agent.get("/v1/gpus").error();
         assert_eq!(error.code, Code::DriverUnavailable, "{error:?}");

@@ -145,7 +145,9 @@ impl DriverError {
         let gpu = gpu.strip_prefix("index ").unwrap_or(gpu);
         Some(match self.kind {
             ErrorKind::DriverNotLoaded => {
-                "load the kernel module: `modprobe nvidia`; gpushd continues as soon as the driver is loaded".to_owned()
+                "load the kernel module with `modprobe nvidia`, or install the NVIDIA driver if the host has no such \
+                 module; gpushd continues as soon as the driver is loaded"
+                    .to_owned()
             }
             ErrorKind::LibRmVersionMismatch => {
                 "the driver was updated under a running kernel module: reboot, or reload the module \
@@ -153,14 +155,15 @@ impl DriverError {
                     .to_owned()
             }
             ErrorKind::LibraryMissing => {
-                "install the NVIDIA driver's libraries, or name the file: `gpushd --library PATH`".to_owned()
+                "install the NVIDIA driver's libraries, or set `library` under [driver] in the config and restart gpushd"
+                    .to_owned()
             }
-            ErrorKind::NotNvml => "run `ldconfig -p | grep libnvidia-ml` to see which library the loader finds, or \
-                name the library: `gpushd --library PATH`"
-                    .to_owned(),
+            ErrorKind::NotNvml => "run `ldconfig -p | grep libnvidia-ml` to see which library the loader finds, or set \
+                `library` under [driver] in the config and restart gpushd"
+                .to_owned(),
             // NVML cannot open a denied device to see whether the driver is loaded. So the hint begins with loading the
             // driver.
-            ErrorKind::DeviceDenied => "load the driver (`modprobe nvidia`), then run `systemctl restart gpushd`: \
+            ErrorKind::DeviceDenied => "load the driver with `modprobe nvidia` if it is not loaded, then run `systemctl restart gpushd`: \
                 systemd allows only the devices that existed when it started gpushd"
                 .to_owned(),
             ErrorKind::LibraryNotFound | ErrorKind::FunctionNotFound => {
