@@ -405,7 +405,7 @@ pub(super) async fn commit(
                 table.reserved.remove(&reservation);
                 table.insert(record.clone());
             });
-            super::log::change(&record, format!("granted: {}", spec(request)));
+            super::log::change(&leases.handles.state, &record, format!("was granted: {}", spec(request)));
             super::lease_end::watch(leases, record.id);
             leases.ends_changed.send_replace(());
             answer(leases, record.id, viewer, bound, moving).await

@@ -421,7 +421,7 @@ async fn write_end(leases: &Leases, lease: &OpenLease, reason: EndReason) -> Res
         tx.audit(ended_by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
     });
     written.await?;
-    super::log::change(&lease.record, format!("ended: {reason}"));
+    super::log::change(&leases.handles.state, &lease.record, format!("ended: {reason}"));
     Ok(())
 }
 

@@ -1,27 +1,79 @@
-//! Log entries about the devices of a lease.
+//! Log entries about the grant and the end of a lease.
 //!
-//! gpushd writes only one value for each field of a journal entry. So gpushd writes one entry for
-//! each device of a lease. `journalctl GPUSH_MIG=UUID` or `journalctl GPUSH_GPU=UUID` finds the
-//! entry of a device.
+//! A lease has one entry. The message names the user and the devices as `gpushctl status` does. The entry has a field
+//! for each device, so `journalctl GPUSH_MIG=UUID` and `journalctl GPUSH_GPU=UUID` find it. An entry has room for
+//! [`DEVICES`] devices; a lease with more devices has further entries.
 
-use std::{collections::BTreeSet, fmt::Display};
+use std::fmt::Display;
 
 use gpush_api::LeaseMember;
+use gpush_core::sharing;
 use gpush_store::LeaseRecord;
 
-/// Logs that a lease was granted or has ended. `what` completes the sentence "lease L12 …".
-pub(super) fn change(record: &LeaseRecord, what: impl Display) {
-    let (lease, uid) = (record.id, record.holder.uid);
-    let devices: BTreeSet<(&str, &str)> = record.members.iter().map(device).collect();
-    if devices.is_empty() {
-        tracing::info!(%lease, uid, "lease {lease} {what}");
-    }
-    for (gpu, target) in devices {
-        let mig = (target != gpu && !target.is_empty()).then_some(target);
-        tracing::info!(%lease, uid, gpu, mig, "lease {lease} {what} (device {})", mig.unwrap_or(gpu));
+use crate::state::{HostState, State};
+
+/// Maximum number of devices in one entry.
+const DEVICES: usize = 8;
+
+/// A device as an entry names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Device {
+    /// UUID of the GPU.
+    gpu: String,
+    /// UUID of the MIG device; `None` if the device is a whole GPU, or is being created.
+    mig: Option<String>,
+    /// The name, such as `GPU 0` or `MIG device 0:1g.10gb@4`.
+    name: String,
+}
+
+impl Device {
+    fn of(member: &LeaseMember, host: &HostState) -> Self {
+        let mig = (member.target != member.gpu && !member.target.is_empty()).then(|| member.target.clone());
+        let gpu = host.gpu(&member.gpu).map(|snapshot| &snapshot.gpu);
+        let place = gpu.and_then(|gpu| sharing::locate_target(std::slice::from_ref(gpu), &member.target));
+        let name = match (place, gpu, &mig) {
+            (Some((index, Some(device))), _, _) => format!("MIG device {index}:{device}"),
+            // The device does not exist any more, or gpushd has not read the GPU since it was created.
+            (None, _, Some(mig)) => format!("MIG device {mig}"),
+            (Some((index, None)), _, _) => format!("GPU {index}"),
+            (None, Some(gpu), None) => format!("GPU {}", gpu.index),
+            (None, None, None) => member.gpu.clone(),
+        };
+        Self { gpu: member.gpu.clone(), mig, name }
     }
 }
 
-fn device(member: &LeaseMember) -> (&str, &str) {
-    (&member.gpu, &member.target)
+/// Returns the devices of a lease, each once.
+fn devices(record: &LeaseRecord, host: &HostState) -> Vec<Device> {
+    let mut devices: Vec<Device> = Vec::new();
+    for device in record.members.iter().map(|member| Device::of(member, host)) {
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
+    devices
+}
+
+/// Logs that a lease was granted or has ended. `what` completes the sentence "lease L12 of alice on GPU 0 …".
+pub(super) fn change(state: &State, record: &LeaseRecord, what: impl Display) {
+    let (lease, uid, host) = (record.id, record.holder.uid, state.now());
+    let user = record.holder.user.clone().unwrap_or_else(|| format!("uid {uid}"));
+    let devices = devices(record, &host);
+    if devices.is_empty() {
+        tracing::info!(%lease, uid, "lease {lease} of {user} {what}");
+    }
+    for some in devices.chunks(DEVICES) {
+        let names = some.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(", ");
+        let gpu = |at: usize| some.get(at).map(|device| device.gpu.as_str());
+        // A field without a value is left out.
+        let other_gpu = |at: usize| gpu(at).filter(|uuid| (0..at).all(|before| gpu(before) != Some(uuid)));
+        let mig = |at: usize| some.get(at).and_then(|device| device.mig.as_deref());
+        tracing::info!(
+            %lease, uid,
+            gpu = gpu(0), mig = mig(0), gpu = other_gpu(1), mig = mig(1), gpu = other_gpu(2), mig = mig(2),
+            gpu = other_gpu(3), mig = mig(3), gpu = other_gpu(4), mig = mig(4), gpu = other_gpu(5), mig = mig(5),
+            gpu = other_gpu(6), mig = mig(6), gpu = other_gpu(7), mig = mig(7),
+            "lease {lease} of {user} on {names} {what}"
+        );
+    }
 }

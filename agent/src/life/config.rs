@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use gpush_api::ApiError;
 use gpush_host::{
     helper::trust::{self, Untrusted},
     notify,
@@ -10,6 +11,7 @@ use gpush_host::{
 use crate::{
     options::{Paths, Trust},
     settings::{ConfigLoadError, Settings},
+    state::words,
 };
 
 /// Reads the config. If the config cannot be used, a gpushd that a user started exits with the error. A gpushd that
@@ -23,6 +25,21 @@ pub(super) fn load(paths: &Paths) -> Result<Settings, ConfigLoadError> {
     // The marker shows that there was a database, even if it was lost.
     let has_history = state_dir.join("gpush.db").exists() || paths.store_marker.exists();
     Ok(Settings::load_as_service(config, *config_named, *trust, &copy, has_history))
+}
+
+/// Maximum number of causes of an error in the log.
+const MOST_LOGGED: usize = 20;
+
+/// Logs an error of the config: one entry for the error with its hint, and one for each cause.
+pub(super) fn log(error: &ApiError) {
+    tracing::error!("{}", words::with_hint(error.to_string(), error));
+    for cause in error.causes.iter().take(MOST_LOGGED) {
+        tracing::error!("config: {cause}");
+    }
+    let more = error.causes.len().saturating_sub(MOST_LOGGED);
+    if more > 0 {
+        tracing::error!("config: {more} more errors; `gpushctl config check` lists all errors");
+    }
 }
 
 /// Checks the driver library of the command line. If trust is required and the library is not trusted, returns an

@@ -13,7 +13,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `config` | loads the config at start, and checks the driver library |
+//! | `config` | loads the config at start, logs its errors, and checks the driver library |
 //! | `compose` | creates the handles and passes them to the modules |
 //! | `reloading` | a reload of the config, with the socket and the log |
 
@@ -273,10 +273,11 @@ async fn serve(
     let (admin, admin_file) = sockets.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, SocketKind::Admin).0);
     let mut server = tokio::spawn(serve_all(public, admin));
-    let trouble = handles.settings.trouble().map(|trouble| words::full_line(&trouble));
+    let trouble = handles.settings.trouble();
     if let Some(trouble) = &trouble {
-        tracing::error!("{trouble}");
+        config::log(trouble);
     }
+    let trouble = trouble.map(|trouble| words::short_line(&trouble));
     // The status comes first, so that `systemctl status` shows it as soon as gpushd is ready.
     notify::send(Notification::Status(trouble.unwrap_or_else(|| format!("serving on {name}"))));
     notify::send(Notification::Ready);

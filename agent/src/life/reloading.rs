@@ -6,7 +6,7 @@ use gpush_api::{ApiError, Code, ConfigChange, EventPayload, PendingRestart, Relo
 use gpush_core::config::Config;
 use gpush_host::notify::{self, Notification};
 
-use super::access;
+use super::{access, config};
 use crate::{
     listen::socket::{SocketError, SocketFile},
     logging::Log,
@@ -71,10 +71,10 @@ impl Reloading<'_> {
                 notify::send(Notification::Status("the config was reloaded".to_owned()));
             }
             Err(error) => {
-                tracing::error!("{}", words::one_line(error));
+                config::log(error);
                 let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
                 state.events().publish(EventPayload::Config(change));
-                let first = error.causes.first().unwrap_or(&error.message);
+                let first = words::first_cause(error).unwrap_or_else(|| error.message.clone());
                 let text = format!("the config has errors and was not loaded: {first}");
                 notify::send(Notification::Status(words::with_hint(text, error)));
             }

@@ -56,9 +56,20 @@ pub(crate) fn one_line(error: &ApiError) -> String {
     error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)
 }
 
-/// Returns an error in one line, with its causes, its outcome and its hint.
-pub(crate) fn full_line(error: &ApiError) -> String {
-    with_hint(one_line(error), error)
+/// Returns an error in one line of limited length: its first cause, the number of its other causes, its outcome and its
+/// hint.
+pub(crate) fn short_line(error: &ApiError) -> String {
+    let cause = first_cause(error).map_or_else(String::new, |cause| format!("; {cause}"));
+    with_hint(format!("{error}{cause}"), error)
+}
+
+/// Returns the first cause of an error, with the number of its other causes.
+pub(crate) fn first_cause(error: &ApiError) -> Option<String> {
+    match &error.causes[..] {
+        [] => None,
+        [only] => Some(only.clone()),
+        [first, others @ ..] => Some(format!("{first} (and {} more)", others.len())),
+    }
 }
 
 /// Adds the outcome and the hint of an error to a line about the error.

@@ -171,8 +171,11 @@ fn entries_name_their_objects_in_fields_for_journalctl() {
     let fields = (value(entry, "GPUSH_GPU"), value(entry, "GPUSH_MIG"));
     assert_eq!(fields, (Some(uuid.clone()), device.clone()), "{entry:?}");
     assert_eq!(agent.post(&format!("/v1/leases/{lease}/release"), &json!({})).status, 200);
-    let reported = read_until(&journal, &format!("lease {lease} ended: "));
+    let reported = read_until(&journal, " ended: ");
     let entry = reported.last().expect("the entry of the end");
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().expect("a user").name;
+    let named = format!("lease {lease} of {user} on MIG device 0:7g.80gb@0 ended: released");
+    assert!(entry.contains(&named), "{named}: {entry:?}");
     assert_eq!((value(entry, "GPUSH_GPU"), value(entry, "GPUSH_MIG")), (Some(uuid), device), "{entry:?}");
 
     let page = gpush_tests::page::document("install.md");
