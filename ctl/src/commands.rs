@@ -43,6 +43,10 @@ use crate::{
 /// If a command has waited this long, it prints what it waits for.
 const SILENCE: Duration = Duration::from_secs(2);
 
+/// Maximum wait for a gpushd that is stopping and for its next start. systemd ends a stopping gpushd after 150 s
+/// (TimeoutStopSec=).
+const RESTART: Duration = Duration::from_secs(180);
+
 pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     let global = &cli.global;
     if let Some(error) = out.unsupported_format(prints(&cli.command)) {
@@ -114,8 +118,18 @@ fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Ou
 /// Runs the part of a command that sends requests to gpushd.
 fn with_agent<T>(global: &Global, what: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
     let runtime = runtime()?;
+    let is_json = out_is_json(global);
     let mut client = Client::new(socket(global)).deadline(global.request_timeout);
-    if !out_is_json(global) {
+    client = client.wait_for_restart(RESTART, SILENCE, move || {
+        if !is_json {
+            let _ = writeln!(
+                std::io::stderr(),
+                "gpushd is stopping and finishes its operations; waiting up to {} until gpushd has started again",
+                gpush_core::duration::format(RESTART)
+            );
+        }
+    });
+    if !is_json {
         client = client.when_slow(SILENCE, |deadline| {
             let limit = gpush_core::duration::format(deadline);
             let _ =

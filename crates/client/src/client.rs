@@ -13,7 +13,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     API,
-    connection::{Answer, Connection, Question, RETRY_FOR, RETRY_QUEUED_FOR},
+    connection::{Answer, Connection, Question, RETRY_FOR, RETRY_QUEUED_FOR, RestartWait, Slow},
     error::{Error, Kind},
     events::{EventQuery, EventStream, ReceivedEvent},
     socket::Socket,
@@ -49,26 +49,13 @@ pub struct AuditQuery {
 pub struct Client {
     pub(crate) wire: Connection,
     pub(crate) deadline: Duration,
-    slow: Option<Slow>,
-}
-
-/// The notification about a slow answer, which is sent only once.
-struct Slow {
-    after: Duration,
-    tell: Box<dyn Fn(Duration) + Send + Sync>,
-}
-
-impl std::fmt::Debug for Slow {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slow").field("after", &self.after).finish_non_exhaustive()
-    }
 }
 
 impl Client {
     /// Creates a client of the gpushd behind `socket`. Does not connect yet.
     #[must_use]
     pub fn new(socket: Socket) -> Self {
-        Self { wire: Connection::new(socket), deadline: DEFAULT_DEADLINE, slow: None }
+        Self { wire: Connection::new(socket), deadline: DEFAULT_DEADLINE }
     }
 
     /// Sets the time limit for each answer.
@@ -91,7 +78,20 @@ impl Client {
     /// ([`Client::operation_after`]).
     #[must_use]
     pub fn when_slow(mut self, after: Duration, tell: impl Fn(Duration) + Send + Sync + 'static) -> Self {
-        self.slow = Some(Slow { after, tell: Box::new(tell) });
+        self.wire.slow = Some(Slow { after, tell: Box::new(tell) });
+        self
+    }
+
+    /// Repeats a change for at most `most` while a stopping gpushd refuses it, in addition to the time limit for the
+    /// answer. After `silence`, calls `tell` once. Without this call, the time limit for the answer includes the wait.
+    #[must_use]
+    pub fn wait_for_restart(
+        mut self,
+        most: Duration,
+        silence: Duration,
+        tell: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        self.wire.restart_wait = Some(RestartWait { most, silence, tell: Some(Box::new(tell)) });
         self
     }
 
@@ -255,15 +255,7 @@ impl Client {
     }
 
     pub(crate) async fn ask(&mut self, question: &Question<'_>) -> Result<Answer, Error> {
-        let mut asking = std::pin::pin!(self.wire.ask(question, self.deadline));
-        if let Some(slow) = self.slow.take_if(|slow| slow.after < self.deadline) {
-            if let Ok(answered) = tokio::time::timeout(slow.after, &mut asking).await {
-                self.slow = Some(slow);
-                return answered;
-            }
-            (slow.tell)(self.deadline);
-        }
-        asking.await
+        self.wire.ask(question, self.deadline).await
     }
 
     /// Sends a change with a new idempotency key.
@@ -281,7 +273,7 @@ impl Client {
     ) -> Result<T, Error> {
         let body = Bytes::from(json(body)?);
         let key = Some(uuid::Uuid::new_v4().to_string());
-        let question = Question { method: "POST", path, body, key, away: RETRY_QUEUED_FOR };
+        let question = Question { method: "POST", path, body, key, away: RETRY_QUEUED_FOR, reports_slow: false };
         let answer = self.wire.ask(&question, deadline).await?;
         self.decode(&question, &answer).await
     }
@@ -301,7 +293,8 @@ impl Client {
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let question = Question { method: "POST", path, body: Bytes::from(json(body)?), key, away: RETRY_FOR };
+        let question =
+            Question { method: "POST", path, body: Bytes::from(json(body)?), key, away: RETRY_FOR, reports_slow: true };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }

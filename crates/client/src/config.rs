@@ -48,9 +48,16 @@ impl Client {
     /// See [`crate::Kind`]. After [`crate::Kind::Lost`] and [`crate::Kind::TimedOut`] the override may have ended.
     pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
         let path = format!("/v1/overrides/{}", segment(gpu));
-        // Send no key and do not repeat the request: a repeated request would report that there is
-        // no override.
-        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None, away: RETRY_FOR };
+        // Send no key, so that an unanswered request is not repeated: a repeated request would report that there is no
+        // override.
+        let question = Question {
+            method: "DELETE",
+            path: &path,
+            body: Bytes::new(),
+            key: None,
+            away: RETRY_FOR,
+            reports_slow: true,
+        };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }

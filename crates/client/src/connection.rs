@@ -7,6 +7,9 @@
 //!                                                 a request with a key until gpushd has restarted
 //! ```
 //!
+//! A stopping gpushd first finishes its running operations, and meanwhile refuses every change. With a [`RestartWait`],
+//! the client repeats a refused change until the next gpushd answers, so an upgrade fails no change.
+//!
 //! A change has an idempotency key, so gpushd executes each change only once. So the client can
 //! repeat a change if the connection ended before the answer, or if a stopping gpushd refused the
 //! change. After an upgrade, the next gpushd returns the answer to a change that the previous
@@ -54,6 +57,35 @@ pub(crate) const RETRY_FOR: Duration = Duration::from_secs(5);
 /// request's place in the queue for this long.
 pub(crate) const RETRY_QUEUED_FOR: Duration = Duration::from_secs(30);
 
+/// Waiting for the next gpushd while a gpushd refuses changes because it is stopping.
+pub(crate) struct RestartWait {
+    /// Maximum time from the first refusal.
+    pub(crate) most: Duration,
+    /// Time from the first refusal until `tell` is called.
+    pub(crate) silence: Duration,
+    /// Notifies the user that the client waits. `None` after the notification.
+    pub(crate) tell: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl std::fmt::Debug for RestartWait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RestartWait").field("most", &self.most).finish_non_exhaustive()
+    }
+}
+
+/// The notification about a slow answer, which is sent only once.
+pub(crate) struct Slow {
+    pub(crate) after: Duration,
+    /// The argument is the time limit for the answer.
+    pub(crate) tell: Box<dyn Fn(Duration) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Slow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slow").field("after", &self.after).finish_non_exhaustive()
+    }
+}
+
 /// Pause between two repetitions.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -81,11 +113,13 @@ pub(crate) struct Question<'a> {
     pub(crate) key: Option<String>,
     /// How long the client repeats a change while no gpushd answers.
     pub(crate) away: Duration,
+    /// Whether the caller did not request a wait, so that a slow answer is unexpected.
+    pub(crate) reports_slow: bool,
 }
 
 impl<'a> Question<'a> {
     pub(crate) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, body: Bytes::new(), key: None, away: RETRY_FOR }
+        Self { method: "GET", path, body: Bytes::new(), key: None, away: RETRY_FOR, reports_slow: true }
     }
 
     /// Returns the commands that show whether an unanswered change was executed.
@@ -168,11 +202,13 @@ pub(crate) struct Connection {
     /// Whether a gpushd has answered before. If not, the client waits for a gpushd that is
     /// starting.
     met: AtomicBool,
+    pub(crate) restart_wait: Option<RestartWait>,
+    pub(crate) slow: Option<Slow>,
 }
 
 impl Connection {
     pub(crate) fn new(socket: Socket) -> Self {
-        Self { socket, open: None, met: AtomicBool::new(false) }
+        Self { socket, open: None, met: AtomicBool::new(false), restart_wait: None, slow: None }
     }
 
     /// Makes the client not wait for a gpushd that is starting.
@@ -180,12 +216,16 @@ impl Connection {
         *self.met.get_mut() = true;
     }
 
-    /// Sends one request and receives its answer, both within `deadline`.
+    /// Sends one request and receives its answer, both within `deadline`. If a stopping gpushd refuses a change, the next
+    /// gpushd has the same time for its answer.
     pub(crate) async fn ask(&mut self, question: &Question<'_>, deadline: Duration) -> Result<Answer, Error> {
         let until = Instant::now() + deadline;
         let reused = self.open.is_some();
         let first = self.attempt(question, until, deadline).await;
-        if question.key.is_some() {
+        // A change without a key is repeated only if gpushd said that it did not begin the change, and the caller waits
+        // for the next gpushd. Slurm's hooks do not: they decide again what to request.
+        let is_refused = self.restart_wait.is_some() && first.as_ref().is_ok_and(is_stopping);
+        if question.key.is_some() || is_refused {
             return self.until_answered(question, first, until, deadline).await;
         }
         match first {
@@ -195,23 +235,34 @@ impl Connection {
         }
     }
 
-    /// Repeats a change with the same key while gpushd may be restarting.
+    /// Repeats a change, with the same key if it has one, while gpushd may be restarting.
     async fn until_answered(
         &mut self,
         question: &Question<'_>,
         first: Result<Answer, Error>,
-        until: Instant,
+        mut until: Instant,
         deadline: Duration,
     ) -> Result<Answer, Error> {
         let mut give_up = until.min(Instant::now() + question.away);
+        let (asked, mut refused_since) = (Instant::now(), None);
         let mut last = first;
         let (mut before, mut same_connection) = (EarlierOutcome::Nothing, false);
         loop {
+            if last.as_ref().is_ok_and(is_stopping) {
+                let since = *refused_since.get_or_insert_with(Instant::now);
+                if self.waits_for_restart(since) {
+                    until = until.max(Instant::now() + deadline);
+                    give_up = until.min(Instant::now() + question.away);
+                }
+            } else if let Some(slow) = self.due_notification(question, asked, deadline) {
+                (slow.tell)(deadline);
+            }
             before = before.after_attempt(&last, same_connection);
             let again = match &last {
                 Ok(answer) => is_passing(answer),
                 Err(error) => {
-                    error.kind == Kind::Lost
+                    let is_refused = matches!(before, EarlierOutcome::Refused(_));
+                    (error.kind == Kind::Lost && (question.key.is_some() || is_refused))
                         || (error.kind == Kind::Connect && !matches!(before, EarlierOutcome::Nothing))
                 }
             };
@@ -229,6 +280,18 @@ impl Connection {
                 give_up = until.min(Instant::now() + question.away);
             }
         }
+    }
+
+    /// Returns whether to wait for the next gpushd; `since` is the time of the first refusal. Notifies the user once.
+    fn waits_for_restart(&mut self, since: Instant) -> bool {
+        let Some(wait) = &mut self.restart_wait else { return false };
+        let elapsed = since.elapsed();
+        if elapsed >= wait.silence
+            && let Some(tell) = wait.tell.take()
+        {
+            tell();
+        }
+        elapsed < wait.most
     }
 
     /// Opens a separate connection for an answer without an end. Returns the status and the body of
@@ -253,7 +316,32 @@ impl Connection {
         }
     }
 
+    /// Takes the notification about a slow answer if it is due for a question from the time `asked`.
+    fn due_notification(&mut self, question: &Question<'_>, asked: Instant, deadline: Duration) -> Option<Slow> {
+        let is_due = |slow: &mut Slow| slow.after < deadline && asked.elapsed() >= slow.after;
+        self.slow.take_if(|slow| question.reports_slow && is_due(slow))
+    }
+
+    /// Sends a request once. Notifies the user if the answer is slow.
     async fn attempt(&mut self, question: &Question<'_>, until: Instant, deadline: Duration) -> Result<Answer, Error> {
+        let Some(slow) = self.slow.take_if(|slow| question.reports_slow && slow.after < deadline) else {
+            return self.exchange(question, until, deadline).await;
+        };
+        let answered = {
+            let mut exchange = std::pin::pin!(self.exchange(question, until, deadline));
+            match tokio::time::timeout(slow.after, &mut exchange).await {
+                Ok(answered) => answered,
+                Err(_) => {
+                    (slow.tell)(deadline);
+                    return exchange.await;
+                }
+            }
+        };
+        self.slow = Some(slow);
+        answered
+    }
+
+    async fn exchange(&mut self, question: &Question<'_>, until: Instant, deadline: Duration) -> Result<Answer, Error> {
         let mut sender = match self.open.take() {
             Some(sender) => sender,
             None => self.connect(until).await?,

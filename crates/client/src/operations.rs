@@ -79,7 +79,7 @@ impl Client {
     /// See [`crate::Kind`].
     pub async fn operation_after(&mut self, id: &str, after: u64, wait: Duration) -> Result<Operation, Error> {
         let path = format!("/v1/operations/{}?after={after}&wait_ms={}", segment(id), wait.as_millis());
-        let question = Question::get(&path);
+        let question = Question { reports_slow: false, ..Question::get(&path) };
         let answer = self.wire.ask(&question, wait + self.deadline).await?;
         self.decode(&question, &answer).await
     }

@@ -375,3 +375,35 @@ async fn agent_that_dies_during_an_answer_is_lost() {
     assert_eq!((error.kind, error.code().exit_status()), (Kind::Lost, 6), "{error:?}");
     assert!(error.error.retryable && hint(&error).contains("journalctl"), "{error:?}");
 }
+
+/// Fault: while gpushd finished a long operation before its restart, changes failed with "gpushd is stopping".
+#[tokio::test]
+async fn changes_wait_while_gpushd_finishes_its_operations() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let refusals = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&refusals);
+    // The time limit for an answer is shorter than the time until gpushd has ended.
+    serve(&path, move |method, _| match (count.fetch_add(1, Ordering::SeqCst) % 10, method) {
+        (9, "DELETE") => (404, serde_json::to_string(&ApiError::new(Code::NotFound, "no override")).unwrap()),
+        (9, _) => (200, "{\"in_maintenance\":false}".into()),
+        (_, _) => (503, serde_json::to_string(&ApiError::stopping("gpushd is stopping")).unwrap()),
+    });
+    let told = Arc::new(AtomicUsize::new(0));
+    let tell = Arc::clone(&told);
+    let mut writer = client(&path).deadline(Duration::from_millis(300)).wait_for_restart(
+        Duration::from_secs(60),
+        Duration::from_millis(100),
+        move || {
+            tell.fetch_add(1, Ordering::SeqCst);
+        },
+    );
+    let error = writer.end_override("0").await.unwrap_err();
+    assert_eq!((error.code(), refusals.load(Ordering::SeqCst)), (Code::NotFound, 10), "{error:?}");
+    assert!(!writer.leave_maintenance(&gpush_api::MaintenanceRequest::default()).await.unwrap().in_maintenance);
+    assert_eq!((refusals.load(Ordering::SeqCst), told.load(Ordering::SeqCst)), (20, 1), "the user is notified once");
+
+    // Without the wait, the time limit for the answer counts.
+    let error = client(&path).deadline(Duration::from_millis(300)).apply(&ApplyRequest::default()).await.unwrap_err();
+    assert_eq!((error.code(), error.kind), (Code::Stopping, Kind::Answer), "{error:?}");
+}
