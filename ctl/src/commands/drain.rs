@@ -4,13 +4,14 @@
 //! for leases, because their holders may start programs at any time. Waiting changes nothing, so a drain is not an
 //! operation of gpushd: the user can interrupt the command and start it again.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, Lease, MpsDaemon, Process, ReasonRequest};
-use gpush_client::Client;
+use gpush_client::{Client, Error};
 use gpush_core::{duration, refusal};
 use jiff::Timestamp;
 
+use super::events::may_pass;
 use crate::{
     args::{SomeGpus, Why},
     exit::{Failure, INTERRUPTED, Outcome},
@@ -21,6 +22,9 @@ use crate::{
 /// Interval at which the command polls GPUs that are in use. gpushd reads the GPUs again only after
 /// this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the command waits for a gpushd that does not answer, or has not read the GPUs since its start.
+const AWAY: Duration = Duration::from_secs(60);
 
 /// Reason to wait if gpushd has not read a GPU since the cordon.
 const UNREAD: &str = "gpushd has not read the GPU since it was cordoned";
@@ -160,10 +164,19 @@ async fn until_idle(
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(limit, interrupt);
     let mut printed: Vec<(u32, String)> = Vec::new();
+    let mut away: Option<Instant> = None;
+    let mut left: Vec<(u32, String)> = gpus.iter().map(|gpu| (gpu.index, UNREAD.to_owned())).collect();
+    let mut lost = None;
     loop {
-        let daemons = client.mps().await?;
-        let leases = client.leases(0).await?;
-        let (left, lost) = reasons_to_wait(gpus, &daemons, &leases, since)?;
+        match read_users(client, gpus).await {
+            Ok((daemons, leases)) => {
+                (left, lost) = reasons_to_wait(gpus, &daemons, &leases, since)?;
+                away = None;
+            }
+            // gpushd may be restarting, or may not have read the GPUs since its start.
+            Err(error) if may_pass(&error) && away.get_or_insert_with(Instant::now).elapsed() < AWAY => {}
+            Err(error) => return Err(error.into()),
+        }
         if left.is_empty() {
             return Ok(WaitEnd { waited: Waited::Idle, left: Vec::new(), lost });
         }
@@ -180,10 +193,15 @@ async fn until_idle(
             _ = &mut interrupt => return Ok(WaitEnd { waited: Waited::Interrupted, left: indexes, lost }),
             () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
-        for gpu in gpus.iter_mut() {
-            *gpu = client.gpu(&gpu.uuid).await?;
-        }
     }
+}
+
+/// Reads the GPUs again, and then the MPS daemons and leases of the host.
+async fn read_users(client: &mut Client, gpus: &mut [Gpu]) -> Result<(Vec<MpsDaemon>, Vec<Lease>), Error> {
+    for gpu in gpus.iter_mut() {
+        *gpu = client.gpu(&gpu.uuid).await?;
+    }
+    Ok((client.mps().await?, client.leases(0).await?))
 }
 
 /// The UUIDs of the GPUs that a command has cordoned while it runs, so that no new work starts on

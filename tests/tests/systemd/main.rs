@@ -2,6 +2,7 @@
 
 mod bad_config;
 mod doctor;
+mod drains;
 mod host;
 mod leases;
 mod mps;

@@ -17,6 +17,7 @@ use gpush_core::duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::super::events::may_pass;
 use crate::{
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
@@ -28,6 +29,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 
 /// How long gpushctl waits for gpushd after the connection was lost.
 const AWAY: Duration = Duration::from_secs(5);
+
+/// How long gpushctl waits for a gpushd that does not know the daemon yet, because it has not read the GPUs since its
+/// start.
+const UNREAD: Duration = Duration::from_secs(60);
 
 /// Exit status if the daemon did not reach the requested state.
 const FAILED: u8 = 1;
@@ -114,14 +119,20 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Change
     let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
     match (what, now.state) {
         (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => ChangeState::Done,
-        (Change::Restart, MpsState::Ready) if moved && (before.since, before.pid) != (now.since, now.pid) => {
-            ChangeState::Done
-        }
+        // A restarted gpushd reports another time for the same daemon, so only the pid shows another daemon.
+        (Change::Restart, MpsState::Ready) if before.pid != now.pid => ChangeState::Done,
         (Change::Start | Change::Restart, MpsState::Fault | MpsState::GivenUp) if moved => ChangeState::Otherwise,
-        // Another administrator has stopped the daemon since.
-        (Change::Start, MpsState::Stopped | MpsState::Draining) if moved => ChangeState::Otherwise,
+        // Another administrator has stopped the daemon since. The state alone does not show this: a restarted gpushd
+        // reports a daemon as stopped until it starts the daemon, and as starting until it has examined the daemon.
+        (Change::Start, MpsState::Stopped | MpsState::Draining) if moved && is_stopped_on_request(now) => {
+            ChangeState::Otherwise
+        }
         // Another administrator has started the daemon since.
-        (Change::Stop | Change::Drain, MpsState::Starting | MpsState::Ready) if going => ChangeState::Otherwise,
+        (Change::Stop | Change::Drain, MpsState::Starting | MpsState::Ready)
+            if going && !is_stopped_on_request(now) =>
+        {
+            ChangeState::Otherwise
+        }
         (
             Change::Start | Change::Stop | Change::Restart | Change::Drain,
             MpsState::Stopped
@@ -135,6 +146,11 @@ fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Change
             | MpsState::Stopping,
         ) => ChangeState::InProgress,
     }
+}
+
+/// Returns whether gpushd has recorded that the daemon stays stopped, or the daemon's target has been removed.
+fn is_stopped_on_request(now: &MpsDaemon) -> bool {
+    now.stays_stopped || now.ends.is_some()
 }
 
 /// Returns whether a daemon in this state is still changing.
@@ -229,11 +245,17 @@ async fn watch_change(
         pause = (pause * 3 / 2).min(PAUSES.1);
         match asked {
             Ok(newer) => (now, away) = (newer, None),
-            // gpushd may be restarting, which usually takes little time. The daemon continues to run meanwhile.
-            Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
-                if away.get_or_insert_with(Instant::now).elapsed() > AWAY {
+            // gpushd may be restarting, or may not have read the GPUs since its start. The daemon continues to run
+            // meanwhile.
+            Err(error) if may_pass(&error) => {
+                let is_gone = matches!(error.kind, Kind::Connect | Kind::Lost);
+                if away.get_or_insert_with(Instant::now).elapsed() > if is_gone { AWAY } else { UNREAD } {
                     progress.end();
-                    return Err(gpushd_ended_error(&now, error.error.message, out));
+                    return Err(if is_gone {
+                        gpushd_ended_error(&now, error.error.message, out)
+                    } else {
+                        error.into()
+                    });
                 }
             }
             // If no rule requires the daemon, gpushd no longer lists the daemon after its end. So the change has
@@ -342,13 +364,15 @@ mod tests {
         let ready = at(MpsState::Ready, 1, Some(7));
         let new = at(MpsState::Ready, 9, Some(8));
         let stopped = at(MpsState::Stopped, 1, None);
+        let by_request = MpsDaemon { stays_stopped: true, ..at(MpsState::Stopped, 9, None) };
         let given_up = at(MpsState::GivenUp, 1, None);
         let again = at(MpsState::GivenUp, 9, None);
         for (what, before, now, going, reached) in [
             (Change::Start, &stopped, &ready, false, ChangeState::Done),
             (Change::Start, &ready, &ready, false, ChangeState::Done),
             (Change::Start, &stopped, &stopped, false, ChangeState::InProgress),
-            (Change::Start, &stopped, &stopped, true, ChangeState::Otherwise),
+            (Change::Start, &stopped, &stopped, true, ChangeState::InProgress),
+            (Change::Start, &stopped, &by_request, true, ChangeState::Otherwise),
             (Change::Start, &given_up, &given_up, false, ChangeState::InProgress),
             (Change::Start, &given_up, &again, false, ChangeState::Otherwise),
             (Change::Restart, &ready, &ready, false, ChangeState::InProgress),
@@ -364,5 +388,23 @@ mod tests {
         ] {
             assert_eq!(far(what, before, now, going), reached, "{what:?} {:?} to {:?}", before.state, now.state);
         }
+    }
+
+    /// Fault: after a restart of gpushd, `mps drain` said that another user had started the daemon: the new gpushd shows
+    /// the daemon as starting until it has examined it. `mps restart` took the new time of the same daemon for its end.
+    #[test]
+    fn restart_of_gpushd_ends_no_change() {
+        let ready = at(MpsState::Ready, 1, Some(7));
+        for state in [MpsState::Starting, MpsState::Ready] {
+            let found = MpsDaemon { stays_stopped: true, ..at(state, 50, Some(7)) };
+            for what in [Change::Drain, Change::Stop] {
+                assert_eq!(far(what, &ready, &found, true), ChangeState::InProgress, "{what:?} {state:?}");
+            }
+            assert_eq!(far(Change::Restart, &ready, &at(state, 50, Some(7)), true), ChangeState::InProgress);
+            let started = at(state, 50, Some(7));
+            assert_eq!(far(Change::Drain, &ready, &started, true), ChangeState::Otherwise, "{state:?}");
+        }
+        let stopped = at(MpsState::Stopped, 1, None);
+        assert_eq!(far(Change::Start, &stopped, &at(MpsState::Stopped, 50, None), true), ChangeState::InProgress);
     }
 }
