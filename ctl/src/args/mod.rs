@@ -229,6 +229,7 @@ from the config as drift.")]
     /// After a start, wait until layouts are applied and MPS daemons are ready
     #[command(after_help = "\
 Waits until the layouts are applied after a boot and all MPS daemons are ready.
+If the config has a rule, it also waits until the driver is loaded.
 It does not wait for GPUs that are held, cordoned or in maintenance, or for MPS
 daemons that an administrator has stopped: these need an administrator.
 It fails at once if a GPU did not get its layout or a daemon failed too often.

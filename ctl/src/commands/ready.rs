@@ -7,11 +7,12 @@
 //!        └──── [`PAUSE`] ◄──────────┴─ after --timeout ────────► error that names it
 //! ```
 //!
-//! Waiting changes nothing, so it is not an operation of gpushd.
+//! If a rule of the config needs a GPU, a missing driver is pending: it may be loaded later in the boot, and gpushd then
+//! restarts. Waiting changes nothing, so it is not an operation of gpushd.
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Health, Maintenance, Mode, MpsDaemon, MpsState};
+use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuState, Health, Maintenance, Mode, MpsDaemon, MpsState};
 use gpush_client::{Client, Error, Kind};
 use gpush_core::{duration, holders};
 use serde::Serialize;
@@ -33,6 +34,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 enum Unfinished {
     /// gpushd is still doing this work.
     Pending(String),
+    /// gpushd waits for the driver. The second text is the hint about the driver.
+    NoDriver(String, Option<String>),
     /// gpushd could not do this work, and does not try again. The command in `Next` solves the problem.
     Failed(String, Next),
 }
@@ -109,7 +112,7 @@ async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output)
 impl Unfinished {
     fn text(&self) -> &str {
         match self {
-            Self::Pending(text) | Self::Failed(text, _) => text,
+            Self::Pending(text) | Self::NoDriver(text, _) | Self::Failed(text, _) => text,
         }
     }
 }
@@ -122,11 +125,23 @@ async fn read_unfinished(client: &mut Client) -> Result<(Vec<Unfinished>, Option
     let skipped = gpus.as_deref().map(skipped).unwrap_or_default();
     let left = match (gpus, daemons) {
         (Ok(gpus), Ok(daemons)) => unfinished(&health, &gpus, &daemons),
-        // There is no driver, but no rule needs one.
-        (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer && is_complete(&health) => Vec::new(),
+        // gpushd answers, but does not know the GPUs: the driver does not answer.
+        (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer => {
+            without_gpus(&health, &client.config().await?, &error.error)
+        }
         (Err(error), _) | (_, Err(error)) => return Err(error),
     };
     Ok((left, health.maintenance, skipped))
+}
+
+/// Returns the work that is left while gpushd does not know the GPUs. `error` says why it does not know them. Asks the
+/// active config, because a rule can be added after gpushd has recorded that no layout is left for this boot.
+fn without_gpus(health: &Health, config: &ConfigView, error: &ApiError) -> Vec<Unfinished> {
+    let is_needed = config.rules.iter().any(|rule| rule.mode.is_managed());
+    if health.maintenance.is_some() || !is_needed && is_complete(health) {
+        return Vec::new();
+    }
+    vec![Unfinished::NoDriver(error.sentences().join(": "), error.hint.clone())]
 }
 
 /// Returns a text that names the lost and held GPUs; empty if there are none. The command does not wait for them,
@@ -211,7 +226,7 @@ fn of_daemon(daemon: &MpsDaemon) -> Option<Unfinished> {
 fn failed(left: &[Unfinished]) -> Option<ApiError> {
     let failed = left.iter().filter_map(|one| match one {
         Unfinished::Failed(text, next) => Some((text, next)),
-        Unfinished::Pending(_) => None,
+        Unfinished::Pending(_) | Unfinished::NoDriver(..) => None,
     });
     let (causes, next): (Vec<&String>, Vec<&Next>) = failed.unzip();
     let mut error = ApiError::new(Code::Internal, "the host does not match the config");
@@ -230,7 +245,11 @@ fn too_late(left: &[Unfinished], timeout: Duration) -> ApiError {
     let message = format!("gpushd has not finished its start-up work within {}", duration::format(timeout));
     let mut error = ApiError::new(Code::TimedOut, message);
     error.causes.extend(left.iter().map(|one| one.text().to_owned()));
-    error.hint("`gpushctl status` shows the host; wait longer with --timeout")
+    let of_driver = left.iter().find_map(|one| match one {
+        Unfinished::NoDriver(_, hint) => hint.clone(),
+        Unfinished::Pending(_) | Unfinished::Failed(..) => None,
+    });
+    error.hint(of_driver.unwrap_or_else(|| "`gpushctl status` shows the host; wait longer with --timeout".to_owned()))
 }
 
 #[cfg(test)]
@@ -300,6 +319,34 @@ mod tests {
         let other = Gpu { index: 5, ..gpu.clone() };
         let error = failed(&unfinished(&health(true), &[gpu, other], &[])).expect("they have failed");
         assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0,5` (administrator)"));
+    }
+
+    /// Faults: the command failed at once if the driver was not loaded yet. If gpushd had recorded that no layout is left
+    /// for this boot, and then got a rule, the command succeeded without a driver.
+    #[test]
+    fn missing_driver_is_waited_for_if_a_rule_needs_a_gpu() {
+        let error = ApiError::new(Code::DriverUnavailable, "the driver is not loaded").hint("load it");
+        let config = |modes: &[Mode]| -> ConfigView {
+            let rule = |mode| serde_json::json!({ "name": "a", "selectors": ["0"], "mode": mode, "claims": [] });
+            let rules: Vec<_> = modes.iter().map(rule).collect();
+            let view = serde_json::json!({ "rules": rules, "layouts": [], "effective": "" });
+            serde_json::from_value(view).expect("a config")
+        };
+        for complete in [true, false] {
+            let left = without_gpus(&health(complete), &config(&[Mode::Unmanaged, Mode::Mig]), &error);
+            assert_eq!(texts(&left), ["the driver is not loaded"]);
+            assert_eq!(failed(&left), None);
+            let late = too_late(&left, Duration::from_secs(2));
+            assert_eq!((late.code, late.hint.as_deref()), (Code::TimedOut, Some("load it")));
+            assert_eq!(late.causes, ["the driver is not loaded"]);
+        }
+        for modes in [&[][..], &[Mode::Unmanaged]] {
+            assert_eq!(without_gpus(&health(true), &config(modes), &error), []);
+        }
+        assert_eq!(without_gpus(&health(false), &config(&[]), &error).len(), 1, "gpushd has not decided yet");
+        let since = jiff::Timestamp::UNIX_EPOCH;
+        let closed = Health { maintenance: Some(Maintenance { reason: None, by: None, since }), ..health(true) };
+        assert_eq!(without_gpus(&closed, &config(&[Mode::Mig]), &error), []);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! gpush-ready.service: services that use the GPUs start when gpushd has applied the layouts of the
 //! boot and started the MPS daemons.
 
-use gpush_tests::machine::Machine;
+use gpush_tests::{machine::Machine, random::number};
 
 /// The second GPU is shared through MPS. Driver calls take as long as on hardware, so gpushd needs
 /// time for its start.
@@ -58,6 +58,75 @@ fn host_without_config_and_driver_is_ready() {
     let Some(machine) = machine("readiness without a driver") else { return };
     machine.sh("rm -f /etc/gpush/config.toml && systemctl start gpushd.service gpush-ready.service");
     assert_eq!(machine.sh("systemctl is-active gpush-ready.service"), "active");
+}
+
+/// Removes the driver, as before the kernel module is loaded.
+const UNLOAD: &str = "mv /var/lib/gpush-sim/lib/libnvidia-ml.so.1 /var/lib/gpush-sim/absent && \
+                      echo 'Character devices:' > /var/lib/gpush-sim/proc/devices";
+
+/// Loads the driver.
+const LOAD: &str = "printf 'Character devices:\n195 nvidia\n' > /var/lib/gpush-sim/proc/devices && \
+                    mv /var/lib/gpush-sim/absent /var/lib/gpush-sim/lib/libnvidia-ml.so.1";
+
+/// Starts all units as at boot, on a host whose driver is not loaded. Waits until gpush-ready.service waits for the driver.
+fn boot_without_driver(what: &str, limit: &str) -> Option<Machine> {
+    let machine = machine(what)?;
+    machine.simulated_host(HOST);
+    machine.write("/etc/gpush/config.toml", CONFIG);
+    machine.write("/etc/systemd/system/slurmd.service", SLURMD);
+    machine.write(
+        "/etc/systemd/system/gpush-ready.service.d/limit.conf",
+        format!("[Service]\nExecStart=\nExecStart=/usr/bin/gpushctl ready --timeout {limit}\n"),
+    );
+    machine.sh(UNLOAD);
+    machine.sh("systemctl daemon-reload && \
+         systemctl start --no-block gpushd.service gpush-ready.service slurmd.service");
+    let waiting = machine.journal_until("-u gpush-ready.service", "waiting: ");
+    assert!(waiting.contains("libnvidia-ml.so.1"), "{waiting}");
+    Some(machine)
+}
+
+/// Fault: gpush-ready.service failed after 6 ms if the driver was not loaded yet, so slurmd started without the layout.
+#[test]
+fn ready_unit_waits_for_a_driver_that_is_loaded_later() {
+    let Some(machine) = boot_without_driver("a driver that is loaded during the boot", "90s") else { return };
+    let state = |unit: &str| machine.property(unit, "ActiveState");
+    assert_eq!((state("gpush-ready.service"), state("slurmd.service")), ("activating".into(), "inactive".into()));
+    machine.sh(LOAD);
+    machine.await_that("slurmd starts", |_| state("slurmd.service") == "active");
+    assert_eq!(state("gpush-ready.service"), "active");
+    let found = machine.sh("cat /run/found");
+    assert!(found.contains("ready"), "{found}");
+}
+
+/// The driver is loaded after the limit of the unit, or never. The default limit is 2 s. `GPUSH_TEST_READY_LIMIT_S` sets
+/// another limit.
+#[test]
+fn ready_unit_fails_after_its_limit_and_names_the_driver() {
+    let limit = format!("{}s", number("GPUSH_TEST_READY_LIMIT_S", 2));
+    let Some(machine) = boot_without_driver("a driver that is loaded too late", &limit) else { return };
+    let state = |unit: &str| machine.property(unit, "ActiveState");
+    machine.sh("while [ $(systemctl show --value --property=ActiveState gpush-ready.service) = activating ]; do sleep 0.1; done");
+    assert_eq!(state("gpush-ready.service"), "failed");
+    let _ = machine.journal_until("-u gpush-ready.service", "not finished its start-up work within");
+    let printed = machine.sh("journalctl --no-pager --output=cat -u gpush-ready.service");
+    assert!(printed.contains("libnvidia-ml.so.1") && printed.contains("hint: install the NVIDIA driver"), "{printed}");
+    machine.await_that("slurmd.service has ended its start", |_| state("slurmd.service") != "inactive");
+
+    // A rule that is added while there is no driver does not count as applied.
+    machine.write("/etc/gpush/config.toml", "");
+    machine.sh("gpushctl config reload && gpushctl ready --timeout 30s");
+    machine.write("/etc/gpush/config.toml", CONFIG);
+    machine.sh("gpushctl config reload");
+    assert_eq!(machine.run("gpushctl ready --timeout 0s").status.code(), Some(8));
+
+    // When the driver is loaded, gpushd does what is left, or names the command for what it does not do by itself.
+    machine.sh(LOAD);
+    let ready = machine.run("gpushctl ready --timeout 60s 2>&1");
+    let printed = String::from_utf8_lossy(&ready.stdout).into_owned();
+    assert!(!ready.status.success() && printed.contains("run `gpushctl apply 0"), "{printed}");
+    machine.sh("gpushctl apply && gpushctl ready --timeout 60s && systemctl restart gpush-ready.service");
+    assert_eq!(state("gpush-ready.service"), "active");
 }
 
 /// `nvidia-modprobe` ignores SIGTERM, so gpushd.service does not start for a while.
