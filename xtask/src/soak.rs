@@ -2,6 +2,8 @@
 //!
 //! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills the
 //!    systemd units of the daemons, a fifth as many times.
+//!    Two tests restart gpushd beside MPS daemons, and while commands wait for a drain. Another test boots a host whose
+//!    driver is loaded later than gpush-ready.service waits.
 //! 2. Random steps on MPS daemons and random operations. After each step, the test checks
 //!    invariants from outside gpushd.
 //! 3. Random steps on leases, compared with a reference model.
@@ -24,6 +26,12 @@ use crate::{
 
 /// Number of requests around an upgrade, of which none may fail.
 const UPGRADE_REQUESTS: &str = "2000";
+
+/// Seconds of the operation that runs during the upgrade.
+const UPGRADE_OPERATION_S: &str = "20";
+
+/// Limit of `gpush-ready.service`, in seconds, as in the unit.
+const READY_LIMIT_S: u64 = 90;
 
 /// Builds the packages in a clone of the last commit, with another umask, and compares them with those of this checkout.
 const AGAIN: &str = "rm -rf \"$0\" && git clone --quiet . \"$0\" && cd \"$0\" && export CARGO_TARGET_DIR=\"$0/target\"
@@ -70,6 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     // systemd needs seconds for each kill, so this test has fewer kills.
     let unit_kills = ("GPUSH_TEST_UNIT_KILLS", arguments.kills / 5);
     let restarts = ("GPUSH_TEST_RESTARTS", arguments.kills / 10);
+    let drained = ("GPUSH_TEST_DRAIN_RESTARTS", arguments.kills / 20);
+    let late = ("GPUSH_TEST_READY_LIMIT_S", READY_LIMIT_S);
     let steps = ("GPUSH_TEST_STEPS", arguments.steps);
     let leases = ("GPUSH_TEST_LEASE_STEPS", arguments.leases);
     let requests = ("GPUSH_TEST_REQUESTS", arguments.requests);
@@ -78,6 +88,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         ("kills of what belongs to MPS", "mps", "kills::", kills),
         ("kills of units of systemd", "systemd", "mps::kills::", unit_kills),
         ("restarts of gpushd beside MPS daemons", "systemd", "mps::daemons_and_clients_outlive_gpushd", restarts),
+        ("restarts of gpushd while commands wait for a drain", "systemd", "drains::", drained),
+        ("a driver that is loaded too late", "systemd", "ready::ready_unit_fails_after_its_limit", late),
         ("random steps of MPS and of operations", "load", "steps::", steps),
         ("random steps of leases", "load", "leases::leases_follow_the_model_in_random_steps", leases),
         ("memory of gpushd under mixed requests", "load", "memory::", requests),
@@ -117,6 +129,7 @@ fn packages(xtask: &Path) -> Result<Vec<Outcome>> {
     outcomes.push(step::run("packages of a later version", later, true).outcome);
     let mut tested = tests("systemd", "packages::");
     tested.env("GPUSH_TEST_PACKAGES", &folder).env("GPUSH_TEST_UPGRADE_REQUESTS", UPGRADE_REQUESTS);
+    tested.env("GPUSH_TEST_UPGRADE_OPERATION_S", UPGRADE_OPERATION_S);
     outcomes.push(step::run("tests of the packages", tested, true).outcome);
     for (linter, more) in [
         ("lintian", "--fail-on error,warning --tag-display-limit 0 *_VERSION-1_*.deb"),

@@ -54,7 +54,7 @@ impl Machine {
     /// If the commands of the page fail.
     pub fn install(&self) {
         let page = document("install.md");
-        let [_, install, enable, _] = &blocks(&page, "sh")[..] else {
+        let [_, _, install, enable, _] = &blocks(&page, "sh")[..] else {
             panic!("install.md has other blocks than it had")
         };
         let install: String = install
@@ -80,14 +80,19 @@ impl Machine {
         None
     }
 
-    /// Installs the .deb of a version. Returns the output of `dpkg`. Returns `None` if the package does not exist.
+    /// Installs the .deb of a version, as an unattended upgrade does. Returns the output of apt. Returns `None` if the
+    /// package does not exist.
     ///
     /// # Panics
     /// If the package cannot be installed.
     #[must_use]
     pub fn install_package(&self, version: Option<&str>) -> Option<String> {
         let file = self.package("gpush_VERSION-1_amd64.deb", version)?;
-        Some(self.sh(&format!("dpkg --force-confdef --force-confold --install {file} 2>&1")))
+        // Without package lists, apt starts faster. The dependencies of the package are in every machine.
+        Some(self.sh(&format!(
+            "DEBIAN_FRONTEND=noninteractive apt-get -q -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=/dev/null \
+             install --yes --allow-downgrades {file} </dev/null 2>&1"
+        )))
     }
 
     /// Makes gpushd use a simulated host, which `toml` describes. The sandbox of the unit gets one exception: the

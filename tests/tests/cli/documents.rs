@@ -150,7 +150,7 @@ fn mig_parted_label_is_imported_as_the_page_says() {
 fn manual_install_puts_files_where_units_expect_them() {
     let page = document("install.md");
     let blocks = blocks(&page, "sh");
-    let [_, install, enable, _] = &blocks[..] else { panic!("{blocks:?}") };
+    let [_, _, install, enable, _] = &blocks[..] else { panic!("{blocks:?}") };
     let scratch = tempfile::tempdir().unwrap();
     let (root, man) = (scratch.path().join("root"), scratch.path().join("man"));
     assert!(install.starts_with("ROOT=\n"), "{install}");
@@ -228,6 +228,9 @@ fn socket_group_is_the_same_in_all_files() {
 fn missing_named_config_is_an_error_with_a_hint() {
     let output = shell("gpushd --config /nonexistent/config.toml", &[]);
     let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(printed.contains("there is no config file") && printed.contains("config.example.toml"), "{printed}");
+    assert!(
+        printed.contains("there is no config file") && printed.contains("`install -D -m 644 /dev/null "),
+        "{printed}"
+    );
     assert!(!output.status.success());
 }

@@ -33,8 +33,8 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
     }
     if !workspace::is_installed("cargo-zigbuild") {
         bail!(
-            "cargo-zigbuild is not installed, so the programs would need the glibc of this machine; \
-             `pip install ziglang cargo-zigbuild` installs it, `--debug-build` makes packages for tests without it"
+            "cargo-zigbuild is not installed, so the programs would need the glibc of this machine; docs/install.md \
+             names the commands that install it; `--debug-build` makes packages for tests without it"
         );
     }
     let triple = release.arch.triple();

@@ -57,8 +57,12 @@ pub(super) struct Entry {
     pub(super) mode: u32,
 }
 
-/// Config files. If an administrator has changed them, an upgrade keeps the changes.
-pub(super) const CONFIG: [&str; 2] = ["/etc/gpush/config.toml", "/etc/needrestart/conf.d/gpush.conf"];
+/// Config files in the packages. If an administrator has changed such a file, and a later version of the package changes
+/// it too, dpkg asks which version to keep, and an unattended upgrade fails. So administrators must not need to edit it.
+pub(super) const CONFIG: [&str; 1] = ["/etc/needrestart/conf.d/gpush.conf"];
+
+/// The config of gpushd. No package contains this file: the scripts of the packages create it once, and never change it.
+pub(super) const CREATED_CONFIG: &str = "/etc/gpush/config.toml";
 
 /// Directory of the documents on the host.
 pub(super) const DOCUMENTS: &str = "/usr/share/doc/gpush";
@@ -119,7 +123,8 @@ pub(super) const ENTRIES: &[Entry] = &[
     script("packaging/slurm/epilog", "/usr/share/gpush/slurm/"),
     script("packaging/slurm/task-prolog", "/usr/share/gpush/slurm/"),
     file("packaging/slurm/spank_gpush.c", "/usr/share/gpush/slurm/"),
-    file("config.example.toml", "/etc/gpush/config.toml"),
+    // The scripts of the packages copy this file to `CREATED_CONFIG`.
+    file("packaging/config.toml", "/usr/share/gpush/"),
     file("config.example.toml", "/usr/share/doc/gpush/examples/config.toml"),
     // Documents link to this file.
     Entry {

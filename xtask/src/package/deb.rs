@@ -97,12 +97,11 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
     let version = |library: &str| if library == "libc6" { format!("libc6 (>= {glibc})") } else { library.to_owned() };
     let mut depends: Vec<String> = libraries.into_iter().map(version).collect();
     let own = format!("gpush (= {}-1)", release.version);
-    let (section, more, summary, text) = match package {
+    let (section, summary, text) = match package {
         Package::Gpush => {
             depends.extend(["init-system-helpers (>= 1.54)".to_owned(), "systemd (>= 245)".to_owned()]);
             (
                 "admin",
-                "Recommends: nvidia-persistenced\n",
                 "agent that shares the NVIDIA GPUs of one host",
                 " gpushd applies MIG layouts without touching what is in use, supervises MPS\n \
                  control daemons and applies time-slicing settings. gpushctl is the command\n \
@@ -113,7 +112,6 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
             depends.push(own);
             (
                 "devel",
-                "",
                 "simulated hosts with NVIDIA GPUs",
                 " A simulated driver library and the programs that make a host with simulated\n \
                  GPUs: to try gpush, and to test scripts, on machines without a GPU.\n",
@@ -121,12 +119,12 @@ fn control_file(release: &Release, stage: &Stage, package: Package) -> Result<St
         }
         Package::Symbols => {
             depends = vec![own];
-            ("debug", "", "debug symbols of gpush", " Debug symbols of gpushd and gpushctl.\n")
+            ("debug", "debug symbols of gpush", " Debug symbols of gpushd and gpushctl.\n")
         }
     };
     Ok(format!(
         "Package: {name}\nVersion: {version}-1\nArchitecture: {arch}\nMaintainer: {maintainer}\n\
-         Installed-Size: {size}\nDepends: {depends}\n{more}Section: {section}\nPriority: optional\n\
+         Installed-Size: {size}\nDepends: {depends}\nSection: {section}\nPriority: optional\n\
          Description: {summary}\n{text}",
         name = package.name(),
         version = release.version,

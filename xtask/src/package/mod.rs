@@ -43,8 +43,7 @@ use nix::sys::stat::{Mode, umask};
 use self::{arch::Arch, build::Profile, contents::Package, scripts::Values, stage::Stage};
 use crate::workspace::{self, Build};
 
-/// Version of the packages that tests install as an upgrade. The config in these packages has one more line, so that
-/// the upgrade must decide between the new config and the administrator's config.
+/// Version of the packages that tests install as an upgrade.
 pub(crate) const LATER: &str = "99.0.0";
 
 /// Limits for the package `gpush`, in bytes: of the file, and of the installed files.
@@ -101,6 +100,7 @@ struct Release {
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     // The modes of folders in the packages must not depend on the umask of the user.
     umask(Mode::from_bits_truncate(0o022));
+    check_tools(&arguments.format)?;
     let native = Arch::native()?;
     let release = Release {
         version: arguments.version.clone().unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned()),
@@ -140,7 +140,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if release.profile == Profile::Release {
         check_sizes(&made, stage.size(Package::Gpush)?)?;
     }
+    let work = out.join("work");
+    fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))?;
     Ok(true)
+}
+
+/// Checks that the programs that build the packages are installed, before anything is built.
+fn check_tools(formats: &[Format]) -> Result<()> {
+    let needed = formats.iter().map(|format| match format {
+        Format::Deb => ("dpkg-deb", "dpkg"),
+        Format::Rpm => ("rpmbuild", "rpm"),
+    });
+    for (program, package) in needed.chain([("objcopy", "binutils"), ("gzip", "gzip")]) {
+        if !workspace::is_installed(program) {
+            bail!("{program} is not installed; on Debian: `apt install {package}`");
+        }
+    }
+    Ok(())
 }
 
 /// Checks the sizes of the package `gpush`: of the package files in both formats, and of the

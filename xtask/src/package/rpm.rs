@@ -7,32 +7,31 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::{
     Release,
     build::Profile,
-    contents::{CONFIG, Package},
+    contents::{CONFIG, CREATED_CONFIG, Package},
     deb::packages,
     elf, output,
     scripts::Values,
     stage::{Stage, Staged},
 };
-use crate::workspace;
-
 /// Builds one file per package and returns their paths.
 ///
 /// # Errors
-/// If `rpmbuild` is not installed or fails.
+/// If `rpmbuild` fails.
 pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Path) -> Result<Vec<PathBuf>> {
-    if !workspace::is_installed("rpmbuild") {
-        bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
-    }
     // Only tests use a package of debug builds, so strong compression would waste time.
     let payload = if release.profile == Profile::Release { "w9.xzdio" } else { "w1.gzdio" };
     let work = out.join("work").join("rpm");
     let root = work.join("root");
     fs::create_dir_all(&root)?;
+    // rpmbuild needs a file here, but the package does not contain it.
+    let created = root.join(CREATED_CONFIG.trim_start_matches('/'));
+    fs::create_dir_all(created.parent().context("the config is in a directory")?)?;
+    fs::write(&created, "").with_context(|| format!("cannot write {}", created.display()))?;
     let date = output(
         Command::new("date").args(["--utc", "+%a %b %d %Y", &format!("--date=@{}", release.epoch)]).env("LC_ALL", "C"),
     )?;
@@ -62,6 +61,9 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
                 format!("{kind}%attr({mode:04o}, root, root) {}", file.path)
             }
         }));
+        if package == Package::Gpush {
+            lines.push(format!("%ghost %config(noreplace) %attr(0644, root, root) {CREATED_CONFIG}"));
+        }
         fs::write(&list, lines.join("\n") + "\n").with_context(|| format!("cannot write {}", list.display()))?;
     }
     let file = work.join("gpush.spec");

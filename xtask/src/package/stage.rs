@@ -11,9 +11,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    LATER, Release,
+    Release,
     build::{GLIBC, Profile},
-    contents::{self, CONFIG, DOCUMENTS, ENTRIES, Entry, Package, Source},
+    contents::{self, DOCUMENTS, ENTRIES, Entry, Package, Source},
     dependencies,
     elf::{self, Glibc},
     output,
@@ -54,11 +54,6 @@ impl Stage {
         for package in Package::ALL {
             let copyright = stage.path(package, &format!("/usr/share/doc/{}/copyright", package.name()));
             copy(&workspace::root().join("packaging/deb/copyright"), &copyright, 0o644)?;
-        }
-        if release.version == LATER {
-            let config = stage.path(Package::Gpush, CONFIG[0]);
-            let text = fs::read_to_string(&config).with_context(|| format!("cannot read {}", config.display()))?;
-            write(&config, format!("{text}\n# Version {LATER}\n").as_bytes(), 0o644)?;
         }
         let doc = stage.path(Package::Gpush, DOCUMENTS);
         for document in contents::documents()? {

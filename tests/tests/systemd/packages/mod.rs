@@ -3,12 +3,16 @@
 //! | file | subject |
 //! |---|---|
 //! | `mod` | the .deb: first start, remove, purge, and the cases in which it refuses the installation |
+//! | `config` | unattended upgrades, and the config over upgrades, a removal and a purge |
+//! | `drivers` | `apt install` on hosts with and without drivers changes only gpush |
 //! | `image` | the packages in an image, where no systemd runs |
 //! | `purge` | the .deb is removed and purged while an MPS control daemon has a client |
 //! | `upgrade` | the .deb is upgraded while requests, an operation, leases and MPS clients run |
 //! | `rpm` | the .rpm, installed with `rpm` on Debian |
 //! | `releases` | the .deb on Debian 11 and 13 |
 
+mod config;
+mod drivers;
 mod image;
 mod purge;
 mod releases;
@@ -22,12 +26,8 @@ use gpush_tests::{
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// Version of the package for the upgrade. Both versions contain the same programs. The config of this version has one
-/// more line, [`NEW_LINE`].
+/// Version of the package for the upgrade. Both versions contain the same programs.
 const LATER: &str = "99.0.0";
-
-/// The line that the later version adds to the config.
-const NEW_LINE: &str = "# Version 99.0.0";
 
 const CONFIG: &str = "/etc/gpush/config.toml";
 
@@ -240,15 +240,44 @@ fn package_refuses_old_kernel_and_newer_database() {
     assert!(!machine.run("test -e /usr/sbin/gpushd").status.success(), "nothing was unpacked");
     machine.sh("rm /usr/local/sbin/uname");
 
-    // SQLite stores `user_version` at offset 60 of the file header.
-    machine.sh("mkdir -p /var/lib/gpush && { head -c 60 /dev/zero; printf '\\0\\0\\1\\0'; } > /var/lib/gpush/gpush.db");
-    let newer = machine.run(&install);
-    let printed = String::from_utf8_lossy(&newer.stdout).into_owned();
-    assert!(!newer.status.success() && printed.contains("/var/lib/gpush/gpush.db has schema 256"), "{printed}");
-    // The command that the message suggests works. The units do not exist yet.
-    let _ = machine.run(&commands(&printed)[0]);
+    // The newer schema is in the database, or only in its write-ahead log, as after a SIGKILL.
+    for is_in_log in [false, true] {
+        put_database(&machine, is_in_log);
+        let newer = machine.run(&install);
+        let printed = String::from_utf8_lossy(&newer.stdout).into_owned();
+        let expected = "/var/lib/gpush/gpush.db has schema 256";
+        assert!(!newer.status.success() && printed.contains(expected), "in the log: {is_in_log}: {printed}");
+        // The command that the message suggests works. The units do not exist yet.
+        let _ = machine.run(&commands(&printed)[0]);
+        let left = machine.sh("cd /var/lib/gpush && echo *");
+        let log = if is_in_log { " gpush.db.schema-256-wal" } else { "" };
+        assert_eq!(left, format!("gpush.db.schema-256{log}"));
+    }
     let _ = machine.sh(&install);
     let _ = machine.sh("gpushctl version");
+}
+
+/// Puts a database with schema 256 into the machine. If `is_in_log` is set, the schema is only in the write-ahead log,
+/// and another transaction follows it.
+fn put_database(machine: &Machine, is_in_log: bool) {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let path = scratch.path().join("gpush.db");
+    let database = rusqlite::Connection::open(&path).expect("a database");
+    let run = |text: &str| database.execute_batch(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    run("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0; PRAGMA user_version = 1; CREATE TABLE t (x)");
+    run("PRAGMA wal_checkpoint(TRUNCATE); PRAGMA user_version = 256");
+    if is_in_log {
+        run("INSERT INTO t VALUES (randomblob(20000))");
+    } else {
+        run("PRAGMA wal_checkpoint(TRUNCATE)");
+    }
+    machine.sh("rm -rf /var/lib/gpush && mkdir -p /var/lib/gpush");
+    for name in ["gpush.db", "gpush.db-wal"] {
+        let content = std::fs::read(scratch.path().join(name)).expect("a file of SQLite");
+        if !content.is_empty() {
+            machine.write(&format!("/var/lib/gpush/{name}"), content);
+        }
+    }
 }
 
 /// Returns the commands in a message of the package. The lines of commands are indented.
@@ -267,7 +296,7 @@ fn refused_downgrade_names_the_way_to_usable_gpus() {
     machine.sh("systemctl stop gpushd.service");
     set_newer_schema(&machine);
     let file = machine.package("gpush_VERSION-1_amd64.deb", None).expect("the package was installed");
-    let install = format!("dpkg --force-confold --install {file} 2>&1");
+    let install = format!("dpkg --install {file} 2>&1");
     let refused = machine.run(&install);
     let printed = String::from_utf8_lossy(&refused.stdout).into_owned();
     assert!(!refused.status.success() && printed.contains("/var/lib/gpush/gpush.db has schema 256"), "{printed}");

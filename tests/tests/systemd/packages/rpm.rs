@@ -3,11 +3,35 @@
 
 use gpush_tests::machine::Machine;
 
-use super::{CONFIG, LATER, NEW_LINE, set_newer_schema, with_gpu};
+use super::{CONFIG, LATER, set_newer_schema, with_gpu};
 
 /// Runs `rpm` on a package file. On Debian, rpm needs `--force-debian`.
 fn rpm(machine: &Machine, how: &str) -> String {
     machine.sh(&format!("rpm --force-debian --nodeps {how} 2>&1"))
+}
+
+/// The spec of a package whose config is a file of the package, as in earlier versions.
+const OLDER: &str = "Name: gpush\nVersion: 0.0.1\nRelease: 1\nSummary: a\nLicense: a\n%description\na\n%install\n\
+                     install -D -m 644 /opt/gpush/config.example.toml %{buildroot}/etc/gpush/config.toml\n\
+                     %files\n%config(noreplace) /etc/gpush/config.toml\n";
+
+#[test]
+fn config_of_an_older_rpm_survives_the_upgrade() {
+    let Some(machine) = Machine::boot("an upgrade of the .rpm from a version that contains the config") else { return };
+    let Some(file) = machine.package("gpush-VERSION-1.x86_64.rpm", None) else { return };
+    machine.write("/srv/older.spec", OLDER);
+    machine.sh("rpmbuild -bb --quiet --define '_topdir /srv/rpm' /srv/older.spec 2>&1");
+    for edit in ["true", "printf '\n[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n' >> /etc/gpush/config.toml"] {
+        rpm(&machine, "--install /srv/rpm/RPMS/*/gpush-0.0.1-1.*.rpm");
+        machine.sh(edit);
+        let before = machine.sh(&format!("cat {CONFIG}"));
+        rpm(&machine, &format!("--upgrade {file}"));
+        assert_eq!(machine.sh("ls /etc/gpush"), "config.toml");
+        assert_eq!(machine.sh(&format!("cat {CONFIG}")), before);
+        rpm(&machine, "--erase gpush");
+        assert_eq!(machine.sh(&format!("cat {CONFIG}")), before, "a removal keeps the config");
+        machine.sh("rm -rf /etc/gpush");
+    }
 }
 
 #[test]
@@ -23,6 +47,11 @@ fn rpm_is_installed_upgraded_and_removed() {
     );
     assert_eq!(machine.sh("systemctl is-active gpushd.service gpushd.socket gpushd-admin.socket | sort -u"), "active");
     assert_eq!(rpm(&machine, "--verify gpush"), "");
+    for relation in ["requires", "recommends", "suggests", "supplements", "enhances", "conflicts", "obsoletes"] {
+        let names = machine.sh(&format!("rpm --query --{relation} gpush"));
+        assert!(!names.to_lowercase().contains("nvidia"), "{relation}: {names}");
+    }
+    assert_eq!(machine.sh(&format!("grep -cv '^#' {CONFIG}; true")), "0", "the config has only a comment");
     assert_eq!(machine.sh("rpm --query --configfiles gpush"), format!("{CONFIG}\n/etc/needrestart/conf.d/gpush.conf"));
     with_gpu(&machine);
     machine.write(CONFIG, machine.sh(&format!("cat {CONFIG}")) + "\n# edited\n");
@@ -34,7 +63,7 @@ fn rpm_is_installed_upgraded_and_removed() {
     assert_ne!(machine.main_pid("gpushd.service"), agent, "the new gpushd runs");
     assert_eq!(machine.property("gpushd.socket", "InactiveExitTimestamp"), socket, "the socket was not restarted");
     assert!(machine.sh(&format!("cat {CONFIG}")).ends_with("# edited"), "the administrator's config is kept");
-    assert_eq!(machine.sh(&format!("tail -n1 {CONFIG}.rpmnew")), NEW_LINE);
+    assert_eq!(machine.sh("ls /etc/gpush"), "config.toml");
     assert!(machine.sh("gpushctl gpu show 0").contains("3g.40gb"));
     // The package refuses an older version only if the database is newer than that version.
     rpm(&machine, &format!("--upgrade --oldpackage {first}"));
@@ -48,8 +77,8 @@ fn rpm_is_installed_upgraded_and_removed() {
     assert!(printed.contains("of the GPUs stay as they are"), "{printed}");
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     assert!(!machine.run("test -e /usr/sbin/gpushd -o -e /usr/share/doc/gpush").status.success());
-    // If an administrator has edited the config, rpm keeps it under another name.
-    machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}.rpmsave"));
+    machine.sh("test -s /var/lib/gpush/gpush.db");
+    assert!(machine.sh(&format!("cat {CONFIG}")).ends_with("# edited"), "a removal keeps the config");
     assert_eq!(machine.sh("ls /etc/systemd/system/*/gpush* 2>/dev/null; true"), "", "no unit stays enabled");
 
     // After the command of docs/install.md, the next installation does not report a lost database.
