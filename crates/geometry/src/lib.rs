@@ -63,6 +63,11 @@ pub struct Engines {
 pub struct Board {
     /// PCI device id in hex, without the vendor's 10DE.
     pub device_id: String,
+    /// PCI subsystem id in hex, without the vendor's 10DE; `None` if no public source shows it. Boards with equal device
+    /// ids and different product names have different subsystem ids. Most ids are from the table "Compatible GPUs" of
+    /// NVIDIA's open kernel modules (595.45.04), which also has the product names.
+    #[serde(default)]
+    pub subsystem_id: Option<String>,
     /// Name of the board.
     pub name: String,
     /// Product name, as the driver reports it. Model selectors of the config match this name.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
+use mps_sim::errln;
 use silicon::host::PROC;
 use silicon::machine::Pid;
 use silicon::{Description, Host};
@@ -210,7 +211,7 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-                eprintln!("gpush-sim: {} is kept, something else is in it", path.display());
+                errln!("gpush-sim: {} is kept, something else is in it", path.display());
             }
             Err(error) => return Err(error).with_context(|| format!("cannot remove {}", path.display())),
         }

@@ -11,6 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::Context;
+use mps_sim::errln;
 use silicon::Host;
 use silicon::host::{DRIVER, PROC};
 
@@ -28,7 +29,7 @@ pub(crate) fn exec(host: &Host, command: &[OsString]) -> anyhow::Result<Infallib
         child.args(["--mount", "--", "sh", "-c", SCRIPT, "sh"]).arg(host.dir().join(PROC).join(DRIVER)).arg(program);
         child
     } else {
-        eprintln!("gpush-sim: only root can mount {DRIVER} files over /proc/driver; the program does not see them");
+        errln!("gpush-sim: only root can mount {DRIVER} files over /proc/driver; the program does not see them");
         Command::new(program)
     };
     child.args(arguments);

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
+use mps_sim::outln;
 use silicon::fault::{Code, Kill, Mutation, Rule};
 use silicon::{Host, Return};
 
@@ -131,16 +132,16 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
             let rules = host.faults()?;
             if json {
                 let row = |(rule, counter): &(Rule, silicon::machine::Counter)| serde_json::json!({"rule": rule, "seen": counter.seen, "fired": counter.fired});
-                println!("{}", serde_json::to_string_pretty(&rules.iter().map(row).collect::<Vec<_>>())?);
+                outln!("{}", serde_json::to_string_pretty(&rules.iter().map(row).collect::<Vec<_>>())?);
             } else {
                 for (number, (rule, counter)) in rules.iter().enumerate() {
-                    println!("{number}: {} [matched {}, fired {}]", words(rule)?, counter.seen, counter.fired);
+                    outln!("{number}: {} [matched {}, fired {}]", words(rule)?, counter.seen, counter.fired);
                 }
             }
         }
         Action::Clear { number } => {
             let count = host.clear_faults(number)?;
-            println!("{count} removed");
+            outln!("{count} removed");
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -3,13 +3,15 @@
 //! If the program is called under the name `nvidia-smi`, or under the name of an MPS program, it
 //! acts as this simulated program.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)] // `mps_sim::output` tells why
+
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use mps_sim::{errln, out, outln};
 use silicon::{Description, Host};
 
 mod directory;
@@ -195,28 +197,20 @@ impl Source {
     }
 }
 
-/// Prints to standard output. A reader that closes early (`| head`) is not an error.
-fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("cannot print"),
-        Ok(()) | Err(_) => Ok(()),
-    }
-}
-
 fn act(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Run { source, command } => run::run(&source.description()?, source.trace, &command),
         Command::Up { source, dir } => {
             directory::lay(&dir, &source.description()?, source.trace)?;
             let dir = dir.display();
-            println!("made a simulated host of {} in {dir}", source.source);
-            println!("use it:  eval \"$(gpush-sim env {dir})\"    end it:  gpush-sim down {dir}");
+            outln!("made a simulated host of {} in {dir}", source.source);
+            outln!("use it:  eval \"$(gpush-sim env {dir})\"    end it:  gpush-sim down {dir}");
             Ok(ExitCode::SUCCESS)
         }
         Command::Exec { dir, command } => match exec::exec(&Host::open(&dir)?, &command)? {},
         Command::Env { dir } => {
             let host = Host::open(&dir)?;
-            print(&directory::environment_script(host.dir()))?;
+            out!("{}", directory::environment_script(host.dir()));
             Ok(ExitCode::SUCCESS)
         }
         Command::Down { dir, force } => {
@@ -256,11 +250,11 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Show { dir, json } => {
             let host = Host::open(&dir)?;
-            print(&if json { show::json(&host)? } else { show::drawn(&host)? })?;
+            out!("{}", if json { show::json(&host)? } else { show::drawn(&host)? });
             Ok(ExitCode::SUCCESS)
         }
         Command::Presets => {
-            print(&show::presets())?;
+            out!("{}", show::presets());
             Ok(ExitCode::SUCCESS)
         }
         Command::Man { dir } => {
@@ -290,7 +284,7 @@ fn main() -> ExitCode {
     match act(Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("gpush-sim: {error:#}");
+            errln!("gpush-sim: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -4,6 +4,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use mps_sim::outln;
 use mps_sim::{
     fault::{FaultFile, Kind, Rule},
     work::Work,
@@ -84,10 +85,10 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     let Action::Fault { action } = action;
     let file = FaultFile::of_host(host.dir());
     match action {
-        FaultAction::Add(Add { kind, on, times, ms }) => println!("{}", file.add(kind, on, times, ms)?),
-        FaultAction::List { json: true } => println!("{}", serde_json::to_string_pretty(&file.rules()?)?),
-        FaultAction::List { json: false } => file.rules()?.iter().for_each(|rule| println!("{}", words(rule))),
-        FaultAction::Clear { number } => println!("{} removed", file.clear(number)?),
+        FaultAction::Add(Add { kind, on, times, ms }) => outln!("{}", file.add(kind, on, times, ms)?),
+        FaultAction::List { json: true } => outln!("{}", serde_json::to_string_pretty(&file.rules()?)?),
+        FaultAction::List { json: false } => file.rules()?.iter().for_each(|rule| outln!("{}", words(rule))),
+        FaultAction::Clear { number } => outln!("{} removed", file.clear(number)?),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use mps_sim::{out, outln};
 use nix::sys::signal::{Signal, kill};
-use silicon::machine::{Pid, Process, ProcessKind};
+use silicon::machine::{COMPUTE_MODES, Pid, Process, ProcessKind};
 use silicon::{Host, Return};
 
 use crate::directory;
@@ -119,20 +120,13 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     match action {
         Action::Add(wanted) => add(host, &wanted)?,
         Action::Remove { pid, gpu } => {
-            let below = host.dir().join(silicon::host::PROC).join(pid.to_string());
-            let shown = match gpu {
-                Some(gpu) => std::fs::remove_file(below.join("fd").join(gpu.to_string())),
-                None => std::fs::remove_dir_all(below),
-            };
-            // Ignore an error: a process may be registered without files in `proc`.
-            let _ = shown;
             let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
             if gone == 0 {
                 bail!("pid {pid} is on no GPU there; see `gpush-sim process {} list`", host.dir().display());
             }
             directory::sleepers(host.dir()).into_iter().filter(|sleeper| sleeper.pid == pid).for_each(end);
         }
-        Action::List { json } => crate::print(&list(host, json)?)?,
+        Action::List { json } => out!("{}", list(host, json)?),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -168,11 +162,16 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
             Return::InsufficientResources => {
                 bail!("GPU {gpu} has no {} MiB left there; give a lower --memory", wanted.memory)
             }
+            Return::InUse => {
+                let mode = host.read()?.gpu(gpu).map_or(0, |at| at.compute_mode);
+                let mode = COMPUTE_MODES.get(mode as usize).unwrap_or(&"?");
+                bail!("GPU {gpu} is in compute mode {mode}, which allows no further process; CUDA reports error 46")
+            }
             rc => bail!("cannot put pid {} on GPU {gpu}: {rc}", pid.pid),
         }
     }
     host.show_open(gpu, pid.pid)?;
-    println!("{}", pid.pid);
+    outln!("{}", pid.pid);
     Ok(())
 }
 

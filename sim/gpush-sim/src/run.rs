@@ -10,6 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use anyhow::Context;
+use mps_sim::errln;
 use nix::sys::signal::{Signal, kill};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
@@ -50,7 +51,7 @@ pub(crate) fn run(description: &Description, trace: bool, command: &[OsString]) 
         }
         Ok((status, left)) => {
             let dir = dir.display();
-            eprintln!(
+            errln!(
                 "gpush-sim: {} still run on the simulated host; end it with `gpush-sim down {dir}`",
                 left.join(", ")
             );

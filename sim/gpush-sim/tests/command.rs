@@ -272,7 +272,7 @@ fn simulated_nvidia_smi_resets_only_idle_gpus() {
     assert!(trace.ends_with("gpu-reset 1  -> SUCCESS (0)\n"), "{trace}");
     let (code, _, err) = place.smi(&dir, &["-r", "--id=9"]);
     assert!(code == 6 && err.contains("there is no GPU 9"), "{err}");
-    let (code, _, err) = place.smi(&dir, &["-q"]);
+    let (code, _, err) = place.smi(&dir, &["topo"]);
     assert!(code == 2 && err.contains("stand-in"), "{err}");
     place.ok(&["fault", &name, "add", "gpu-reset", "--gpu", "2", "--rc", "UNKNOWN", "--times", "1"]);
     assert_eq!(place.smi(&dir, &["-r", "-i", "0,2"]).0, 255);
@@ -281,6 +281,84 @@ fn simulated_nvidia_smi_resets_only_idle_gpus() {
     let (code, _, err) = place.smi(&dir, &["-r", "-i", "0"]);
     assert!(code == 255 && err.contains(&format!("(pid {})", std::process::id())), "a client blocks: {err}");
     host.disconnect().unwrap();
+}
+
+/// The files of a killed process stayed in the host's `proc`, and gpushd took the process for a user of the GPU.
+#[test]
+fn killed_process_leaves_no_files_in_proc() {
+    let place = TestHost::new();
+    let (dir, name) = place.up("mixed");
+    let spawned = || place.ok(&["process", &name, "add", "--gpu", "4", "--spawn"]).trim().parse::<u32>().unwrap();
+    let (first, second) = (spawned(), spawned());
+    let shown = |pid: u32| dir.join(format!("proc/{pid}/fd/4")).is_symlink();
+    assert!(shown(first) && shown(second));
+    let killed = silicon::machine::Pid::find(first).unwrap();
+    kill(nix::unistd::Pid::from_raw(first.cast_signed()), Signal::SIGKILL).unwrap();
+    while killed.is_alive() {
+        std::thread::yield_now();
+    }
+    // The next driver call of any program notices the end.
+    assert!(!place.ok(&["process", &name, "list"]).contains(&format!("pid {first})")));
+    assert!(!dir.join(format!("proc/{first}")).exists() && shown(second));
+    place.ok(&["process", &name, "remove", &second.to_string()]);
+    assert!(!dir.join(format!("proc/{second}")).exists());
+}
+
+#[test]
+fn reader_that_closes_early_is_no_panic() {
+    let place = TestHost::new();
+    let (dir, name) = place.up("a30x4");
+    let smi = dir.join("bin/nvidia-smi").display().to_string();
+    for (program, arguments) in [
+        (smi.as_str(), vec!["-L"]),
+        (&smi, vec!["-q"]),
+        (&smi, vec!["mig", "-lgip"]),
+        (&smi, vec!["compute-policy", "-h"]),
+        (&smi, vec!["--query-gpu=index", "--format=csv"]),
+        (&smi, vec!["--no-such-option"]),
+        (env!("CARGO_BIN_EXE_gpush-sim"), vec!["show", &name]),
+        (env!("CARGO_BIN_EXE_gpush-sim"), vec!["process", &name, "list"]),
+    ] {
+        // Both outputs are pipes whose reading ends are closed before the program starts.
+        let closed = || std::io::pipe().unwrap().1;
+        let mut command = Command::new(program);
+        let ended = command.args(&arguments).stdin(Stdio::null()).stdout(closed()).stderr(closed()).status().unwrap();
+        assert!(matches!(ended.code(), Some(0 | 2)), "{program} {arguments:?}: {ended}");
+    }
+}
+
+#[test]
+fn simulated_nvidia_smi_sets_and_reports_compute_modes() {
+    let place = TestHost::new();
+    let (dir, _) = place.up("mixed");
+    let host = Host::open(&dir).unwrap();
+    let set = |arguments: &[&str]| place.smi(&dir, arguments);
+    assert_eq!(
+        set(&["-i", "4", "-c", "EXCLUSIVE_PROCESS"]),
+        (0, "Set compute mode to EXCLUSIVE_PROCESS for GPU 00000000:13:00.0.\nAll done.\n".to_owned(), String::new())
+    );
+    let modes = || host.read().unwrap().gpus().iter().map(|gpu| gpu.compute_mode).collect::<Vec<_>>();
+    assert_eq!(modes()[4], 3);
+    let (code, report, _) = set(&["-q", "-i", "4"]);
+    let has = |line: &str| report.lines().any(|one| one == line);
+    assert_eq!(code, 0);
+    assert!(
+        has("GPU 00000000:13:00.0") && has("    Compute Mode                          : Exclusive_Process"),
+        "{report}"
+    );
+    assert!(has("    Processes                             : None"), "{report}");
+    let identity = &host.hardware().slots[4].identity;
+    assert!(
+        has(&format!("        Sub System Id                         : 0x{:08X}", identity.pci_subsystem_id)),
+        "{report}"
+    );
+    assert_ne!(identity.pci_subsystem_id, identity.pci_device_id);
+    let (_, only, _) = set(&["-q", "-d", "COMPUTE", "-i", "4"]);
+    assert!(only.contains("Compute Mode") && !only.contains("Product Name"), "{only}");
+    assert_eq!(set(&["--compute-mode=0", "-i", "4"]).0, 0);
+    assert_eq!(modes()[4], 0);
+    assert_eq!(set(&["-c", "1"]).0, 2, "EXCLUSIVE_THREAD");
+    assert_eq!(set(&["-c", "3", "-i", "0"]).0, 3, "MIG is on");
 }
 
 #[test]

@@ -134,6 +134,37 @@ fn client_and_server_are_on_the_device_and_end_with_host() {
     until(|| (!PathBuf::from(format!("/proc/{server}")).exists()).then_some(()));
 }
 
+/// In compute mode EXCLUSIVE_PROCESS, the driver gives contexts to one process only: an MPS server or another program.
+#[test]
+fn exclusive_gpu_has_one_process_with_contexts() {
+    let host = Host::up();
+    let dir = host.dir();
+    let process = |arguments: &[&str]| {
+        let mut all = vec!["process", dir.to_str().unwrap()];
+        all.extend(arguments);
+        let done = host.sim(&all);
+        (done.status.success(), String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).trim().to_owned())
+    };
+    let smi = |mode: &str| Command::new(dir.join("bin/nvidia-smi")).args(["-i", "1", "-c", mode]).output().unwrap();
+    let (added, program) = process(&["add", "--gpu", "1", "--spawn"]);
+    assert!(added && smi("EXCLUSIVE_PROCESS").status.success(), "{program}");
+    let mut daemon = host.daemon();
+    let (mut client, printed) = host.client();
+    assert_eq!(printed, "error 805", "the server gets no context");
+    client.wait().unwrap();
+    assert!(process(&["remove", &program]).0);
+    let (mut client, printed) = host.client();
+    assert!(printed.starts_with("active "), "{printed}");
+    let (added, why) = process(&["add", "--gpu", "1", "--spawn"]);
+    assert!(!added && why.contains("compute mode EXCLUSIVE_PROCESS"), "{why}");
+    let (added, why) = process(&["add", "--gpu", "1", "--spawn", "--kind", "handle"]);
+    assert!(added, "an open handle is no context: {why}");
+    client.stdin.take().unwrap().write_all(b"end\n").unwrap();
+    client.wait().unwrap();
+    host.sim(&["down", dir.to_str().unwrap()]);
+    daemon.wait().unwrap();
+}
+
 #[test]
 fn nvidia_daemon_ends_only_with_its_own_host() {
     let real = PathBuf::from("/usr/bin/nvidia-cuda-mps-control");

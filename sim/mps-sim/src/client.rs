@@ -7,6 +7,7 @@
 //! active server=1234 percentage=25.0 device=GPU-…     a server serves the client
 //! without MPS          no daemon listens: the client runs without MPS, as libcuda does
 //! error 805            the daemon has no server for the client, and the client ends
+//! error 46             the compute mode of the GPU does not allow a context, and the client ends
 //! fault, terminated    the client's context is lost, and the client continues
 //! lost                 the client's server has ended, and the client ends
 //! ```
@@ -19,7 +20,7 @@
 //! NVML lists it as an MPS client. It registers `$MPS_SIM_MEMORY` MiB of memory, or 512 MiB.
 
 use std::{
-    io::{self, BufRead, Write},
+    io::{self, BufRead},
     path::Path,
     process::ExitCode,
 };
@@ -27,7 +28,7 @@ use std::{
 use silicon::machine::ProcessKind;
 
 use crate::{
-    place::{Environment, variable},
+    place::{Environment, NoContext, variable},
     wire::{self, Kind, Socket},
 };
 
@@ -44,24 +45,28 @@ pub fn main() -> ExitCode {
     });
     match reach(&place.pipe) {
         Err(Unreached::NoDaemon) => {
-            say("without MPS");
-            occupy(&place, &place.device_name(), ProcessKind::Compute);
+            outln!("without MPS");
+            if !occupy(&place, &place.device_name(), ProcessKind::Compute) {
+                return ExitCode::FAILURE;
+            }
             loop {
                 std::thread::park();
             }
         }
         Err(Unreached::NoServer) => {
-            say("error 805");
+            outln!("error 805");
             ExitCode::FAILURE
         }
         Ok((server, first)) => {
             let device = first.split(' ').find_map(|word| word.strip_prefix("device="));
-            occupy(&place, device.unwrap_or_default(), ProcessKind::Mps);
-            say(&format!("active {first}"));
-            while let Ok(message) = server.receive() {
-                say(&String::from_utf8_lossy(&message.bytes));
+            if !occupy(&place, device.unwrap_or_default(), ProcessKind::Mps) {
+                return ExitCode::FAILURE;
             }
-            say("lost");
+            outln!("active {first}");
+            while let Ok(message) = server.receive() {
+                outln!("{}", String::from_utf8_lossy(&message.bytes));
+            }
+            outln!("lost");
             ExitCode::FAILURE
         }
     }
@@ -100,15 +105,19 @@ pub(crate) fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
     served().map_err(|_| Unreached::NoServer)
 }
 
-fn occupy(place: &Environment, device: &str, kind: ProcessKind) {
+/// Creates the context. Returns false, and prints the error as CUDA reports it, if the compute mode of the GPU does not
+/// allow a context.
+fn occupy(place: &Environment, device: &str, kind: ProcessKind) -> bool {
     let memory = variable("MPS_SIM_MEMORY").and_then(|mib| mib.parse().ok()).unwrap_or(512);
-    if let Err(error) = place.occupy(device, kind, memory) {
-        eprintln!("mps-sim: {error}");
+    match place.occupy(device, kind, memory) {
+        Ok(()) => true,
+        Err(NoContext::Unavailable) => {
+            outln!("error 46");
+            false
+        }
+        Err(NoContext::Host(error)) => {
+            errln!("mps-sim: {error}");
+            true
+        }
     }
-}
-
-/// Prints a line.
-pub(crate) fn say(text: &str) {
-    let mut out = io::stdout().lock();
-    let _reader_gone = writeln!(out, "{text}").and_then(|()| out.flush());
 }

@@ -76,7 +76,7 @@ pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode
     if message.trim() == LISTENS {
         return Ok(ExitCode::SUCCESS);
     }
-    print!("{message}");
+    out!("{message}");
     Ok(if child.wait()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn behind(place: Environment, users: Users) -> anyhow::Result<ExitCod
     }
     let lines = Lines::Directory(place.log.clone());
     serve(place, users, &lines, || {
-        println!("{LISTENS}");
+        outln!("{LISTENS}");
         // From now on, no process reads the daemon's output and errors, so send them to /dev/null.
         if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
             let _as_it_is = nix::unistd::dup2_stdout(&null).and_then(|()| nix::unistd::dup2_stderr(&null));
@@ -101,12 +101,12 @@ fn serve(place: Environment, users: Users, lines: &Lines, listening: impl FnOnce
     let lock = match files::lock(&place.pipe) {
         Ok(lock) => lock,
         Err(NoFiles::Taken) => {
-            println!("An instance of this daemon is already running");
+            outln!("An instance of this daemon is already running");
             return Ok(ExitCode::FAILURE);
         }
         Err(NoFiles::TooLong) => return Ok(ExitCode::FAILURE),
         Err(NoFiles::System(error)) => {
-            println!("Cannot access CUDA_MPS_PIPE_DIRECTORY={}", place.pipe.display());
+            outln!("Cannot access CUDA_MPS_PIPE_DIRECTORY={}", place.pipe.display());
             return Err(error.into());
         }
     };

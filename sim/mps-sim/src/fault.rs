@@ -261,7 +261,7 @@ impl Faults {
     fn rules(&self) -> Vec<Rule> {
         let Some(file) = &self.file else { return Vec::new() };
         file.rules().unwrap_or_else(|error| {
-            eprintln!("mps-sim: {error:#}");
+            errln!("mps-sim: {error:#}");
             std::process::exit(70)
         })
     }
@@ -280,7 +280,7 @@ impl Faults {
                 rules.iter_mut().filter(|one| one.id == rule.id).for_each(|one| one.fired += 1);
             };
             if let Err(error) = file.change(false, count) {
-                eprintln!("mps-sim: this fault is not counted: {error:#}");
+                errln!("mps-sim: this fault is not counted: {error:#}");
             }
         }
         Some(rule)

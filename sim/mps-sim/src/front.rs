@@ -20,7 +20,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
         other => other,
     };
     let Ok(socket) = socket else {
-        eprintln!("Cannot find MPS control daemon process");
+        errln!("Cannot find MPS control daemon process");
         return Ok(ExitCode::FAILURE);
     };
     let socket = Arc::new(socket);

@@ -17,9 +17,14 @@
 //! Fault rules are in a file, not in the environment, because callers may start these programs with
 //! an empty environment: see [`fault`].
 
+#![deny(clippy::print_stdout, clippy::print_stderr)] // `output` tells why
+
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use self::{options::Action, servers::Users};
+
+#[macro_use]
+pub mod output;
 
 pub mod client;
 mod command;
@@ -54,7 +59,7 @@ pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
         return None;
     };
     Some(ended.unwrap_or_else(|error| {
-        eprintln!("{} (simulated): {error:#}", name.display());
+        errln!("{} (simulated): {error:#}", name.display());
         ExitCode::FAILURE
     }))
 }
@@ -69,15 +74,15 @@ fn control(called: &Path, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
         Action::Behind { multi_user } => daemon::behind(place, users(multi_user)),
         Action::FrontEnd => front::run(),
         Action::Help => {
-            println!("{HELP}");
+            outln!("{HELP}");
             Ok(ExitCode::SUCCESS)
         }
         Action::Usage => {
-            println!("{HELP}");
+            outln!("{HELP}");
             Ok(ExitCode::FAILURE)
         }
         Action::OnlyRoot => {
-            println!("Only root user may enable -multiuser-server!");
+            outln!("Only root user may enable -multiuser-server!");
             Ok(ExitCode::FAILURE)
         }
     }

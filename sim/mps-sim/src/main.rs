@@ -2,6 +2,7 @@
 //! link selects what it does. Otherwise, the first argument does: the name of an MPS program, or
 //! `client`.
 
+use mps_sim::errln;
 use std::{path::PathBuf, process::ExitCode};
 
 fn main() -> ExitCode {
@@ -12,7 +13,7 @@ fn main() -> ExitCode {
         return ended;
     }
     if rest.is_empty() {
-        eprintln!("mps-sim: say which program: {}, or client", mps_sim::PROGRAMS.join(", "));
+        errln!("mps-sim: say which program: {}, or client", mps_sim::PROGRAMS.join(", "));
         return ExitCode::from(2);
     }
     let name = PathBuf::from(rest.remove(0));
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
         return mps_sim::client::main();
     }
     mps_sim::main(&name, &rest).unwrap_or_else(|| {
-        eprintln!("mps-sim: {} is none of {}, client", name.display(), mps_sim::PROGRAMS.join(", "));
+        errln!("mps-sim: {} is none of {}, client", name.display(), mps_sim::PROGRAMS.join(", "));
         ExitCode::from(2)
     })
 }

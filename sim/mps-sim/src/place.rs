@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::stat::Mode;
 use silicon::machine::{Pid, Process, ProcessKind};
-use silicon::{Host, HostError};
+use silicon::{Host, HostError, Return};
 
 use crate::fault::{self, FaultFile, Faults};
 
@@ -47,6 +47,17 @@ pub(crate) struct Environment {
     pub(crate) pipe: PathBuf,
     pub(crate) log: PathBuf,
     pub(crate) faults: Faults,
+}
+
+/// The reason why a process has no context on a device.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoContext {
+    /// The compute mode of the GPU does not allow it. The text is that of CUDA error 46.
+    #[error("CUDA-capable device(s) is/are busy or unavailable")]
+    Unavailable,
+    /// The simulated host failed.
+    #[error(transparent)]
+    Host(#[from] HostError),
 }
 
 /// A device in the output of `ps`.
@@ -148,7 +159,10 @@ impl Environment {
 
     /// Registers this process on a device, so that NVML lists it there until it ends. Outside a
     /// simulated host, does nothing.
-    pub(crate) fn occupy(&self, device: &str, kind: ProcessKind, memory_mib: u64) -> Result<(), HostError> {
+    ///
+    /// # Errors
+    /// The compute mode of the GPU does not allow the context, or the simulated host fails.
+    pub(crate) fn occupy(&self, device: &str, kind: ProcessKind, memory_mib: u64) -> Result<(), NoContext> {
         let Some(host) = &self.host else { return Ok(()) };
         let slots = host.hardware().slots.iter().zip(0..);
         let whole = slots.filter(|(slot, _)| !device.is_empty() && slot.identity.uuid.starts_with(device));
@@ -157,7 +171,7 @@ impl Environment {
             None => match host.read()?.mig_device_by_uuid(device) {
                 Ok(found) => (found.gpu, Some(found.gpu_instance), Some(found.id)),
                 Err(_) => {
-                    eprintln!("mps-sim: the host has no device `{device}`: this process is on none");
+                    errln!("mps-sim: the host has no device `{device}`: this process is on none");
                     return Ok(());
                 }
             },
@@ -165,11 +179,14 @@ impl Environment {
         let (gpu, gpu_instance, compute_instance) = at;
         let process = Process { pid: Pid::own(), kind, memory_mib, gpu_instance, compute_instance };
         let put = host.update(|machine| Ok::<_, HostError>(machine.attach(gpu, process)))?;
-        if let Err(rc) = put {
-            eprintln!("mps-sim: this process is not on GPU {gpu}: {rc}");
-            return Ok(());
+        match put {
+            Ok(()) => Ok(host.show_open(gpu, std::process::id())?),
+            Err(Return::InUse) => Err(NoContext::Unavailable),
+            Err(rc) => {
+                errln!("mps-sim: this process is not on GPU {gpu}: {rc}");
+                Ok(())
+            }
         }
-        host.show_open(gpu, std::process::id())
     }
 
     /// Returns the number of processes that compute on a whole device, including MPS servers.

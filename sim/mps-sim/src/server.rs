@@ -76,7 +76,10 @@ pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
             std::thread::sleep(crate::fault::LOOK);
         }
     }
-    place.occupy(&device, ProcessKind::Compute, OWN_MEMORY)?;
+    if let Err(error) = place.occupy(&device, ProcessKind::Compute, OWN_MEMORY) {
+        log.say(&format!("Failed to start : {error}"));
+        return Ok(ExitCode::FAILURE);
+    }
     let control = Socket::introduced(&place.pipe.join("control"), Kind::Server).context("no daemon")?;
     control.send(&0_u32.to_le_bytes())?;
     let mut state = State { percentage: f64::from_le_bytes(control.receive_array()?), ..State::default() };

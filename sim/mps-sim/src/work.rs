@@ -27,7 +27,7 @@ use signal_hook::consts::SIGTERM;
 use silicon::machine::ProcessKind;
 
 use crate::{
-    client::{Unreached, reach, say},
+    client::{Unreached, reach},
     place::Environment,
 };
 
@@ -93,7 +93,7 @@ pub fn main(work: Work) -> ExitCode {
     match run(work) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            say(&json!({ "state": "failed", "error": why }).to_string());
+            outln!("{}", json!({ "state": "failed", "error": why }));
             ExitCode::FAILURE
         }
     }
@@ -125,7 +125,7 @@ fn run(work: Work) -> Result<(), String> {
     place.occupy(&device, kind, OWN_MEMORY + work.allocate).map_err(|error| error.to_string())?;
     let multiprocessors = whole(f64::from(MULTIPROCESSORS) * given.percentage / 100.0);
     let pid = std::process::id();
-    say(&json!({ "state": "ready", "pid": pid, "device": device, "multiprocessors": multiprocessors }).to_string());
+    outln!("{}", json!({ "state": "ready", "pid": pid, "device": device, "multiprocessors": multiprocessors }));
     let goes_on = || match &*lost.lock().unwrap_or_else(PoisonError::into_inner) {
         Some(why) => Err(why.clone()),
         None => Ok(!ended.load(Ordering::Relaxed)),
@@ -140,7 +140,7 @@ fn run(work: Work) -> Result<(), String> {
     let wanted = work.seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or(Duration::MAX);
     while goes_on()? && began.elapsed() < wanted {
         std::thread::sleep(TELLS.min(wanted.saturating_sub(began.elapsed())));
-        say(&json!({ "state": "computing", "iterations": iterations(began.elapsed(), speed) }).to_string());
+        outln!("{}", json!({ "state": "computing", "iterations": iterations(began.elapsed(), speed) }));
     }
     let ended = json!({
         "state": "ended",
@@ -149,7 +149,7 @@ fn run(work: Work) -> Result<(), String> {
         "iterations_per_second": speed,
         "longest_pause_ms": 1e3 / speed,
     });
-    say(&ended.to_string());
+    outln!("{ended}");
     Ok(())
 }
 

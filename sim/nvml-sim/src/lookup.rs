@@ -140,7 +140,7 @@ exports! {
                 bus: who.pci_bus,
                 device: who.pci_device,
                 pciDeviceId: who.pci_device_id,
-                pciSubSystemId: who.pci_device_id,
+                pciSubSystemId: who.pci_subsystem_id,
                 baseClass: PCI_CLASS.0,
                 subClass: PCI_CLASS.1,
                 busId: text_field(&long_address(who)),
@@ -244,8 +244,7 @@ pub(crate) fn pci_info(who: &Identity) -> nvmlPciInfo_t {
         bus: who.pci_bus,
         device: who.pci_device,
         pciDeviceId: who.pci_device_id,
-        // On NVIDIA's own boards, the subsystem id is the same as the device id.
-        pciSubSystemId: who.pci_device_id,
+        pciSubSystemId: who.pci_subsystem_id,
         busId: text_field(&long_address(who)),
     }
 }

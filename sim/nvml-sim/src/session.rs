@@ -16,9 +16,6 @@ use silicon::{Host, Machine, Return};
 
 use crate::caller::Outcome;
 
-/// CUDA release, which is the first number of the library's version.
-const CUDA_RELEASE: u32 = 12;
-
 /// An open session.
 pub(crate) struct Session {
     pub(crate) host: Host,
@@ -87,12 +84,13 @@ pub(crate) fn current() -> Outcome<Arc<Session>> {
     Ok(session)
 }
 
-/// Returns `12.<driver version>`. In a session, this is the driver version of the simulated host. Otherwise, it is the
-/// version that this library simulates.
+/// Returns the CUDA release of the driver's branch and the driver version, such as `12.550.163.01` or `13.580.159.04`.
+/// In a session, this is the driver version of the simulated host. Otherwise, it is the version that this library
+/// simulates.
 pub(crate) fn library_version() -> String {
     let of_session = users().session.as_ref().map(|session| session.host.hardware().driver);
     let driver = of_session
         .or_else(|| Host::from_environment().ok().map(|host| host.hardware().driver))
         .unwrap_or(DEFAULT_DRIVER);
-    format!("{CUDA_RELEASE}.{driver}")
+    format!("{}.{driver}", driver.cuda() / 1000)
 }

@@ -58,6 +58,7 @@ fn every_gpu_is_found_by_every_lookup() {
             // SAFETY: all zeros are a valid value of this plain struct.
             let mut pci: nvmlPciInfo_t = unsafe { zeroed() };
             ok!(client, nvmlDeviceGetPciInfo_v3(gpu, &mut pci));
+            assert_ne!(pci.pciSubSystemId, pci.pciDeviceId, "{preset} {index}");
             let (mut by_uuid, mut by_pci, mut by_serial) = (null_mut(), null_mut(), null_mut());
             ok!(client, nvmlDeviceGetHandleByUUID(c(&uuid).as_ptr(), &mut by_uuid));
             ok!(client, nvmlDeviceGetHandleByPciBusId_v2(pci.busId.as_ptr(), &mut by_pci));

@@ -27,6 +27,19 @@ fn calls_before_init_are_uninitialized() {
     assert_eq!(string(rc!(client, nvmlErrorString(12345))), "Unknown Error");
 }
 
+/// docs/hardware has recordings of driver 580: its NVML is 13.580.
+#[test]
+fn library_version_begins_with_the_cuda_release_of_the_branch() {
+    for (driver, expected) in
+        [("580.159.04", "13.580.159.04"), ("535.183.01", "12.535.183.01"), ("470.57.02", "11.470.57.02")]
+    {
+        let client = Client::fresh(&format!("driver = \"{driver}\"\n{ONE_A100}"));
+        let mut version = [0; 80];
+        ok!(client, nvmlSystemGetNVMLVersion(version.as_mut_ptr(), 80));
+        assert_eq!(text(&version), expected);
+    }
+}
+
 #[test]
 fn sessions_are_counted_by_their_users() {
     let client = Client::fresh(ONE_A100);

@@ -50,6 +50,25 @@ fn ampere_waits_for_a_reset_and_survives_a_reboot() {
 }
 
 #[test]
+fn mig_uuid_contains_the_uuid_of_the_gpu_before_r470() {
+    let uuid_under = |driver: &str| {
+        let gpu = GpuDescription { mig: Some(true), ..GpuDescription::new("a100-40", 1) };
+        let described = Description { driver: Some(driver.parse().unwrap()), ..Description::of(vec![gpu]) };
+        let mut machine = Machine::new(&described).unwrap();
+        let instance = machine.create_gpu_instance(0, 9, None).unwrap();
+        machine.create_compute_instance(instance, 2, None).unwrap();
+        let uuid = machine.mig_devices(0).unwrap()[0].uuid.clone();
+        let found = machine.mig_device_by_uuid(&uuid).unwrap();
+        assert_eq!((found.gpu_instance, found.id), (instance.id, 0), "{uuid}");
+        (uuid, format!("MIG-{}/{}/0", machine.identity(0).unwrap().uuid, instance.id))
+    };
+    let (old, expected) = uuid_under("460.32.03");
+    assert_eq!(old, expected);
+    let (new, other) = uuid_under("470.57.02");
+    assert!(new != other && new.len() == "MIG-".len() + 36, "{new}");
+}
+
+#[test]
 fn ampere_reports_blockers_by_activation_status() {
     let mut machine = host("a30-24", false);
     machine.open(Pid { pid: CALLER, start: 1 });

@@ -53,6 +53,25 @@ fn compute_mode_can_change_on_a_gpu_in_use() {
 }
 
 #[test]
+fn compute_mode_limits_new_contexts() {
+    let mut machine = host("t4", false);
+    machine.attach(0, on_gpu(8, ProcessKind::Compute)).unwrap();
+    machine.set_compute_mode(0, EXCLUSIVE_PROCESS).unwrap();
+    assert_eq!(machine.attach(0, on_gpu(9, ProcessKind::Compute)), Err(Return::InUse));
+    assert_eq!(machine.attach(0, on_gpu(8, ProcessKind::Compute)), Ok(()), "the same process");
+    for kind in [ProcessKind::Mps, ProcessKind::Graphics, ProcessKind::Handle] {
+        assert_eq!(machine.attach(0, on_gpu(10, kind)), Ok(()), "{kind:?}");
+    }
+    machine.detach(8, None);
+    assert_eq!(machine.attach(0, on_gpu(9, ProcessKind::Compute)), Ok(()), "clients of a server do not count");
+    machine.set_compute_mode(0, 2).unwrap();
+    for kind in [ProcessKind::Compute, ProcessKind::Mps] {
+        assert_eq!(machine.attach(0, on_gpu(11, kind)), Err(Return::InUse), "PROHIBITED, {kind:?}");
+    }
+    assert_eq!(machine.attach(0, on_gpu(11, ProcessKind::Handle)), Ok(()));
+}
+
+#[test]
 fn mig_disables_compute_mode_and_levels() {
     let mut machine = host("h100-80-sxm", false);
     set(&mut machine);

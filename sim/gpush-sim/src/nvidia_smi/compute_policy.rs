@@ -27,6 +27,7 @@
 
 use std::process::ExitCode;
 
+use mps_sim::{out, outln};
 use silicon::machine::{Pid, Timeslice};
 use silicon::{Call, Host, HostError, Return, fault};
 
@@ -74,11 +75,9 @@ fn level(text: &str) -> Result<Timeslice, String> {
 pub(super) fn act(host: &Host, asked: Asked) -> Result<ExitCode, HostError> {
     let failures = match asked {
         Asked::Help => {
-            println!("    Compute Policy -- Control and list compute policies.\n");
-            println!("    nvidia-smi compute-policy -l | --list [-i GPUS]");
-            println!(
-                "    nvidia-smi compute-policy --set-timeslice N [-i GPUS]   0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG"
-            );
+            outln!("    Compute Policy -- Control and list compute policies.\n");
+            outln!("    nvidia-smi compute-policy -l | --list [-i GPUS]");
+            outln!("    nvidia-smi compute-policy --set-timeslice N [-i GPUS]   0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG");
             return Ok(ExitCode::SUCCESS);
         }
         Asked::List(ids) => match super::gpus(host, ids) {
@@ -111,15 +110,15 @@ fn list(host: &Host, gpus: &[u32]) -> Result<Vec<Return>, HostError> {
         }
     }
     if !rows.is_empty() {
-        println!("+-------------------------------------+");
-        println!("| GPU compute policies:               |");
-        println!("| GPU     Name           Value        |");
-        println!("|=====================================|");
-        println!("{rows}+-------------------------------------+");
+        outln!("+-------------------------------------+");
+        outln!("| GPU compute policies:               |");
+        outln!("| GPU     Name           Value        |");
+        outln!("|=====================================|");
+        outln!("{rows}+-------------------------------------+");
     }
-    print!("{failed}");
+    out!("{failed}");
     if let Some(rc) = failures.last() {
-        println!("Failed to retrieve compute policies for requested devices : {}", words(*rc));
+        outln!("Failed to retrieve compute policies for requested devices : {}", words(*rc));
     }
     Ok(failures)
 }
@@ -145,15 +144,15 @@ fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostE
         host.after(decision);
         let name = level.name();
         match done {
-            Ok(()) => println!("Successfully set timeslice policy with value {name} for GPU {gpu}"),
+            Ok(()) => outln!("Successfully set timeslice policy with value {name} for GPU {gpu}"),
             Err(rc) => {
-                println!("Failed to set timeslice policy with value {name} for GPU {gpu} : {}", words(rc));
+                outln!("Failed to set timeslice policy with value {name} for GPU {gpu} : {}", words(rc));
                 failures.push(rc);
             }
         }
     }
     if let Some(rc) = failures.last() {
-        println!("Failed to set timeslice for requested devices : {}", words(*rc));
+        outln!("Failed to set timeslice for requested devices : {}", words(*rc));
     }
     Ok(failures)
 }

@@ -1,5 +1,5 @@
-//! The simulated `nvidia-smi`. It resets GPUs, sets their MIG mode, persistence mode and time-slice
-//! level, lists and queries them, and manages MIG instances. It rejects other commands.
+//! The simulated `nvidia-smi`. It resets GPUs, sets their MIG mode, persistence mode, compute mode and
+//! time-slice level, lists and queries them, and manages MIG instances. It rejects other commands.
 //!
 //! The exit codes are those of the nvidia-smi manual: 2 for an invalid argument, 3 for "not
 //! supported", 4 for "no permission", 6 for "not found", 9 if the driver is not loaded, 15 for a
@@ -8,12 +8,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use silicon::machine::Pid;
-use silicon::{Call, Host, HostError, Return, fault};
+use mps_sim::{errln, outln};
+use silicon::machine::{COMPUTE_MODES, Pid};
+use silicon::{Call, Host, HostError, Machine, Return, fault};
 
 mod compute_policy;
 mod mig;
 mod query;
+mod report;
 
 /// Applies the fault rules, and resets a GPU. The outer error means that the simulated host failed.
 /// The inner error means that the reset failed.
@@ -52,11 +54,12 @@ enum Asked {
     Reset(Option<Vec<String>>),
     Mig(bool, Option<Vec<String>>),
     Persistence(bool, Option<Vec<String>>),
+    ComputeMode(u32, Option<Vec<String>>),
 }
 
 fn parse(arguments: &[String]) -> Option<Asked> {
     let mut reset = false;
-    let (mut mig, mut persistence) = (None, None);
+    let (mut mig, mut persistence, mut compute) = (None, None, None);
     let mut ids = None;
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -66,19 +69,30 @@ fn parse(arguments: &[String]) -> Option<Asked> {
             "-r" | "--gpu-reset" => reset = true,
             "-mig" | "--multi-instance-gpu" => mig = Some(mode(rest.next()?)?),
             "-pm" | "--persistence-mode" => persistence = Some(mode(rest.next()?)?),
+            "-c" | "--compute-mode" => compute = Some(compute_mode(rest.next()?)?),
             "-i" | "--id" => ids = Some(split(rest.next()?)),
+            other if other.starts_with("-c=") || other.starts_with("--compute-mode=") => {
+                compute = Some(compute_mode(other.split_once('=')?.1)?);
+            }
             other => match other.strip_prefix("-mig=").or_else(|| other.strip_prefix("--multi-instance-gpu=")) {
                 Some(text) => mig = Some(mode(text)?),
                 None => ids = Some(split(other.strip_prefix("--id=").or_else(|| other.strip_prefix("-i="))?)),
             },
         }
     }
-    match (reset, mig, persistence) {
-        (true, None, None) => Some(Asked::Reset(ids)),
-        (false, Some(enable), None) => Some(Asked::Mig(enable, ids)),
-        (false, None, Some(enable)) => Some(Asked::Persistence(enable, ids)),
-        (true, ..) | (false, Some(_), Some(_)) | (false, None, None) => None,
+    match (reset, mig, persistence, compute) {
+        (true, None, None, None) => Some(Asked::Reset(ids)),
+        (false, Some(enable), None, None) => Some(Asked::Mig(enable, ids)),
+        (false, None, Some(enable), None) => Some(Asked::Persistence(enable, ids)),
+        (false, None, None, Some(mode)) => Some(Asked::ComputeMode(mode, ids)),
+        (true | false, ..) => None,
     }
+}
+
+/// Parses a compute mode: NVML's number, or the name. EXCLUSIVE_THREAD is no longer supported.
+fn compute_mode(text: &str) -> Option<u32> {
+    let numbers = (0..).zip(COMPUTE_MODES).filter(|(_, name)| *name != "EXCLUSIVE_THREAD");
+    numbers.into_iter().find(|(number, name)| text == *name || text == number.to_string()).map(|(number, _)| number)
 }
 
 fn mode(text: &str) -> Option<bool> {
@@ -105,7 +119,7 @@ fn host(called: &Path) -> Result<Host, HostError> {
 fn list(host: &Host) -> Result<(), HostError> {
     let machine = host.read()?;
     for (slot, gpu) in host.hardware().slots.iter().zip(machine.gpus()) {
-        println!("GPU {}: {} (UUID: {})", gpu.index, slot.identity.name, slot.identity.uuid);
+        outln!("GPU {}: {} (UUID: {})", gpu.index, slot.identity.name, slot.identity.uuid);
         for device in machine.mig_devices(gpu.index).unwrap_or_default() {
             let profile = gpu.instance(device.gpu_instance).and_then(|gi| {
                 let ci = gi.compute(device.compute_instance)?;
@@ -113,7 +127,7 @@ fn list(host: &Host) -> Result<(), HostError> {
                 Some(profile.name.clone())
             });
             let name = profile.unwrap_or_default();
-            println!("  MIG {name:<15} Device {:>2}: (UUID: {})", device.index, device.uuid);
+            outln!("  MIG {name:<15} Device {:>2}: (UUID: {})", device.index, device.uuid);
         }
     }
     Ok(())
@@ -138,7 +152,7 @@ fn gpus(host: &Host, ids: Option<Vec<String>>) -> Result<Vec<u32>, ExitCode> {
     let Some(ids) = ids else { return Ok((0..).take(host.hardware().slots.len()).collect()) };
     let find = |id: &String| {
         find(host, id).ok_or_else(|| {
-            eprintln!("No devices were found: there is no GPU {id}");
+            errln!("No devices were found: there is no GPU {id}");
             ExitCode::from(6)
         })
     };
@@ -164,12 +178,13 @@ const ABOUT: &str = "This is gpush-sim's stand-in for nvidia-smi on a simulated 
 /// The supported commands.
 const KNOWN: &str = "It knows `nvidia-smi -L`, `nvidia-smi --query-gpu=FIELDS --format=csv`, \
                      `nvidia-smi --query-compute-apps=FIELDS --format=csv`, `nvidia-smi mig`, \
-                     `nvidia-smi --gpu-reset -i N`, `nvidia-smi -i N -mig 0|1`, `nvidia-smi -i N -pm 0|1` and \
+                     `nvidia-smi -q`, `nvidia-smi --gpu-reset -i N`, `nvidia-smi -i N -mig 0|1`, \
+                     `nvidia-smi -i N -pm 0|1`, `nvidia-smi -i N -c 0|2|3` and \
                      `nvidia-smi compute-policy`; for the rest use gpushctl, nvitop or `gpush-sim show`.";
 
 /// Prints an error. Returns the exit code for an invalid command line.
 fn invalid(why: &str) -> ExitCode {
-    println!("{why}");
+    outln!("{why}");
     ExitCode::from(2)
 }
 
@@ -192,14 +207,19 @@ pub(crate) fn main(called: &Path) -> ExitCode {
         Some(Err(why)) => return invalid(&why),
         None => {}
     }
+    match report::parse(&arguments) {
+        Some(Ok(report)) => return ended(host(called).and_then(|host| report::act(&host, &report))),
+        Some(Err(why)) => return invalid(&why),
+        None => {}
+    }
     if let [only] = arguments.as_slice()
         && (only == "-h" || only == "--help")
     {
-        println!("{ABOUT}\n{KNOWN}");
+        outln!("{ABOUT}\n{KNOWN}");
         return ExitCode::SUCCESS;
     }
     let Some(asked) = parse(&arguments) else {
-        eprintln!("{ABOUT}\n{KNOWN}");
+        errln!("{ABOUT}\n{KNOWN}");
         return ExitCode::from(2);
     };
     let outcome = host(called).and_then(|host| match asked {
@@ -207,13 +227,14 @@ pub(crate) fn main(called: &Path) -> ExitCode {
         Asked::Reset(ids) => reset_all(&host, ids),
         Asked::Mig(enable, ids) => switch_all(&host, enable, ids),
         Asked::Persistence(enable, ids) => keep_all(&host, enable, ids),
+        Asked::ComputeMode(mode, ids) => limit_all(&host, mode, ids),
     });
     ended(outcome)
 }
 
 fn ended(outcome: Result<ExitCode, HostError>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
-        eprintln!("nvidia-smi (simulated): {error}");
+        errln!("nvidia-smi (simulated): {error}");
         ExitCode::from(9)
     })
 }
@@ -221,13 +242,13 @@ fn ended(outcome: Result<ExitCode, HostError>) -> ExitCode {
 fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
     let all = || (0..host.hardware().slots.len()).map(|index| index.to_string()).collect();
     if !host.privileged() {
-        eprintln!("Resetting a GPU is not allowed: insufficient permissions (the host's owner is not root on it)");
+        errln!("Resetting a GPU is not allowed: insufficient permissions (the host's owner is not root on it)");
         return Ok(ExitCode::from(4));
     }
     let mut gpus = Vec::new();
     for id in ids.unwrap_or_else(all) {
         let Some(gpu) = find(host, &id) else {
-            eprintln!("No devices were found: there is no GPU {id}");
+            errln!("No devices were found: there is no GPU {id}");
             return Ok(ExitCode::from(6));
         };
         gpus.push(gpu);
@@ -238,22 +259,22 @@ fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostErro
         let with = machine.reset_with(gpu).unwrap_or_default();
         let left: Vec<String> = with.into_iter().filter(|peer| !gpus.contains(peer)).map(address).collect();
         if !left.is_empty() {
-            eprintln!("GPU 0000{} could not be reset: 0000{} must be reset with it", address(gpu), left.join(", 0000"));
+            errln!("GPU 0000{} could not be reset: 0000{} must be reset with it", address(gpu), left.join(", 0000"));
             return Ok(ExitCode::from(255));
         }
     }
     for gpu in gpus {
         let pci = address(gpu);
         match reset(host, gpu)? {
-            Ok(()) => println!("GPU 0000{pci} was successfully reset."),
+            Ok(()) => outln!("GPU 0000{pci} was successfully reset."),
             Err(why) => {
-                eprintln!("GPU 0000{pci} could not be reset: {why}");
+                errln!("GPU 0000{pci} could not be reset: {why}");
                 let lost = host.read()?.gpu(gpu) == Err(Return::GpuIsLost);
                 return Ok(ExitCode::from(if lost { 15 } else { 255 }));
             }
         }
     }
-    println!("All done.");
+    outln!("All done.");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -262,13 +283,13 @@ fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostErro
 fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
     let all = || (0..host.hardware().slots.len()).map(|index| index.to_string()).collect();
     if !host.privileged() {
-        eprintln!("Changing MIG mode is not allowed: insufficient permissions (the host's owner is not root on it)");
+        errln!("Changing MIG mode is not allowed: insufficient permissions (the host's owner is not root on it)");
         return Ok(ExitCode::from(4));
     }
     let (done, pending) = if enable { ("Enabled", "enable") } else { ("Disabled", "disable") };
     for id in ids.unwrap_or_else(all) {
         let Some(gpu) = find(host, &id) else {
-            eprintln!("No devices were found: there is no GPU {id}");
+            errln!("No devices were found: there is no GPU {id}");
             return Ok(ExitCode::from(6));
         };
         let pci = host.hardware().slots[gpu as usize].identity.pci_address();
@@ -279,56 +300,80 @@ fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<Exi
         };
         host.after(decision);
         match switched {
-            Ok(Return::Success) => println!("{done} MIG Mode for GPU 0000{pci}"),
+            Ok(Return::Success) => outln!("{done} MIG Mode for GPU 0000{pci}"),
             Ok(why) => {
-                println!("Warning: MIG mode is in pending {pending} state for GPU 0000{pci}: {why}");
-                println!(
+                outln!("Warning: MIG mode is in pending {pending} state for GPU 0000{pci}: {why}");
+                outln!(
                     "It comes into force with `nvidia-smi --gpu-reset -i {gpu}`, which requires that no process has it open."
                 );
             }
             Err(why) => {
-                eprintln!("Unable to {pending} MIG Mode for GPU 0000{pci}: {why}");
+                errln!("Unable to {pending} MIG Mode for GPU 0000{pci}: {why}");
                 return Ok(ExitCode::from(if why == Return::NotSupported { 3 } else { 255 }));
             }
         }
     }
-    println!("All done.");
+    outln!("All done.");
     Ok(ExitCode::SUCCESS)
 }
 
 /// Sets persistence mode. With persistence mode, a GPU stays initialised while no process has it
 /// open.
 fn keep_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
+    let done = if enable { "Enabled" } else { "Disabled" };
+    set_all(host, "persistence mode", "nvmlDeviceSetPersistenceMode", ids, |machine, gpu, pci| {
+        machine.set_persistence(gpu, enable)?;
+        Ok(format!("{done} persistence mode for GPU {pci}."))
+    })
+}
+
+/// Sets the compute mode.
+fn limit_all(host: &Host, mode: u32, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
+    let name = COMPUTE_MODES.get(mode as usize).unwrap_or(&"?");
+    set_all(host, "compute mode", "nvmlDeviceSetComputeMode", ids, |machine, gpu, pci| {
+        machine.set_compute_mode(gpu, mode)?;
+        Ok(format!("Set compute mode to {name} for GPU {pci}."))
+    })
+}
+
+/// Changes a setting of each GPU with one NVML function. While the program runs, it has the driver open. `set` returns
+/// the line that it prints for a GPU.
+fn set_all(
+    host: &Host,
+    what: &str,
+    function: &'static str,
+    ids: Option<Vec<String>>,
+    set: impl Fn(&mut Machine, u32, &str) -> Result<String, Return>,
+) -> Result<ExitCode, HostError> {
     if !host.privileged() {
-        eprintln!(
-            "Changing persistence mode is not allowed: insufficient permissions (the host's owner is not root on it)"
-        );
+        errln!("Changing {what} is not allowed: insufficient permissions (the host's owner is not root on it)");
         return Ok(exit_code(Return::NoPermission));
     }
     let gpus = match gpus(host, ids) {
         Ok(gpus) => gpus,
         Err(code) => return Ok(code),
     };
-    let done = if enable { "Enabled" } else { "Disabled" };
     for gpu in gpus {
-        let pci = host.hardware().slots[gpu as usize].identity.pci_address();
-        let decision = host.before(&Call::on("nvmlDeviceSetPersistenceMode", gpu))?;
-        let switched = match decision.rc {
+        let pci = format!("0000{}", host.hardware().slots[gpu as usize].identity.pci_address());
+        let decision = host.before(&Call::on(function, gpu))?;
+        let done = match decision.rc {
             Some(rc) => Err(rc),
             None => host.update(|machine| {
                 machine.open(Pid::own());
-                let done = machine.set_persistence(gpu, enable);
+                let done = set(machine, gpu, &pci);
                 machine.close(Pid::own());
                 done
             }),
         };
         host.after(decision);
-        if let Err(why) = switched {
-            eprintln!("Unable to set persistence mode for GPU 0000{pci}: {why}");
-            return Ok(exit_code(why));
+        match done {
+            Ok(line) => outln!("{line}"),
+            Err(why) => {
+                errln!("Unable to set the {what} for GPU {pci}: {why}");
+                return Ok(exit_code(why));
+            }
         }
-        println!("{done} persistence mode for GPU 0000{pci}.");
     }
-    println!("All done.");
+    outln!("All done.");
     Ok(ExitCode::SUCCESS)
 }

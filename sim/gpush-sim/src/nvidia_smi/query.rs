@@ -7,6 +7,7 @@
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use mps_sim::outln;
 use silicon::machine::{Board, COMPUTE_MODES, Machine, Reading, Slot};
 use silicon::{Host, HostError};
 
@@ -28,10 +29,22 @@ enum About {
 
 /// A value: a text, or a number with its unit. `Absent` means that the driver does not report a
 /// value.
-enum Value {
+pub(super) enum Value {
     Text(String),
     Number(u64, &'static str),
     Absent,
+}
+
+impl Value {
+    /// Formats the value, with its unit or without it; `None` if the driver does not report it.
+    pub(super) fn text(&self, units: bool) -> Option<String> {
+        match self {
+            Value::Text(text) => Some(text.clone()),
+            Value::Number(number, unit) if units => Some(format!("{number} {unit}")),
+            Value::Number(number, _) => Some(number.to_string()),
+            Value::Absent => None,
+        }
+    }
 }
 
 /// Parses the command line of a query; returns `None` for other commands.
@@ -95,7 +108,7 @@ pub(super) fn act(host: &Host, query: &Query) -> Result<ExitCode, HostError> {
         match made {
             Ok(more) => rows.extend(more),
             Err(field) => {
-                println!("Field \"{field}\" is not a valid field to query.\n");
+                outln!("Field \"{field}\" is not a valid field to query.\n");
                 return Ok(ExitCode::from(2));
             }
         }
@@ -105,16 +118,11 @@ pub(super) fn act(host: &Host, query: &Query) -> Result<ExitCode, HostError> {
             Some(unit) if query.units => format!("{field} [{unit}]"),
             Some(_) | None => field.clone(),
         };
-        println!("{}", query.fields.iter().map(units).collect::<Vec<_>>().join(", "));
+        outln!("{}", query.fields.iter().map(units).collect::<Vec<_>>().join(", "));
     }
     for row in rows {
-        let text = |value: &Value| match value {
-            Value::Text(text) => text.clone(),
-            Value::Number(number, unit) if query.units => format!("{number} {unit}"),
-            Value::Number(number, _) => number.to_string(),
-            Value::Absent => "[N/A]".to_owned(),
-        };
-        println!("{}", row.iter().map(text).collect::<Vec<_>>().join(", "));
+        let text = |value: &Value| value.text(query.units).unwrap_or_else(|| "[N/A]".to_owned());
+        outln!("{}", row.iter().map(text).collect::<Vec<_>>().join(", "));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -133,7 +141,13 @@ fn unit(field: &str) -> Option<&'static str> {
 }
 
 /// Returns the requested values of a GPU. The error names an unknown field.
-fn gpu_row(host: &Host, machine: &Machine, gpu: u32, now: u64, fields: &[String]) -> Result<Vec<Value>, String> {
+pub(super) fn gpu_row(
+    host: &Host,
+    machine: &Machine,
+    gpu: u32,
+    now: u64,
+    fields: &[String],
+) -> Result<Vec<Value>, String> {
     let slot = &host.hardware().slots[gpu as usize];
     let state = machine.gpus().get(gpu as usize);
     // A lost GPU has no readings.
@@ -170,6 +184,7 @@ fn gpu_field(
         "driver_version" => Value::Text(host.hardware().driver.to_string()),
         "pci.bus_id" | "gpu_bus_id" => Value::Text(format!("0000{}", identity.pci_address()).to_uppercase()),
         "pci.device_id" => Value::Text(format!("0x{:08X}", identity.pci_device_id)),
+        "pci.sub_device_id" => Value::Text(format!("0x{:08X}", identity.pci_subsystem_id)),
         "compute_cap" => Value::Text(format!("{}.{}", board.compute_capability.0, board.compute_capability.1)),
         "display_active" => Value::Text("Disabled".to_owned()),
         "display_mode" => Value::Text("Enabled".to_owned()),
@@ -231,7 +246,7 @@ fn app_rows(host: &Host, machine: &Machine, gpu: u32, fields: &[String]) -> Resu
 }
 
 /// Returns the program of a process, which is the first word of its command line.
-fn program_of(pid: u32) -> String {
+pub(super) fn program_of(pid: u32) -> String {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
     if first.is_empty() { "[Not Found]".to_owned() } else { String::from_utf8_lossy(first).into_owned() }

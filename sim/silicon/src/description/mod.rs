@@ -264,7 +264,7 @@ impl Description {
             ));
         }
         let mig_at_start = gpu.mig.unwrap_or(model.has_mig());
-        let device = u32::from_str_radix(&board.device_id, 16).unwrap_or(0);
+        let with_vendor = |id: &str| u32::from_str_radix(id, 16).unwrap_or(0) << 16 | 0x10de;
         let part = Part::new(model, gpu.chip, driver).map(Arc::new).ok_or_else(|| {
             wrong(
                 "model",
@@ -296,7 +296,8 @@ impl Description {
                     pci_domain: 0,
                     pci_bus: gpush_geometry::preset_bus(index),
                     pci_device: 0,
-                    pci_device_id: device << 16 | 0x10de,
+                    pci_device_id: with_vendor(&board.device_id),
+                    pci_subsystem_id: with_vendor(board.subsystem_id.as_deref().unwrap_or_default()),
                     minor,
                     name: name.clone(),
                     seed,

@@ -323,6 +323,7 @@ impl Host {
             let generation = self.region.write(&encode(&after.state))?;
             // The change is published, so the call must succeed even if a file cannot be written.
             let _best_effort = self.update_driver_files(&before, &after);
+            self.hide_closed(&before, &after);
             let after = Arc::new(after);
             *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
         }

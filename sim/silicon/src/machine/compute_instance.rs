@@ -227,6 +227,11 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist.
     pub fn mig_uuid(&self, handle: ComputeInstanceHandle) -> Result<String, Return> {
-        Ok(uuid::of_mig_device(&self.identity(handle.gpu)?.uuid, handle.gpu_instance, handle.id))
+        Ok(uuid::of_mig_device(
+            self.hardware().driver,
+            &self.identity(handle.gpu)?.uuid,
+            handle.gpu_instance,
+            handle.id,
+        ))
     }
 }

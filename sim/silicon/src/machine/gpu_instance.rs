@@ -281,7 +281,7 @@ impl Machine {
                 gpu_instance: gi.id,
                 compute_instance: ci.id,
                 generation: ci.generation,
-                uuid: uuid::of_mig_device(parent, gi.id, ci.id),
+                uuid: uuid::of_mig_device(self.hardware().driver, parent, gi.id, ci.id),
             })
             .collect())
     }

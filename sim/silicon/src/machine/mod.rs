@@ -82,6 +82,8 @@ pub struct Identity {
     pub pci_device: u32,
     /// PCI device id and vendor id, as in `nvmlPciInfo_t.pciDeviceId`.
     pub pci_device_id: u32,
+    /// PCI subsystem id and vendor id, as in `nvmlPciInfo_t.pciSubSystemId`.
+    pub pci_subsystem_id: u32,
     /// Minor number of the device file `/dev/nvidia<minor>`.
     pub minor: u32,
     /// Product name as the driver reports it, such as `NVIDIA A100-SXM4-80GB`.

@@ -105,7 +105,8 @@ impl Machine {
     ///
     /// # Errors
     /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an
-    /// instance on a GPU in MIG mode, or `InsufficientResources` if the free memory is too small.
+    /// instance on a GPU in MIG mode, `InsufficientResources` if the free memory is too small, or
+    /// `InUse` if the compute mode does not allow the context ([`Gpu::allows_context`]).
     pub fn attach(&mut self, gpu: u32, process: Process) -> Result<(), Return> {
         let part = self.part(gpu)?;
         let at = self.gpu(gpu)?;
@@ -123,6 +124,9 @@ impl Machine {
             }
             None => part.model.board_memory_mib,
         };
+        if !at.allows_context(&process) {
+            return Err(Return::InUse);
+        }
         let same = |p: &Process| {
             p.pid == process.pid
                 && p.kind == process.kind

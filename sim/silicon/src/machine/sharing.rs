@@ -20,7 +20,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Gpu, Machine};
+use super::{Gpu, Machine, Process, ProcessKind};
 use crate::returns::Return;
 
 /// Names of the compute modes, in the order of NVML's numbers (`nvmlComputeMode_t`).
@@ -57,7 +57,33 @@ impl Timeslice {
     }
 }
 
+/// NVML's numbers of the compute modes that limit contexts.
+const PROHIBITED: u32 = 2;
+const EXCLUSIVE_PROCESS: u32 = 3;
+
 impl Gpu {
+    /// Returns whether the compute mode allows the context of a new process. Contexts that exist stay.
+    /// - PROHIBITED: no process can create a CUDA context.
+    /// - EXCLUSIVE_PROCESS: only one process has contexts. Clients of an MPS server compute in the context of the
+    ///   server, so they are not counted.
+    ///
+    /// A program whose context is refused gets CUDA error 46 (`cudaErrorDevicesUnavailable`).
+    #[must_use]
+    pub fn allows_context(&self, process: &Process) -> bool {
+        let computes = |process: &Process| match process.kind {
+            ProcessKind::Compute => true,
+            ProcessKind::Graphics | ProcessKind::Mps | ProcessKind::Handle => false,
+        };
+        match (self.compute_mode, process.kind) {
+            (_, ProcessKind::Graphics | ProcessKind::Handle) => true,
+            (PROHIBITED, ProcessKind::Compute | ProcessKind::Mps) => false,
+            (EXCLUSIVE_PROCESS, ProcessKind::Compute) => {
+                self.processes.iter().all(|other| other.pid == process.pid || !computes(other))
+            }
+            (_, ProcessKind::Compute | ProcessKind::Mps) => true,
+        }
+    }
+
     /// Sets compute mode and time-slice level to the values of a newly initialised GPU.
     pub(super) fn forget_settings(&mut self) {
         self.compute_mode = 0;

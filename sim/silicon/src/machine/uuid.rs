@@ -6,6 +6,8 @@
 
 use uuid::Uuid;
 
+use crate::description::DriverVersion;
+
 /// Namespace of all simulated UUIDs.
 const NAMESPACE: Uuid = Uuid::from_u128(0x6770_7573_682d_4d49_b16e_5369_6c69_636f);
 
@@ -15,9 +17,16 @@ pub fn of_gpu(seed: u64, index: u32, model: &str) -> String {
     format!("GPU-{}", Uuid::new_v5(&NAMESPACE, format!("{seed}/{index}/{model}").as_bytes()))
 }
 
-/// Returns the `MIG-<uuid>` of a compute instance of the GPU with this UUID.
+/// First driver branch that gives MIG devices UUIDs of the form `MIG-<uuid>`.
+const FIRST_WITH_OWN_UUIDS: u32 = 470;
+
+/// Returns the UUID of a compute instance of the GPU with this UUID: `MIG-<uuid>`, or before R470
+/// `MIG-GPU-<uuid>/<GPU instance id>/<compute instance id>`.
 #[must_use]
-pub fn of_mig_device(gpu: &str, gpu_instance: u32, compute_instance: u32) -> String {
+pub fn of_mig_device(driver: DriverVersion, gpu: &str, gpu_instance: u32, compute_instance: u32) -> String {
+    if driver.branch() < FIRST_WITH_OWN_UUIDS {
+        return format!("MIG-{gpu}/{gpu_instance}/{compute_instance}");
+    }
     format!("MIG-{}", Uuid::new_v5(&NAMESPACE, format!("{gpu}/{gpu_instance}/{compute_instance}").as_bytes()))
 }
 

@@ -5,6 +5,7 @@
 
 use std::process::ExitCode;
 
+use mps_sim::outln;
 use silicon::machine::{GpuInstanceHandle, Machine, Placement, Profile};
 use silicon::{Call, Host, HostError, Return};
 
@@ -50,14 +51,14 @@ pub(super) fn create_gpu_instances(
                 None => (word.as_str(), None),
             };
             let Some(profile) = profile_of(&part.profiles, name) else {
-                println!("Unable to create a GPU instance on GPU {gpu:>2} using profile {name}: Invalid Argument");
-                println!("Failed to create GPU instances: Invalid Argument");
+                outln!("Unable to create a GPU instance on GPU {gpu:>2} using profile {name}: Invalid Argument");
+                outln!("Failed to create GPU instances: Invalid Argument");
                 return Ok(exit_code(Return::InvalidArgument));
             };
             let at = |start: &str| profile.placements().map(|(at, _)| at).find(|at| at.start.to_string() == start);
             let placement = match start.map(at) {
                 Some(None) => {
-                    println!("Unable to create a GPU instance on GPU {gpu:>2} using profile {name}: Invalid Argument");
+                    outln!("Unable to create a GPU instance on GPU {gpu:>2} using profile {name}: Invalid Argument");
                     return Ok(exit_code(Return::InvalidArgument));
                 }
                 Some(placement) => placement,
@@ -75,14 +76,15 @@ pub(super) fn create_gpu_instances(
             let handle = match made {
                 Ok(handle) => handle,
                 Err(rc) => {
-                    println!("Unable to create a GPU instance on GPU {gpu:>2} using profile {id}: {}", words_of(rc));
-                    println!("Failed to create GPU instances: {}", words_of(rc));
+                    outln!("Unable to create a GPU instance on GPU {gpu:>2} using profile {id}: {}", words_of(rc));
+                    outln!("Failed to create GPU instances: {}", words_of(rc));
                     return Ok(exit_code(rc));
                 }
             };
-            println!(
+            outln!(
                 "Successfully created GPU instance ID {:>2} on GPU {gpu:>2} using profile MIG {} (ID {id:>2})",
-                handle.id, profile.data.name
+                handle.id,
+                profile.data.name
             );
             if with_compute && let Err(code) = create_compute_instance(host, profile, handle, None)? {
                 return Ok(code);
@@ -111,10 +113,10 @@ fn create_compute_instance(
     let found = all.find(|compute| compute.name.eq_ignore_ascii_case(name) || compute.id.to_string() == name);
     let (gpu, gi) = (handle.gpu, handle.id);
     let Some(compute) = found else {
-        println!(
+        outln!(
             "Unable to create a compute instance on GPU {gpu:>2} GPU instance ID {gi:>2} using profile {name}: Invalid Argument"
         );
-        println!("Failed to create compute instances: Invalid Argument");
+        outln!("Failed to create compute instances: Invalid Argument");
         return Ok(Err(exit_code(Return::InvalidArgument)));
     };
     let call = Call { gpu_instance: Some(gi), ..Call::on("nvmlGpuInstanceCreateComputeInstance", gpu) };
@@ -123,19 +125,21 @@ fn create_compute_instance(
     })?;
     Ok(match made {
         Ok(made) => {
-            println!(
+            outln!(
                 "Successfully created compute instance ID {:>2} on GPU {gpu:>2} GPU instance ID {gi:>2} using profile MIG {} (ID {:>2})",
-                made.id, compute.name, compute.id
+                made.id,
+                compute.name,
+                compute.id
             );
             Ok(())
         }
         Err(rc) => {
-            println!(
+            outln!(
                 "Unable to create a compute instance on GPU {gpu:>2} GPU instance ID {gi:>2} using profile {}: {}",
                 compute.id,
                 words_of(rc)
             );
-            println!("Failed to create compute instances: {}", words_of(rc));
+            outln!("Failed to create compute instances: {}", words_of(rc));
             Err(exit_code(rc))
         }
     })
@@ -170,7 +174,7 @@ pub(super) fn create_compute_instances(
     if any {
         return Ok(ExitCode::SUCCESS);
     }
-    println!("No GPU instances found: Not Found");
+    outln!("No GPU instances found: Not Found");
     Ok(exit_code(Return::NotFound))
 }
 
@@ -215,19 +219,19 @@ pub(super) fn destroy(host: &Host, gpus: &[u32], asked: &Asked, compute: bool) -
     if done > 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    println!("No {kind} instances found: Not Found");
+    outln!("No {kind} instances found: Not Found");
     Ok(exit_code(Return::NotFound))
 }
 
 fn destroyed(gone: Result<(), Return>, what: &str, kind: &str) -> Result<(), ExitCode> {
     match gone {
         Ok(()) => {
-            println!("Successfully destroyed {what}");
+            outln!("Successfully destroyed {what}");
             Ok(())
         }
         Err(rc) => {
-            println!("Unable to destroy {what}: {}", words_of(rc));
-            println!("Failed to destroy {kind} instances: {}", words_of(rc));
+            outln!("Unable to destroy {what}: {}", words_of(rc));
+            outln!("Failed to destroy {kind} instances: {}", words_of(rc));
             Err(exit_code(rc))
         }
     }

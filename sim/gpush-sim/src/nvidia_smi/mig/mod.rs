@@ -9,6 +9,7 @@ mod tables;
 
 use std::process::ExitCode;
 
+use mps_sim::outln;
 use silicon::machine::Machine;
 use silicon::{Host, HostError, Return};
 
@@ -90,11 +91,11 @@ fn numbers(words: Option<Vec<String>>) -> Result<Option<Vec<u32>>, String> {
 pub(super) fn act(host: &Host, asked: &Asked) -> Result<ExitCode, HostError> {
     let command = asked.command.clone().unwrap_or(Command::Help);
     if command == Command::Help {
-        println!("    mig -- Multi Instance GPU management.\n");
-        println!("    nvidia-smi mig -lgip | -lgipp | -lgi | -lcip | -lci [-i GPUS] [-gi GPU-INSTANCES]");
-        println!("    nvidia-smi mig -cgi PROFILE[:START],... [-C] [-i GPUS]");
-        println!("    nvidia-smi mig -cci [PROFILE,...] [-gi GPU-INSTANCES] [-i GPUS]");
-        println!("    nvidia-smi mig -dgi | -dci [-gi GPU-INSTANCES] [-ci COMPUTE-INSTANCES] [-i GPUS]");
+        outln!("    mig -- Multi Instance GPU management.\n");
+        outln!("    nvidia-smi mig -lgip | -lgipp | -lgi | -lcip | -lci [-i GPUS] [-gi GPU-INSTANCES]");
+        outln!("    nvidia-smi mig -cgi PROFILE[:START],... [-C] [-i GPUS]");
+        outln!("    nvidia-smi mig -cci [PROFILE,...] [-gi GPU-INSTANCES] [-i GPUS]");
+        outln!("    nvidia-smi mig -dgi | -dci [-gi GPU-INSTANCES] [-ci COMPUTE-INSTANCES] [-i GPUS]");
         return Ok(ExitCode::SUCCESS);
     }
     let named = asked.gpus.is_some();
@@ -106,7 +107,7 @@ pub(super) fn act(host: &Host, asked: &Asked) -> Result<ExitCode, HostError> {
     let with_mig = |gpu: &u32| machine.gpus().get(*gpu as usize).is_some_and(|gpu| gpu.mig && !gpu.lost);
     let gpus: Vec<u32> = gpus.into_iter().filter(with_mig).collect();
     if gpus.is_empty() {
-        println!("No MIG-enabled devices found.");
+        outln!("No MIG-enabled devices found.");
         return Ok(ExitCode::from(if named { 3 } else { 6 }));
     }
     let changes = !matches!(
@@ -119,7 +120,7 @@ pub(super) fn act(host: &Host, asked: &Asked) -> Result<ExitCode, HostError> {
             | Command::ListComputeInstances
     );
     if changes && !host.privileged() {
-        println!("Insufficient Permissions");
+        outln!("Insufficient Permissions");
         return Ok(super::exit_code(Return::NoPermission));
     }
     match command {

@@ -3,6 +3,7 @@
 
 use std::process::ExitCode;
 
+use mps_sim::{out, outln};
 use silicon::machine::Machine;
 
 use super::{Asked, chosen};
@@ -14,11 +15,11 @@ fn gib(mib: u64) -> String {
 
 pub(super) fn list_gpu_profiles(machine: &Machine, gpus: &[u32]) -> ExitCode {
     let rule = format!("+{}+", "-".repeat(79));
-    println!("{rule}");
-    println!("| GPU instance profiles:                                                        |");
-    println!("| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |");
-    println!("|                                Free/Total   GiB              CE    JPEG  OFA  |");
-    println!("|{}|", "=".repeat(79));
+    outln!("{rule}");
+    outln!("| GPU instance profiles:                                                        |");
+    outln!("| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |");
+    outln!("|                                Free/Total   GiB              CE    JPEG  OFA  |");
+    outln!("|{}|", "=".repeat(79));
     for &gpu in gpus {
         let Ok(part) = machine.part(gpu) else { continue };
         for profile in &part.profiles {
@@ -26,7 +27,7 @@ pub(super) fn list_gpu_profiles(machine: &Machine, gpus: &[u32]) -> ExitCode {
             let free = machine.remaining_gpu_instances(gpu, data.id).unwrap_or_default();
             let (name, instances) = (format!("MIG {}", data.name), format!("{free}/{}", data.max));
             let e = &data.engines;
-            println!(
+            outln!(
                 "| {gpu:>3}  {name:<19} {:<5} {instances:<11} {:<10} No    {:>3}   {:>3}   {:>3}   |",
                 data.id,
                 gib(data.memory_mib),
@@ -34,8 +35,8 @@ pub(super) fn list_gpu_profiles(machine: &Machine, gpus: &[u32]) -> ExitCode {
                 e.decoder,
                 e.encoder
             );
-            println!("| {:57} {:>3}   {:>3}   {:>3}   |", "", e.copy, e.jpeg, e.ofa);
-            println!("{rule}");
+            outln!("| {:57} {:>3}   {:>3}   {:>3}   |", "", e.copy, e.jpeg, e.ofa);
+            outln!("{rule}");
         }
     }
     ExitCode::SUCCESS
@@ -47,7 +48,7 @@ pub(super) fn list_placements(machine: &Machine, gpus: &[u32]) -> ExitCode {
         for profile in &part.profiles {
             let starts: Vec<String> = profile.placements().map(|(at, _)| at.start.to_string()).collect();
             let size = profile.placements().map(|(at, _)| at.size).next().unwrap_or_default();
-            println!("GPU {gpu:>2} Profile ID {:>2} Placements: {{{}}}:{size}", profile.data.id, starts.join(","));
+            outln!("GPU {gpu:>2} Profile ID {:>2} Placements: {{{}}}:{size}", profile.data.id, starts.join(","));
         }
     }
     ExitCode::SUCCESS
@@ -65,26 +66,26 @@ pub(super) fn list_gpu_instances(machine: &Machine, gpus: &[u32]) -> ExitCode {
         }
     }
     if rows.is_empty() {
-        println!("No GPU instances found: Not Found");
+        outln!("No GPU instances found: Not Found");
         return ExitCode::from(6);
     }
-    println!("+{}+", "-".repeat(57));
-    println!("| GPU instances:                                          |");
-    println!("| GPU   Name             Profile  Instance   Placement    |");
-    println!("|                          ID       ID       Start:Size   |");
-    println!("|{}|", "=".repeat(57));
-    print!("{rows}");
+    outln!("+{}+", "-".repeat(57));
+    outln!("| GPU instances:                                          |");
+    outln!("| GPU   Name             Profile  Instance   Placement    |");
+    outln!("|                          ID       ID       Start:Size   |");
+    outln!("|{}|", "=".repeat(57));
+    out!("{rows}");
     ExitCode::SUCCESS
 }
 
 pub(super) fn list_compute_profiles(machine: &Machine, gpus: &[u32], asked: &Asked) -> ExitCode {
     let rule = format!("+{}+", "-".repeat(86));
-    println!("{rule}");
-    println!("| Compute instance profiles:                                                           |");
-    println!("| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |");
-    println!("|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |");
-    println!("|         ID                                                          CE    JPEG       |");
-    println!("|{}|", "=".repeat(86));
+    outln!("{rule}");
+    outln!("| Compute instance profiles:                                                           |");
+    outln!("| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |");
+    outln!("|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |");
+    outln!("|         ID                                                          CE    JPEG       |");
+    outln!("|{}|", "=".repeat(86));
     for &gpu in gpus {
         let Ok(part) = machine.part(gpu) else { continue };
         for gi in chosen(machine, gpu, asked) {
@@ -96,12 +97,16 @@ pub(super) fn list_compute_profiles(machine: &Machine, gpus: &[u32], asked: &Ask
                 let (name, id) = (format!("MIG {}", compute.name), format!("{}{star}", compute.id));
                 let free = format!("{}/{}", gi.remaining(within, compute), compute.max);
                 let e = &within.data.engines;
-                println!(
+                outln!(
                     "| {gpu:>3}    {:>3}       {name:<18}{id:>4}     {free:>5}       {:>4}       {:>3}   {:>3}   {:>3}  |",
-                    gi.id, compute.sm, e.decoder, e.encoder, e.ofa
+                    gi.id,
+                    compute.sm,
+                    e.decoder,
+                    e.encoder,
+                    e.ofa
                 );
-                println!("| {:66}{:>3}   {:>3}        |", "", e.copy, e.jpeg);
-                println!("{rule}");
+                outln!("| {:66}{:>3}   {:>3}        |", "", e.copy, e.jpeg);
+                outln!("{rule}");
             }
         }
     }
@@ -126,16 +131,16 @@ pub(super) fn list_compute_instances(machine: &Machine, gpus: &[u32], asked: &As
         }
     }
     if rows.is_empty() {
-        println!("No compute instances found: Not Found");
+        outln!("No compute instances found: Not Found");
         return ExitCode::from(6);
     }
-    println!("+{}+", "-".repeat(68));
-    println!("| Compute instances:                                                 |");
-    println!("| GPU     GPU       Name             Profile   Instance   Placement  |");
-    println!("|       Instance                       ID        ID       Start:Size |");
-    println!("|         ID                                                         |");
-    println!("|{}|", "=".repeat(68));
-    print!("{rows}");
+    outln!("+{}+", "-".repeat(68));
+    outln!("| Compute instances:                                                 |");
+    outln!("| GPU     GPU       Name             Profile   Instance   Placement  |");
+    outln!("|       Instance                       ID        ID       Start:Size |");
+    outln!("|         ID                                                         |");
+    outln!("|{}|", "=".repeat(68));
+    out!("{rows}");
     ExitCode::SUCCESS
 }
 
