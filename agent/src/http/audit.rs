@@ -115,9 +115,12 @@ fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
         Selector::Model(name) if !name.contains(['*', '?']) => {
             Ok(host.named(word).unwrap_or_else(|_| vec![word.to_owned()]))
         }
-        Selector::All | Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => {
-            host.named(word)
-        }
+        Selector::All
+        | Selector::Indexes(..)
+        | Selector::Uuid(_)
+        | Selector::Pci { .. }
+        | Selector::DeviceId(_)
+        | Selector::Model(_) => host.named(word),
     }
 }
 

@@ -53,13 +53,18 @@ pub fn gpus(name: &str) -> Result<Vec<Gpu>, ApiError> {
     Ok(gpus)
 }
 
-fn gpu(model: &Model, index: u32) -> Gpu {
+/// Returns an idle GPU of a model at an index, as offline planning assumes it.
+pub(crate) fn gpu(model: &Model, index: u32) -> Gpu {
     Gpu {
         index,
         uuid: format!("{UUID_PREFIX}{index:012x}"),
         pci: format!("0000:{:02x}:00.0", gpush_geometry::preset_bus(index)),
         pci_id: model.boards.first().map(|board| format!("0x{}10DE", board.device_id)),
-        pci_subsystem: None,
+        pci_subsystem: model
+            .boards
+            .first()
+            .and_then(|board| board.subsystem_id.as_ref())
+            .map(|id| format!("0x{id}10DE")),
         minor: index,
         name: product(model),
         architecture: architecture(model.architecture),

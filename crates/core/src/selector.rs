@@ -6,6 +6,7 @@
 //! all                   every GPU
 //! GPU-3ad1…             UUID, or a unique prefix of a UUID
 //! 0000:07:00.0          PCI address; the domain and the function are optional
+//! 0x20B210DE            PCI device id and vendor id, as mig-parted writes them; 0x20B210DE:0x147F10DE selects one board
 //! *A100*                product name, `*` and `?` as in a shell, case ignored
 //! A100-SXM4-80GB        full product name from `gpushctl status`; the prefix `NVIDIA ` is optional
 //! ```
@@ -13,6 +14,7 @@
 //! In a config rule, a selector may match no GPU, because a host may lose a GPU. In a command, a
 //! selector that matches no GPU is an error, which lists the GPUs of the host.
 
+mod device_id;
 mod ranges;
 
 use std::{
@@ -23,7 +25,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, Remedy};
 
-pub use self::ranges::ranges;
+pub use self::{device_id::DeviceId, ranges::ranges};
 use crate::quote::Quoted;
 
 /// Maximum number of selectors in one request. Even the largest host needs far fewer.
@@ -49,6 +51,8 @@ pub enum Selector {
         /// Function; 0 if omitted.
         function: u8,
     },
+    /// PCI ids of the GPU model, or of one of its boards.
+    DeviceId(DeviceId),
     /// Product name with `*` and `?`, in lower case.
     Model(String),
 }
@@ -70,8 +74,8 @@ impl fmt::Display for SelectorError {
 
 impl std::error::Error for SelectorError {}
 
-const SHAPES: &str = "an index (0), a range (0-3), `all`, a UUID (GPU-…), a PCI address (0000:07:00.0) or a product \
-                      name with wildcards (*A100*)";
+const SHAPES: &str = "an index (0), a range (0-3), `all`, a UUID (GPU-…), a PCI address (0000:07:00.0), a PCI device id \
+                      (0x20B210DE) or a product name with wildcards (*A100*)";
 
 fn error(message: impl Into<String>, hint: impl Into<String>) -> SelectorError {
     SelectorError { message: message.into(), hint: hint.into() }
@@ -112,6 +116,12 @@ impl FromStr for Selector {
         }
         if lower.contains(['*', '?']) {
             return Ok(Self::Model(lower));
+        }
+        if lower.starts_with("0x") {
+            return lower
+                .parse()
+                .map(Self::DeviceId)
+                .map_err(|hint: String| error(format!("{} is not a PCI device id", Quoted(text)), hint));
         }
         if lower.contains(':') {
             return pci(&lower).ok_or_else(|| {
@@ -189,6 +199,7 @@ impl fmt::Display for Selector {
             Self::Indexes(first, last) => write!(f, "{first}-{last}"),
             Self::Uuid(uuid) => f.write_str(uuid),
             Self::Pci { domain, bus, device, function } => write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function}"),
+            Self::DeviceId(id) => id.fmt(f),
             Self::Model(glob) => f.write_str(glob),
         }
     }
@@ -206,6 +217,7 @@ impl Selector {
                 gpu.uuid.get(..prefix.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(prefix))
             }
             Self::Pci { .. } => pci(&gpu.pci.to_ascii_lowercase()).as_ref() == Some(self),
+            Self::DeviceId(id) => id.matches(gpu) == Some(true),
             Self::Model(glob) => is_model(glob, &gpu.name.to_ascii_lowercase()),
         }
     }
@@ -225,7 +237,7 @@ impl Selector {
             Self::Indexes(first, last) => {
                 (*first..=*last).take(gpus.len() + 1).find(|index| !gpus.iter().any(|gpu| gpu.borrow().index == *index))
             }
-            Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => None,
+            Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::DeviceId(_) | Self::Model(_) => None,
         }
     }
 
@@ -283,9 +295,12 @@ impl Selector {
                 Self::Indexes(first, last) if first != last => {
                     missing(format!("{}, which is in the range {text}", no_gpu(index)))
                 }
-                Self::Indexes(..) | Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => {
-                    missing(no_gpu(index))
-                }
+                Self::Indexes(..)
+                | Self::All
+                | Self::Uuid(_)
+                | Self::Pci { .. }
+                | Self::DeviceId(_)
+                | Self::Model(_) => missing(no_gpu(index)),
             };
         }
         if self.is_ambiguous(gpus) {
@@ -311,6 +326,7 @@ impl Selector {
             }
             Self::Model(_) => missing(format!("no product name matches {}", Quoted(text))),
             Self::Uuid(_) => missing(format!("no GPU has the UUID {}", Quoted(text))),
+            Self::DeviceId(id) => missing(format!("no GPU has the PCI device id {id}")),
             Self::Pci { .. } => missing(format!("no GPU is at PCI address {}", Quoted(text))),
             Self::Indexes(..) => missing(format!("there is no GPU {text}")),
         }

@@ -314,7 +314,7 @@ fn claims_everything(selector: &Selector) -> bool {
     match selector {
         Selector::All => true,
         Selector::Model(glob) => glob.chars().all(|c| c == '*'),
-        Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } => false,
+        Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } | Selector::DeviceId(_) => false,
     }
 }
 
@@ -335,6 +335,7 @@ fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> 
                     | Selector::All
                     | Selector::Uuid(_)
                     | Selector::Pci { .. }
+                    | Selector::DeviceId(_)
                     | Selector::Model(_) => None,
                 });
                 let (claim, to) = covers?;
@@ -344,6 +345,13 @@ fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> 
                 next = to + 1;
             }
         }
+        // A selector without a subsystem id covers all boards of the model.
+        Selector::DeviceId(id) => earlier.iter().find(|claim| match claim.selector {
+            Selector::DeviceId(other) => other.covers(*id),
+            Selector::All | Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => {
+                false
+            }
+        }),
         // A longer prefix of a UUID does not count as covered by a shorter prefix: if the shorter
         // prefix is ambiguous on the host, it claims nothing, and the longer prefix may still
         // match.

@@ -12,6 +12,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mig};
 
+use super::double_memory;
 use crate::{
     geometry::Geometry,
     layout::{Entry, Layout},
@@ -123,7 +124,7 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<ExportedState> {
         }
         for compute in &instance.compute {
             match entry(&compute.profile) {
-                Some(_) => *counts.entry(compute.profile.clone()).or_default() += 1,
+                Some(entry) => *counts.entry(double_memory::counted_as(&entry)).or_default() += 1,
                 None => {
                     remarks.push(format!("{who}: a compute instance of {name} is left out: its profile has no name"));
                 }
@@ -153,7 +154,7 @@ fn entry(profile: &str) -> Option<Entry> {
 fn is_complete(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
     let entries = counts.iter().filter_map(|(name, count)| Some(Entry { count: *count, ..entry(name)? })).collect();
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
-    let target = Target::resolve(&geometry, &Layout { entries });
+    let target = Target::resolve(&geometry, &double_memory::as_on_gpu(&Layout { entries }, mig));
     target.and_then(|target| plan::plan(&geometry, &mig.instances, &target)).is_ok_and(|plan| plan.steps.is_empty())
 }
 

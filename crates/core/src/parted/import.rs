@@ -7,11 +7,11 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-use super::{DesiredMode, DeviceId, Devices, File, Group, Label};
+use super::{DesiredMode, Devices, File, Group, Label};
 use crate::{
     layout::{DYNAMIC, Layout, NONE},
     quote::Quoted,
-    selector,
+    selector::{self, DeviceId},
 };
 
 /// NVIDIA's PCI vendor id.
@@ -135,7 +135,7 @@ impl Names {
 struct Claimed {
     all: bool,
     indexes: BTreeSet<u32>,
-    products: BTreeSet<String>,
+    ids: BTreeSet<DeviceId>,
 }
 
 fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String>) {
@@ -169,8 +169,14 @@ fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String
         rules.reverse();
     }
     for (selectors, want) in rules {
+        let _ = writeln!(text);
+        for (selector, names) in selectors.iter().filter_map(|one| Some((one, products(one.parse().ok()?)))) {
+            let names =
+                if names.is_empty() { "a model that this gpushctl does not know".to_owned() } else { names.join(", ") };
+            let _ = writeln!(text, "# {selector}: {names}");
+        }
         let selectors: Vec<String> = selectors.into_iter().map(string).collect();
-        let _ = writeln!(text, "\n[[gpu]]\nmatch = [{}]", selectors.join(", "));
+        let _ = writeln!(text, "[[gpu]]\nmatch = [{}]", selectors.join(", "));
         match want {
             DesiredMode::On(layout) if layout.is_none() => {
                 let _ = writeln!(text, "mode = \"mig\"\nlayout = \"{NONE}\"");
@@ -220,16 +226,11 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
         Devices::All => {
             let mut selectors = Vec::new();
             for id in &group.filter {
-                if id.subsystem.is_some() {
-                    remarks.push(format!("{place}: {id}: a rule cannot select boards by their subsystem id"));
-                }
-                match product(*id) {
-                    Some(product) if claimed.products.insert(product.to_lowercase()) => selectors.push(product),
-                    Some(product) => remarks.push(format!("{place}: {id}: a rule already selects {product}")),
-                    None => remarks.push(format!(
-                        "{place}: this version of gpushctl does not know {id}: write a rule with the product name of \
-                        the GPU, which `gpushctl gpu list` shows"
-                    )),
+                if claimed.ids.iter().any(|earlier| earlier.covers(*id)) {
+                    remarks.push(format!("{place}: {id}: a rule already selects these GPUs"));
+                } else {
+                    claimed.ids.insert(*id);
+                    selectors.push(id.to_string());
                 }
             }
             selectors
@@ -237,18 +238,26 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
     }
 }
 
-/// Returns the product name that the driver reports for a GPU model.
-fn product(id: DeviceId) -> Option<String> {
-    if id.id & 0xffff != NVIDIA {
-        return None;
-    }
-    let device = format!("{:04X}", id.device());
-    gpush_geometry::KEYS
+/// Returns the product names that drivers report for GPUs with these ids. Boards with one device id may have several
+/// names. The list is empty if this version knows no board with these ids.
+fn products(id: DeviceId) -> Vec<String> {
+    let with_vendor = |id: &str| u32::from_str_radix(id, 16).ok().map(|id| id << 16 | NVIDIA);
+    let mut names: Vec<String> = gpush_geometry::KEYS
         .iter()
         .filter_map(|key| gpush_geometry::model(key))
-        .flat_map(|model| model.boards.clone())
-        .find(|board| board.device_id.eq_ignore_ascii_case(&device))
-        .map(|board| board.product)
+        .flat_map(|model| model.boards)
+        .filter_map(|board| {
+            let subsystem = board.subsystem_id.as_deref().and_then(with_vendor);
+            id.covers(DeviceId { id: with_vendor(&board.device_id)?, subsystem }).then_some(board.product)
+        })
+        .collect();
+    // Boards with other subsystem ids exist too. They have the names of the model.
+    if names.is_empty() && id.subsystem.is_some() {
+        names = products(DeviceId { subsystem: None, ..id });
+    }
+    names.sort();
+    names.dedup();
+    names
 }
 
 fn string(value: String) -> String {

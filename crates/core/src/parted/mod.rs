@@ -26,9 +26,9 @@
 
 use gpush_api::ApiError;
 
-use crate::{diagnostic::FileErrors, layout::Layout, quote::Quoted};
+use crate::{diagnostic::FileErrors, layout::Layout, quote::Quoted, selector::DeviceId};
 
-mod device_id;
+mod double_memory;
 mod export;
 mod import;
 mod read;
@@ -37,7 +37,6 @@ mod select;
 mod values;
 mod yaml;
 
-pub use device_id::DeviceId;
 pub use export::{Exported, export};
 pub use import::{Imported, import};
 pub use resolve::{Resolved, resolve};

@@ -5,7 +5,7 @@
 
 use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState, Remedy};
 
-use super::{DesiredMode, Devices, File, Group, Label};
+use super::{DesiredMode, Devices, File, Group, Label, double_memory};
 use crate::{
     quote::Quoted,
     selector::{Selector, inventory},
@@ -72,7 +72,13 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
             let (mig, layout) = match want {
                 DesiredMode::Off => (false, Vec::new()),
                 DesiredMode::On(layout) if layout.is_none() => (true, Vec::new()),
-                DesiredMode::On(layout) => (true, layout.canonical()),
+                DesiredMode::On(layout) => (
+                    true,
+                    match &gpus[at].mig {
+                        Some(mig) => double_memory::as_on_gpu(layout, mig).canonical(),
+                        None => layout.canonical(),
+                    },
+                ),
             };
             Some(GpuLayout { gpu: gpus[at].uuid.clone(), mig, layout })
         })

@@ -135,7 +135,7 @@ fn labels_that_do_not_match_the_host_are_refused() {
         ("a list for other parts", group(&["device-filter: 0x1FB010DE", "devices: [9]", "mig-enabled: false"]), &a30),
         (
             "another subsystem",
-            group(&["device-filter: 0x20B710DE:0x153210DE", "devices: all", "mig-enabled: false"]),
+            group(&["device-filter: 0x20B710DE:0x180410DE", "devices: all", "mig-enabled: false"]),
             &a30,
         ),
         (

@@ -138,6 +138,48 @@ fn label_gives_layouts_to_its_gpus() {
     assert_eq!(meant(&text, &host).unwrap(), expected);
 }
 
+/// The import wrote product names instead of the ids. One id has boards with several names, so rules claimed no GPU.
+#[test]
+fn imported_rule_claims_the_gpus_of_its_filter() {
+    let mut tried = 0;
+    for key in gpush_geometry::KEYS {
+        let model = gpush_geometry::model(key).unwrap();
+        if !model.has_mig() {
+            continue;
+        }
+        for board in &model.boards {
+            let mut gpu = preset::gpu(&model, 0);
+            gpu.name = board.product.clone();
+            gpu.pci_id = Some(format!("0x{}10DE", board.device_id));
+            gpu.pci_subsystem = board.subsystem_id.as_ref().map(|id| format!("0x{id}10DE"));
+            let subsystem = gpu.pci_subsystem.as_ref().map(|id| format!("0x{}10DE:{id}", board.device_id));
+            for filter in gpu.pci_id.iter().chain(&subsystem) {
+                let imported = imported(filter);
+                let names = format!("# {filter}: ");
+                let names = imported.text.lines().find_map(|line| line.strip_prefix(&names)).unwrap_or_default();
+                assert!(names.split(", ").any(|name| name == board.product), "{filter}: {}", imported.text);
+                let config = Config::parse(&imported.text, "x").unwrap();
+                let states = crate::desired::desired_states(&config, std::slice::from_ref(&gpu));
+                assert!(states[0].layout.is_some(), "{filter} {}: {}", board.product, imported.text);
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 50, "{tried}");
+    assert!(imported("0x234210DE").text.contains("# 0x234210DE: NVIDIA GH200 120GB, NVIDIA GH200 480GB\n"));
+    assert!(imported("0x232410DE").text.contains("# 0x232410DE: NVIDIA H800\n"));
+    let unknown = imported("0xABCD10DE");
+    assert!(unknown.text.contains("match = [\"0xABCD10DE\"]") && unknown.remarks.is_empty(), "{unknown:?}");
+}
+
+fn imported(filter: &str) -> Imported {
+    let groups = format!(
+        "    - device-filter: \"{filter}\"\n      devices: all\n      mig-enabled: true\n      mig-devices: {{}}\n"
+    );
+    let file = file(&label(&groups));
+    import(&file, Some(file.select(None).unwrap()))
+}
+
 #[test]
 fn last_group_for_a_gpu_counts() {
     let host = preset::gpus("a30x4").unwrap();

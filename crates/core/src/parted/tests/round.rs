@@ -123,20 +123,72 @@ fn equal_gpus_share_a_group_and_parts_differ_by_id() {
     insta::assert_snapshot!([alike.text, one_differs.text, some.text, mixed.text].join("\n"));
 }
 
-/// mig-parted recognizes `1c.1g.20gb` and creates compute profile 0 for it.
+/// Returns the name by which mig-parted counts a compute instance: slices of the compute instance and of the GPU
+/// instance, memory of the GPU instance as a fraction of the board in eighths, attributes. This is a second
+/// implementation of the rule of go-nvlib, independent of gpush's names.
+fn name_in_mig_parted(model: &gpush_geometry::Model, instance: &GpuInstance, compute: &ComputeInstance) -> String {
+    let profile = model.gi_profiles.iter().find(|one| one.id == instance.profile_id).unwrap();
+    let slices = profile.compute.iter().find(|one| one.id == compute.profile_id).unwrap().slices;
+    let eighths = (profile.memory_mib * 8).div_ceil(model.board_memory_mib);
+    let gib = (eighths * model.board_memory_mib.div_ceil(1024) + 4) / 8;
+    let attribute = profile.name.find(['+', '-']).map_or("", |at| &profile.name[at..]);
+    if slices == profile.slices {
+        format!("{slices}g.{gib}gb{attribute}")
+    } else {
+        format!("{slices}c.{}g.{gib}gb{attribute}", profile.slices)
+    }
+}
+
+/// mig-parted's `assert` compares the counts of the file with the counts of its own names. It calls both compute
+/// profiles of a double-memory `1g` by one name, for example `1g.20gb`.
 #[test]
-fn both_compute_profiles_of_a_double_memory_1g_are_exported() {
+fn exported_file_passes_the_assert_of_mig_parted() {
+    let mut seen = 0;
+    for key in gpush_geometry::KEYS {
+        let model = gpush_geometry::model(key).unwrap();
+        for profile in &model.gi_profiles {
+            for compute in &profile.compute {
+                let mut gpu = preset::gpu(&model, 0);
+                with(&mut gpu, &compute.name);
+                let exported = export(std::slice::from_ref(&gpu), "current", |_| true).unwrap();
+                let instance = &gpu.mig.as_ref().unwrap().instances[0];
+                let name = name_in_mig_parted(&model, instance, &instance.compute[0]);
+                let line = format!("        \"{name}\": 1");
+                assert!(exported.text.lines().any(|one| one == line), "{key} {}: {}", compute.name, exported.text);
+                assert!(exported.remarks.is_empty(), "{key} {}: {:?}", compute.name, exported.remarks);
+                assert!(
+                    asserted(&exported, std::slice::from_ref(&gpu)).iter().all(as_wanted),
+                    "{key} {}",
+                    compute.name
+                );
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 250, "{seen}");
+}
+
+/// A file with `1g.20gb` means the instances that the GPU has, also those of mig-parted.
+#[test]
+fn file_keeps_both_compute_profiles_of_a_double_memory_1g() {
     let mut gpus = preset::gpus("dgx-h100").unwrap();
     gpus.truncate(1);
     with(&mut gpus[0], "1c.1g.20gb*2,1g.20gb");
     let exported = export(&gpus, "current", |_| true).unwrap();
-    assert_eq!(exported.remarks, Vec::<String>::new());
-    assert!(
-        exported.text.contains("\"1c.1g.20gb\": 2") && exported.text.contains("\"1g.20gb\": 1"),
-        "{}",
-        exported.text
-    );
+    assert!(exported.text.contains("\"1g.20gb\": 3\n") && exported.remarks.is_empty(), "{exported:?}");
     assert!(asserted(&exported, &gpus).iter().all(as_wanted));
+    let layouts = |text: &str| {
+        let file = file(text);
+        resolve(&file, file.select(None).unwrap(), &gpus, &[]).unwrap().layouts[0].layout.join(",")
+    };
+    let counted = |count: u8| {
+        label(&format!("    - devices: all\n      mig-enabled: true\n      mig-devices: {{1g.20gb: {count}}}\n"))
+    };
+    assert_eq!(layouts(&counted(4)), "1g.20gb*2,1c.1g.20gb*2", "a new instance is whole");
+    assert_eq!(layouts(&counted(2)), "1g.20gb,1c.1g.20gb");
+    gpus[0].mig.as_mut().unwrap().instances.clear();
+    let file = file(&counted(4));
+    assert_eq!(resolve(&file, file.select(None).unwrap(), &gpus, &[]).unwrap().layouts[0].layout, ["1g.20gb*4"]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! PCI ids in the notation of mig-parted's device filters: `0xDDDDVVVV`, or `0xDDDDVVVV:0xDDDDVVVV`
-//! with the subsystem.
+//! PCI ids in the notation of NVML and of mig-parted's device filters: `0xDDDDVVVV`, or
+//! `0xDDDDVVVV:0xDDDDVVVV` with the subsystem.
 
 use std::{fmt, str::FromStr};
 
@@ -15,10 +15,10 @@ pub struct DeviceId {
 }
 
 impl DeviceId {
-    /// Returns the device id.
+    /// Returns whether every GPU with the ids `other` also has these ids.
     #[must_use]
-    pub fn device(self) -> u16 {
-        (self.id >> 16) as u16
+    pub fn covers(self, other: Self) -> bool {
+        self.id == other.id && (self.subsystem.is_none() || self.subsystem == other.subsystem)
     }
 
     /// Returns whether a GPU has these ids; `None` if the GPU's ids are unknown.
