@@ -1,11 +1,10 @@
 //! Time limits of one connection: until the head of a request is complete, and between requests.
 //!
 //! ```text
-//! accepted ──► head ──(request read)──► busy ──(answered)──► idle ──(first byte)──► head
-//!               │ 1 s                    no deadline │        │ 60 s
-//!               └──► closed                          │        └──► closed
-//!                                                    └(a stream)─► streaming ──► closed
-//!                                                                  60 s without a byte taken
+//! accepted ──► idle ──(first byte)──► head ──(request read)──► busy ──(answered)──► idle
+//!               │ 60 s                 │ 1 s                    no deadline │
+//!               └──► closed            └──► closed                          └(a stream)─► streaming ──► closed
+//!                                                                               60 s without a byte taken
 //! ```
 //!
 //! hyper's own time limit for a head includes the time between two requests. So it cannot distinguish a slow sender
@@ -34,11 +33,10 @@ use axum::http::StatusCode;
 
 use crate::http::failure::Failure;
 
-/// Maximum time until the head of a request is complete. The time starts with the first byte of the head. For the first
-/// request, it starts when gpushd begins to serve the connection.
+/// Maximum time until the head of a request is complete. The time starts with the first byte of the head.
 const HEAD: Duration = Duration::from_secs(1);
 
-/// Maximum time between a response and the first byte of the next request.
+/// Maximum time before the first byte of a request: after a response, or after gpushd has begun to serve the connection.
 const IDLE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +66,7 @@ pub(crate) struct ConnectionTimer(Arc<Mutex<ConnectionPhase>>);
 impl ConnectionTimer {
     /// Creates the timer of a new connection.
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Mutex::new(ConnectionPhase::Head(Instant::now()))))
+        Self(Arc::new(Mutex::new(ConnectionPhase::Idle(Instant::now()))))
     }
 
     fn phase(&self) -> MutexGuard<'_, ConnectionPhase> {
@@ -283,6 +281,18 @@ mod tests {
         let stopped = Instant::now();
         slow.await.unwrap();
         assert_eq!(stopped.elapsed(), IDLE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_connection_has_the_limit_of_an_idle_one() {
+        let begun = Instant::now();
+        ConnectionTimer::new().wait_until_too_slow().await;
+        assert_eq!(begun.elapsed(), IDLE);
+        let pace = ConnectionTimer::new();
+        pace.bytes_received();
+        let begun = Instant::now();
+        pace.wait_until_too_slow().await;
+        assert_eq!(begun.elapsed(), HEAD, "from the first byte on");
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt};
 use gpush_api::{ApiError, Code, Gpu, RuleView};
 
 use crate::{
-    Area, Finding, Host, Service,
+    Area, Finding, Host, Service, config,
     service::{SERVICE, Unit},
 };
 
@@ -50,6 +50,15 @@ impl Agent {
         match self {
             Self::Unreachable(_) | Self::NotAsked(_) => (&[], &[]),
             Self::Reached { gpus, rules, .. } => (gpus, rules),
+        }
+    }
+
+    /// Returns the path of the config file that gpushd uses. If this is not known, returns the path of the system
+    /// service.
+    pub(crate) fn config_path(&self) -> &str {
+        match self {
+            Self::Reached { config_path: Some(path), .. } => path,
+            Self::Reached { config_path: None, .. } | Self::Unreachable(_) | Self::NotAsked(_) => config::PATH,
         }
     }
 }

@@ -7,15 +7,12 @@ use gpush_core::config::Config;
 use crate::{Agent, Area, Finding, Host};
 
 /// Config file of the system service.
-const PATH: &str = "/etc/gpush/config.toml";
+pub(crate) const PATH: &str = "/etc/gpush/config.toml";
 
 /// Returns the config with findings about it. If no config can be read, returns the defaults. If
 /// gpushd runs with another file than that of the system service, examines the file that it uses.
 pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
-    let path = match agent {
-        Agent::Reached { config_path: Some(path), .. } => path.as_str(),
-        Agent::Reached { config_path: None, .. } | Agent::Unreachable(_) | Agent::NotAsked(_) => PATH,
-    };
+    let path = agent.config_path();
     let file = host.path(path);
     let bytes = match fs::read(&file) {
         Ok(bytes) => bytes,

@@ -93,8 +93,14 @@ impl Planted {
 
     fn findings(&self) -> Vec<Finding> {
         let (version, gpus, rules) = ("1.0".to_owned(), self.gpus.clone(), self.rules.clone());
-        let agent =
-            Agent::Reached { own: version.clone(), version, troubles: Vec::new(), gpus, rules, config_path: None };
+        let agent = Agent::Reached {
+            own: version.clone(),
+            version,
+            troubles: Vec::new(),
+            gpus,
+            rules,
+            config_path: Some(CONFIG.into()),
+        };
         examine(&Host::at(self.root.path()), &agent, &[Area::Slurm])
     }
 
@@ -108,6 +114,9 @@ impl Planted {
         assert!(finding.hint.as_ref().is_some_and(|text| text.contains(hint)), "{finding:#?}");
     }
 }
+
+/// The config file that gpushd uses.
+const CONFIG: &str = "/srv/gpush.toml";
 
 /// Whole GPUs.
 fn gpus(count: usize) -> Vec<Gpu> {
@@ -433,7 +442,7 @@ fn detected_devices_without_a_known_order_are_found() {
 fn gpus_of_slurm_that_users_can_lease_are_found() {
     let mut host = Planted::healthy();
     host.rules = vec![rule("jobs", LeaseOwner::Slurm, &[0]), rule("users", LeaseOwner::Users, &[1])];
-    host.finds(Severity::Warning, "the same GPU at the same time: GPU 1", "gpushctl config reload");
+    host.finds(Severity::Warning, "the same GPU at the same time: GPU 1", &format!("rules in {CONFIG} and"));
     for conf in ["Name=gpu Type=h100 File=/dev/nvidia[0-1]", "AutoDetect=nvml"] {
         host.write("etc/slurm/gres.conf", &format!("{conf}\n"));
         host.finds(Severity::Warning, "the same GPU at the same time: GPU 1", "owner = \"slurm\"");

@@ -15,7 +15,8 @@ Examples:
   gpushctl config check new.toml --offline dgx-a100   do the layouts fit?
   gpushctl config check new.toml --offline host.json   or on a saved host?")]
     Check {
-        /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]
+        /// File, or - for stdin [env: GPUSH_CONFIG] [default: the file of the gpushd that runs, or
+        /// /etc/gpush/config.toml]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
         /// Also check rules and layouts on a preset host, or on a host saved with `gpu list --json`

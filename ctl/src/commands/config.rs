@@ -43,7 +43,10 @@ pub(super) struct Wrong {
 
 pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outcome {
     match command {
-        args::Config::Check { file, offline } => check(file, offline.as_deref(), out),
+        args::Config::Check { file, offline } => {
+            let file = file.or_else(offline::environment).or_else(|| path_of_agent(global));
+            check(file, offline.as_deref(), out)
+        }
         args::Config::Show { effective } => super::ask(global, async |client| {
             let view = client.config().await?;
             if effective && !out.json {
@@ -153,8 +156,12 @@ fn clearable(selected: Vec<Vec<String>>, overrides: &[String]) -> Vec<String> {
     uuids
 }
 
-fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
-    let named = file.or_else(offline::environment);
+/// Returns the config file of the gpushd that runs. Returns `None` if no gpushd answers, or if it uses no file.
+fn path_of_agent(global: &Global) -> Option<PathBuf> {
+    super::with_agent(global, async |client| Ok(client.config().await?.path)).ok()?.map(PathBuf::from)
+}
+
+fn check(named: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     if named.is_none() && !Path::new(offline::DEFAULT_CONFIG).exists() {
         let message = format!("there is no {}", offline::DEFAULT_CONFIG);
         let error = ApiError::new(Code::NotFound, message).cause("without a config, gpushd runs but manages no GPU");

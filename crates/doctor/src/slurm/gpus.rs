@@ -58,7 +58,10 @@ pub(super) fn leased_by_users(agent: &Agent, path: &str, numbering: &Numbering) 
     let list = of_both.join(", ");
     let message = format!("a Slurm job and the lease of a user can have the same GPU at the same time: GPU {list}");
     let cause = format!("{path} gives these GPUs to Slurm, but their rules in gpush lack owner = \"slurm\"");
-    let hint = "add owner = \"slurm\" to the rules in /etc/gpush/config.toml and run `gpushctl config reload`; or \
-        remove the GPUs from gres.conf: `gpushctl slurm gres-conf GPU…` prints the lines of the GPUs that you name";
+    let config = agent.config_path();
+    let hint = format!(
+        "add owner = \"slurm\" to the rules in {config} and run `gpushctl config reload`; or remove the GPUs from \
+        gres.conf: `gpushctl slurm gres-conf GPU…` prints the lines of the GPUs that you name"
+    );
     Some(Finding::warning(Area::Slurm, message, hint).cause(cause))
 }
