@@ -1,11 +1,15 @@
 //! Other programs that manage the GPUs or hold them open.
 
+use std::{os::unix::fs::MetadataExt, path::Path};
+
 use gpush_host::other_managers;
+use gpush_mps::{SYSTEM_DIRECTORY, daemon::SPEC};
 
 use crate::{Area, Finding, Host, host::Process};
 
-/// Directory of the MPS daemons that gpushd supervises.
-const OWN_MPS: &str = "/run/gpush-mps";
+/// Name of the processes of MPS. The kernel cuts names after 15 characters, so control daemons and servers have one
+/// name.
+const MPS: &str = "nvidia-cuda-mps";
 
 /// A program that matters only while it runs: process name, message and hint.
 struct Known {
@@ -56,16 +60,18 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     findings
 }
 
-/// Reports MPS control daemons that gpushd did not start.
+/// Reports MPS control daemons that gpushd did not start. Without root, the environment of other users' daemons cannot
+/// be read, so such a daemon is not reported.
 fn foreign_mps(host: &Host, processes: &[Process]) -> Vec<Finding> {
-    let daemons = processes.iter().filter(|process| process.name == "nvidia-cuda-mps");
+    let daemons = processes.iter().filter(|process| process.name == MPS && !is_server(host, process.pid));
     let foreign = daemons.filter_map(|daemon| {
         let cgroup = host.read(format!("proc/{}/cgroup", daemon.pid)).unwrap_or_default();
         if cgroup.contains("/gpushd-mps@") {
             return None;
         }
+        host.read(format!("proc/{}/environ", daemon.pid))?;
         let directory = host.variable(daemon.pid, "CUDA_MPS_PIPE_DIRECTORY");
-        if directory.as_ref().is_some_and(|directory| directory.starts_with(OWN_MPS)) {
+        if directory.as_ref().is_some_and(|directory| is_own(host, directory)) {
             return None;
         }
         let directory = directory.unwrap_or_else(|| "/tmp/nvidia-mps".to_owned());
@@ -75,4 +81,21 @@ fn foreign_mps(host: &Host, processes: &[Process]) -> Vec<Finding> {
         Some(Finding::warning(Area::Managers, message, hint).cause(format!("pid {}, {directory}", daemon.pid)))
     });
     foreign.collect()
+}
+
+/// Returns whether a process with the name [`MPS`] is a server, and not a control daemon.
+fn is_server(host: &Host, pid: u32) -> bool {
+    let line = host.read(format!("proc/{pid}/cmdline")).unwrap_or_default();
+    let program = line.split('\0').next().unwrap_or_default();
+    Path::new(program).file_name().is_some_and(|name| name == "nvidia-cuda-mps-server")
+}
+
+/// Returns whether gpushd has created a pipe directory: it is below the directory of the system service, or gpushd's
+/// start settings are next to it. Ignores settings of other users, because any user can create such a file.
+fn is_own(host: &Host, pipe_directory: &str) -> bool {
+    let pipe_directory = Path::new(pipe_directory);
+    let settings = pipe_directory.parent().map(|dir| host.path(dir.join(SPEC)));
+    let trusted = |uid: u32| uid == 0 || uid == nix::unistd::geteuid().as_raw();
+    pipe_directory.starts_with(SYSTEM_DIRECTORY)
+        || settings.and_then(|file| file.symlink_metadata().ok()).is_some_and(|file| trusted(file.uid()))
 }

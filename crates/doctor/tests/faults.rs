@@ -369,6 +369,27 @@ fn mps_daemons_of_gpushd_are_not_foreign() {
     assert!(managers.iter().all(|finding| finding.severity == Severity::Ok), "{managers:#?}");
 }
 
+/// Without systemd, the cgroup does not name gpushd's units, and gpushd may use another directory.
+#[test]
+fn mps_processes_without_systemd_are_not_foreign() {
+    let host = Planted::healthy();
+    host.remove("run/systemd");
+    let own = "CUDA_MPS_PIPE_DIRECTORY=/srv/gpushd/mps/g5d1b03a2/1\u{0}";
+    host.write("srv/gpushd/mps/g5d1b03a2/spec.json", "{}");
+    host.process(7, "nvidia-cuda-mps", "0::/", own);
+    host.write("proc/7/cmdline", "/usr/bin/nvidia-cuda-mps-control\u{0}-f\u{0}");
+    host.process(8, "nvidia-cuda-mps", "0::/", own);
+    host.write("proc/8/cmdline", "nvidia-cuda-mps-server\u{0}");
+    assert_eq!(host.bad(Area::Managers, &healthy_agent()), []);
+    // The pipe directory of another daemon, and one of gpushd's daemons whose directory is gone.
+    host.process(9, "nvidia-cuda-mps", "0::/", "CUDA_MPS_PIPE_DIRECTORY=/tmp/mps\u{0}");
+    host.process(10, "nvidia-cuda-mps", "0::/", "CUDA_MPS_PIPE_DIRECTORY=/tmp/mps\u{0}");
+    host.write("proc/10/cmdline", "nvidia-cuda-mps-server\u{0}");
+    let found = host.bad(Area::Managers, &healthy_agent());
+    assert_eq!(found.len(), 1, "only the daemon, not its server: {found:#?}");
+    assert!(found[0].causes[0].starts_with("pid 9, "), "{found:#?}");
+}
+
 /// Fault: if gpushd used another config file, the doctor examined /etc/gpush/config.toml instead.
 #[test]
 fn config_that_gpushd_uses_is_examined() {

@@ -69,7 +69,7 @@ pub use self::{
     admission::RecordedUsers,
     launcher::Launcher,
     pending::DriverClients,
-    target_dir::{Spec, TargetDir, sweep_removed},
+    target_dir::{SPEC, Spec, TargetDir, sweep_removed},
 };
 
 /// How long a caller that only reads a report waits for a probe.

@@ -32,6 +32,9 @@ use serde::{Deserialize, Serialize};
 
 use super::launcher;
 
+/// Name of the file with the start parameters, in the directory of a target.
+pub const SPEC: &str = "spec.json";
+
 /// Maximum length of the path of a pipe directory in bytes. With a longer path, NVIDIA's daemon
 /// ends without a message.
 pub(super) const LONGEST: usize = 87;
@@ -119,7 +122,7 @@ impl TargetDir {
 
     /// Reads the spec of the last daemon; `None` if there is no readable `spec.json`.
     pub fn spec(&self) -> Option<Spec> {
-        serde_json::from_slice(&fs::read(self.dir.join("spec.json")).ok()?).ok()
+        serde_json::from_slice(&fs::read(self.dir.join(SPEC)).ok()?).ok()
     }
 
     /// Reads the spec. If that fails, recovers the spec from the running daemon.
@@ -179,7 +182,7 @@ impl TargetDir {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         file.write_all(&serde_json::to_vec(spec)?)?;
         file.sync_all()?;
-        fs::rename(&new, self.dir.join("spec.json"))
+        fs::rename(&new, self.dir.join(SPEC))
     }
 
     /// Returns the users with access to a pipe directory.
