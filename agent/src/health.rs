@@ -13,7 +13,7 @@ use crate::{
     caller::Viewer,
     recover,
     startup::Startup,
-    state::{Observed, State, no_driver, readings::Readings, redact, unidentified, words},
+    state::{Observed, Reason, State, no_driver, readings::Readings, redact, unidentified, words},
 };
 
 /// Maximum wait for the answer of the driver.
@@ -120,7 +120,11 @@ impl Health {
         causes.extend(nameless.iter().map(|(index, error)| unidentified(*index, error)));
         let gpus = observed.gpus(viewer);
         causes.extend(state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
-        causes.extend(gpus.iter().filter_map(gpu_problem));
+        let of_driver = |gpu: &gpush_api::Gpu| {
+            let known = observed.host.gpus.iter().find(|known| known.gpu.uuid == gpu.uuid)?;
+            known.reasons.iter().find_map(Reason::driver_error)
+        };
+        causes.extend(gpus.iter().filter_map(|gpu| gpu_problem(gpu, of_driver(gpu))));
         if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
             && let Some(manager) = other_managers::mig_manager(host_root)
         {
@@ -147,10 +151,22 @@ impl Health {
     }
 }
 
+/// Returns the hint for a GPU that cannot be read. If the driver gave a reason that has a remedy, such as a missing
+/// permission, the hint is that remedy.
+fn reading_hint(index: u32, error: Option<&DriverError>) -> String {
+    let remedy = error.filter(|error| !error.may_land()).and_then(|error| error.to_api().hint);
+    remedy.unwrap_or_else(|| {
+        format!(
+            "check it again with `gpushctl gpu show {index}`; if it stays unknown, see `dmesg | grep -i -e nvrm -e xid`"
+        )
+    })
+}
+
 /// Cause of the cordon after Xid 79: the GPU has fallen off the bus. A reset does not bring it back.
 const OFF_BUS: &str = "xid-79";
 
-fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
+/// Returns the problem of a GPU; `None` if it has none. `error` is the error of the last reading.
+fn gpu_problem(gpu: &gpush_api::Gpu, error: Option<&DriverError>) -> Option<ApiError> {
     let index = gpu.index;
     let (code, what, hint) = match gpu.state {
         // A cordon degrades health only if gpushd has set it because of a fault that the driver
@@ -189,14 +205,7 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),
         ),
-        GpuState::Unknown => (
-            Code::DriverTimeout,
-            "is in an unknown state",
-            format!(
-                "check it again with `gpushctl gpu show {index}`; if it stays unknown, see `dmesg | grep -i -e nvrm \
-                -e xid`"
-            ),
-        ),
+        GpuState::Unknown => (Code::DriverTimeout, "is in an unknown state", reading_hint(index, error)),
         GpuState::Lost => (Code::GpuLost, "is lost", gpush_api::LOST_GPU_HINT.to_owned()),
     };
     let mut error = ApiError::new(code, format!("GPU {index} ({}) {what}", gpu.uuid)).hint(hint);
@@ -207,6 +216,7 @@ fn gpu_problem(gpu: &gpush_api::Gpu) -> Option<ApiError> {
 #[cfg(test)]
 mod tests {
     use gpush_api::Cordon;
+    use gpush_nvml::ErrorKind;
 
     use super::*;
 
@@ -217,10 +227,26 @@ mod tests {
             let mut gpu = gpush_core::preset::gpus("dgx-a100").unwrap().swap_remove(0);
             let (reason, since) = (String::new(), jiff::Timestamp::UNIX_EPOCH);
             gpu.cordons.push(Cordon { cause: cause.to_owned(), reason, by: None, since });
-            gpu_problem(&gpu).unwrap().hint.unwrap()
+            gpu_problem(&gpu, None).unwrap().hint.unwrap()
         };
         assert!(hint("xid-95").contains("`gpushctl gpu reset 0`"), "{}", hint("xid-95"));
         let off = hint("xid-79");
         assert!(off.contains("reboot the host") && off.contains("uncordon 0") && !off.contains("gpu reset"), "{off}");
+    }
+
+    /// Fault: if the driver refused a reading, the hint was to read the log of the kernel.
+    #[test]
+    fn hint_for_an_unread_gpu_is_the_remedy_of_its_error() {
+        let mut gpu = gpush_core::preset::gpus("dgx-a100").unwrap().swap_remove(0);
+        gpu.state = GpuState::Unknown;
+        let hint = |kind: ErrorKind| {
+            let error = DriverError::new(kind, "nvmlDeviceGetMigMode");
+            gpu_problem(&gpu, Some(&error)).unwrap().hint.unwrap()
+        };
+        let denied = hint(ErrorKind::NoPermission);
+        assert!(denied.contains("must run as root") && !denied.contains("dmesg"), "{denied}");
+        for unexplained in [ErrorKind::Unknown, ErrorKind::Deadline { may_land: true }] {
+            assert!(hint(unexplained).contains("dmesg"));
+        }
     }
 }

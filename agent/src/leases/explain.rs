@@ -227,19 +227,35 @@ pub(super) enum RetryHint {
 }
 
 /// Returns whether the obstacles of a request will disappear soon.
-pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved) -> RetryHint {
+///
+/// Only leases on the GPUs that prevent the grant count: the end of another lease does not help the request.
+pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved, gpus: &[Gpu]) -> RetryHint {
     let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
     // Check first whether a daemon is starting. The checks below are slower, and a daemon that becomes ready during
     // them no longer counts as starting. gpushd would then refuse the request although it can now grant it.
     let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
     let is_starting = is_mps && mps::is_starting(&leases.handles.mps);
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
+    let in_the_way = uuids_of(obstacles.iter().map(|(index, _)| *index), gpus);
     let table = leases.handles.state.leases();
-    let one_ends = tokio::task::spawn_blocking(move || table.holding().any(OpenLease::ends_now));
+    let one_ends = tokio::task::spawn_blocking(move || {
+        table.holding().filter(|lease| is_on(lease, &in_the_way)).any(OpenLease::ends_now)
+    });
     if obstacles.iter().any(is_claimed) || one_ends.await.unwrap_or_default() {
         return RetryHint::Soon;
     }
     if is_starting { RetryHint::Starting } else { RetryHint::No }
+}
+
+/// Returns the UUIDs of the GPUs with these indexes.
+fn uuids_of(indexes: impl IntoIterator<Item = u32>, gpus: &[Gpu]) -> BTreeSet<String> {
+    let indexes: BTreeSet<u32> = indexes.into_iter().collect();
+    gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.clone()).collect()
+}
+
+/// Returns whether a lease occupies one of these GPUs, or one of their MIG devices.
+fn is_on(lease: &OpenLease, uuids: &BTreeSet<String>) -> bool {
+    lease.record.members.iter().any(|member| uuids.contains(&member.gpu))
 }
 
 #[cfg(test)]
@@ -257,6 +273,19 @@ mod tests {
         assert_eq!(reader(Viewer::Admin, 1000), Viewer::User(1000));
         assert_eq!(reader(Viewer::Admin, 0), Viewer::Admin);
         assert_eq!(reader(Viewer::User(1000), 1000), Viewer::User(1000));
+    }
+
+    #[test]
+    fn only_leases_on_the_gpus_in_the_way_count() {
+        let gpus = preset::gpus("dgx-a100").expect("a preset");
+        let uuids = uuids_of([1, 3], &gpus);
+        assert_eq!(uuids.len(), 2);
+        let on = |at: usize| {
+            let mut record = crate::state::leases::tests::record(1, 1000, "target");
+            record.members[0].gpu.clone_from(&gpus[at].uuid);
+            is_on(&OpenLease::new(record), &uuids)
+        };
+        assert!(on(1) && on(3) && !on(0) && !on(2));
     }
 
     #[test]

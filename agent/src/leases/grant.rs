@@ -51,7 +51,8 @@ use crate::{
 
 /// Maximum time that a request without `wait` waits for capacity, for example until an operation or a lease without
 /// processes has ended.
-const OPERATION: Duration = Duration::from_secs(2);
+/// Shorter than the time after which gpushctl tells its user that gpushd has not answered yet.
+const OPERATION: Duration = Duration::from_millis(1500);
 
 /// The result of a request for a lease.
 #[derive(Debug)]
@@ -177,7 +178,7 @@ pub(super) async fn request_with(
         let unplaced = Unplaced { resolved: &resolved, viewer: caller.viewer, host: &host, gpus: &gpus, queued: None };
         match wait {
             LeaseWait::No => {
-                let prospect = retry_hint(leases, &not_placed, &resolved).await;
+                let prospect = retry_hint(leases, &not_placed, &resolved, &gpus).await;
                 if prospect != RetryHint::No && timeout_at(until, room.changed()).await.is_ok() {
                     continue;
                 }

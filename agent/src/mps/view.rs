@@ -66,7 +66,9 @@ pub(super) fn reasons(seen: &Report, short: &str) -> Vec<String> {
         SupervisorState::Hung { .. } if inside > 0 => {
             reasons.push(format!("gpushd does not restart the daemon, because that would end {clients}"));
         }
-        SupervisorState::BackingOff { .. } if seen.failures == 0 => reasons.push("gpushd tries again".to_owned()),
+        SupervisorState::BackingOff { .. } if seen.failures == 0 => {
+            reasons.push("gpushd tries again until it can start a daemon".to_owned());
+        }
         SupervisorState::GivenUp => reasons.push(format!(
             "the daemon failed {} times, so gpushd does not start it again: remove the cause, then start it with \
             `gpushctl mps start {short}` (administrator)",

@@ -206,7 +206,7 @@ fn state(known: &SnapshotSources, sight: &ListedGpu) -> (GpuState, Vec<Reason>) 
         } else if state != GpuState::Lost {
             state = GpuState::Unknown;
         }
-        reasons.push(Reason::Driver(error.to_string()));
+        reasons.push(Reason::Driver(error.clone()));
     } else if sight.last.good.is_none() && maintenance.is_none() && is_usable(state) {
         state = GpuState::Unknown;
         reasons.push(Reason::NotRead);

@@ -92,6 +92,8 @@ impl OpenLease {
     /// Reads processes and cgroups, so call this function on a blocking thread.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
+            // Without a known process, but with something to wait for, the end cannot be foreseen.
+            (LeaseState::Releasing, _) if self.left.is_empty() => self.waits_for.is_empty(),
             (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
             (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => {
                 proc::try_start(*pid).is_ok_and(|found| found != *start) || proc::is_ending(*pid)

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use gpush_api::Cordon;
+use gpush_nvml::DriverError;
 
 use super::{Holder, words};
 
@@ -22,8 +23,8 @@ pub(crate) enum Reason {
     Unsettled,
     /// The driver does not list the GPU any more.
     NotListed,
-    /// The driver could not read the GPU. The text is the error.
-    Driver(String),
+    /// The driver could not read the GPU.
+    Driver(DriverError),
     /// The driver has not answered yet.
     NotRead,
     /// The host is in maintenance.
@@ -36,10 +37,30 @@ pub(crate) enum Reason {
     RulesUnknown,
 }
 
+impl Reason {
+    /// Returns the error of the driver, if it is the reason.
+    pub(crate) fn driver_error(&self) -> Option<&DriverError> {
+        match self {
+            Self::Driver(error) => Some(error),
+            Self::Warning(_)
+            | Self::Degraded(_)
+            | Self::Changing { .. }
+            | Self::Unsettled
+            | Self::NotListed
+            | Self::NotRead
+            | Self::Maintenance(_)
+            | Self::Cordoned(_)
+            | Self::Held(_)
+            | Self::RulesUnknown => None,
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Warning(text) | Self::Degraded(text) | Self::Driver(text) => f.write_str(text),
+            Self::Warning(text) | Self::Degraded(text) => f.write_str(text),
+            Self::Driver(error) => error.fmt(f),
             Self::Changing { holder } => write!(f, "{holder} is changing the GPU"),
             Self::Unsettled => f.write_str("a driver call has not returned and may still take effect"),
             Self::NotListed => f.write_str("the driver does not list the GPU any more"),

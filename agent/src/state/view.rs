@@ -136,9 +136,8 @@ pub(crate) fn no_driver(error: &DriverError) -> ApiError {
         return message;
     }
     // Replace the code: what matters is that the driver does not answer now.
-    ApiError { code: Code::DriverUnavailable, ..message }
-        .hint("see the log of gpushd: `journalctl -u gpushd`")
-        .retryable()
+    let answer = ApiError { code: Code::DriverUnavailable, ..message }.retryable();
+    if answer.hint.is_some() { answer } else { answer.hint("see the log of gpushd: `journalctl -u gpushd`") }
 }
 
 /// Converts an override for the API. `gpu` is the index of the override's GPU.

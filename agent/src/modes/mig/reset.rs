@@ -7,7 +7,7 @@ use gpush_api::{ApiError, Code};
 use gpush_host::helper::{End, Job};
 use tokio_util::sync::CancellationToken;
 
-use super::{LOGGED, MigMode, holders, mode::ModeChange, preflight};
+use super::{MigMode, holders, mode::ModeChange, preflight};
 use crate::{host_services::HostServices, state::redact};
 
 /// Name of the helper unit's step that resets GPUs.
@@ -127,8 +127,7 @@ impl MigMode {
             | End::NotStarted(_)
             | End::Lost
             | End::Void
-            | End::Hangs) => Err(ApiError::new(Code::DriverError, format!("the reset {end}"))
-                .cause(LOGGED)
+            | End::Hangs) => Err(ApiError::new(Code::DriverError, format!("the reset {end}{}", ended.output_suffix()))
                 .hint("look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`")),
         }
     }

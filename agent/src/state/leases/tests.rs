@@ -61,6 +61,20 @@ fn step(state: &State, event: Event) {
     });
 }
 
+/// A refused request waited for a releasing lease whose end nobody could foresee.
+#[test]
+fn releasing_lease_ends_soon_only_without_something_to_wait_for() {
+    let mut lease = OpenLease::new(LeaseRecord { state: LeaseState::Releasing, ..record(1, 1000, "GPU-0") });
+    lease.state = machine::State::restored(LeaseState::Releasing, Some(EndReason::Released));
+    assert!(lease.ends_now(), "gpushd has not checked yet what it waits for");
+    lease.waits_for = vec!["the driver does not answer".to_owned()];
+    assert!(!lease.ends_now());
+    lease.left = vec![std::process::id()];
+    assert!(!lease.ends_now(), "a process runs");
+    lease.left = vec![u32::MAX];
+    assert!(lease.ends_now(), "the process has ended");
+}
+
 #[test]
 fn reservation_occupies_its_target_until_it_ends() {
     let state = State::empty();

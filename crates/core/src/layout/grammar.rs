@@ -335,8 +335,9 @@ fn digits(text: &str) -> bool {
 /// Returns the entry that the user probably meant. The text must contain the right numbers in the
 /// right order. Between the numbers, the text may contain common typing errors.
 fn suggest_entry(word: &str) -> Option<String> {
-    // Accept other notations too: NVML writes `MIG 3g.40gb`, and users write `1g.10gb x2` or
-    // `2x1g.10gb`.
+    // Accept other notations too: NVML writes `MIG 3g.40gb`, Kubernetes `nvidia.com/mig-1g.10gb.me`, and users write
+    // `1g.10gb x2` or `2x1g.10gb`.
+    let word = word.strip_prefix("nvidia.com/").unwrap_or(word);
     let word = word.strip_prefix("mig").map_or(word, |rest| rest.trim_start_matches([' ', '-', '_', '.']));
     let squeezed: String = word.chars().filter(|c| !c.is_whitespace()).collect();
     let (body, count) = match squeezed.split_once(['x', '×']) {
@@ -347,9 +348,10 @@ fn suggest_entry(word: &str) -> Option<String> {
     let mut figures: Vec<String> = Vec::new();
     let mut letters = String::new();
     let mut fresh = true;
+    let dotted = || DOTTED.iter().find_map(|(dotted, suffix)| Some((body.strip_suffix(dotted)?, *suffix)));
     let (core, suffix) = match body.find(['+']) {
         Some(at) => body.split_at(at),
-        None => (body.as_str(), ""),
+        None => dotted().unwrap_or((body.as_str(), "")),
     };
     for c in core.chars() {
         match c {
@@ -378,6 +380,9 @@ fn suggest_entry(word: &str) -> Option<String> {
     let count = count.map(|n| format!("*{n}")).unwrap_or_default();
     Some(format!("{compute}{name}{count}"))
 }
+
+/// Suffixes as Kubernetes writes them, where `+` is not allowed, and the suffixes of the driver.
+const DOTTED: [(&str, &str); 3] = [(".me.all", "+me.all"), (".me", "+me"), (".gfx", "+gfx")];
 
 fn is_count(text: &str) -> bool {
     matches!(text.parse::<u8>(), Ok(1..=MOST)) && digits(text)

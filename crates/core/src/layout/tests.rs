@@ -42,6 +42,8 @@ const BAD: &[&str] = &[
     "3g.40",
     "3.40gb",
     "MIG 3g.40gb",
+    "1g.24gb.me.all",
+    "nvidia.com/mig-1g.10gb.me",
     "1g.10gb x2",
     "2x1g.10gb",
     "1g10gbx2",

@@ -63,12 +63,7 @@ impl SupervisorTask {
             (1, _) => "still serves 1 client".to_owned(),
             (more, _) => format!("still serves {more} clients"),
         };
-        let then = if self.supervisor.is_desired() {
-            ": gpushd starts another daemon when these processes have ended"
-        } else {
-            ""
-        };
-        self.problems = vec![format!("{what}, {serves}{then}")];
+        self.problems = vec![format!("{what}, {serves}")];
         true
     }
 

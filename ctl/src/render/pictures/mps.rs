@@ -70,9 +70,8 @@ fn daemon_that_waits_for_an_orphan_shows_no_failure() {
     let look = fixtures::look(80, UTF8);
     let mut waiting = fixtures::mps::all().remove(4);
     waiting.failures = 0;
-    let why = "a server, which the previous daemon left, still serves 1 client: gpushd starts another daemon \
-        when these processes have ended";
-    waiting.reasons = vec![why.into(), "gpushd tries again".into()];
+    let why = "a server, which the previous daemon left, still serves 1 client";
+    waiting.reasons = vec![why.into(), "gpushd tries again until it can start a daemon".into()];
     let text = mps::notes(&waiting, "! ", &look).join("\n") + "\n" + &change::waits(&waiting, &look);
     assert!(!text.contains("failed 0 times") && text.contains("next check in 8s: a server"), "{text}");
     assert_snapshot!("mps-waits-for-an-orphan", fixtures::plain(&text));

@@ -389,7 +389,8 @@ fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -
             None => format!("GPU {gpu} has no room"),
         },
         Obstacle::SharedThroughMps => format!("GPU {gpu} shares such a device through MPS: request it with --mps"),
-        Obstacle::OtherUser(uid) => format!("the MPS daemon of GPU {gpu} serves another user (uid {uid})"),
+        // The causes about leases and processes name the user.
+        Obstacle::OtherUser(_) => format!("the MPS daemon of GPU {gpu} serves another user"),
         Obstacle::Partly(room) => format!("GPU {gpu} has room for only {room} of the {count} devices"),
     }
 }

@@ -96,12 +96,13 @@ impl fmt::Display for Denial {
                 }
             }
         }
-        let verb = if matches!(self.exceeded, Exceeded::Queued { .. }) { "wait for" } else { "hold" };
+        // An administrator or a hook of Slurm may request the lease of another user, so do not write "you".
+        let verb = if matches!(self.exceeded, Exceeded::Queued { .. }) { "waits for" } else { "holds" };
         match self.held.as_slice() {
             [] => Ok(()),
             held => {
                 let ids: Vec<String> = held.iter().take(MOST_NAMED).map(LeaseId::to_string).collect();
-                write!(f, "; you {verb} {}", ids.join(", "))?;
+                write!(f, "; the user {verb} {}", ids.join(", "))?;
                 match held.len().saturating_sub(MOST_NAMED) {
                     0 => Ok(()),
                     more => write!(f, " and {more} more"),
@@ -181,13 +182,13 @@ impl Denial {
         };
         match &self.exceeded {
             Exceeded::Kind { allowed, .. } if allowed.is_empty() => {
-                "ask an administrator to change your quota".to_owned()
+                "ask an administrator to change the quota".to_owned()
             }
             Exceeded::Kind { allowed, .. } => {
                 let names: Vec<&str> = allowed.iter().map(|kind| kind.name()).collect();
                 format!("request {}", names.join(" or "))
             }
-            Exceeded::Gpus { allowed } if allowed.is_empty() => "ask an administrator to change your quota".to_owned(),
+            Exceeded::Gpus { allowed } if allowed.is_empty() => "ask an administrator to change the quota".to_owned(),
             Exceeded::Gpus { allowed } => {
                 let indexes: Vec<String> = allowed.iter().map(u32::to_string).collect();
                 format!("add `-g {}`", indexes.join(","))
@@ -211,13 +212,13 @@ impl Denial {
             | Exceeded::MpsPercentage { .. }
                 if !self.held.is_empty() =>
             {
-                "submit the job again when one of your jobs or leases has ended".to_owned()
+                "submit the job again when another job or lease of the user has ended".to_owned()
             }
             Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => {
-                "request less, or ask an administrator to change your quota".to_owned()
+                "request less, or ask an administrator to change the quota".to_owned()
             }
             Exceeded::Leases { .. } | Exceeded::Queued { .. } | Exceeded::Duration { .. } | Exceeded::Gpus { .. } => {
-                "ask an administrator to change your quota".to_owned()
+                "ask an administrator to change the quota".to_owned()
             }
         }
     }

@@ -48,9 +48,9 @@ fn first_quota_that_names_the_user_applies_alone() {
 fn denial_names_the_quota_the_limit_and_the_leases() {
     let two = [held(21, 0), held(17, 0)];
     let denial = check_request(&of(limits(2)), &two, LeaseKind::Mig, None).unwrap_err();
-    assert_eq!(denial.to_string(), "group students may hold 2 leases; you hold L17, L21");
+    assert_eq!(denial.to_string(), "group students may hold 2 leases; the user holds L17, L21");
     assert_eq!(denial.hint(), "release a lease: `gpushctl lease release L17`");
-    assert_eq!(denial.hint_for_job(), "submit the job again when one of your jobs or leases has ended");
+    assert_eq!(denial.hint_for_job(), "submit the job again when another job or lease of the user has ended");
     let error = gpush_api::ApiError::from(&denial);
     assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
 
@@ -71,7 +71,8 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
 
     let memory = Limits { memory: Some(MemoryAmount::Gpus(1500)), ..Limits::default() };
     let denial = check_size(&of(memory), &[held(17, 80_000)], held(0, 60_000).size).unwrap_err();
-    let text = "group students may hold the memory of 1.5 GPUs; the request adds the memory of 0.75 GPUs; you hold L17";
+    let text =
+        "group students may hold the memory of 1.5 GPUs; the request adds the memory of 0.75 GPUs; the user holds L17";
     assert_eq!(denial.to_string(), text);
 
     let memory = Limits { memory: Some(MemoryAmount::Mib(40 * 1024)), ..Limits::default() };
@@ -103,7 +104,7 @@ fn waiting_requests_have_a_separate_limit() {
     let waiting = HeldLease { queued: true, ..held(5, 0) };
     assert_eq!(check_queue(&of(limits.clone()), &[held(1, 0), held(2, 0)]), Ok(()));
     let denial = check_queue(&of(limits.clone()), &[waiting]).unwrap_err();
-    assert_eq!(denial.to_string(), "group students may wait for 1 lease; you wait for L5");
+    assert_eq!(denial.to_string(), "group students may wait for 1 lease; the user waits for L5");
     assert_eq!(check_request(&of(limits), &[waiting, held(1, 0)], LeaseKind::Mig, None), Ok(()));
 }
 

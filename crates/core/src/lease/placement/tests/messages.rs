@@ -42,7 +42,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let error = refusal(&host, &request);
     assert_eq!(error.message, "cannot grant an MPS share: the capacity is in use");
     let causes = [
-        "the MPS daemon of GPU 2 serves another user (uid 2000)",
+        "the MPS daemon of GPU 2 serves another user",
         "GPU 3 has no room",
         "GPU 4 is cordoned",
         "GPU 3 has the most free capacity: 5 %",
