@@ -16,6 +16,7 @@ mod host;
 mod lease;
 mod man;
 mod mig;
+mod mig_history;
 mod mps;
 mod operation;
 mod parted;
@@ -72,7 +73,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Doctor { only } => doctor::run(global, &only, out),
         Command::SupportBundle(args) => support_bundle::run(global, &args, out),
         Command::Slurm(command) => slurm::run(global, &command, out),
-        Command::Explain { topic } => explain::run(topic, out),
+        Command::Explain { topic } => explain::run(global, topic, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
         Command::Man { dir } => man::pages(&dir),

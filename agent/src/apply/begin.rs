@@ -278,6 +278,8 @@ fn begin_writes(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
     let (once, expected) = (order.once, order.expected);
     let gpus: Vec<_> =
         parts.iter().map(|part| serde_json::json!({ "gpu_uuid": part.plan.uuid, "layout": part.plan.layout, "desired": part.plan.end_state() })).collect();
+    let destroyed: Vec<String> =
+        parts.iter().flat_map(|part| part.plan.destroyed_devices().map(str::to_owned)).collect();
     Box::new(move |tx, record| {
         overrides::check_generation(tx, expected)?;
         if let Some(key) = &key {
@@ -288,7 +290,7 @@ fn begin_writes(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
             action: action.clone(),
             object: record.id.to_string(),
             result: "accepted".to_owned(),
-            detail: serde_json::json!({ "gpus": gpus, "reason": reason, "once": once }),
+            detail: serde_json::json!({ "gpus": gpus, "targets": destroyed, "reason": reason, "once": once }),
         };
         tx.audit(audit).map(|_| ())
     })

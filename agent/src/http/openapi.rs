@@ -18,7 +18,7 @@ const TEXT: &str = include_str!("../../../docs/openapi.json");
 /// Returns the description of this API, OpenAPI 3.1.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/openapi.json", operation_id = "getDescription", tag = "about",
-    responses((status = 200, description = "This description", content_type = "application/json"))))]
+    responses((status = 200, description = "This description", content_type = "application/json"), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn show() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], TEXT)
 }
@@ -153,6 +153,22 @@ mod tests {
         let differs = super::TEXT.lines().zip(from_code.lines()).enumerate().find(|(_, (file, code))| file != code);
         assert_eq!(differs, None, "docs/openapi.json is out of date: run `cargo xtask openapi`");
         assert_eq!(super::TEXT.len(), from_code.len(), "docs/openapi.json is out of date: run `cargo xtask openapi`");
+    }
+
+    /// Every route can refuse a request, for example one with unknown parameters.
+    #[test]
+    fn every_operation_describes_its_errors() {
+        let described: serde_json::Value = serde_json::from_str(&from_code()).unwrap();
+        let paths = described["paths"].as_object().unwrap().iter();
+        let operations = paths.flat_map(|(path, item)| {
+            item.as_object().unwrap().iter().map(move |(method, operation)| (format!("{method} {path}"), operation))
+        });
+        let error = "#/components/schemas/ApiError";
+        let silent: Vec<String> = operations
+            .filter(|(_, one)| one["responses"]["default"]["content"]["application/json"]["schema"]["$ref"] != error)
+            .map(|(name, _)| name)
+            .collect();
+        assert!(silent.is_empty(), "{silent:?}");
     }
 
     #[test]

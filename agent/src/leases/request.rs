@@ -170,8 +170,8 @@ fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<
     match kind {
         LeaseKind::Mps => mps::target(&leases.handles.mps, text),
         LeaseKind::Mig => mig_device(gpus, text).map(|(uuid, _)| uuid).ok_or_else(|| {
-            ApiError::new(Code::NotFound, format!("no MIG device is named {}", Quoted(text.trim())))
-                .hint("list them with `gpushctl mig list`")
+            let error = ApiError::new(Code::NotFound, format!("no MIG device is named {}", Quoted(text.trim())));
+            error.hint(stale_hint(text).unwrap_or_else(|| "list them with `gpushctl mig list`".to_owned()))
         }),
         LeaseKind::Timeslice | LeaseKind::Whole => {
             Err(ApiError::new(Code::BadRequest, format!("a lease of kind `{kind}` takes no target"))
@@ -201,9 +201,18 @@ fn share_of_target(leases: &Leases, gpus: &[Gpu], text: &str) -> Result<LeaseSha
         return Ok(LeaseShare::Mps { percentage: None, memory_limit_mib: None, priority: None });
     }
     mig_device(gpus, text).map(|(_, profile)| LeaseShare::MigProfile { profile }).ok_or_else(|| {
-        ApiError::new(Code::NotFound, format!("no MIG device or MPS target is named {}", Quoted(text.trim())))
-            .hint("list them with `gpushctl mig list` and `gpushctl mps list`")
+        let error =
+            ApiError::new(Code::NotFound, format!("no MIG device or MPS target is named {}", Quoted(text.trim())));
+        let list = || "list them with `gpushctl mig list` and `gpushctl mps list`".to_owned();
+        error.hint(stale_hint(text).unwrap_or_else(list))
     })
+}
+
+/// Returns the hint for the UUID of a MIG device that does not exist now; `None` for other texts.
+fn stale_hint(text: &str) -> Option<String> {
+    let uuid = text.trim();
+    let is_uuid = uuid.starts_with("MIG-") && uuid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    is_uuid.then(|| format!("`gpushctl explain {uuid}` says what became of the device; `gpushctl mig list` lists the devices"))
 }
 
 /// Returns the binding that the request names: a process, an end time, or nothing.

@@ -181,6 +181,16 @@ impl GpuPlan {
         self.steps.iter().filter_map(|step| if let Step::Instance(step) = step { Some(step) } else { None })
     }
 
+    /// Returns the UUIDs of the MIG devices that the plan destroys.
+    pub fn destroyed_devices(&self) -> impl Iterator<Item = &str> {
+        self.instance_steps().filter_map(|step| match step {
+            InstanceStep::DestroyCompute { uuid, .. } => uuid.as_deref(),
+            InstanceStep::DestroyGpuInstance { .. }
+            | InstanceStep::CreateGpuInstance { .. }
+            | InstanceStep::CreateCompute { .. } => None,
+        })
+    }
+
     /// Returns the step that changes MIG mode.
     #[must_use]
     pub fn mig_mode_step(&self) -> Option<&MigModeStep> {

@@ -109,6 +109,9 @@ pub enum InstanceStep {
         ci: u32,
         /// Profile name.
         profile: String,
+        /// UUID of the MIG device that the step destroys; absent if the driver reported none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uuid: Option<String>,
     },
     /// Destroy a GPU instance. Its compute instances were destroyed by earlier steps.
     DestroyGpuInstance {
@@ -253,7 +256,7 @@ mod tests {
         vec![
             Step::Mps(MpsStep::StopDaemon { uuid: "GPU-1".to_owned(), label: "GPU 0".to_owned() }),
             Step::MigMode(MigModeStep::Enable { reset }),
-            Step::Instance(InstanceStep::DestroyCompute { gi: 1, ci: 0, profile: profile() }),
+            Step::Instance(InstanceStep::DestroyCompute { gi: 1, ci: 0, profile: profile(), uuid: None }),
             Step::Instance(InstanceStep::DestroyGpuInstance { gi: 1, profile: profile(), placement }),
             Step::Instance(InstanceStep::CreateGpuInstance { profile: profile(), profile_id: 9, placement }),
             Step::Instance(InstanceStep::CreateCompute {

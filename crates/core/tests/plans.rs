@@ -73,7 +73,7 @@ fn text(plan: &Plan) -> String {
     let mut text = format!("keeps {:?}\n", plan.keeps);
     for step in &plan.steps {
         let line = match step {
-            InstanceStep::DestroyCompute { gi, ci, profile } => format!("- CI {gi}/{ci} {profile}"),
+            InstanceStep::DestroyCompute { gi, ci, profile, .. } => format!("- CI {gi}/{ci} {profile}"),
             InstanceStep::DestroyGpuInstance { gi, profile, placement } => {
                 format!("- GI {gi} {profile} {}", at(placement))
             }

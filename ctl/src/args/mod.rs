@@ -44,7 +44,7 @@ mod waiting;
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 
 use self::values::{duration, duration_or_zero};
 pub(crate) use self::{
@@ -264,13 +264,20 @@ Examples:
     /// Write an archive for a bug report; works without the agent
     #[command(after_help = support_bundle::NOTES)]
     SupportBundle(SupportBundleArgs),
-    /// Explain what sharing mechanisms do; works without the agent
+    /// Explain what sharing mechanisms do, or what became of a MIG device
     #[command(after_help = "\
 Topics:
   isolation  what each mechanism isolates: memory, faults, bandwidth,
-             compute, device access")]
+             compute, device access; works without the agent
+  MIG-UUID   where the MIG device is; after its end: which operation
+             destroyed it, who leased it, and what its GPU has now
+
+Examples:
+  gpushctl explain isolation
+  gpushctl explain MIG-5d1b4e2a-7c33-5e0a-9d61-2f0d8a1c4b7e")]
     Explain {
-        /// Topic
+        /// `isolation`, or the UUID of a MIG device
+        #[arg(value_parser = Topic::parse)]
         topic: Topic,
     },
     /// Run Slurm's hooks: prolog, epilog, task-prolog
@@ -300,9 +307,23 @@ Examples:
 }
 
 /// The topic of `explain`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Topic {
     Isolation,
+    /// UUID of a MIG device.
+    MigDevice(String),
+}
+
+impl Topic {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "isolation" => Ok(Self::Isolation),
+            uuid if uuid.len() > 4 && uuid.is_ascii() && uuid[..4].eq_ignore_ascii_case("MIG-") => {
+                Ok(Self::MigDevice(format!("MIG-{}", &uuid[4..])))
+            }
+            _ => Err("write `isolation`, or the UUID of a MIG device (MIG-…)".to_owned()),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

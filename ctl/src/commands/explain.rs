@@ -3,7 +3,13 @@
 use gpush_core::isolation::{Aspect, SOURCES, Source, TABLE};
 use serde::Serialize;
 
-use crate::{args::Topic, exit::Outcome, output::Output, render::isolation};
+use super::mig_history;
+use crate::{
+    args::{Global, Topic},
+    exit::Outcome,
+    output::Output,
+    render::isolation,
+};
 
 /// The output of `gpushctl explain isolation --json`.
 #[derive(Serialize)]
@@ -16,9 +22,12 @@ impl Isolation {
     pub(super) const ALL: Self = Self { aspects: TABLE, sources: SOURCES };
 }
 
-pub(super) fn run(topic: Topic, out: &Output) -> Outcome {
+pub(super) fn run(global: &Global, topic: Topic, out: &Output) -> Outcome {
     match topic {
-        Topic::Isolation => out.show(&Isolation::ALL, isolation::table)?,
+        Topic::Isolation => {
+            out.show(&Isolation::ALL, isolation::table)?;
+            Ok(0)
+        }
+        Topic::MigDevice(uuid) => super::ask(global, async |client| mig_history::run(client, &uuid, out).await),
     }
-    Ok(0)
 }

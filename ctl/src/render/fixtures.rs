@@ -279,7 +279,7 @@ pub(crate) fn plan() -> GpuPlan {
         .map(Step::Instance)
     };
     let mut steps: Vec<Step> = [
-        InstanceStep::DestroyCompute { gi: 3, ci: 0, profile: "2g.20gb".into() },
+        InstanceStep::DestroyCompute { gi: 3, ci: 0, profile: "2g.20gb".into(), uuid: None },
         InstanceStep::DestroyGpuInstance { gi: 3, profile: "2g.20gb".into(), placement: span(4, 2) },
     ]
     .map(Step::Instance)

@@ -211,7 +211,7 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
                 let text = format!("  - {}@{}  was GI {gi}", look.clean(profile), placement.start);
                 out.push(paint(GONE, &text));
             }
-            InstanceStep::DestroyCompute { gi, ci, profile } => {
+            InstanceStep::DestroyCompute { gi, ci, profile, .. } => {
                 // Do not show this line if the whole GPU instance was destroyed, because the destruction has a separate
                 // line.
                 let with_it = |s: &InstanceStep| matches!(s, InstanceStep::DestroyGpuInstance { gi: g, .. } if g == gi);

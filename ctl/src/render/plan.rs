@@ -121,7 +121,9 @@ fn disturbed(reset: &Reset) -> String {
 /// Describes a step on an instance: `+ GPU instance 2g.20gb@4`.
 fn instance_step(step: &InstanceStep) -> String {
     match step {
-        InstanceStep::DestroyCompute { gi, ci, profile } => format!("- compute instance {profile} (GI {gi} CI {ci})"),
+        InstanceStep::DestroyCompute { gi, ci, profile, .. } => {
+            format!("- compute instance {profile} (GI {gi} CI {ci})")
+        }
         InstanceStep::DestroyGpuInstance { gi, profile, placement } => {
             format!("- GPU instance {profile}@{} (GI {gi})", placement.start)
         }

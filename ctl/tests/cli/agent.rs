@@ -85,7 +85,7 @@ fn plan() -> GpuPlan {
         name: gpu.name.clone(),
         layout: vec!["3g.40gb".into(), "1g.10gb".into()],
         steps: [
-            InstanceStep::DestroyCompute { gi: 5, ci: 0, profile: "2g.20gb".into() },
+            InstanceStep::DestroyCompute { gi: 5, ci: 0, profile: "2g.20gb".into(), uuid: None },
             InstanceStep::DestroyGpuInstance { gi: 5, profile: "2g.20gb".into(), placement: at(0, 2) },
             InstanceStep::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: at(0, 1) },
             InstanceStep::CreateCompute {

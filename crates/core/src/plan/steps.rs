@@ -52,5 +52,6 @@ pub(super) fn steps(arrangement: &Arrangement<'_>) -> Vec<InstanceStep> {
 
 fn destroy_compute(instance: &GpuInstance, position: usize) -> InstanceStep {
     let compute = &instance.compute[position];
-    InstanceStep::DestroyCompute { gi: instance.id, ci: compute.id, profile: compute.profile.clone() }
+    let (profile, uuid) = (compute.profile.clone(), compute.uuid.clone());
+    InstanceStep::DestroyCompute { gi: instance.id, ci: compute.id, profile, uuid }
 }

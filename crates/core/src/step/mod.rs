@@ -50,7 +50,7 @@ pub fn describe_mode(enable: bool) -> &'static str {
 #[must_use]
 pub fn describe_instance(step: &InstanceStep) -> String {
     match step {
-        InstanceStep::DestroyCompute { gi, ci, profile } => {
+        InstanceStep::DestroyCompute { gi, ci, profile, .. } => {
             format!("destroying compute instance {ci} ({profile}) of GPU instance {gi}")
         }
         InstanceStep::DestroyGpuInstance { gi, profile, placement } => {

@@ -13,7 +13,7 @@ fn plans_before_and_after() {
         uuid: gpus[1].uuid.clone(),
         layout: vec!["1c.4g.40gb*2".into(), "2g.20gb".into(), "1g.10gb".into()],
         steps: [
-            InstanceStep::DestroyCompute { gi: 1, ci: 2, profile: "2c.4g.40gb".into() },
+            InstanceStep::DestroyCompute { gi: 1, ci: 2, profile: "2c.4g.40gb".into(), uuid: None },
             InstanceStep::CreateCompute {
                 gi_placement: span(0, 4),
                 profile: "1c.4g.40gb".into(),
