@@ -212,7 +212,9 @@ fn share_of_target(leases: &Leases, gpus: &[Gpu], text: &str) -> Result<LeaseSha
 fn stale_hint(text: &str) -> Option<String> {
     let uuid = text.trim();
     let is_uuid = uuid.starts_with("MIG-") && uuid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
-    is_uuid.then(|| format!("`gpushctl explain {uuid}` says what became of the device; `gpushctl mig list` lists the devices"))
+    is_uuid.then(|| {
+        format!("`gpushctl explain {uuid}` says what became of the device; `gpushctl mig list` lists the devices")
+    })
 }
 
 /// Returns the binding that the request names: a process, an end time, or nothing.

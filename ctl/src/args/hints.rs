@@ -121,6 +121,13 @@ fn parsed(command: &str) -> Result<Option<Command>, String> {
     if words.iter().any(|word| word == "lease" || word == "--lease") {
         words.iter_mut().filter(|word| *word == "0" || *word == "LEASE").for_each(|word| *word = "L17".to_owned());
     }
+    // In `explain {uuid}`, the placeholder is for the UUID of a MIG device.
+    if let [_, noun, uuid] = words.as_mut_slice()
+        && noun == "explain"
+        && uuid == "0"
+    {
+        *uuid = "MIG-5d1b03a2".to_owned();
+    }
     match Cli::try_parse_from(&words) {
         Ok(cli) => Ok(Some(cli.command)),
         Err(error)

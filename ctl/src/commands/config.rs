@@ -1,6 +1,9 @@
 //! `gpushctl config check|show|reload|diff|overrides`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use gpush_api::{
     ApiError, Code, ConfigView, Gpu, GpuPlan, Override, Overrides, PlanRequest, Plans, Refusal, ReloadRequest,
@@ -156,9 +159,14 @@ fn clearable(selected: Vec<Vec<String>>, overrides: &[String]) -> Vec<String> {
     uuids
 }
 
+/// How long `config check` waits for gpushd. Without an answer, it reads the default file.
+const ANSWER: Duration = Duration::from_secs(2);
+
 /// Returns the config file of the gpushd that runs. Returns `None` if no gpushd answers, or if it uses no file.
 fn path_of_agent(global: &Global) -> Option<PathBuf> {
-    super::with_agent(global, async |client| Ok(client.config().await?.path)).ok()?.map(PathBuf::from)
+    let runtime = super::runtime().ok()?;
+    let mut client = Client::new(super::socket(global)).deadline(ANSWER).without_waiting_for_start();
+    runtime.block_on(client.config()).ok()?.path.map(PathBuf::from)
 }
 
 fn check(named: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {

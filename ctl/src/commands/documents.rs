@@ -14,7 +14,7 @@ use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{config, doctor, explain, mps, parted, ready, timeslice, version};
+use super::{config, doctor, explain, mig_history, mps, parted, ready, timeslice, version};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -25,10 +25,11 @@ use crate::{
 
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
-const WITH_DOCUMENTS: [&str; 11] = [
+const WITH_DOCUMENTS: [&str; 12] = [
     "commands/config.rs",
     "commands/doctor.rs",
     "commands/explain.rs",
+    "commands/mig_history.rs",
     "commands/mps/mod.rs",
     "commands/parted.rs",
     "commands/ready.rs",
@@ -169,6 +170,7 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("mig export", value(&parted::Written { text: "", remarks: &remarks, error: Some(&error) })),
         ("doctor", value(&doctor::Examination { findings: &[finding] })),
         ("explain isolation", value(&explain::Isolation::ALL)),
+        ("explain of a MIG device", value(&mig_history::tests::destroyed())),
         ("support-bundle", value(&bundle)),
         ("ready", value(&ready::Ready { ready: true, maintenance: None })),
         ("timeslice list", value(&timeslice::TimeslicedGpu::from(&fixtures::mixed()[0]))),

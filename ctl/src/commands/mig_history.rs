@@ -27,29 +27,29 @@ pub(super) struct History {
     /// Name of the device in commands, such as `0:3g.40gb@4`, if it exists.
     device: Option<String>,
     /// The operations that destroyed it, the last one first.
-    destroyed: Vec<Destroyed>,
+    destroyed_by: Vec<Destroyed>,
     /// Its leases, the last one first.
-    leases: Vec<UsedBy>,
+    used_by: Vec<UsedBy>,
 }
 
 /// An operation that destroyed the device.
 #[derive(Debug, Serialize)]
 struct Destroyed {
-    operation: String,
+    operation_id: String,
     kind: String,
-    by: String,
+    user: String,
     at: Timestamp,
     gpu: u32,
     /// Name of the device in commands at that time, such as `0:3g.40gb@4`.
     place: String,
     /// MIG devices that the GPU has now, by name.
-    now: Vec<String>,
+    present_devices: Vec<String>,
 }
 
 /// A lease of the device.
 #[derive(Debug, Serialize)]
 struct UsedBy {
-    lease: String,
+    lease_id: String,
     user: String,
     from: Option<Timestamp>,
     until: Option<Timestamp>,
@@ -110,13 +110,13 @@ impl History {
                 });
                 let Some((gi, profile)) = found else { continue };
                 destroyed.push(Destroyed {
-                    operation: operation.id.clone(),
+                    operation_id: operation.id.clone(),
                     kind: operation.kind.clone(),
-                    by: operation.by.user.clone().unwrap_or_else(|| format!("uid {}", operation.by.uid)),
+                    user: operation.by.user.clone().unwrap_or_else(|| format!("uid {}", operation.by.uid)),
                     at: operation.ended_at.unwrap_or(operation.created_at),
                     gpu: plan.gpu,
                     place: place(plan, gi, profile),
-                    now: devices.iter().filter(|one| one.gpu_uuid == plan.uuid).map(name).collect(),
+                    present_devices: devices.iter().filter(|one| one.gpu_uuid == plan.uuid).map(name).collect(),
                 });
             }
         }
@@ -124,14 +124,14 @@ impl History {
             .iter()
             .filter(|lease| lease.members.iter().any(|member| same(&member.target)))
             .map(|lease| UsedBy {
-                lease: lease.id.to_string(),
+                lease_id: lease.id.to_string(),
                 user: lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid)),
                 from: lease.granted_at,
                 until: lease.ended_at.filter(|_| lease.state == LeaseState::Ended),
             })
             .collect();
         used.sort_by_key(|one| std::cmp::Reverse(one.from));
-        Self { uuid: uuid.to_owned(), device, destroyed, leases: used }
+        Self { uuid: uuid.to_owned(), device, destroyed_by: destroyed, used_by: used }
     }
 
     fn text(&self, look: &Appearance) -> String {
@@ -142,27 +142,31 @@ impl History {
             Some(device) => format!("{uuid} is the MIG device {}\n", clean(device)),
             None => format!("{uuid} does not exist now\n"),
         };
-        for one in &self.destroyed {
+        for one in &self.destroyed_by {
             let _ = writeln!(
                 text,
                 "  destroyed by {} ({} of {}) at {}: it was {}",
-                clean(&one.operation),
+                clean(&one.operation_id),
                 clean(&one.kind),
-                clean(&one.by),
+                clean(&one.user),
                 at(one.at),
                 clean(&one.place)
             );
         }
-        if let Some(last) = self.destroyed.first().filter(|_| self.device.is_none()) {
-            let now = if last.now.is_empty() { "no MIG device".to_owned() } else { clean(&last.now.join(", ")) };
+        if let Some(last) = self.destroyed_by.first().filter(|_| self.device.is_none()) {
+            let now = if last.present_devices.is_empty() {
+                "no MIG device".to_owned()
+            } else {
+                clean(&last.present_devices.join(", "))
+            };
             let _ = writeln!(text, "  GPU {} has now: {now}", last.gpu);
         }
-        for one in &self.leases {
+        for one in &self.used_by {
             let from = one.from.map_or_else(String::new, |from| format!(" from {}", at(from)));
             let until = one.until.map_or_else(String::new, |until| format!(" until {}", at(until)));
-            let _ = writeln!(text, "  leased by {} ({}){from}{until}", clean(&one.user), one.lease);
+            let _ = writeln!(text, "  leased by {} ({}){from}{until}", clean(&one.user), one.lease_id);
         }
-        if self.device.is_none() && self.destroyed.is_empty() && self.leases.is_empty() {
+        if self.device.is_none() && self.destroyed_by.is_empty() && self.used_by.is_empty() {
             let _ = writeln!(
                 text,
                 "  no operation of the last {OPERATIONS} destroyed it, and no lease of the last {LEASES} had it: \
@@ -170,7 +174,7 @@ impl History {
             );
         }
         if self.device.is_none() {
-            let place = self.destroyed.first().map_or("0:3g.40gb@4".to_owned(), |last| clean(&last.place));
+            let place = self.destroyed_by.first().map_or("0:3g.40gb@4".to_owned(), |last| clean(&last.place));
             let _ = writeln!(
                 text,
                 "hint: in units and compose files, name the place of the device instead of its UUID: `gpushctl run \
@@ -182,33 +186,49 @@ impl History {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use gpush_api::{Placement, Step};
 
     use super::*;
     use crate::render::{Charset, fixtures};
 
-    /// A stale UUID was a dead end: nothing said what had become of the device.
-    #[test]
-    fn destroyed_device_names_its_operation_and_its_place() {
-        let uuid = "MIG-5d1b03a2-0000-4000-8000-00000000000b";
-        let mut operation = fixtures::operation(OperationState::Done);
+    const UUID: &str = "MIG-5d1b03a2-0000-4000-8000-00000000000b";
+
+    /// An operation that has destroyed the device [`UUID`], with the place of the device.
+    fn operation(state: OperationState) -> (Operation, String) {
+        let mut operation = fixtures::operation(state);
         let step = |uuid: &str| {
             let (profile, uuid) = ("3g.40gb".to_owned(), Some(uuid.to_owned()));
             Step::Instance(InstanceStep::DestroyCompute { gi: 1, ci: 0, profile, uuid })
         };
-        let plan: &mut GpuPlan = operation.plans.first_mut().unwrap();
+        let plan = operation.plans.first_mut().unwrap();
         let placement = Placement { start: 4, size: 4 };
         let instance = InstanceStep::DestroyGpuInstance { gi: 1, profile: "3g.40gb".to_owned(), placement };
-        plan.steps = vec![step("MIG-other"), step(uuid), Step::Instance(instance)];
+        plan.steps = vec![step("MIG-other"), step(UUID), Step::Instance(instance)];
         let place = format!("{}:3g.40gb@4", plan.gpu);
-        let history = History::of(&uuid.to_uppercase(), &[], &[operation.clone()], &[]);
+        (operation, place)
+    }
+
+    /// The history of a destroyed device.
+    pub(in crate::commands) fn destroyed() -> History {
+        History::of(UUID, &[], &[operation(OperationState::Done).0], &[])
+    }
+
+    /// A stale UUID was a dead end: nothing said what had become of the device.
+    #[test]
+    fn destroyed_device_names_its_operation_and_its_place() {
+        let (operation, place) = operation(OperationState::Done);
+        let history = History::of(&UUID.to_uppercase(), &[], std::slice::from_ref(&operation), &[]);
         let text = history.text(&fixtures::look(100, Charset::Ascii));
-        assert!(history.device.is_none() && history.destroyed.len() == 1, "{history:?}");
+        assert!(history.device.is_none() && history.destroyed_by.len() == 1, "{history:?}");
         for part in ["does not exist now", &operation.id, &format!("it was {place}"), &format!("--target {place} --")] {
             assert!(text.contains(part), "{part} is missing: {text}");
         }
-        operation.state = OperationState::RolledBack;
-        assert!(History::of(uuid, &[], &[operation], &[]).destroyed.is_empty(), "the rollback has created it again");
+    }
+
+    #[test]
+    fn operation_that_was_rolled_back_has_destroyed_nothing() {
+        let (operation, _) = operation(OperationState::RolledBack);
+        assert!(History::of(UUID, &[], &[operation], &[]).destroyed_by.is_empty());
     }
 }

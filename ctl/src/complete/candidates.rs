@@ -39,6 +39,7 @@ pub(super) fn of(arg: &Arg) -> Option<ArgValueCompleter> {
         "OBJECT" => objects,
         "KIND" => |_| named(EventKind::ALL.iter().map(|kind| kind.name())),
         "AREA" => |_| named(gpush_doctor::Area::ALL.map(gpush_doctor::Area::name)),
+        "TOPIC" => |_| named(["isolation"]),
         "PRIORITY" => |_| named(["normal", "below-normal"]),
         "FORMAT" => |_| formats(),
         "PRESET|FILE" => return Some(ArgValueCompleter::new(preset_or_file)),

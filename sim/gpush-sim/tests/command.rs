@@ -349,7 +349,7 @@ fn simulated_nvidia_smi_sets_and_reports_compute_modes() {
     assert!(has("    Processes                             : None"), "{report}");
     let identity = &host.hardware().slots[4].identity;
     assert!(
-        has(&format!("        Sub System Id                         : 0x{:08X}", identity.pci_subsystem_id)),
+        has(&format!("        Sub System Id                     : 0x{:08X}", identity.pci_subsystem_id)),
         "{report}"
     );
     assert_ne!(identity.pci_subsystem_id, identity.pci_device_id);
