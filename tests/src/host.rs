@@ -210,8 +210,22 @@ impl Host {
     /// If recording is off, or a line has an unknown form.
     #[must_use]
     pub fn trace(&self) -> Vec<Traced> {
+        self.trace_after(0).0
+    }
+
+    /// Does the same as [`Host::trace`], for the calls after the first `offset` bytes of the trace. Also returns the
+    /// offset of the next call.
+    ///
+    /// # Panics
+    /// If recording is off, or a line has an unknown form.
+    #[must_use]
+    pub fn trace_after(&self, offset: usize) -> (Vec<Traced>, usize) {
         let text = std::fs::read_to_string(self.dir.join("trace")).expect("start_trace() was called");
-        text.lines().map(|line| parse_trace(line).unwrap_or_else(|| panic!("trace line {line:?}"))).collect()
+        // A program may be writing the last line.
+        let end = text.rfind('\n').map_or(0, |last| last + 1);
+        let lines = text.get(offset..end).unwrap_or_default().lines();
+        let calls = lines.map(|line| parse_trace(line).unwrap_or_else(|| panic!("trace line {line:?}")));
+        (calls.collect(), end)
     }
 }
 

@@ -1,23 +1,31 @@
-//! Random requests, releases, processes, crashes, reboots, faults and layout changes, through
-//! gpushd on a simulated host. After each step, the test compares gpushd with a reference model.
-//! The model follows the rules for leases, not the code of gpushd.
+//! Random requests, releases, processes, crashes, reboots, faults, and changes of the config, of layouts
+//! and of MPS sharing, through gpushd on a simulated host. After each step, the test compares gpushd and
+//! the simulated hardware with a reference model. The model follows the rules for leases, not the code
+//! of gpushd.
 //!
 //! The default is 1,000 steps. `GPUSH_TEST_LEASE_STEPS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run. `cargo xtask soak` runs 10,000 steps.
 //!
-//! To check the test itself, three faults change the requests and responses between gpushd and the
-//! test. The test must find each of these faults: one target in two leases, a lost release, and
-//! capacity that becomes free while a process still runs.
+//! To check the test itself, faults change the requests and responses between gpushd and the test, or
+//! the hardware. The test must find each of these faults.
 //!
 //! | file | subject |
 //! |---|---|
+//! | `rules` | the config rules between which the tests change |
 //! | `model` | which leases exist, and what a request must get |
 //! | `observed` | the leases as gpushd shows them, with an inserted fault |
+//! | `hardware` | the state of the GPUs and MPS daemons, read without gpushd |
 //! | `world` | the host, gpushd, and the calls |
-//! | `steps` | the random steps |
+//! | `steps` | the random steps on leases and processes |
+//! | `changes` | the steps that change how GPUs are shared |
+//! | `pairs` | all pairs of a leased kind and another rule, and all ways to change the rule |
 
+mod changes;
+mod hardware;
 mod model;
 mod observed;
+mod pairs;
+mod rules;
 mod steps;
 mod world;
 
@@ -25,10 +33,18 @@ use std::collections::BTreeMap;
 
 use gpush_tests::random::number;
 
-use self::{observed::Planted, world::World};
+use self::{
+    observed::Planted,
+    rules::{Layout, Rule},
+    world::World,
+};
 
 /// Default number of steps. The test must find an inserted fault within this number of steps.
 const STEPS: u64 = 1000;
+
+/// The rules at the start, and the number of GPUs with MIG.
+const RULES: [Rule; 5] = [Rule::Mig(Layout::PLAIN), Rule::Mps, Rule::Timeslice, Rule::Whole, Rule::Whole];
+const WITH_MIG: usize = 2;
 
 /// The result of a run.
 struct Run {
@@ -43,17 +59,21 @@ struct Run {
 /// Runs `steps` random steps. Stops early if gpushd differs from the model.
 fn run(steps: u64, seed: u64, planted: Option<Planted>) -> Run {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut world = World::up(planted);
+    let mut world = World::up(&RULES, WITH_MIG, planted);
     let mut done = 0;
     let mut violation = None;
+    let mut latest = Vec::new();
     while done < steps && violation.is_none() {
         let Some((name, result)) = steps::one(&mut world, &mut rng) else { continue };
         world.count(name);
+        latest.push(name);
         let result = result.and_then(|()| world.check());
         violation = result.err().map(|why| format!("seed {seed}, step {done}: {name}: {why}"));
         done += 1;
     }
-    let violation = violation.map(|why| format!("{why}\n{}", world.log()));
+    latest.drain(..latest.len().saturating_sub(20));
+    let violation =
+        violation.map(|why| format!("{why}\nlatest steps: {latest:?}\n{}\n{}", world.config(), world.log()));
     Run { steps: done, checks: world.checks, counts: std::mem::take(&mut world.counts), violation }
 }
 
@@ -90,4 +110,14 @@ fn planted_lost_release_is_found() {
 #[test]
 fn planted_early_free_is_found() {
     finds(Planted::FreedEarly);
+}
+
+#[test]
+fn planted_grant_of_another_kind_is_found() {
+    finds(Planted::OtherKind);
+}
+
+#[test]
+fn planted_change_of_the_compute_mode_is_found() {
+    finds(Planted::ComputeMode);
 }

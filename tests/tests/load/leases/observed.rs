@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Lease, LeaseGrant, LeaseId, LeaseState};
+use gpush_api::{ApiError, Lease, LeaseGrant, LeaseId, LeaseKind, LeaseState};
 use gpush_tests::agent::Agent;
 use serde_json::{Value, json};
 
@@ -18,6 +18,10 @@ pub(super) enum Planted {
     LostRelease,
     /// The fault shows a releasing lease as ended while a process still runs.
     FreedEarly,
+    /// If gpushd refuses a request, the fault grants a target that is leased in another way.
+    OtherKind,
+    /// The compute mode of a GPU changes after a grant.
+    ComputeMode,
 }
 
 /// The responses of gpushd, with the changes that the fault makes.
@@ -31,6 +35,11 @@ pub(super) struct Observed {
 impl Observed {
     pub(super) fn new(planted: Option<Planted>) -> Self {
         Self { planted, invented: RefCell::default() }
+    }
+
+    /// Returns whether the compute mode changes after a grant.
+    pub(super) fn changes_compute_mode(&self) -> bool {
+        self.planted == Some(Planted::ComputeMode)
     }
 
     /// Returns all leases that have not ended.
@@ -64,25 +73,27 @@ impl Observed {
             return Ok(serde_json::from_value(answer.json()).expect("a grant"));
         }
         let error = answer.error();
-        if self.planted == Some(Planted::DoubleGrant)
-            && error.retryable
-            && let Some(grant) = self.invent(agent, body)
-        {
-            return Ok(grant);
-        }
-        Err(error)
+        let requested = body["share"]["kind"].as_str().expect("a kind");
+        let is_same = |lease: &Lease| requested.starts_with(lease.kind.name());
+        let invented = match self.planted {
+            Some(Planted::DoubleGrant) if error.retryable => self.invent(agent, is_same),
+            Some(Planted::OtherKind) => self.invent(agent, |lease| !is_same(lease)),
+            _ => None,
+        };
+        let Some(mut lease) = invented else { return Err(error) };
+        let kinds = [LeaseKind::Mig, LeaseKind::Mps, LeaseKind::Timeslice, LeaseKind::Whole];
+        lease.kind = kinds.into_iter().find(|kind| requested.starts_with(kind.name())).expect("a kind");
+        self.invented.borrow_mut().push(lease.clone());
+        Ok(LeaseGrant { lease, environment: Vec::new(), binding_reason: None, warnings: Vec::new() })
     }
 
-    /// Returns a grant that gpushd did not make, of a target that already has a lease.
-    fn invent(&self, agent: &Agent, body: &Value) -> Option<LeaseGrant> {
+    /// Returns a lease that gpushd did not grant, on the target of a lease for which `is` returns true.
+    fn invent(&self, agent: &Agent, is: impl Fn(&Lease) -> bool) -> Option<Lease> {
         let leases = self.open(agent);
-        let kind = &body["share"]["kind"];
-        let same = |lease: &&Lease| kind.as_str().is_some_and(|kind| kind.starts_with(lease.kind.name()));
         let known: BTreeSet<u64> = leases.iter().map(|lease| lease.id.0).collect();
-        let mut lease = leases.iter().find(same)?.clone();
+        let mut lease = leases.iter().find(|lease| is(lease))?.clone();
         lease.id = LeaseId(known.last()? + 100_000);
-        self.invented.borrow_mut().push(lease.clone());
-        Some(LeaseGrant { lease, environment: Vec::new(), binding_reason: None, warnings: Vec::new() })
+        Some(lease)
     }
 
     /// Releases or revokes a lease.
