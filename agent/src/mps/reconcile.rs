@@ -93,7 +93,8 @@ async fn reconcile_periodically(mps: Mps, gpu_uuid: String) {
 /// Returns whether the GPU or the config has changed between two snapshots.
 fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
     let differs = match (before.gpu(gpu_uuid), now.gpu(gpu_uuid)) {
-        (Some(before), Some(now)) => before.differs_from(now),
+        // An override changes the layout, but no field that events report.
+        (Some(before), Some(now)) => before.differs_from(now) || before.gpu.layout != now.gpu.layout,
         (None, None) => false,
         (Some(_), None) | (None, Some(_)) => true,
     };

@@ -447,7 +447,7 @@ pub struct Gpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes_error: Option<String>,
     /// Processes that must not use the GPU or its MIG devices.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "unleased_processes", default, skip_serializing_if = "Vec::is_empty")]
     pub unleased: Vec<UnleasedProcess>,
     /// What prevents gpushd from applying the rule after a boot, or with `auto_reconcile`. gpushd tries again every 30 s.
     /// Empty if nothing prevents it.

@@ -21,7 +21,7 @@ pub struct PendingChange {
     #[serde(flatten)]
     pub aim: PendingAim,
     /// Leases that must end before the change; empty if the change waits for an `apply`.
-    #[serde(default)]
+    #[serde(rename = "lease_ids", default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub leases: Vec<LeaseId>,
 }
@@ -139,7 +139,7 @@ mod tests {
         for aim in all {
             let one = change(aim, &[7]);
             let json = serde_json::to_value(&one).unwrap();
-            assert_eq!(json["leases"], serde_json::json!(["L7"]));
+            assert_eq!(json["lease_ids"], serde_json::json!(["L7"]));
             assert_eq!(serde_json::from_value::<PendingChange>(json).unwrap(), one);
         }
     }

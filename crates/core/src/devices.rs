@@ -307,7 +307,7 @@ mod tests {
         for (limits, held, why) in [
             (kinds(LeaseKind::Mps), &held[..0], "each user may not hold leases of kind mig"),
             (on(1), &[], "each user may hold leases on GPU 1 only"),
-            (leases(1), &held, "each user may hold 1 lease; you hold L3"),
+            (leases(1), &held, "each user may hold 1 lease; the user holds L3"),
             (memory(MemoryAmount::Mib(10_000)), &held, "each user may hold 10000 MiB"),
             (memory(MemoryAmount::Gpus(200)), &held, "each user may hold the memory of 0.2 GPUs"),
         ] {

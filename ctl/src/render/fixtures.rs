@@ -1,9 +1,9 @@
 //! Sample hosts and operations for snapshot tests, as the API describes them.
 
 use gpush_api::{
-    Actor, Architecture, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, GpuState, Health, HealthStatus,
-    InstanceStep, Memory, Mig, MigDevice, Mode, Operation, OperationState, Placement, Process, ProcessKind, Step,
-    StepState, Version,
+    Actor, Architecture, ComputeInstance, Driver, Gpu, GpuHolders, GpuInstance, GpuPlan, GpuState, Health,
+    HealthStatus, Holder, InstanceStep, Memory, Mig, MigDevice, Mode, Operation, OperationState, Placement, Process,
+    ProcessKind, Step, StepState, Version,
 };
 use jiff::Timestamp;
 
@@ -343,4 +343,29 @@ pub(crate) fn after() -> Vec<Gpu> {
         mig.instances.sort_by_key(|i| i.placement);
     }
     gpus
+}
+
+/// What has GPU 0 open: a holder of each kind.
+pub(crate) fn holders() -> GpuHolders {
+    let devices = || vec!["/dev/nvidia0".to_owned()];
+    let monitor = Holder {
+        pid: Some(812),
+        uid: Some(0),
+        user: Some("root".to_owned()),
+        command: Some("nv-hostengine -n".to_owned()),
+        unit: Some("nvidia-dcgm.service".to_owned()),
+        devices: devices(),
+        ..Holder::default()
+    };
+    let server = Holder {
+        pid: Some(4107),
+        uid: Some(1000),
+        mps: Some("MPS server of GPU 0".to_owned()),
+        unit: Some("gpushd-mps@g0.service".to_owned()),
+        devices: devices(),
+        ..Holder::default()
+    };
+    let hidden = Holder { unit: Some("session-3.scope".to_owned()), devices: devices(), ..Holder::default() };
+    let module = Holder { module: Some("nvidia_drm".to_owned()), ..Holder::default() };
+    GpuHolders { gpu: 0, gpu_uuid: "GPU-0".to_owned(), holders: vec![monitor, server, hidden, module] }
 }

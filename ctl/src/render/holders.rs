@@ -11,29 +11,37 @@ use super::{
 /// Lists what has GPUs open.
 pub(crate) fn list(all: &[GpuHolders], look: &Appearance) -> Listing {
     use Align::{Left, Right};
-    let columns = [("GPU", Right), ("PID", Right), ("USER", Left), ("UNIT", Left), ("DEVICES", Left), ("WHAT", Left)];
+    let mut columns =
+        vec![("GPU", Right), ("PID", Right), ("USER", Left), ("UNIT", Left), ("DEVICES", Left), ("WHAT", Left)];
+    if look.wide {
+        columns.push(("GPU UUID", Left));
+    }
     let each = || all.iter().flat_map(|gpu| gpu.holders.iter().map(move |holder| (gpu, holder)));
-    let rows = each().map(|(gpu, holder)| row(gpu.gpu, holder, look)).collect();
+    let rows = each().map(|(gpu, holder)| row(gpu, holder, look)).collect();
     Listing::new(&columns, rows, Narrow::spare(&["DEVICES"]).prose(), look)
         .names(each().filter_map(|(_, holder)| Some(holder.pid?.to_string())))
         .uuids(each().map(|(gpu, _)| gpu.gpu_uuid.clone()))
         .or_empty("Nothing has these GPUs open, except gpushd itself.")
 }
 
-fn row(gpu: u32, holder: &Holder, look: &Appearance) -> Vec<String> {
+fn row(gpu: &GpuHolders, holder: &Holder, look: &Appearance) -> Vec<String> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let user = holder.user.clone().or_else(|| holder.uid.map(|uid| format!("uid {uid}")));
     let module = holder.module.as_ref().map(|name| format!("kernel module {name}"));
     let what = module.or_else(|| holder.mps.clone()).or_else(|| holder.command.clone());
     let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
-    vec![
-        gpu.to_string(),
+    let mut row = vec![
+        gpu.gpu.to_string(),
         or_dash(holder.pid.map(|pid| pid.to_string())),
         or_dash(user.map(|user| look.clean(&user))),
         or_dash(holder.unit.as_ref().map(|unit| look.clean(unit))),
         or_dash(devices.map(|devices| look.clean(&devices))),
         or_dash(what.map(|what| look.clean(&what))),
-    ]
+    ];
+    if look.wide {
+        row.push(look.clean(&gpu.gpu_uuid));
+    }
+    row
 }
 
 #[cfg(test)]
@@ -43,28 +51,13 @@ mod tests {
 
     #[test]
     fn each_kind_of_holder_has_a_line() {
-        let devices = || vec!["/dev/nvidia0".to_owned()];
-        let monitor = Holder {
-            pid: Some(812),
-            uid: Some(0),
-            user: Some("root".to_owned()),
-            command: Some("nv-hostengine -n".to_owned()),
-            unit: Some("nvidia-dcgm.service".to_owned()),
-            devices: devices(),
-            ..Holder::default()
-        };
-        let server = Holder {
-            pid: Some(4107),
-            uid: Some(1000),
-            mps: Some("MPS server of GPU 0".to_owned()),
-            unit: Some("gpushd-mps@g0.service".to_owned()),
-            devices: devices(),
-            ..Holder::default()
-        };
-        let hidden = Holder { unit: Some("session-3.scope".to_owned()), devices: devices(), ..Holder::default() };
-        let module = Holder { module: Some("nvidia_drm".to_owned()), ..Holder::default() };
-        let holders = vec![monitor, server, hidden, module];
-        let all = [GpuHolders { gpu: 0, gpu_uuid: "GPU-0".to_owned(), holders }];
-        insta::assert_snapshot!(list(&all, &fixtures::look(100, Charset::Ascii)).text(), @"");
+        let drawn = list(&[fixtures::holders()], &fixtures::look(100, Charset::Ascii));
+        insta::assert_snapshot!(fixtures::plain(drawn.text()), @r"
+        GPU   PID  USER      UNIT                   DEVICES       WHAT
+          0   812  root      nvidia-dcgm.service    /dev/nvidia0  nv-hostengine -n
+          0  4107  uid 1000  gpushd-mps@g0.service  /dev/nvidia0  MPS server of GPU 0
+          0     -  -         session-3.scope        /dev/nvidia0  -
+          0     -  -         -                      -             kernel module nvidia_drm
+        ");
     }
 }

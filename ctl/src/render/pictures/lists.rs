@@ -3,7 +3,7 @@
 use gpush_api::{Event, EventPayload, Resync, ResyncReason, TimesliceState, TimesliceView};
 
 use super::*;
-use crate::render::{audit, devices, events, lease, listing::Listing, mps, processes, timeslice};
+use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, timeslice};
 
 /// Returns a sample of each list, with the command that prints it.
 fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
@@ -61,6 +61,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
     let overridden = Overrides { generation: 4, overrides: vec![one] };
     vec![
         ("gpu list", table::gpus(&gpus, look)),
+        ("gpu holders", holders::list(&[fixtures::holders()], look)),
         ("mig list", devices::list(&gpush_core::devices::list(&gpus, &[], &[]), &gpus, look)),
         ("mig profiles", profiles::profiles(&gpush_core::preset::gpus("a30x4").unwrap(), look)),
         ("timeslice list", timeslice::list(&[sliced], look)),

@@ -99,10 +99,16 @@ impl NoAssignment {
                     [one] => format!("MIG device {one} is shared through MPS"),
                     several => format!("MIG devices {} are shared through MPS", several.join(", ")),
                 };
-                let end = context.duration.map_or_else(String::new, |d| format!(" --for {}", duration::format(d)));
-                error(Code::Unsupported, why).hint(format!(
-                    "request a share of the device: `gpushctl lease request --mps 25 --target {first}{end}`"
-                ))
+                let changes: Vec<String> = devices.iter().flat_map(|(gpu, _)| pending_of(*gpu, context)).collect();
+                let mut error = error(Code::Unsupported, why);
+                if changes.is_empty() {
+                    let end = context.duration.map_or_else(String::new, |d| format!(" --for {}", duration::format(d)));
+                    error.hint = Some(format!(
+                        "request a share of the device: `gpushctl lease request --mps 25 --target {first}{end}`"
+                    ));
+                }
+                error.causes.extend(changes);
+                error
             }
             Self::TooLarge { most: 0 } => {
                 let too_small = match wanted.gpus {
@@ -147,6 +153,8 @@ impl NoAssignment {
                         (reasons, _) => reasons.iter().map(|reason| format!("GPU {gpu}: {reason}")).collect(),
                     });
                 }
+                let open = obstacles.iter().filter(|(_, one)| *one != Obstacle::Closed(Closed::Pending));
+                error.causes.extend(open.take(MOST_NAMED).flat_map(|(gpu, _)| pending_of(*gpu, context)));
                 if let Some(more) = obstacles.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
                     error = error.cause(format!("{more} more GPUs are in use"));
                 }
