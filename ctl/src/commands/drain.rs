@@ -139,6 +139,9 @@ impl Waited {
     }
 }
 
+/// The index of a GPU that is not idle, and the reason.
+type WaitReason = (u32, String);
+
 /// The end of waiting for idle GPUs.
 #[derive(Debug)]
 struct WaitEnd {
@@ -277,7 +280,7 @@ fn reasons_to_wait(
     daemons: &[MpsDaemon],
     leases: &[Lease],
     since: Timestamp,
-) -> Result<(Vec<(u32, String)>, Option<ApiError>), ApiError> {
+) -> Result<(Vec<WaitReason>, Option<ApiError>), ApiError> {
     let (mut left, mut lost) = (Vec::new(), Vec::new());
     for gpu in gpus {
         match reason_to_wait(gpu, daemons, leases, since) {

@@ -85,6 +85,10 @@ fn gpus_without_mig_do_not_block_recovery() {
     for times in 0..2 {
         host.sim::<&str>("reboot", &[]);
         let host = Host::up("mixed");
+        // After this start, no later start on the same boot changes a GPU by itself.
+        let first = Agent::start(&host, "");
+        first.wait_for_layouts_at_start();
+        first.stop();
         host.fault(&format!("nvmlDeviceSetMigMode --kill after --parent --after {times} --times 1"));
         let mut agent = Agent::start(&host, WHOLE);
         die_of(&mut agent, &json!({ "selectors": ["2-4"], "layout_source": "config" }));

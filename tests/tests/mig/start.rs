@@ -287,7 +287,7 @@ fn gpu_held_at_boot_gets_its_layout_when_the_holder_ends() {
     for model in ["a100-80", "h100-80-sxm"] {
         let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\nmig = false\n"));
         let monitor = host.process("--gpu 0 --kind handle");
-        let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n");
+        let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb@0\"]\n");
         let named = || agent.gpu(0).blocked_by.iter().any(|holder| holder.pid == Some(monitor)).then_some(());
         agent.until("the holder is named", named);
         assert_eq!(record(&agent)["complete"], json!(false), "{model}: gpushd still tries");
@@ -306,7 +306,7 @@ fn first_start_turns_mig_off_for_whole_gpus() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 3\n");
     let agent = Agent::start(&host, "");
     for gpu in ["0", "1", "2"] {
-        assert_eq!(agent.apply(&[gpu], &["1g.10gb"]).state, OperationState::Done);
+        assert_eq!(agent.apply(&[gpu], &["1g.10gb@0"]).state, OperationState::Done);
     }
     let user = host.process(&format!("--gpu 2 --gi {} --ci 0", gi_at(&host, 2, 0)));
     agent.stop();

@@ -328,7 +328,7 @@ fn target_without_mps_rule_grants_no_lease_and_can_change_mode() {
     agent.reload(rule("mode = \"timeslice\""));
     let refused = mps::lease(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new lease is granted");
     assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
-    assert!(refused.message.contains("timeslice"), "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause.contains("`timeslice` when L1 ends")), "{refused:?}");
     let reported = mps::daemon(&agent, "0");
     assert!(reported.findings.iter().any(|finding| finding.contains("no lease is granted")), "{reported:#?}");
     // After a restart of gpushd, the lease is still active.
