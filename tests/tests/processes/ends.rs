@@ -75,8 +75,7 @@ fn unleased_process_is_ended_only_when_its_user_has_no_lease() {
 #[test]
 fn gpu_with_another_desired_mode_has_no_unleased_processes() {
     for mode in ["exclusive", "timeslice"] {
-        let keep = "mps = { compute_mode = \"keep\" }\n";
-        let config = format!("{END}{FAST}{RULE}{keep}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n");
+        let config = format!("{END}{FAST}{RULE}{}", RULE.replace("\"0\"", "\"1\""));
         let two = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
         let Some((host, agent)) = start_on("unleased processes after a change of mode", two, &config) else { return };
         reaches(&agent, "1", MpsState::Ready);

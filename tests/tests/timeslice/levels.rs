@@ -241,7 +241,9 @@ fn gpu_in_mig_mode_is_drift_and_untouched() {
     let rule = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\n\
         timeslice = { level = \"long\", compute_mode = \"exclusive_process\" }\n";
     host.start_trace();
-    let mut agent = Agent::start(&host, &(around.config(&[], "") + rule));
+    // Only the first start after a boot turns MIG off.
+    let mut agent = Agent::start(&host, &around.config(&[], ""));
+    agent.wait_for_layouts_at_start();
     reload(&mut agent, &(around.config(&[], "") + rule));
     agent.settle_reads();
     let gpu = agent.gpu(0);
