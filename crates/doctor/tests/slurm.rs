@@ -59,10 +59,7 @@ impl Planted {
             host.write(path, text);
             host.mode(path, 0o755);
         }
-        host.write(
-            "etc/gpush/config.toml",
-            "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = \"none\"\nowner = \"slurm\"\n",
-        );
+        host.write("srv/gpush.toml", RULES);
         host
     }
 
@@ -115,6 +112,8 @@ impl Planted {
     }
 }
 
+const RULES: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = \"none\"\nowner = \"slurm\"\n";
+
 /// The config file that gpushd uses.
 const CONFIG: &str = "/srv/gpush.toml";
 
@@ -153,7 +152,7 @@ fn host_without_slurm_is_ok_unless_a_rule_says_slurm() {
     let host = Planted::healthy();
     host.remove("etc/slurm/slurm.conf");
     host.finds(Severity::Problem, "no slurm.conf", "gpushctl config reload");
-    host.write("etc/gpush/config.toml", "");
+    host.write("srv/gpush.toml", "");
     let findings = host.findings();
     assert_eq!((findings.len(), findings[0].severity), (1, Severity::Ok), "{findings:#?}");
 }
@@ -169,7 +168,7 @@ fn missing_hooks_are_found() {
         host.change(line, "");
         host.finds(Severity::Problem, key, "scontrol reconfigure");
         // If the config assigns no GPU to Slurm, jobs can work without gpush.
-        host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
+        host.write("srv/gpush.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
         host.finds(Severity::Warning, key, "/usr/share/gpush/slurm/");
     }
     let host = Planted::healthy();
@@ -263,7 +262,7 @@ fn deadline_of_a_script_is_compared_with_slurms_timeout() {
     assert_eq!(host.findings()[0].severity, Severity::Ok);
     // The option `--deadline` of a script replaces the deadline of the config.
     let config = "[slurm]\ndeadline_s = 300\n\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
-    host.write("etc/gpush/config.toml", config);
+    host.write("srv/gpush.toml", config);
     host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=305");
     let with_option = |command: &str| format!("#!/usr/bin/gpushctl slurm {command} --deadline 50s\n");
     host.write("usr/share/gpush/slurm/epilog", &with_option("epilog"));
@@ -277,7 +276,7 @@ fn deadline_of_a_script_is_compared_with_slurms_timeout() {
 fn dynamic_layout_of_slurms_gpus_is_found() {
     let host = Planted::healthy();
     let rule = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = \"dynamic\"\nowner = \"slurm\"\n";
-    host.write("etc/gpush/config.toml", rule);
+    host.write("srv/gpush.toml", rule);
     host.finds(Severity::Warning, "gpushd refuses every job on the GPUs of rule 1", "gpushctl config reload");
 }
 
@@ -290,6 +289,8 @@ fn slurm_conf_of_the_environment_is_examined() {
         let agent = Agent::Unreachable(ApiError::new(Code::Unreachable, "gpushd does not run"));
         examine(&slurm_conf, &agent, &[Area::Slurm])
     };
+    // A gpushd that does not answer cannot name its config file.
+    host.write("etc/gpush/config.toml", RULES);
     host.write("opt/slurm/etc/slurm.conf", &HEALTHY.replace("PrologEpilogTimeout=60\n", ""));
     let findings = examined("/opt/slurm/etc/slurm.conf");
     assert!(findings.iter().any(|one| one.causes == ["/opt/slurm/etc/slurm.conf has no PrologEpilogTimeout"]));
@@ -434,7 +435,7 @@ fn detected_devices_without_a_known_order_are_found() {
     host.write("etc/slurm/gres.conf", "AutoDetect=nvml\n");
     host.write("etc/slurm/nodes.conf", "NodeName=n1 Gres=mps:200\n");
     host.finds(Severity::Problem, "cannot match Slurm's GPU indexes to GPUs", "gpushctl slurm gres-conf");
-    host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
+    host.write("srv/gpush.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
     host.finds(Severity::Warning, "cannot match Slurm's GPU indexes to GPUs", "gpushctl slurm gres-conf");
 }
 
@@ -490,7 +491,7 @@ fn slurmd_that_has_not_loaded_nvml_is_found() {
 #[test]
 fn node_without_gpus_of_slurm_has_no_finding_about_them() {
     let mut host = Planted::healthy();
-    host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
+    host.write("srv/gpush.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
     host.rules = vec![rule("users", LeaseOwner::Users, &[0, 1])];
     for conf in ["AutoDetect=nvml", "AutoDetect=nvidia", "Name=gpu File=/dev/nvidia[0-1]"] {
         host.write("etc/slurm/gres.conf", &format!("{conf}\n"));

@@ -99,7 +99,6 @@ fn upgrade_fails_no_request_and_ends_nothing() {
     assert_eq!(machine.sh("cat /run/load/failed /run/load/errors 2>/dev/null; true"), "", "{remarks}\n{printed}");
     let number = |file: &str| machine.sh(&format!("wc -l < /run/load/{file}"));
     println!("{} requests and {} runs around the upgrade, 0 failed", number("answered"), number("ran"));
-    assert!(remarks.contains("gpushd is stopping and finishes its operations; waiting up to 3m"), "{remarks}");
 
     assert_ne!(machine.main_pid("gpushd.service"), agent, "the new gpushd runs");
     assert_eq!(machine.property("gpushd.socket", "InactiveExitTimestamp"), socket, "the socket was not restarted");
