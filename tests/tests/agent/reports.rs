@@ -55,7 +55,7 @@ fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
     let mig = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n";
     let agent = Agent::start(&host, mig);
     agent.wait_for_layouts_at_start();
-    agent.reload(&format!("{mig}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n"));
+    agent.reload(format!("{mig}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n"));
     // MIG is enabled on GPU 1, but the rule of the GPU says `exclusive`. Without a GPU as argument,
     // `mig assert` ignores this difference, and `apply` disables MIG.
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);

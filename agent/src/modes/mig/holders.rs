@@ -35,7 +35,7 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
         let mut found = device_files::holders(&proc, &minors, &own)?;
         for holder in &mut found {
             let server = holder.pid.and_then(|pid| servers.of_process(pid, ProcessKind::Compute));
-            holder.mps = server.map(|server| server.describe());
+            holder.mps = server.map(gpush_mps::daemon::server_processes::Server::describe);
         }
         found.extend(device_files::kernel_modules(&proc));
         Ok::<_, std::io::Error>(found)
