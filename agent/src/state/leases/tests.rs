@@ -61,7 +61,7 @@ fn step(state: &State, event: Event) {
     });
 }
 
-/// A refused request waited for a releasing lease whose end nobody could foresee.
+/// A refused request waited for a releasing lease although its end was not near.
 #[test]
 fn releasing_lease_ends_soon_only_without_something_to_wait_for() {
     let mut lease = OpenLease::new(LeaseRecord { state: LeaseState::Releasing, ..record(1, 1000, "GPU-0") });

@@ -26,7 +26,7 @@ pub struct Held<'a> {
     pub share: &'a MemberShare,
 }
 
-/// How a lease is related to a target that somebody asks for.
+/// How a lease is related to a target that a request or a change needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Relation {
     /// The lease holds a share of the target, and the target has room for other shares of this kind.
