@@ -15,6 +15,7 @@
 //! | `targets` | which daemons each GPU should have |
 //! | `reconcile` | reconciles the daemons of each GPU, under its lane |
 //! | `wakes` | wakes the reconcilers |
+//! | `present` | which daemons exist now, and who uses them |
 //! | `plan_steps` | plans which daemons an operation stops and starts |
 //! | `operation_steps` | stops and starts daemons for operations |
 //! | `records` | what is recorded about daemons |
@@ -35,6 +36,7 @@ mod missing;
 mod multi_user_support;
 mod operation_steps;
 mod plan_steps;
+mod present;
 mod reconcile;
 mod records;
 mod targets;
@@ -68,8 +70,9 @@ pub(crate) use self::{
         pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
-    operation_steps::{add_daemons_to, daemons_on, poll, start_and_wait, start_device_daemons, stop_for_operation},
+    operation_steps::{start_and_wait, start_device_daemons, stop_for_operation},
     plan_steps::{plan, reserve_of_plan},
+    present::{add_daemons_to, daemons_on, poll},
     reconcile::run,
     records::RecordedSettings,
     targets::adopt_daemons,

@@ -18,10 +18,13 @@ use gpush_core::{
     layout::Layout,
     lease::usage,
     sharing::{self, DeviceAfter},
-    supervisor::SupervisorState,
 };
 
-use super::{Entry, Mps, operation_steps::users, view};
+use super::{
+    Entry, Mps,
+    present::{is_present, users},
+    view,
+};
 use crate::lanes::Reserve;
 
 /// The changes of a GPU's daemons that a plan makes.
@@ -152,12 +155,6 @@ fn starts(gpu: &Gpu, plan: &GpuPlan, changes: &DaemonChanges) -> Result<Vec<Step
         steps.push(Step::Mps(MpsStep::StartDaemon { device: Some(one.device.clone()) }));
     }
     Ok(steps)
-}
-
-/// Returns whether a daemon is desired or runs.
-pub(super) fn is_present(entry: &Entry) -> bool {
-    let seen = entry.daemon.last_report();
-    seen.wanted || seen.state != SupervisorState::Stopped
 }
 
 /// Returns whether a plan removes the target `uuid` of a daemon.
