@@ -13,9 +13,12 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     API,
-    connection::{Answer, Connection, Question, RETRY_FOR, RETRY_QUEUED_FOR, RestartWait, Slow},
+    attempts::Answer,
+    connection::Connection,
     error::{Error, Kind},
     events::{EventQuery, EventStream, ReceivedEvent},
+    notifications::{RestartWait, Slow},
+    question::{Question, RETRY_FOR, RETRY_QUEUED_FOR},
     socket::Socket,
 };
 

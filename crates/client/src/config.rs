@@ -5,8 +5,8 @@ use hyper::body::Bytes;
 
 use crate::{
     client::{Client, segment},
-    connection::{Question, RETRY_FOR},
     error::Error,
+    question::{Question, RETRY_FOR},
 };
 
 impl Client {

@@ -23,7 +23,7 @@ use std::{
 use gpush_api::{ApiError, Code};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{
-    Request, Response, StatusCode,
+    Response,
     body::{Bytes, Incoming},
     client::conn::http1,
     header::{self, HeaderValue},
@@ -36,8 +36,11 @@ use jiff::{
 use tokio::{net::UnixStream, time::Instant};
 
 use crate::{
+    attempts::{Answer, EarlierOutcome},
     error::{Error, Kind},
     explain,
+    notifications::{RestartWait, Slow},
+    question::Question,
     socket::Socket,
 };
 
@@ -49,42 +52,6 @@ const BACKLOG_FULL: Duration = Duration::from_millis(2);
 
 /// Maximum time to wait for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
-
-/// How long the client repeats an unanswered change. A restart of gpushd takes less time.
-pub(crate) const RETRY_FOR: Duration = Duration::from_secs(5);
-
-/// How long the client repeats a request that may wait in a queue. The next gpushd keeps the
-/// request's place in the queue for this long.
-pub(crate) const RETRY_QUEUED_FOR: Duration = Duration::from_secs(30);
-
-/// Waiting for the next gpushd while a gpushd refuses changes because it is stopping.
-pub(crate) struct RestartWait {
-    /// Maximum time from the first refusal.
-    pub(crate) most: Duration,
-    /// Time from the first refusal until `tell` is called.
-    pub(crate) silence: Duration,
-    /// Notifies the user that the client waits. `None` after the notification.
-    pub(crate) tell: Option<Box<dyn Fn() + Send + Sync>>,
-}
-
-impl std::fmt::Debug for RestartWait {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RestartWait").field("most", &self.most).finish_non_exhaustive()
-    }
-}
-
-/// The notification about a slow answer, which is sent only once.
-pub(crate) struct Slow {
-    pub(crate) after: Duration,
-    /// The argument is the time limit for the answer.
-    pub(crate) tell: Box<dyn Fn(Duration) + Send + Sync>,
-}
-
-impl std::fmt::Debug for Slow {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slow").field("after", &self.after).finish_non_exhaustive()
-    }
-}
 
 /// Pause between two repetitions.
 const RETRY: Duration = Duration::from_millis(100);
@@ -98,100 +65,6 @@ const STARTUP_POLL: Duration = Duration::from_millis(10);
 
 fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct Question<'a> {
-    /// `GET`, `POST` or `DELETE`.
-    pub(crate) method: &'static str,
-    /// Path and parameters.
-    pub(crate) path: &'a str,
-    /// JSON; empty for a request without a body.
-    pub(crate) body: Bytes,
-    /// The idempotency key of a change. If a request with a key gets no answer, its outcome is
-    /// uncertain.
-    pub(crate) key: Option<String>,
-    /// How long the client repeats a change while no gpushd answers.
-    pub(crate) away: Duration,
-    /// Whether the caller did not request a wait, so that a slow answer is unexpected.
-    pub(crate) reports_slow: bool,
-}
-
-impl<'a> Question<'a> {
-    pub(crate) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, body: Bytes::new(), key: None, away: RETRY_FOR, reports_slow: true }
-    }
-
-    /// Returns the commands that show whether an unanswered change was executed.
-    fn commands_showing_outcome(&self) -> &'static str {
-        if self.path.starts_with("/v1/mps/") {
-            "`gpushctl mps list` and `gpushctl mps show TARGET`"
-        } else if self.path.starts_with("/v1/leases") {
-            "`gpushctl lease list`"
-        } else {
-            "`gpushctl operation list` and `gpushctl status`"
-        }
-    }
-}
-
-impl std::fmt::Display for Question<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.method, self.path)
-    }
-}
-
-/// The last relevant outcome of a repeated change.
-enum EarlierOutcome {
-    /// There is no relevant outcome yet.
-    Nothing,
-    /// A gpushd may have begun the change. The outcome remains uncertain unless a later attempt
-    /// gets an answer other than "stopping" or "overloaded".
-    Lost(Error),
-    /// A gpushd reported that it did not begin the change.
-    Refused(Answer),
-}
-
-impl EarlierOutcome {
-    /// Updates the outcome after another attempt. If the connection ends before the answer, the
-    /// outcome is uncertain, even if gpushd refused the change earlier. Exception: if a stopping
-    /// gpushd refused the change on the same connection, this refusal remains valid.
-    fn after_attempt(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
-        match (last, self) {
-            // The repeated request reached a restarted gpushd. Even if that gpushd refuses the
-            // change, it is still unknown what the first gpushd did.
-            (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
-            (Ok(answer), Self::Nothing | Self::Refused(_)) => Self::Refused(answer.clone()),
-            (Err(error), Self::Refused(answer))
-                if error.kind == Kind::Lost && same_connection && is_stopping(&answer) =>
-            {
-                Self::Refused(answer)
-            }
-            (Err(error), _) if error.kind == Kind::Lost => Self::Lost(error.clone()),
-            (Err(_), before) => before,
-        }
-    }
-
-    /// Returns the result for the caller after the last attempt.
-    fn final_result(self, last: Result<Answer, Error>) -> Result<Answer, Error> {
-        match (last, self) {
-            (Err(error), Self::Lost(doubt)) if error.kind == Kind::Connect => {
-                Err(Error::map_cause(doubt, error.error.message))
-            }
-            (Ok(answer), Self::Lost(doubt)) if is_passing(&answer) => {
-                let printed = serde_json::from_slice::<ApiError>(&answer.body).map(|error| error.message);
-                Err(Error::map_cause(doubt, printed.unwrap_or_default()))
-            }
-            (Err(error), Self::Refused(answer)) if matches!(error.kind, Kind::Connect | Kind::Lost) => Ok(answer),
-            (last, Self::Nothing | Self::Lost(_) | Self::Refused(_)) => last,
-        }
-    }
-}
-
-/// A status with its body.
-#[derive(Debug, Clone)]
-pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
-    pub(crate) body: Bytes,
 }
 
 /// A connection that is opened when needed.
@@ -224,7 +97,7 @@ impl Connection {
         let first = self.attempt(question, until, deadline).await;
         // A change without a key is repeated only if gpushd said that it did not begin the change, and the caller waits
         // for the next gpushd. Slurm's hooks do not: they decide again what to request.
-        let is_refused = self.restart_wait.is_some() && first.as_ref().is_ok_and(is_stopping);
+        let is_refused = self.restart_wait.is_some() && first.as_ref().is_ok_and(Answer::is_stopping);
         if question.key.is_some() || is_refused {
             return self.until_answered(question, first, until, deadline).await;
         }
@@ -248,7 +121,7 @@ impl Connection {
         let mut last = first;
         let (mut before, mut same_connection) = (EarlierOutcome::Nothing, false);
         loop {
-            if last.as_ref().is_ok_and(is_stopping) {
+            if last.as_ref().is_ok_and(Answer::is_stopping) {
                 let since = *refused_since.get_or_insert_with(Instant::now);
                 if self.waits_for_restart(since) {
                     until = until.max(Instant::now() + deadline);
@@ -259,7 +132,7 @@ impl Connection {
             }
             before = before.after_attempt(&last, same_connection);
             let again = match &last {
-                Ok(answer) => is_passing(answer),
+                Ok(answer) => answer.is_passing(),
                 Err(error) => {
                     let is_refused = matches!(before, EarlierOutcome::Refused(_));
                     (error.kind == Kind::Lost && (question.key.is_some() || is_refused))
@@ -304,7 +177,7 @@ impl Connection {
     ) -> Result<Response<Incoming>, Error> {
         let until = Instant::now() + deadline;
         let mut sender = self.connect(until).await?;
-        let mut request = request(question)?;
+        let mut request = question.request()?;
         request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
         if let Some(after) = after.and_then(|after| HeaderValue::from_str(after).ok()) {
             request.headers_mut().insert("last-event-id", after);
@@ -346,7 +219,7 @@ impl Connection {
             Some(sender) => sender,
             None => self.connect(until).await?,
         };
-        let request = request(question)?;
+        let request = question.request()?;
         let exchange = async {
             let response = sender.send_request(request).await.map_err(|e| self.ended(&e, question))?;
             let status = response.status();
@@ -419,9 +292,9 @@ impl Connection {
 
     fn ended(&self, cause: &hyper::Error, question: &Question<'_>) -> Error {
         if cause.is_parse() {
-            return self.not_http().map_cause(cause.to_string());
+            return self.not_http().with_cause(cause.to_string());
         }
-        self.lost(question).map_cause(source_of(cause))
+        self.lost(question).with_cause(source_of(cause))
     }
 
     fn cut(&self, cause: &(dyn std::error::Error + Send + Sync + 'static), question: &Question<'_>) -> Error {
@@ -429,7 +302,7 @@ impl Connection {
             let text = format!("the answer to {question} is larger than {} MiB", LARGEST_ANSWER >> 20);
             return Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(self.who_listens()));
         }
-        self.lost(question).map_cause(cause.to_string())
+        self.lost(question).with_cause(cause.to_string())
     }
 
     fn lost(&self, question: &Question<'_>) -> Error {
@@ -464,14 +337,8 @@ impl Connection {
         let at = self.socket.path.display();
         Error::new(
             Kind::Foreign,
-            ApiError::new(
-                Code::Unreachable,
-                format!(
-                    "the program that answers at {at} is not \
-                gpushd"
-                ),
-            )
-            .hint(self.who_listens()),
+            ApiError::new(Code::Unreachable, format!("the program that answers at {at} is not gpushd"))
+                .hint(self.who_listens()),
         )
     }
 
@@ -480,42 +347,6 @@ impl Connection {
             "run `ss -xlp src {}` to see which program listens there; use --socket to name gpushd's socket",
             self.socket.path.display()
         )
-    }
-}
-
-fn request(question: &Question<'_>) -> Result<Request<Full<Bytes>>, Error> {
-    let mut request = Request::builder()
-        .method(question.method)
-        .uri(question.path)
-        .header(header::HOST, "localhost")
-        .header(header::ACCEPT, "application/json")
-        .header(header::CONTENT_TYPE, "application/json");
-    if let Some(key) = &question.key {
-        request = request.header("idempotency-key", key);
-    }
-    request.body(Full::new(question.body.clone())).map_err(|e| {
-        let error = ApiError::new(Code::Internal, "cannot write the request as HTTP");
-        Error::new(Kind::Connect, error.cause(e.to_string()))
-    })
-}
-
-/// Returns whether gpushd refused for a temporary reason: it is stopping or overloaded.
-fn is_passing(answer: &Answer) -> bool {
-    answer.status == StatusCode::SERVICE_UNAVAILABLE
-        && serde_json::from_slice::<ApiError>(&answer.body)
-            .is_ok_and(|error| matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable)
-}
-
-/// Returns whether gpushd refused because it is stopping. A stopping gpushd refuses every further
-/// request on this connection.
-fn is_stopping(answer: &Answer) -> bool {
-    serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.code == Code::Stopping)
-}
-
-impl Error {
-    fn map_cause(mut self, cause: String) -> Self {
-        self.error.causes.push(cause);
-        self
     }
 }
 

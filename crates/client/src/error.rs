@@ -31,6 +31,11 @@ impl Error {
         Self { kind, error: Box::new(error) }
     }
 
+    pub(crate) fn with_cause(mut self, cause: String) -> Self {
+        self.error.causes.push(cause);
+        self
+    }
+
     /// Returns the code of the error.
     #[must_use]
     pub fn code(&self) -> Code {

@@ -8,6 +8,7 @@
 //! The crate is deliberately small: one connection, no pool, no thread, no resolver. It runs on any
 //! tokio runtime. A current-thread runtime with I/O and time suffices.
 
+mod attempts;
 mod client;
 mod config;
 mod connection;
@@ -16,7 +17,9 @@ mod events;
 pub mod explain;
 mod leases;
 mod mps;
+mod notifications;
 mod operations;
+mod question;
 mod slurm;
 mod socket;
 

@@ -6,8 +6,8 @@ use gpush_api::{ApplyRequest, Operation, OperationSummary, PlanRequest, Plans};
 
 use crate::{
     client::{Client, segment},
-    connection::Question,
     error::Error,
+    question::Question,
 };
 
 /// Maximum number of operations in one request.
