@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use gpush_api::{Actor, Architecture, GpuAspect, GpuState, Maintenance, Memory};
-use gpush_nvml::{DriverError, ErrorKind, Identity};
-use gpush_store::Options;
+use gpush_nvml::{DriverError, ErrorKind, Identity, RemappedRows};
+use gpush_store::{ConditionKind, NewCondition, Options};
 
 use super::{events::Next, readings::Cached, *};
 use crate::caller::Viewer;
