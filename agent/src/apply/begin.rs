@@ -110,7 +110,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
     let free = first.and_then(|()| not_resetting(&engine.host_services));
     let claimed = match free {
-        // A waiting operation needs not wait here, because it enters the queue.
+        // An operation with `wait` enters the queue, so it does not wait here.
         Ok(()) if order.wait.is_some() => engine.lanes.claim(&operation::gpus(&meant)),
         Ok(()) => engine.lanes.claim_after_planning(&operation::gpus(&meant)).await,
         Err(error) => Err(error),

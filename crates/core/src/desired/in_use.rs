@@ -24,10 +24,23 @@ pub enum Scope<'a> {
     Device(&'a str),
 }
 
+/// The users of what a change affects. At least one of the lists is not empty.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Users {
+    holders: Vec<Holder>,
+    leases: Vec<LeaseUse>,
+}
+
+impl From<Users> for Refusal {
+    fn from(Users { holders, leases }: Users) -> Self {
+        Self::Held { holders, leases }
+    }
+}
+
 /// Returns who uses the scope of a change; `None` if it is not in use. `kept` is the kind of leases that the change does
 /// not disturb.
 #[must_use]
-pub fn in_use(gpu: &Gpu, scope: Scope<'_>, kept: Option<LeaseKind>) -> Option<Refusal> {
+pub fn in_use(gpu: &Gpu, scope: Scope<'_>, kept: Option<LeaseKind>) -> Option<Users> {
     let target = match scope {
         Scope::Gpu | Scope::OutsideInstances => gpu.uuid.as_str(),
         Scope::Device(uuid) => uuid,
@@ -56,7 +69,7 @@ pub fn in_use(gpu: &Gpu, scope: Scope<'_>, kept: Option<LeaseKind>) -> Option<Re
         }
     };
     let holders: Vec<Holder> = processes.into_iter().map(holder).collect();
-    (!leases.is_empty() || !holders.is_empty()).then_some(Refusal::Held { holders, leases })
+    (!leases.is_empty() || !holders.is_empty()).then_some(Users { holders, leases })
 }
 
 /// Checks that the scope of a change is not in use. `change` completes the sentence "cannot …".
@@ -71,10 +84,9 @@ pub fn check(
     change: &str,
 ) -> Result<(), Box<GpuPlan>> {
     let refused = |error: ApiError, refusal| Box::new(GpuPlan { refusal, ..plan.without_steps().refused(error) });
-    if let Some(refusal) = in_use(gpu, scope, kept) {
-        let Refusal::Held { holders, leases } = &refusal else { return Ok(()) };
+    if let Some(users) = in_use(gpu, scope, kept) {
         let message = format!("cannot {change} of {} while it is in use", label(gpu));
-        return Err(refused(holders::error(message, holders, leases), Some(refusal)));
+        return Err(refused(holders::error(message, &users.holders, &users.leases), Some(users.into())));
     }
     if gpu.processes_known {
         return Ok(());

@@ -123,8 +123,8 @@ fn disable_mig(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     if mig.is_off() {
         return answer;
     }
-    if let Some(refusal) = in_use(gpu, Scope::OutsideInstances, None) {
-        return refused(gpu, answer, refusal);
+    if let Some(users) = in_use(gpu, Scope::OutsideInstances, None) {
+        return refused(gpu, answer, users.into());
     }
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let holds = ProtectedInstances::of(gpu);

@@ -343,8 +343,8 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         Err(refusal) => return refused(answer, refusal),
     };
     if !mig.enabled {
-        if let Some(refusal) = in_use(gpu, Scope::OutsideInstances, None) {
-            return refused(answer, refusal);
+        if let Some(users) = in_use(gpu, Scope::OutsideInstances, None) {
+            return refused(answer, users.into());
         }
         answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
     }
@@ -371,8 +371,8 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
         answer.keeps = keeps.into_iter().map(|instance| instance.id).collect();
         return answer;
     }
-    if let Some(refusal) = in_use(gpu, Scope::OutsideInstances, None) {
-        return refused(gpu, answer, refusal);
+    if let Some(users) = in_use(gpu, Scope::OutsideInstances, None) {
+        return refused(gpu, answer, users.into());
     }
     answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
     match unknown_users_error(gpu, true, &[]) {
