@@ -64,7 +64,8 @@ impl Bracket {
 }
 
 /// Returns the brackets of an operation with these plans, in the order in which they are opened.
-/// Services and hooks are included only if a plan has services or hooks.
+/// Services and hooks are included only if a plan has services, hooks or a reset. A plan that an earlier version recorded
+/// has only the reset.
 #[must_use]
 pub fn brackets(plans: &[GpuPlan], operation: &str, change: &ModeChange) -> Vec<Bracket> {
     let mut brackets = vec![Bracket::Timeslice];
@@ -74,7 +75,8 @@ pub fn brackets(plans: &[GpuPlan], operation: &str, change: &ModeChange) -> Vec<
             Step::MigMode(_) | Step::Instance(_) | Step::Timeslice(_) => None,
         }));
     }
-    if plans.iter().all(|plan| plan.services.is_empty() && plan.hooks.is_empty()) {
+    let has_none = |plan: &GpuPlan| plan.services.is_empty() && plan.hooks.is_empty() && plan.reset().is_none();
+    if plans.iter().all(has_none) {
         return brackets;
     }
     brackets.extend(change.services.iter().map(|service| Bracket::Service { service: service.clone() }));

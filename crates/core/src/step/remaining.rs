@@ -8,12 +8,14 @@ use gpush_api::{GpuPlan, MigModeStep, Step};
 /// a bracket stopped must remain stopped until the operation ends. Repeating these steps does no
 /// harm.
 ///
-/// The details of a reset come from the recorded plan.
+/// The details of a reset come from the recorded plan. If no MIG step is left, the plan has no services and hooks.
 #[must_use]
 pub fn remaining(recorded: &GpuPlan, rest: GpuPlan) -> GpuPlan {
-    let (services, hooks) = (recorded.services.clone(), recorded.hooks.clone());
-    let mut plan = GpuPlan { layout: recorded.layout.clone(), services, hooks, ..rest };
+    let mut plan = GpuPlan { layout: recorded.layout.clone(), services: Vec::new(), hooks: Vec::new(), ..rest };
     plan.steps.retain(Step::changes_mig);
+    if !plan.steps.is_empty() {
+        (plan.services, plan.hooks) = (recorded.services.clone(), recorded.hooks.clone());
+    }
     recorded.steps.iter().filter(|step| !step.changes_mig()).for_each(|step| plan.add(step.clone()));
     for step in &mut plan.steps {
         if let Step::MigMode(MigModeStep::Enable { reset } | MigModeStep::Disable { reset }) = step {

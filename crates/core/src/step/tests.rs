@@ -186,6 +186,18 @@ proptest! {
     }
 }
 
+/// Case: the previous version recorded a plan with a reset, and without its services and hooks.
+#[test]
+fn recorded_plan_with_only_a_reset_has_brackets() {
+    let change = ModeChange { services: vec!["dcgm".to_owned()], ..ModeChange::default() };
+    let services = |reset: Option<Reset>| {
+        let mut plan = GpuPlan::default();
+        plan.add(Step::MigMode(MigModeStep::Enable { reset }));
+        brackets(&[plan], "op-1", &change).len() - 1
+    };
+    assert_eq!((services(Some(Reset::default())), services(None)), (1, 0));
+}
+
 #[test]
 fn hook_learns_which_modes_change() {
     let (mut on, mut off, other) = (GpuPlan::default(), GpuPlan::default(), GpuPlan::default());
