@@ -1,7 +1,8 @@
 //! Warns about unleased processes, or ends them, as the config says.
 //!
 //! ```text
-//! seen ─► policy "warn": one log line
+//! seen ─► on a device of others: one log line and one event, with every policy
+//!      ├► policy "warn": one log line
 //!      └► policy "end": open its pidfd and read its identity (`identity`)
 //!           root's process, MPS server, allowed, uncertain? ─► exempt, with the reason; checked again in each round
 //!           read its GPU again: same process, still unleased? ─► no: forget it
@@ -19,7 +20,10 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{GpuProcess, LeaseOwner, LeaseRequirement, ProcessKind, UnleasedPolicy, UnleasedProcess, UnleasedStep};
+use gpush_api::{
+    GpuProcess, LeaseOwner, LeaseRequirement, ProcessKind, UnknownProcesses, UnleasedPolicy, UnleasedProcess,
+    UnleasedStep,
+};
 use gpush_core::config::{Config, Rule};
 use gpush_host::proc;
 use nix::sys::signal::Signal;
@@ -77,10 +81,11 @@ async fn round(unleased: &Unleased) {
     };
     let Some(allow) = allow else { return };
     unleased.note_invisible(allow.invisible());
-    let found = find(unleased, &config).await;
-    show_trespassers(unleased, &found);
+    // If the GPUs cannot be read, the processes of the last round count.
+    let Some((found, unread)) = find(unleased, &config).await else { return };
+    show_trespassers(unleased, &config, &found, &unread);
     let pids: Vec<u32> = found.iter().filter_map(|one| one.process.process.pid).collect();
-    unleased.retain(&pids);
+    unleased.retain(&pids, unread.is_empty());
     match config.processes.unleased {
         UnleasedPolicy::Report => {}
         UnleasedPolicy::Warn => found.iter().for_each(|one| warn(unleased, &one.process)),
@@ -88,9 +93,17 @@ async fn round(unleased: &Unleased) {
     }
 }
 
-/// Shows the processes on devices of others with their GPUs, and publishes one event about each of them.
-fn show_trespassers(unleased: &Unleased, found: &[ClassifiedProcess]) {
+/// Shows the processes on devices of others with their GPUs, and publishes one event about each of them. Keeps what is
+/// known about the GPUs whose processes could not be read.
+fn show_trespassers(unleased: &Unleased, config: &Config, found: &[ClassifiedProcess], unread: &[UnknownProcesses]) {
     let mut by_gpu: BTreeMap<String, Vec<UnleasedProcess>> = BTreeMap::new();
+    let host = unleased.state.now();
+    for one in unread {
+        let known = host.gpu(&one.gpu_uuid).map(|gpu| gpu.gpu.unleased.clone()).unwrap_or_default();
+        if !known.is_empty() {
+            by_gpu.insert(one.gpu_uuid.clone(), known);
+        }
+    }
     let mut present = Vec::new();
     for one in found {
         let (Some(why), Some(pid)) = (&one.trespass, one.process.process.pid) else { continue };
@@ -103,17 +116,21 @@ fn show_trespassers(unleased: &Unleased, found: &[ClassifiedProcess]) {
             why: why.clone(),
         });
         if unleased.is_new_trespasser(pid, start) {
-            report::warn(&one.process, "");
+            // With the policy `warn`, [`warn`] logs the process.
+            if config.processes.unleased != UnleasedPolicy::Warn {
+                report::warn(&one.process, "");
+            }
             report::publish(unleased, &one.process, UnleasedStep::Found);
         }
     }
-    unleased.retain_trespassers(&present);
+    unleased.retain_trespassers(&present, unread.is_empty());
     unleased.state.set_unleased(by_gpu);
 }
 
 /// Returns the unleased processes of the host. Returns none, without reading the GPUs, if no process can be unleased. If
 /// gpushd only shows unleased processes (policy `report`), returns none unless a process can be on a device of others.
-async fn find(unleased: &Unleased, config: &Config) -> Vec<ClassifiedProcess> {
+/// Also returns the GPUs whose processes are not known. Returns `None` if the GPUs cannot be read.
+async fn find(unleased: &Unleased, config: &Config) -> Option<(Vec<ClassifiedProcess>, Vec<UnknownProcesses>)> {
     let mut requirements = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
     let is_slurms = |rule: &Rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm);
     let may_trespass = unleased.state.leases().has_exclusive_lease() || config.rules.iter().any(is_slurms);
@@ -124,10 +141,11 @@ async fn find(unleased: &Unleased, config: &Config) -> Vec<ClassifiedProcess> {
         }
     };
     if !is_needed {
-        return Vec::new();
+        return Some((Vec::new(), Vec::new()));
     }
-    let Ok((all, _)) = classified(unleased).await else { return Vec::new() };
-    all.into_iter().filter(|one| one.process.unleased.is_some() && one.process.process.pid.is_some()).collect()
+    let (all, unread) = classified(unleased).await.ok()?;
+    let is_found = |one: &ClassifiedProcess| one.process.unleased.is_some() && one.process.process.pid.is_some();
+    Some((all.into_iter().filter(is_found).collect(), unread))
 }
 
 fn warn(unleased: &Unleased, one: &GpuProcess) {
@@ -225,7 +243,7 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
         let listed = &one.process.process;
         listed.pid == Some(process.pid) && one.process.gpu_uuid == gpu
     };
-    let found = find(unleased, &config).await.into_iter().find(is_same);
+    let found = find(unleased, &config).await.and_then(|(found, _)| found.into_iter().find(is_same));
     let Some(one) = found.filter(|_| config.processes.unleased == UnleasedPolicy::End) else {
         unleased.forget(process.pid);
         return None;

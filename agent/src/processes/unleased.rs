@@ -147,9 +147,10 @@ impl Unleased {
         self.actions().remove(&pid);
     }
 
-    /// Forgets all processes except these.
-    pub(super) fn retain(&self, pids: &[u32]) {
-        self.actions().retain(|pid, _| pids.contains(pid));
+    /// Forgets all processes except these. If not all GPUs could be read, also keeps the processes that have not ended.
+    pub(super) fn retain(&self, pids: &[u32], all_read: bool) {
+        let lives = |pid: u32, start: u64| !all_read && proc::start(pid) == Some(start);
+        self.actions().retain(|pid, (start, _)| pids.contains(pid) || lives(*pid, *start));
     }
 
     /// Notes a process on a device of others. Returns whether gpushd has not reported this process yet.
@@ -157,9 +158,12 @@ impl Unleased {
         self.trespassers.lock().unwrap_or_else(PoisonError::into_inner).insert((pid, start))
     }
 
-    /// Forgets all processes on devices of others except these.
-    pub(super) fn retain_trespassers(&self, present: &[(u32, u64)]) {
-        self.trespassers.lock().unwrap_or_else(PoisonError::into_inner).retain(|one| present.contains(one));
+    /// Forgets all processes on devices of others except these. If not all GPUs could be read, also keeps the processes
+    /// that have not ended.
+    pub(super) fn retain_trespassers(&self, present: &[(u32, u64)], all_read: bool) {
+        let lives = |(pid, start): (u32, u64)| !all_read && proc::start(pid) == Some(start);
+        let mut known = self.trespassers.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|one| present.contains(one) || lives(*one));
     }
 
     /// Returns when gpushd must kill the next process.
