@@ -52,7 +52,7 @@ pub(super) enum LayoutResult {
 pub(super) struct InUse {
     /// The error. It does not name processes.
     pub(super) error: ApiError,
-    /// What uses the GPU, in full.
+    /// The holders of the GPU, with all details.
     pub(super) holders: Vec<Holder>,
     /// Whether an operation began, and the driver refused one of its steps.
     pub(super) has_begun: bool,
@@ -87,7 +87,8 @@ pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> La
     match (operation.state, operation.error) {
         (OperationState::Done, _) => LayoutResult::Given,
         (_, Some(error)) if error.code == Code::Cancelled => LayoutResult::Cancelled(error),
-        (_, Some(error)) if error.code == Code::Blocked => {
+        // After a failed rollback, the GPU is degraded, so gpushd does not try again as for a GPU in use.
+        (OperationState::RolledBack, Some(error)) if error.code == Code::Blocked => {
             let holders = holders(handles, gpu).await;
             LayoutResult::InUse(InUse { error, holders, has_begun: true })
         }
@@ -159,7 +160,7 @@ fn refused(error: ApiError) -> LayoutResult {
         | Code::Unreachable
         | Code::TimedOut
         | Code::Internal => LayoutResult::NotYet(error),
-        // The caller has handled a GPU in use.
+        // The caller handles a GPU in use before it calls this function.
         Code::Blocked => LayoutResult::NotYet(error),
         Code::BadRequest | Code::UnknownProfile | Code::LayoutImpossible | Code::Unsupported | Code::ConfigInvalid => {
             LayoutResult::Never(error)

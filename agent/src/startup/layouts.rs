@@ -25,8 +25,8 @@
 //!
 //! A GPU in use is different: a monitor keeps a handle open for seconds, a service or a job for hours. gpushd tries such
 //! a GPU often while `gpushctl ready` waits for the host. Later the GPU waits: it no longer delays `gpushctl ready`, and
-//! gpushd tries it every 30 s. If the driver has refused a waiting GPU, gpushd first checks whether its holders have
-//! changed, because each attempt stops and starts services.
+//! gpushd tries it every 30 s. Each attempt that the driver refuses stops and starts services. So after such a refusal,
+//! gpushd tries a waiting GPU only when one of its known holders has ended, or after [`REFUSED`].
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -48,12 +48,16 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// Maximum number of operations that gpushd tries for one layout.
 const ATTEMPTS: u32 = 6;
 
-/// How long after its start gpushd tries a GPU in use often. This is less than the 90 s that gpush-ready.service waits
+/// Time after its start in which gpushd retries GPUs in use at short intervals. This is less than the 90 s that gpush-ready.service waits
 /// for the host, so that this unit can report what uses the GPU.
 const READY: Duration = Duration::from_secs(80);
 
 /// Interval at which gpushd tries a waiting GPU.
 const IN_USE: Duration = Duration::from_secs(30);
+
+/// Maximum time after a refusal by the driver until gpushd tries a waiting GPU again. gpushd may not know what the driver
+/// refused the change for, so the known holders alone do not decide.
+const REFUSED: Duration = Duration::from_secs(10 * 60);
 
 /// The layouts that must be applied on this boot.
 #[derive(Debug)]
@@ -85,8 +89,8 @@ struct GpuAttempts {
     again: Instant,
     /// The error that was logged last, so that it is not logged again.
     logged: String,
-    /// The last refusal by the driver because the GPU is in use.
-    refused: Option<InUse>,
+    /// The last refusal by the driver because the GPU is in use, and its time.
+    refused: Option<(InUse, Instant)>,
 }
 
 /// When to check again.
@@ -174,7 +178,11 @@ impl Layouts {
             let purpose = if is_waiting { AttemptPurpose::Waiting } else { AttemptPurpose::Boot };
             attempts.start(purpose, gpu, async move {
                 match refused.filter(|_| is_waiting) {
-                    Some(refused) if is_still_held(&handles, &one, &refused).await => LayoutResult::InUse(refused),
+                    Some((refused, since))
+                        if since.elapsed() < REFUSED && is_still_held(&handles, &one, &refused).await =>
+                    {
+                        LayoutResult::InUse(InUse { has_begun: false, ..refused })
+                    }
                     Some(_) | None => apply_if_due(&handles, &one).await,
                 }
             });
@@ -338,10 +346,10 @@ impl Layouts {
     }
 }
 
-/// When gpushd tries a GPU in use again.
+/// The next attempt on a GPU in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InUseNext {
-    /// After a pause that grows.
+    /// After a pause that is longer each time.
     Soon,
     /// Every [`IN_USE`].
     Waiting,
@@ -352,7 +360,7 @@ impl GpuAttempts {
     fn in_use(&mut self, in_use: InUse, may_wait: bool, now: Instant) -> InUseNext {
         if in_use.has_begun {
             self.attempts += 1;
-            self.refused = Some(in_use);
+            self.refused = Some((in_use, now));
         }
         let next = if may_wait || self.attempts >= ATTEMPTS { InUseNext::Waiting } else { InUseNext::Soon };
         self.again = now
@@ -367,12 +375,12 @@ impl GpuAttempts {
     }
 }
 
-/// Returns whether everything that had the GPU open when the driver refused its layout still has the GPU open. Returns
-/// `false` if gpushd knows no such holder.
+/// Returns whether everything that had the GPU open when the driver refused its layout still has the GPU open, as far as
+/// gpushd knows.
 async fn is_still_held(handles: &Handles, gpu: &Gpu, refused: &InUse) -> bool {
     let is_changed_by_caller =
         handles.startup.is_changed_by_caller(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
-    if is_changed_by_caller || gpu.drift.is_empty() || refused.holders.is_empty() {
+    if is_changed_by_caller || gpu.drift.is_empty() {
         return false;
     }
     let now = attempt::holders(handles, gpu).await;
@@ -479,6 +487,10 @@ mod tests {
         let next: Vec<InUseNext> = (0..ATTEMPTS).map(|_| tried.in_use(in_use(true), false, now)).collect();
         assert!(next[..next.len() - 1].iter().all(|next| *next == InUseNext::Soon));
         assert_eq!((next.last(), tried.again), (Some(&InUseNext::Waiting), now + IN_USE));
-        assert!(tried.refused.is_some());
+        let since = tried.refused.as_ref().map(|(_, since)| *since);
+        assert_eq!(since, Some(now));
+        // A check that found the same holders is not another refusal.
+        tried.in_use(in_use(false), true, now + IN_USE);
+        assert_eq!((tried.refused.map(|(_, since)| since), tried.attempts), (since, ATTEMPTS));
     }
 }
