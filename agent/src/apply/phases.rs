@@ -134,12 +134,16 @@ impl Run<'_> {
 
     /// If the driver refused a step because a GPU is in use, adds the holders of the GPU to the error.
     async fn name_holders(&mut self) {
-        for part in self.parts {
+        let is_blocked = |part: &&Part| match &self.ends[part.position] {
+            PartOutcome::Troubled(Trouble::Failed(error)) => error.code == Code::Blocked,
+            PartOutcome::Troubled(_) | PartOutcome::Done | PartOutcome::Stopped => false,
+        };
+        let blocked: Vec<&Part> = self.parts.iter().filter(is_blocked).collect();
+        // Search for all GPUs at the same time, because the rollback waits for the searches.
+        let searches = blocked.iter().map(|part| self.executor.mig.suspects(&part.plan.uuid));
+        let found = futures_util::future::join_all(searches).await;
+        for (part, suspects) in blocked.into_iter().zip(found) {
             let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position] else { continue };
-            if error.code != Code::Blocked {
-                continue;
-            }
-            let suspects = self.executor.mig.suspects(&part.plan.uuid).await;
             for holder in &suspects {
                 if !error.causes.contains(&holder.public) {
                     error.causes.push(holder.public.clone());
@@ -253,7 +257,9 @@ impl Run<'_> {
             return NextPhase::Stop;
         }
         devices.iter().for_each(|(part, step)| begin_step(self.ongoing, part.position, step::describe(step)));
-        let layouts = devices.iter().map(|(part, _)| (part.plan.uuid.clone(), part.plan.layout.clone())).collect();
+        // An operation that changes no override does not change which devices are shared.
+        let layout = |part: &Part| part.lasting.as_ref().map(|_| part.plan.layout.clone());
+        let layouts = devices.iter().map(|(part, _)| (part.plan.uuid.clone(), layout(part))).collect();
         for failure in modes::mps::start_device_daemons(mps, &self.ongoing.id(), layouts).await {
             self.ongoing.note(failure);
         }

@@ -40,8 +40,8 @@ pub(super) struct OperationDaemons {
     pub(super) aside: BTreeSet<String>,
     /// UUIDs of the GPUs on which the operation starts daemons.
     pub(super) starting: BTreeSet<String>,
-    /// For each GPU on which the operation starts daemons of MIG devices, by UUID, the layout after the operation. The
-    /// override with this layout is recorded only with the end of the operation.
+    /// For each GPU on which the operation starts daemons of MIG devices and changes the override, by UUID, the layout
+    /// after the operation. The change of the override is recorded only with the end of the operation.
     pub(super) layouts: BTreeMap<String, Vec<String>>,
 }
 
@@ -183,13 +183,13 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     })
 }
 
-/// Starts the daemons of shared MIG devices, and waits until they serve clients. `layouts` has the layout of each GPU, by
-/// UUID, after the operation. Returns a sentence for each daemon that does not serve in time. The operation does not fail
+/// Starts the daemons of shared MIG devices, and waits until they serve clients. `layouts` has for each GPU, by UUID, the
+/// layout of the new override; `None` if the operation changes no override. Returns a sentence for each daemon that does not serve in time. The operation does not fail
 /// because of such a daemon.
 pub(crate) async fn start_device_daemons(
     mps: &Mps,
     operation: &str,
-    layouts: BTreeMap<String, Vec<String>>,
+    layouts: BTreeMap<String, Option<Vec<String>>>,
 ) -> Vec<String> {
     let on: BTreeSet<String> = layouts.keys().cloned().collect();
     if on.is_empty() {
@@ -199,7 +199,7 @@ pub(crate) async fn start_device_daemons(
         let mut daemons = mps.operation_daemons();
         let moves = daemons.entry(operation.to_owned()).or_default();
         moves.starting.extend(on.iter().cloned());
-        moves.layouts.extend(layouts);
+        moves.layouts.extend(layouts.into_iter().filter_map(|(gpu, layout)| Some((gpu, layout?))));
     }
     // The last readings may be from before the earlier steps of the operation.
     let uuids: Vec<String> = on.iter().cloned().collect();
