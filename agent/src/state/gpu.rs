@@ -147,9 +147,13 @@ impl GpuSnapshot {
         };
         let rule = known.claims.get(uuid).copied().flatten();
         gpu.leases = known.leases.uses_on(uuid);
-        desired::describe(&known.config, rule, &mut gpu);
-        gpu.drift.extend(sharing_drift(&gpu, known.shared.contains(uuid)));
-        pending::complete(known, rule, &mut gpu);
+        let desired_state = desired::describe(&known.config, rule, &mut gpu);
+        let is_shared = known.shared.contains(uuid);
+        gpu.drift.extend(sharing_drift(&gpu, is_shared));
+        pending::complete(known, &desired_state, &mut gpu);
+        if !is_shared && gpu.pending.is_empty() && gpu.state != GpuState::Lost {
+            gpu.drift.extend(desired::compute_mode_drift(&desired_state, &gpu));
+        }
         let mut reasons = reasons;
         let lost = known.loss.lost.as_ref().filter(|lost| lost.holds && is_managed(&gpu));
         let unknown = (!known.rules_are_known).then_some(Reason::RulesUnknown);

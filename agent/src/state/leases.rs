@@ -61,6 +61,12 @@ impl OpenLease {
         self.record.id
     }
 
+    /// Returns what [`LeaseTable::uses_on`] shows of the lease.
+    fn use_fields(&self) -> (bool, &[LeaseMember], &LeaseHolder, Option<Timestamp>) {
+        let record = &self.record;
+        (self.state.name().holds_capacity(), &record.members, &record.holder, record.expires_at)
+    }
+
     /// Returns the cgroup that the lease is bound to.
     pub(crate) fn cgroup(&self) -> Option<&str> {
         match &self.record.binding {
@@ -365,10 +371,11 @@ impl LeaseTable {
         leases.chain(reservations).collect()
     }
 
-    /// Returns the UUIDs of the GPUs whose leases or reservations differ between two tables.
+    /// Returns the UUIDs of the GPUs whose leases or reservations differ between two tables, as [`LeaseTable::uses_on`]
+    /// shows them.
     fn changed_gpus(&self, before: &Self) -> BTreeSet<String> {
         let differs = |id: &LeaseId| match (self.open.get(id), before.open.get(id)) {
-            (Some(now), Some(before)) => !Arc::ptr_eq(now, before),
+            (Some(now), Some(before)) => !Arc::ptr_eq(now, before) && now.use_fields() != before.use_fields(),
             (None, None) => false,
             (Some(_), None) | (None, Some(_)) => true,
         };

@@ -346,6 +346,7 @@ impl State {
             known.claim();
             // A reload requests the changes of all GPUs that are not leased.
             known.delayed.clear();
+            known.blocked_by.clear();
             (AffectedGpus::All, ())
         });
     }

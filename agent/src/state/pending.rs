@@ -6,13 +6,13 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{Gpu, GpuState, PendingAim};
-use gpush_core::desired;
+use gpush_core::desired::{self, DesiredState};
 
 use super::{AffectedGpus, GpuSnapshot, State, leases::UNRECORDED, sources::SnapshotSources};
 
 /// Completes the pending changes of a GPU: those that leases delay, and those that wait for an apply because leases have
 /// delayed them before. Removes the grants that are being recorded from the leases.
-pub(super) fn complete(known: &SnapshotSources, rule: Option<usize>, gpu: &mut Gpu) {
+pub(super) fn complete(known: &SnapshotSources, desired_state: &DesiredState, gpu: &mut Gpu) {
     gpu.leases.retain(|lease| lease.id != UNRECORDED);
     gpu.pending.iter_mut().for_each(|change| change.leases.retain(|lease| *lease != UNRECORDED));
     if !known.rules_are_known {
@@ -23,8 +23,7 @@ pub(super) fn complete(known: &SnapshotSources, rule: Option<usize>, gpu: &mut G
     let Some(before) = known.delayed.get(&gpu.uuid).filter(|_| !known.config.auto_reconcile) else { return };
     let is_delayed = |aim: &PendingAim| gpu.pending.iter().any(|change| change.aim == *aim);
     let others: Vec<PendingAim> = before.iter().filter(|aim| !is_delayed(aim)).cloned().collect();
-    let desired_state = desired::desired_state(&known.config, rule, gpu);
-    let deferred = desired::deferred(&desired_state, gpu, &others, known.shared.contains(&gpu.uuid));
+    let deferred = desired::deferred(desired_state, gpu, &others, known.shared.contains(&gpu.uuid));
     gpu.drift.extend(deferred.iter().map(|change| change.describe(gpu.index)));
     gpu.pending.extend(deferred);
 }
@@ -40,7 +39,12 @@ impl SnapshotSources {
                 }
             };
             if !gpu.pending.is_empty() {
-                let aims = gpu.pending.iter().map(|change| change.aim.clone()).collect();
+                // A grant that is only being recorded may fail. Then the change must take effect at once, so do not
+                // remember it because of the grant.
+                let before = self.delayed.get(&gpu.uuid);
+                let was_delayed = |aim: &PendingAim| before.is_some_and(|aims: &Vec<PendingAim>| aims.contains(aim));
+                let delayed = gpu.pending.iter().filter(|change| !change.leases.is_empty() || was_delayed(&change.aim));
+                let aims = delayed.map(|change| change.aim.clone()).collect();
                 self.delayed.insert(gpu.uuid.clone(), aims);
             } else if is_read {
                 self.delayed.remove(&gpu.uuid);
@@ -51,11 +55,12 @@ impl SnapshotSources {
 
 impl State {
     /// Notes that an operation has brought these GPUs to the states that their rules require, so that no change of them
-    /// waits any more.
+    /// waits any more, and nothing blocks them.
     pub(crate) fn rules_applied(&self, uuids: impl Iterator<Item = String>) {
         let uuids: BTreeSet<String> = uuids.collect();
         self.update(|known| {
             known.delayed.retain(|uuid, _| !uuids.contains(uuid));
+            known.blocked_by.retain(|uuid, _| !uuids.contains(uuid));
             (AffectedGpus::Gpus(uuids), ())
         });
     }

@@ -34,9 +34,11 @@ pub(crate) fn holder(holder: Holder, viewer: Viewer) -> Holder {
     if holder.pid.is_none() || viewer.may_see(holder.uid) { holder } else { blank_holder(holder) }
 }
 
-/// Removes pid, uid, user and command of a holder, because only its user and administrators may see these details.
+/// Removes pid, uid, user and command of a holder, because only its user and administrators may see these details. Keeps
+/// the unit only if it is a service of the host: the name of another unit may contain a uid or the name of a project.
 pub(crate) fn blank_holder(holder: Holder) -> Holder {
-    Holder { pid: None, uid: None, user: None, command: None, ..holder }
+    let unit = holder.service().is_some().then(|| holder.unit.clone()).flatten();
+    Holder { pid: None, uid: None, user: None, command: None, unit, ..holder }
 }
 
 /// Removes pid, uid, user and command of processes from a response that every user may read.

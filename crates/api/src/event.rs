@@ -301,7 +301,8 @@ pub struct UnleasedChange {
     pub step: UnleasedStep,
 }
 
-/// What gpushd did about an unleased process. Events and audit records contain only the steps `asked` and `killed`.
+/// What gpushd did about an unleased process. Events contain only the steps `found`, `asked` and `killed`. Audit records
+/// contain only `asked` and `killed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

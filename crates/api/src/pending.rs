@@ -13,7 +13,8 @@ use crate::{
 /// A change of a GPU that the config or an override requires, but that gpushd does not make yet.
 ///
 /// While leases hold the GPU under an earlier rule, the earlier rule stays in force for these leases. After their end,
-/// gpushd makes the change only with `auto_reconcile`, at the next boot, or for an `apply`.
+/// gpushd makes the change with `auto_reconcile`, for an `apply`, after a reload of the config, or when gpushd starts
+/// again.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PendingChange {

@@ -70,7 +70,7 @@ pub(super) async fn fabric_manager_runs(host_services: &HostServices) -> bool {
 fn unknown(why: &str) -> ApiError {
     ApiError::new(Code::DriverError, "the processes that have the GPU open are unknown")
         .cause(why.to_owned())
-        .hint("`gpushctl gpu holders` lists these processes; try again when it answers")
+        .hint("list these processes with `fuser -v /dev/nvidia*`, then try again")
         .retryable()
 }
 

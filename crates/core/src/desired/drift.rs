@@ -18,20 +18,11 @@ use crate::{
 pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
     match desired_state.mode {
         Mode::NoRule | Mode::Unmanaged => Vec::new(),
-        Mode::Exclusive | Mode::Mps => match whole_gpu_obstacles(desired_state.mode, gpu) {
-            whole if whole.is_empty() => compute_mode_drift(desired_state.mode, gpu).into_iter().collect(),
-            not_whole => not_whole,
-        },
+        Mode::Exclusive | Mode::Mps => whole_gpu_obstacles(desired_state.mode, gpu),
         Mode::Timeslice => match whole_gpu_obstacles(desired_state.mode, gpu) {
             // Check time-slicing only if MIG mode is off, because a GPU in MIG mode has no
             // time-slice levels and only one compute mode.
-            whole if whole.is_empty() => {
-                let own = timeslice_state::drift(desired_state, gpu);
-                // The rule need not set a compute mode.
-                let has_mode = desired_state.timeslice.as_ref().is_some_and(|policy| policy.compute_mode.is_some());
-                let left = if has_mode { None } else { compute_mode_drift(desired_state.mode, gpu) };
-                own.into_iter().chain(left).collect()
-            }
+            whole if whole.is_empty() => timeslice_state::drift(desired_state, gpu),
             not_whole => not_whole,
         },
         Mode::Mig => match (&gpu.mig, &desired_state.layout) {
@@ -71,18 +62,24 @@ pub(crate) fn whole_gpu_obstacles(mode: Mode, gpu: &Gpu) -> Vec<String> {
     }
 }
 
-/// Returns a sentence about a compute mode that gpushd has not set and that does not fit the mode of the rule. Another
-/// program has set it, or left it.
-fn compute_mode_drift(mode: Mode, gpu: &Gpu) -> Option<String> {
-    let now = gpu.compute_mode?;
-    let effect = match (now, mode) {
-        (ComputeMode::Prohibited, _) => "no program can use the GPU",
-        // gpushd sets EXCLUSIVE_PROCESS itself for its MPS daemons.
-        (ComputeMode::Default, _) | (_, Mode::Mps) => return None,
-        (ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread, Mode::Exclusive | Mode::Timeslice) => {
+/// Returns a sentence about a compute mode that another program has set, and that does not fit the rule. gpushd itself
+/// sets the compute mode for an MPS daemon and for leases under an earlier rule. So call this only for a GPU without a
+/// daemon and without pending changes.
+#[must_use]
+pub fn compute_mode_drift(desired_state: &DesiredState, gpu: &Gpu) -> Option<String> {
+    let now = gpu.compute_mode.filter(|_| whole_gpu_obstacles(desired_state.mode, gpu).is_empty())?;
+    let is_own = desired_state.timeslice.as_ref().is_some_and(|policy| policy.compute_mode.is_some());
+    let effect = match (now, desired_state.mode) {
+        (_, Mode::Mig | Mode::NoRule | Mode::Unmanaged) | (ComputeMode::Default, _) => return None,
+        // gpushd corrects the compute mode that the rule sets, and its difference is already drift.
+        (_, Mode::Timeslice) if is_own => return None,
+        (ComputeMode::Prohibited, Mode::Exclusive | Mode::Mps | Mode::Timeslice) => "no program can use the GPU",
+        (ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread, Mode::Exclusive) => {
             "only one process at a time can use the GPU"
         }
-        (_, Mode::Mig | Mode::NoRule | Mode::Unmanaged) => return None,
+        // gpushd sets EXCLUSIVE_PROCESS for MPS daemons. A time-slicing rule with `compute_mode = "keep"` leaves this
+        // choice to the administrator.
+        (ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread, Mode::Mps | Mode::Timeslice) => return None,
     };
     Some(format!("the compute mode is `{now}`, so {effect}; to reset it: `nvidia-smi -i {} -c DEFAULT`", gpu.uuid))
 }

@@ -35,8 +35,8 @@ mod plan_hints;
 mod timeslice_state;
 
 pub use compare::{changed_under, compare};
-pub use drift::drift;
 pub(crate) use drift::whole_gpu_obstacles;
+pub use drift::{compute_mode_drift, drift};
 pub use grant::{created_after, plan_grant};
 pub use mode::{add_services, is_switched, needs_reset, without_fabric_manager};
 pub use mps_entries::check_mps_entries;
@@ -147,8 +147,8 @@ pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Desi
 /// Adds the desired state and the drift to the reading of a GPU. Sets the fields `mode`, `rule`,
 /// `layout`, `drift` and `pending`, and the desired part of `timeslice`. The caller must already have
 /// set `leases`, and the level in `timeslice` if that level is known. `claimed` is the position of
-/// the GPU's rule, from [`claims`].
-pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
+/// the GPU's rule, from [`claims`]. Returns the desired state.
+pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) -> DesiredState {
     let desired_state = desired_state(config, claimed, gpu);
     // The instances of a lost GPU are unknown, so no drift is reported.
     gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&desired_state, gpu) };
@@ -156,7 +156,8 @@ pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
     gpu.pending = pending(&desired_state, gpu);
     gpu.mode = desired_state.mode;
     gpu.layout = desired_state.layout_view();
-    gpu.rule = desired_state.rule;
+    gpu.rule.clone_from(&desired_state.rule);
+    desired_state
 }
 
 /// Calls [`describe`] for all GPUs of a host.

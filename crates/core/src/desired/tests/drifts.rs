@@ -132,20 +132,21 @@ fn compute_mode_left_by_another_program_is_drift() {
         gpus[0].mig.as_mut().unwrap().set_mode(false, false);
         gpus[0].mig.as_mut().unwrap().instances.clear();
         gpus[0].compute_mode = Some(compute);
-        describe_all(&config(mode), &mut gpus);
-        gpus[0].drift.join("; ")
+        let desired_state = describe(&config(mode), Some(0), &mut gpus[0]);
+        gpus[0].drift.iter().cloned().chain(compute_mode_drift(&desired_state, &gpus[0])).collect::<Vec<_>>().join("; ")
     };
-    for mode in ["exclusive", "timeslice", "mps"] {
+    // gpushd itself sets the compute mode of a time-sliced GPU.
+    assert_eq!(
+        drift_of("timeslice", ComputeMode::Prohibited),
+        "the compute mode is `PROHIBITED`, but the config says `DEFAULT`"
+    );
+    let kept = "timeslice\"\ntimeslice = { compute_mode = \"keep\" }\n# \"";
+    for (mode, allows_one) in [("exclusive", false), ("mps", true), (kept, true)] {
         let text = drift_of(mode, ComputeMode::Prohibited);
-        if mode == "timeslice" {
-            // gpushd itself sets the compute mode of a time-sliced GPU.
-            assert_eq!(text, "the compute mode is `PROHIBITED`, but the config says `DEFAULT`");
-            continue;
-        }
         assert!(text.contains("`PROHIBITED`, so no program can use the GPU") && text.contains("-c DEFAULT"), "{text}");
         let left = drift_of(mode, ComputeMode::ExclusiveProcess);
-        assert_eq!(left.contains("only one process at a time"), mode != "mps", "{mode}: {left}");
-        assert!(!drift_of(mode, ComputeMode::Default).contains("compute mode"), "{mode}");
+        assert_eq!(left.contains("only one process at a time"), !allows_one, "{mode}: {left}");
+        assert_eq!(drift_of(mode, ComputeMode::Default), "", "{mode}");
     }
 }
 
