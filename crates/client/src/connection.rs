@@ -121,14 +121,13 @@ impl Connection {
         let mut last = first;
         let (mut before, mut same_connection) = (EarlierOutcome::Nothing, false);
         loop {
-            if last.as_ref().is_ok_and(Answer::is_stopping) {
+            let is_stopping = last.as_ref().is_ok_and(Answer::is_stopping);
+            if is_stopping {
                 let since = *refused_since.get_or_insert_with(Instant::now);
                 if self.waits_for_restart(since) {
                     until = until.max(Instant::now() + deadline);
                     give_up = until.min(Instant::now() + question.away);
                 }
-            } else if let Some(slow) = self.due_notification(question, asked, deadline) {
-                (slow.tell)(deadline);
             }
             before = before.after_attempt(&last, same_connection);
             let again = match &last {
@@ -141,6 +140,9 @@ impl Connection {
             };
             if !again || Instant::now() + RETRY >= give_up {
                 return before.final_result(last);
+            }
+            if !is_stopping && let Some(slow) = self.due_notification(question, asked, deadline) {
+                (slow.tell)(deadline);
             }
             tokio::time::sleep(RETRY).await;
             same_connection = self.open.is_some();
@@ -372,7 +374,41 @@ fn source_of(error: &hyper::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, atomic::AtomicUsize};
+
+    use hyper::StatusCode;
+
     use super::*;
+    use crate::{question::RETRY_FOR, socket::Origin};
+
+    /// Returns how often the user is notified that a change has no answer yet, after this first attempt. Every later
+    /// attempt fails, because there is no socket.
+    async fn notifications_after(first: Result<Answer, Error>) -> usize {
+        let dir = tempfile::tempdir().unwrap();
+        let mut connection = Connection::new(Socket::given(dir.path().join("absent"), Origin::Option));
+        connection.expect_running();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&count);
+        let tell = Box::new(move |_| {
+            counter.fetch_add(1, Relaxed);
+        });
+        connection.slow = Some(Slow { after: Duration::ZERO, tell });
+        let (method, path, body, key) = ("POST", "/v1/apply", Bytes::new(), Some("key".to_owned()));
+        let question = Question { method, path, body, key, away: RETRY_FOR, reports_slow: true };
+        let deadline = 4 * RETRY;
+        drop(connection.until_answered(&question, first, Instant::now() + deadline, deadline).await);
+        count.load(Relaxed)
+    }
+
+    /// Fault: the user read that gpushd had not answered yet, although the client had just received the answer.
+    #[tokio::test]
+    async fn slow_answer_is_reported_only_before_a_repetition() {
+        let lost = Error::new(Kind::Lost, ApiError::new(Code::Unreachable, "connection closed"));
+        assert_eq!(notifications_after(Err(lost)).await, 1);
+        assert_eq!(notifications_after(Ok(Answer { status: StatusCode::OK, body: Bytes::new() })).await, 0);
+        let late = Error::new(Kind::TimedOut, ApiError::new(Code::TimedOut, "no answer in time"));
+        assert_eq!(notifications_after(Err(late)).await, 0);
+    }
 
     /// Fault: an error named the time `in 19.999200465s`.
     #[test]
