@@ -151,7 +151,7 @@ fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDae
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use gpush_api::{Actor, LeaseKind, Mode, Placement};
+    use gpush_api::{Actor, ComputeMode, LeaseKind, Mode, PendingAim, PendingChange, Placement};
 
     use super::*;
     use crate::{
@@ -354,6 +354,22 @@ mod tests {
         let claimed = offered(&gpus, &BTreeSet::from([gpus[0].uuid.clone()]));
         let claimed = first(&gpus, &[], Offers { host: &claimed, ..offers });
         assert_eq!(claimed, no("an operation is about to change the GPU"));
+        // Faults: for days, the reason said that the change was near. For a prohibited compute mode, the reason was that
+        // the reading was old.
+        for (leases, why) in [
+            (vec![gpush_api::LeaseId(12)], "GPU 0 changes to mode `mps` when L12 ends"),
+            (Vec::new(), "GPU 0 changes to mode `mps` with `gpushctl apply 0` (administrator)"),
+        ] {
+            let mut pending = listed.clone();
+            pending[0].pending = vec![PendingChange { aim: PendingAim::Mode { mode: Mode::Mps }, leases }];
+            let pending = offered(&pending, &BTreeSet::new());
+            assert_eq!(first(&gpus, &[], Offers { host: &pending, ..offers }), no(why));
+        }
+        let mut prohibited = listed.clone();
+        prohibited[0].compute_mode = Some(ComputeMode::Prohibited);
+        let prohibited = offered(&prohibited, &BTreeSet::new());
+        let prohibited = first(&gpus, &[], Offers { host: &prohibited, ..offers });
+        assert_eq!(prohibited, no("no program can use the GPU: its compute mode is PROHIBITED"));
         let mut queue = Queue::default();
         let share = RequestedShare::Mig(RequestedDevice::Profile("1g.10gb".to_owned()));
         let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };

@@ -34,8 +34,10 @@ pub(super) enum Unavailable {
     Ahead(String),
     /// An operation has claimed the GPU.
     Claimed,
-    /// A new rule changes the GPU later, when its leases have ended.
-    Pending,
+    /// A new rule changes the whole GPU later, after its leases. Contains the changes.
+    Pending(Vec<String>),
+    /// The compute mode of the GPU is PROHIBITED, so no program can use it.
+    Prohibited,
     /// The reading of the GPU is too old.
     NotRead,
     /// A request is getting the device, or gpushd does not know enough about it.
@@ -53,7 +55,8 @@ impl fmt::Display for Unavailable {
             Self::Mps => f.write_str("shared through MPS: request it with --mps"),
             Self::Ahead(waiter) => write!(f, "{waiter} is ahead in the queue"),
             Self::Claimed => f.write_str("an operation is about to change the GPU"),
-            Self::Pending => f.write_str("a new rule is about to change the GPU"),
+            Self::Pending(changes) => f.write_str(&changes.join("; ")),
+            Self::Prohibited => f.write_str("no program can use the GPU: its compute mode is PROHIBITED"),
             Self::NotRead => f.write_str("gpushd has no recent reading of the GPU"),
             Self::Taken => f.write_str("gpushd cannot grant the device at the moment"),
         }
@@ -126,10 +129,15 @@ impl Offers<'_> {
         let gpu = self.host.gpus.iter().find(|gpu| gpu.uuid == device.gpu_uuid);
         let mut offered =
             gpu.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| &mig.instances).flat_map(|one| &one.devices);
+        let whole_gpu_changes = || {
+            let changes = gpu.iter().flat_map(|gpu| &gpu.pending).filter(|change| change.aim.device().is_none());
+            changes.map(|change| change.describe(device.gpu)).collect()
+        };
         Some(match gpu.and_then(|gpu| gpu.closed) {
             Some(Closed::Claimed) => Unavailable::Claimed,
-            Some(Closed::NotReady | Closed::Cordoned | Closed::Prohibited) => Unavailable::NotRead,
-            Some(Closed::Pending) => Unavailable::Pending,
+            Some(Closed::NotReady | Closed::Cordoned) => Unavailable::NotRead,
+            Some(Closed::Prohibited) => Unavailable::Prohibited,
+            Some(Closed::Pending) => Unavailable::Pending(whole_gpu_changes()),
             None if offered.any(|one| Some(&one.uuid) == uuid && one.shared) => Unavailable::Mps,
             None => Unavailable::Taken,
         })

@@ -147,6 +147,9 @@ impl NoAssignment {
                         continue;
                     }
                     error.causes.extend(match (reasons, obstacles.as_slice()) {
+                        _ if *obstacle == Obstacle::Closed(Closed::Prohibited) => {
+                            vec![cause(*gpu, *obstacle, wanted, context.host)]
+                        }
                         // The message already names the state of the only GPU.
                         (reasons, [(_, Obstacle::Closed(_))]) => reasons.to_vec(),
                         ([], _) => vec![cause(*gpu, *obstacle, wanted, context.host)],
@@ -154,7 +157,8 @@ impl NoAssignment {
                     });
                 }
                 let open = obstacles.iter().filter(|(_, one)| *one != Obstacle::Closed(Closed::Pending));
-                error.causes.extend(open.take(MOST_NAMED).flat_map(|(gpu, _)| pending_of(*gpu, context)));
+                error.causes.extend(open.flat_map(|(gpu, _)| pending_of(*gpu, context)).take(MOST_NAMED));
+                error.hint = error.hint.or_else(|| compute_mode_hint(obstacles, context.host));
                 if let Some(more) = obstacles.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
                     error = error.cause(format!("{more} more GPUs are in use"));
                 }
@@ -224,7 +228,7 @@ fn pending_of(gpu: u32, context: ErrorContext<'_>) -> Vec<String> {
 /// Describes the pending changes of the GPUs that a request may use.
 fn pending(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> {
     let selected = context.host.selected(wanted);
-    selected.gpus.iter().take(MOST_NAMED).flat_map(|gpu| pending_of(gpu.index, context)).collect()
+    selected.gpus.iter().flat_map(|gpu| pending_of(gpu.index, context)).take(MOST_NAMED).collect()
 }
 
 /// Returns why a GPU offers no lease, one clause for each reason.
@@ -266,6 +270,18 @@ fn apply_hint<'a>(unoffered: impl Iterator<Item = &'a (u32, Unoffered)>) -> Opti
     let text =
         || format!("to bring the GPUs to the mode of their rules: `gpushctl apply {}` (administrator)", gpus.join(","));
     (!gpus.is_empty()).then(text)
+}
+
+/// Returns the hint to let programs use GPUs in compute mode PROHIBITED; `None` if there is no such GPU.
+fn compute_mode_hint(obstacles: &[(u32, Obstacle)], host: &Host) -> Option<String> {
+    let prohibited = obstacles.iter().filter(|(_, obstacle)| *obstacle == Obstacle::Closed(Closed::Prohibited));
+    let offers = prohibited.filter_map(|(index, _)| host.gpus.iter().find(|gpu| gpu.index == *index));
+    let (indexes, uuids): (Vec<u32>, Vec<&str>) =
+        offers.take(MOST_NAMED).map(|gpu| (gpu.index, gpu.uuid.as_str())).unzip();
+    (!uuids.is_empty()).then(|| {
+        let gpus = gpu_names(&indexes);
+        format!("to allow programs on {gpus}: `nvidia-smi -i {} -c DEFAULT` (administrator)", uuids.join(","))
+    })
 }
 
 /// Says where the selected GPUs get their static layouts from, one sentence for each layout.

@@ -81,6 +81,41 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     assert_eq!(refused(&all[1..]).hint.as_deref(), Some("choose other GPUs: `gpushctl status` shows the modes"));
 }
 
+/// Fault: the GPUs were limited before the filter for pending changes. The change of a GPU after the first 16 GPUs was
+/// not named.
+#[test]
+fn pending_change_of_the_last_gpu_is_named() {
+    let device = |leases| gpush_api::PendingChange {
+        aim: gpush_api::PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() },
+        leases,
+    };
+    let change = "17:3g.40gb@4 changes to a device shared through MPS when L3 ends";
+    let mut host = Host { gpus: (0..18).map(|index| mig(index, "a100-80", false, "3g.40gb@4 used")).collect() };
+    host.gpus[17].pending = vec![device(vec![gpush_api::LeaseId(3)])];
+    let busy = refusal(&host, &wanted(profile("3g.40gb"), 1));
+    assert!(busy.causes.iter().any(|cause| cause == change), "{busy:?}");
+    let other_kind = refusal(&host, &wanted(RequestedShare::Whole, 1));
+    assert_eq!(other_kind.causes, [change]);
+    for gpu in &mut host.gpus {
+        gpu.pending = vec![device(Vec::new())];
+    }
+    assert_eq!(refusal(&host, &wanted(RequestedShare::Whole, 1)).causes.len(), 16);
+}
+
+/// Fault: the error said neither why the GPU accepts no programs, nor what to do.
+#[test]
+fn error_for_prohibited_compute_mode_names_the_command_that_resets_it() {
+    let closed = |index| GpuOffer { closed: Some(Closed::Prohibited), ..whole(index, true) };
+    let error = refusal(&Host { gpus: vec![closed(3)] }, &wanted(RequestedShare::Whole, 1));
+    assert_eq!(error.message, "cannot grant a whole GPU: GPU 3 does not accept programs");
+    assert_eq!(error.causes, ["no program can use GPU 3: its compute mode is PROHIBITED"]);
+    let hint = "to allow programs on GPU 3: `nvidia-smi -i GPU-3 -c DEFAULT` (administrator)";
+    assert_eq!(error.hint.as_deref(), Some(hint));
+    let error = refusal(&Host { gpus: vec![closed(3), whole(4, false), closed(5)] }, &wanted(RequestedShare::Whole, 1));
+    let hint = "to allow programs on GPUs 3, 5: `nvidia-smi -i GPU-3,GPU-5 -c DEFAULT` (administrator)";
+    assert_eq!(error.hint.as_deref(), Some(hint));
+}
+
 fn on_gpus(indexes: &[u32], share: RequestedShare) -> PlacementRequest {
     PlacementRequest { gpus: Some(indexes.iter().copied().collect()), ..wanted(share, 1) }
 }
