@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuState, Health, Maintenance, Mode, MpsDaemon, MpsState};
+use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuState, Health, Maintenance, Mig, Mode, MpsDaemon, MpsState};
 use gpush_client::{Client, Error, Kind};
 use gpush_core::{duration, holders};
 use serde::Serialize;
@@ -125,13 +125,17 @@ async fn read_unfinished(client: &mut Client) -> Result<(Vec<Unfinished>, Option
     let skipped = gpus.as_deref().map(skipped).unwrap_or_default();
     let left = match (gpus, daemons) {
         (Ok(gpus), Ok(daemons)) => unfinished(&health, &gpus, &daemons),
-        // gpushd answers, but does not know the GPUs: the driver does not answer.
-        (Err(error), _) | (_, Err(error)) if error.kind == Kind::Answer => {
+        (Err(error), _) | (_, Err(error)) if means_no_driver(&error) => {
             without_gpus(&health, &client.config().await?, &error.error)
         }
         (Err(error), _) | (_, Err(error)) => return Err(error),
     };
     Ok((left, health.maintenance, skipped))
+}
+
+/// Returns whether gpushd answers, but does not know the GPUs at the moment, because the driver does not answer.
+fn means_no_driver(error: &Error) -> bool {
+    error.kind == Kind::Answer && (error.code() == Code::DriverUnavailable || may_pass(error))
 }
 
 /// Returns the work that is left while gpushd does not know the GPUs. `error` says why it does not know them. Asks the
@@ -166,11 +170,26 @@ fn unfinished(health: &Health, gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<Unfin
     let is_complete = is_complete(health);
     let layouts = (!is_complete)
         .then(|| Unfinished::Pending("gpushd has not yet applied all layouts since the host booted".to_owned()));
-    let gpus = gpus.iter().filter_map(|gpu| of_gpu(gpu, is_complete));
+    let gpus = gpus.iter().filter_map(|gpu| {
+        // While gpushd tries to restore a compute mode, its health has an error.
+        let keeps_compute_mode = health.errors.is_empty() && differs_in_compute_mode_only(gpu, daemons);
+        of_gpu(gpu, is_complete, keeps_compute_mode)
+    });
     layouts.into_iter().chain(gpus).chain(daemons.iter().filter_map(of_daemon)).collect()
 }
 
-fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
+/// Returns whether drift of this GPU can only be its compute mode, which gpushd has not set. gpushd restores only a
+/// compute mode that it has set itself, for an MPS daemon or for time-slicing.
+fn differs_in_compute_mode_only(gpu: &Gpu, daemons: &[MpsDaemon]) -> bool {
+    gpu.mode == Mode::Exclusive
+        && gpu.mig.as_ref().is_none_or(Mig::is_off)
+        && gpu.pending.is_empty()
+        && daemons.iter().all(|daemon| daemon.uuid != gpu.uuid)
+}
+
+/// Returns the unfinished work of a GPU. `keeps_compute_mode` says that the drift of the GPU is a compute mode that
+/// gpushd does not change.
+fn of_gpu(gpu: &Gpu, is_complete: bool, keeps_compute_mode: bool) -> Option<Unfinished> {
     let index = gpu.index;
     match gpu.state {
         // Do not wait for these GPUs, because an administrator must decide what to do.
@@ -196,6 +215,9 @@ fn of_gpu(gpu: &Gpu, is_complete: bool) -> Option<Unfinished> {
         // gpushd has given up, or tries a GPU in use only every 30 s.
         mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
             Unfinished::Failed(text, Next::Apply(index))
+        }
+        _ if is_complete && keeps_compute_mode => {
+            Unfinished::Failed(text, Next::Run(format!("`gpushctl gpu show {index}`")))
         }
         _ => Unfinished::Pending(text),
     })
@@ -254,7 +276,7 @@ fn too_late(left: &[Unfinished], timeout: Duration) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{HealthStatus, LayoutsAtStart};
+    use gpush_api::{HealthStatus, LayoutsAtStart, PendingAim, PendingChange};
 
     use super::*;
     use crate::render::fixtures;
@@ -347,6 +369,48 @@ mod tests {
         let since = jiff::Timestamp::UNIX_EPOCH;
         let closed = Health { maintenance: Some(Maintenance { reason: None, by: None, since }), ..health(true) };
         assert_eq!(without_gpus(&closed, &config(&[Mode::Mig]), &error), []);
+    }
+
+    /// Fault: the command waited until its timeout for a GPU whose compute mode another program had set. gpushd never
+    /// changes such a mode.
+    #[test]
+    fn foreign_compute_mode_of_exclusive_gpu_has_failed_after_the_boot() {
+        let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
+        gpu.mode = Mode::Exclusive;
+        gpu.drift = vec!["the compute mode is `PROHIBITED`".to_owned()];
+        let left = |complete, gpu: &Gpu, daemons: &[MpsDaemon]| {
+            failed(&unfinished(&health(complete), std::slice::from_ref(gpu), daemons))
+        };
+        let error = left(true, &gpu, &[]).expect("it has failed");
+        assert_eq!(error.causes, ["GPU 0: the compute mode is `PROHIBITED`"]);
+        assert_eq!(error.hint.as_deref(), Some("run `gpushctl gpu show 0`"));
+        assert_eq!(left(false, &gpu, &[]), None, "gpushd has not applied all layouts");
+        let daemon = MpsDaemon { uuid: gpu.uuid.clone(), ..fixtures::mps::daemon(0) };
+        assert_eq!(left(true, &gpu, &[daemon]), None, "gpushd restores the mode after the end of the daemon");
+        let aim = PendingAim::Mode { mode: Mode::Exclusive };
+        let pending = Gpu { pending: vec![PendingChange { aim, leases: Vec::new() }], ..gpu.clone() };
+        assert_eq!(left(true, &pending, &[]), None, "the GPU changes later");
+        let timesliced = Gpu { mode: Mode::Timeslice, ..gpu.clone() };
+        assert_eq!(left(true, &timesliced, &[]), None, "gpushd sets the mode of a time-sliced GPU");
+        let restores = ApiError::new(Code::DriverError, "the GPU still has the compute mode that gpushd set for MPS");
+        let health = Health { errors: vec![restores], ..health(true) };
+        assert_eq!(failed(&unfinished(&health, &[gpu], &[])), None, "gpushd tries to restore the mode");
+    }
+
+    /// Fault: each error in an answer of gpushd counted as a driver that does not answer, so the command waited until its
+    /// timeout.
+    #[test]
+    fn only_temporary_errors_mean_that_there_is_no_driver() {
+        let answer = |error: ApiError| Error { kind: Kind::Answer, error: Box::new(error) };
+        let error = |code| ApiError::new(code, "no GPUs");
+        for passing in [Code::DriverUnavailable, Code::Unavailable] {
+            assert!(means_no_driver(&answer(error(passing))), "{passing:?}");
+        }
+        assert!(means_no_driver(&answer(error(Code::DriverTimeout).retryable())));
+        for lasting in [Code::Denied, Code::Internal, Code::NotFound, Code::DriverError] {
+            assert!(!means_no_driver(&answer(error(lasting))), "{lasting:?}");
+        }
+        assert!(!means_no_driver(&Error { kind: Kind::Lost, ..answer(error(Code::Unreachable).retryable()) }));
     }
 
     #[test]
