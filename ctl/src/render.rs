@@ -20,6 +20,7 @@ pub(crate) mod host;
 pub(crate) mod isolation;
 pub(crate) mod lease;
 pub(crate) mod listing;
+pub(crate) mod mig_history;
 pub(crate) mod mps;
 pub(crate) mod operation;
 pub(crate) mod overrides;

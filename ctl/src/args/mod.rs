@@ -264,7 +264,7 @@ Examples:
     /// Write an archive for a bug report; works without the agent
     #[command(after_help = support_bundle::NOTES)]
     SupportBundle(SupportBundleArgs),
-    /// Explain what sharing mechanisms do, or what became of a MIG device
+    /// Explain what sharing mechanisms do, or what happened to a MIG device
     #[command(after_help = "\
 Topics:
   isolation  what each mechanism isolates: memory, faults, bandwidth,

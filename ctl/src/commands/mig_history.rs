@@ -1,78 +1,49 @@
-//! `gpushctl explain MIG-…`: where a MIG device is, or what became of it.
+//! `gpushctl explain MIG-…`: where a MIG device is, or what happened to it.
 //!
 //! The answer is composed of what gpushd keeps: the MIG devices, the last operations with their plans, and the last
 //! leases. A user sees only what these lists show to this user.
 
-use std::fmt::Write as _;
-
-use gpush_api::{GpuPlan, InstanceStep, Lease, LeaseState, MigDevice, Operation, OperationState};
-use gpush_client::Client;
-use jiff::Timestamp;
-use serde::Serialize;
+use gpush_api::{Code, GpuPlan, InstanceStep, Lease, LeaseState, MigDevice, Operation, OperationState};
+use gpush_client::{Client, Error};
 
 use crate::{
     exit::{Failure, Outcome},
     output::Output,
-    render::Appearance,
+    render::{
+        lease::user_name,
+        mig_history::{self, Destroyed, History, UsedBy},
+    },
 };
 
 /// Number of operations and of ended leases that are searched. gpushd keeps at most 1000 of each.
 const OPERATIONS: usize = 200;
 const LEASES: usize = 1000;
 
-/// What is known about a MIG device: the output of `--json`.
-#[derive(Debug, Serialize)]
-pub(super) struct History {
-    uuid: String,
-    /// Name of the device in commands, such as `0:3g.40gb@4`, if it exists.
-    device: Option<String>,
-    /// The operations that destroyed it, the last one first.
-    destroyed_by: Vec<Destroyed>,
-    /// Its leases, the last one first.
-    used_by: Vec<UsedBy>,
-}
-
-/// An operation that destroyed the device.
-#[derive(Debug, Serialize)]
-struct Destroyed {
-    operation_id: String,
-    kind: String,
-    user: String,
-    at: Timestamp,
-    gpu: u32,
-    /// Name of the device in commands at that time, such as `0:3g.40gb@4`.
-    place: String,
-    /// MIG devices that the GPU has now, by name.
-    present_devices: Vec<String>,
-}
-
-/// A lease of the device.
-#[derive(Debug, Serialize)]
-struct UsedBy {
-    lease_id: String,
-    user: String,
-    from: Option<Timestamp>,
-    until: Option<Timestamp>,
-}
-
 /// Exit status 0 if the device exists, otherwise 2.
 pub(super) async fn run(client: &mut Client, uuid: &str, out: &Output) -> Outcome {
     let devices = client.mig_devices().await?;
     let operations = operations(client).await?;
     let history = History::of(uuid, &devices, &operations, &client.leases(LEASES).await?);
-    out.show(&history, |look| history.text(look))?;
-    Ok(if history.device.is_some() { 0 } else { gpush_api::Code::NotFound.exit_status() })
+    out.show(&history, |look| mig_history::text(&history, OPERATIONS, LEASES, look))?;
+    Ok(if history.device.is_some() { 0 } else { Code::NotFound.exit_status() })
 }
 
 /// Returns the last operations, the last one first.
 async fn operations(client: &mut Client) -> Result<Vec<Operation>, Failure> {
     let mut operations = Vec::new();
     for one in client.last_operations(OPERATIONS, None).await? {
-        // An operation that is no longer kept by now is left out.
-        operations.extend(client.operation(&one.id).await.ok());
+        operations.extend(if_kept(client.operation(&one.id).await)?);
     }
     operations.sort_by_key(|one| std::cmp::Reverse(one.created_at));
     Ok(operations)
+}
+
+/// Returns the operation of an answer; `None` if gpushd has removed the operation since it listed it.
+fn if_kept(answer: Result<Operation, Error>) -> Result<Option<Operation>, Error> {
+    match answer {
+        Err(error) if error.code() == Code::NotFound => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 /// Returns the name of a device in commands.
@@ -98,9 +69,14 @@ impl History {
         let same = |other: &str| other.eq_ignore_ascii_case(uuid);
         let device = devices.iter().find(|one| one.uuid.as_deref().is_some_and(same)).map(name);
         let mut destroyed = Vec::new();
-        // An operation that was rolled back has created the device again.
-        let took_effect = |one: &&Operation| matches!(one.state, OperationState::Done | OperationState::Failed);
-        for operation in operations.iter().filter(took_effect) {
+        let may_have_destroyed = |one: &&Operation| match one.state {
+            OperationState::Done => true,
+            // The step that destroys the device may not have been executed.
+            OperationState::Failed => device.is_none(),
+            // An operation that was rolled back has created the device again.
+            _ => false,
+        };
+        for operation in operations.iter().filter(may_have_destroyed) {
             for plan in &operation.plans {
                 let found = plan.instance_steps().find_map(|step| match step {
                     InstanceStep::DestroyCompute { gi, profile, uuid: Some(other), .. } if same(other) => {
@@ -112,11 +88,16 @@ impl History {
                 destroyed.push(Destroyed {
                     operation_id: operation.id.clone(),
                     kind: operation.kind.clone(),
-                    user: operation.by.user.clone().unwrap_or_else(|| format!("uid {}", operation.by.uid)),
+                    operation_state: operation.state,
+                    user: user_name(operation.by.user.as_deref(), operation.by.uid),
                     at: operation.ended_at.unwrap_or(operation.created_at),
                     gpu: plan.gpu,
                     place: place(plan, gi, profile),
-                    present_devices: devices.iter().filter(|one| one.gpu_uuid == plan.uuid).map(name).collect(),
+                    present_devices: devices
+                        .iter()
+                        .filter(|one| one.gpu_uuid == plan.uuid && one.device.is_some())
+                        .map(name)
+                        .collect(),
                 });
             }
         }
@@ -125,7 +106,7 @@ impl History {
             .filter(|lease| lease.members.iter().any(|member| same(&member.target)))
             .map(|lease| UsedBy {
                 lease_id: lease.id.to_string(),
-                user: lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid)),
+                user: user_name(lease.holder.user.as_deref(), lease.holder.uid),
                 from: lease.granted_at,
                 until: lease.ended_at.filter(|_| lease.state == LeaseState::Ended),
             })
@@ -133,61 +114,12 @@ impl History {
         used.sort_by_key(|one| std::cmp::Reverse(one.from));
         Self { uuid: uuid.to_owned(), device, destroyed_by: destroyed, used_by: used }
     }
-
-    fn text(&self, look: &Appearance) -> String {
-        let clean = |text: &str| look.clean(text);
-        let at = |time: Timestamp| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
-        let uuid = clean(&self.uuid);
-        let mut text = match &self.device {
-            Some(device) => format!("{uuid} is the MIG device {}\n", clean(device)),
-            None => format!("{uuid} does not exist now\n"),
-        };
-        for one in &self.destroyed_by {
-            let _ = writeln!(
-                text,
-                "  destroyed by {} ({} of {}) at {}: it was {}",
-                clean(&one.operation_id),
-                clean(&one.kind),
-                clean(&one.user),
-                at(one.at),
-                clean(&one.place)
-            );
-        }
-        if let Some(last) = self.destroyed_by.first().filter(|_| self.device.is_none()) {
-            let now = if last.present_devices.is_empty() {
-                "no MIG device".to_owned()
-            } else {
-                clean(&last.present_devices.join(", "))
-            };
-            let _ = writeln!(text, "  GPU {} has now: {now}", last.gpu);
-        }
-        for one in &self.used_by {
-            let from = one.from.map_or_else(String::new, |from| format!(" from {}", at(from)));
-            let until = one.until.map_or_else(String::new, |until| format!(" until {}", at(until)));
-            let _ = writeln!(text, "  leased by {} ({}){from}{until}", clean(&one.user), one.lease_id);
-        }
-        if self.device.is_none() && self.destroyed_by.is_empty() && self.used_by.is_empty() {
-            let _ = writeln!(
-                text,
-                "  no operation of the last {OPERATIONS} destroyed it, and no lease of the last {LEASES} had it: \
-                a reboot or a reset removes all MIG devices"
-            );
-        }
-        if self.device.is_none() {
-            let place = self.destroyed_by.first().map_or("0:3g.40gb@4".to_owned(), |last| clean(&last.place));
-            let _ = writeln!(
-                text,
-                "hint: in units and compose files, name the place of the device instead of its UUID: `gpushctl run \
-                --target {place} -- COMMAND`; `gpushctl mig list` shows the places"
-            );
-        }
-        text
-    }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use gpush_api::{Placement, Step};
+    use gpush_api::{ApiError, Placement, Step};
+    use gpush_client::Kind;
 
     use super::*;
     use crate::render::{Charset, fixtures};
@@ -214,21 +146,77 @@ pub(super) mod tests {
         History::of(UUID, &[], &[operation(OperationState::Done).0], &[])
     }
 
-    /// A stale UUID was a dead end: nothing said what had become of the device.
+    fn text(history: &History) -> String {
+        mig_history::text(history, OPERATIONS, LEASES, &fixtures::look(100, Charset::Ascii))
+    }
+
+    /// A device with this UUID at the place `3g.40gb@4` of the GPU of [`operation`].
+    fn device(uuid: &str, plan: &GpuPlan) -> MigDevice {
+        serde_json::from_value(serde_json::json!({
+            "gpu": plan.gpu,
+            "gpu_uuid": plan.uuid,
+            "instance": "3g.40gb@4",
+            "device": "3g.40gb@4",
+            "profile": "3g.40gb",
+            "gi": 1,
+            "uuid": uuid,
+            "use": "free",
+            "available": true,
+        }))
+        .unwrap()
+    }
+
+    /// Fault: no command explained what had happened to a destroyed device.
     #[test]
     fn destroyed_device_names_its_operation_and_its_place() {
         let (operation, place) = operation(OperationState::Done);
         let history = History::of(&UUID.to_uppercase(), &[], std::slice::from_ref(&operation), &[]);
-        let text = history.text(&fixtures::look(100, Charset::Ascii));
+        let text = text(&history);
         assert!(history.device.is_none() && history.destroyed_by.len() == 1, "{history:?}");
-        for part in ["does not exist now", &operation.id, &format!("it was {place}"), &format!("--target {place} --")] {
+        for part in ["does not exist now", &operation.id, &format!("it was {place}"), "`gpushctl mig list`"] {
             assert!(text.contains(part), "{part} is missing: {text}");
         }
+    }
+
+    /// Fault: the hint named a place at which the GPU had no device, so the command in the hint failed.
+    #[test]
+    fn hint_names_a_place_only_if_a_device_has_this_place() {
+        let (operation, place) = operation(OperationState::Done);
+        let gone = History::of(UUID, &[], std::slice::from_ref(&operation), &[]);
+        assert!(!text(&gone).contains("--target"), "{}", text(&gone));
+        assert!(!text(&History::of(UUID, &[], &[], &[])).contains("--target"));
+        let next = device("MIG-next", &operation.plans[0]);
+        let recreated = History::of(UUID, std::slice::from_ref(&next), std::slice::from_ref(&operation), &[]);
+        assert!(text(&recreated).contains(&format!("--target {place} --")), "{}", text(&recreated));
+        let without_compute = MigDevice { device: None, uuid: None, ..next };
+        let history = History::of(UUID, &[without_compute], &[operation], &[]);
+        assert!(!text(&history).contains("--target"), "{}", text(&history));
     }
 
     #[test]
     fn operation_that_was_rolled_back_has_destroyed_nothing() {
         let (operation, _) = operation(OperationState::RolledBack);
         assert!(History::of(UUID, &[], &[operation], &[]).destroyed_by.is_empty());
+    }
+
+    /// Fault: a failed operation counted as the one that had destroyed a device that still existed.
+    #[test]
+    fn failed_operation_counts_only_if_the_device_does_not_exist() {
+        let (operation, _) = operation(OperationState::Failed);
+        let present = device(UUID, &operation.plans[0]);
+        let history = History::of(UUID, &[present], std::slice::from_ref(&operation), &[]);
+        assert!(history.device.is_some() && history.destroyed_by.is_empty(), "{history:?}");
+        let gone = text(&History::of(UUID, &[], &[operation], &[]));
+        assert!(gone.contains("failed at") && gone.contains("may have destroyed it"), "{gone}");
+    }
+
+    /// Fault: if gpushd did not answer a request for an operation, the command left out this operation.
+    #[test]
+    fn only_an_operation_that_is_no_longer_kept_is_left_out() {
+        let failed = |code| Err(Error { kind: Kind::Answer, error: ApiError::new(code, "no operation").into() });
+        assert_eq!(if_kept(failed(Code::NotFound)).unwrap(), None);
+        assert_eq!(if_kept(failed(Code::Unavailable)).unwrap_err().code(), Code::Unavailable);
+        let (operation, _) = operation(OperationState::Done);
+        assert_eq!(if_kept(Ok(operation.clone())).unwrap(), Some(operation));
     }
 }

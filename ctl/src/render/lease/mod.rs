@@ -60,7 +60,12 @@ fn reason(reason: EndReason) -> &'static str {
 
 /// Returns the name of the holder; the uid if there is no name.
 fn user(holder: &LeaseHolder, look: &Appearance) -> String {
-    holder.user.as_ref().map_or_else(|| format!("uid {}", holder.uid), |user| look.clean(user))
+    look.clean(&user_name(holder.user.as_deref(), holder.uid))
+}
+
+/// Returns the name of a user; the uid if there is no name. Does not remove control characters.
+pub(crate) fn user_name(user: Option<&str>, uid: u32) -> String {
+    user.map_or_else(|| format!("uid {uid}"), str::to_owned)
 }
 
 /// Describes the share briefly: `mps 25% 8G`, `mig 1g.10gb*2`, `whole`.
