@@ -39,7 +39,7 @@ const SERVER: &str = "nvidia-cuda-mps-server";
 pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
     let answer = agent.until("the GPUs are known", || {
         let answer = agent.get(&format!("/v1/mps/{target}"));
-        (answer.status != 503).then_some(answer)
+        (!is_before_first_reading(&answer)).then_some(answer)
     });
     assert_eq!(answer.status, 200, "{target}: {}", String::from_utf8_lossy(&answer.body));
     serde_json::from_value(answer.json()).expect("a daemon")
@@ -53,11 +53,15 @@ pub fn daemon(agent: &Agent, target: &str) -> MpsDaemon {
 #[must_use]
 pub fn daemons(agent: &Agent) -> Vec<MpsDaemon> {
     let answer = agent.get("/v1/mps");
-    // gpushd answers 503 while it starts the driver.
-    if answer.status == 503 {
+    if is_before_first_reading(&answer) {
         return Vec::new();
     }
     serde_json::from_value(answer.json()).expect("daemons")
+}
+
+/// Returns whether gpushd cannot answer yet, because it starts the driver.
+fn is_before_first_reading(answer: &Answer) -> bool {
+    answer.status == 503 && answer.error().retryable
 }
 
 /// Waits until a daemon is in a state.

@@ -235,14 +235,17 @@ fn lease_is_not_granted_on_daemon_that_was_just_killed() {
         let answer = std::thread::scope(|scope| {
             let request = scope.spawn(|| lease(&agent, "0", &json!({ "percentage": 10 })));
             assert!(signal(killed, Signal::SIGKILL) && signal(own, Signal::SIGCONT));
-            let answer = request.join().expect("an answer");
-            // A grant after the restart of the daemon is right.
-            let running = controls(&base(&host));
-            assert!(answer.is_err() || running.iter().any(|pid| *pid != killed), "round {round}: {}", agent.log());
-            answer
+            request.join().expect("an answer")
         });
         match answer {
-            Ok(grant) => drop(release(&agent, grant.lease.id)),
+            Ok(grant) => {
+                // A grant is right only after the next daemon has become ready.
+                let next = becomes(&agent, "0", "ready again", |daemon| {
+                    daemon.state == MpsState::Ready && daemon.pid.is_some() && pid_of(daemon) != killed
+                });
+                assert!(grant.lease.granted_at >= Some(next.since), "round {round}: {}", agent.log());
+                drop(release(&agent, grant.lease.id));
+            }
             Err(error) => {
                 assert!(error.retryable, "{error:?}");
                 refused += 1;

@@ -121,13 +121,11 @@ pub(super) fn reload_rules(world: &mut World, rules: &[Rule], clear_overrides: b
 }
 
 /// With `auto_reconcile`, waits until gpushd has repaired the drift of the GPUs that have no lease and no
-/// process. gpushd repairs only GPUs whose rule has mode `mig` or `mps`, and no cordoned GPU. If only `:mps` of a MIG
-/// device differs, this is not drift: the next apply, or the reconciler of the MPS daemons, changes the device.
+/// process. gpushd repairs only GPUs whose rule has mode `mig` or `mps`, and no cordoned GPU.
 pub(super) fn reconciled(world: &mut World) -> Outcome {
     for gpu in 0..world.model.gpus.len() {
         let one = &world.model.gpus[gpu];
-        let is_sharing_only = one.in_force.differs_in_sharing_only(one.desired());
-        let is_repaired = matches!(one.desired(), Rule::Mig(_) | Rule::Mps) && !one.is_closed && !is_sharing_only;
+        let is_repaired = matches!(one.desired(), Rule::Mig(_) | Rule::Mps) && !one.is_closed;
         if world.auto_reconcile && is_repaired && !one.is_settled() && !world.model.is_occupied(gpu) {
             world.count("repaired by auto_reconcile");
             world.until_settled(gpu)?;

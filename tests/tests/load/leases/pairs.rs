@@ -165,8 +165,8 @@ impl Queued {
         Self { share, stream }
     }
 
-    /// Waits for the grant. gpushd may instead have refused the request because of the lease `id`: a GPU whose rule
-    /// does not have mode `mig` yet has no MIG device that a request could wait for.
+    /// Waits for the grant. If the GPU was not in MIG mode, gpushd may instead have refused the request because of the
+    /// lease `id`: such a GPU has no MIG device that a request could wait for.
     fn receive(mut self, world: &mut World, id: &str) -> Result<(), String> {
         let mut bytes = Vec::new();
         self.stream.read_to_end(&mut bytes).map_err(|error| format!("{:?} is not granted: {error}", self.share))?;

@@ -109,15 +109,6 @@ impl Rule {
         self.layout().is_some() && to.layout().is_some()
     }
 
-    /// Returns whether two rules have layouts with the same instances.
-    pub(super) fn differs_in_sharing_only(self, to: Self) -> bool {
-        let instances = |layout: Layout| layout.entries().iter().map(|entry| entry.trim_end_matches(":mps"));
-        match (self.layout(), to.layout()) {
-            (Some(from), Some(to)) => instances(from).eq(instances(to)),
-            _ => false,
-        }
-    }
-
     fn text(self) -> String {
         match self {
             Self::Whole => "mode = \"exclusive\"".to_owned(),

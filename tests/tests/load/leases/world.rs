@@ -247,8 +247,7 @@ impl World {
     }
 
     /// Sends a request. If gpushd must grant the request but refuses it, repeats the request for a
-    /// while: on a busy machine, the reading of a GPU can be late, and gpushd grants nothing on a GPU
-    /// without a reading.
+    /// while. On a busy machine, the reading of a GPU can be late, and gpushd grants nothing on such a GPU.
     pub(super) fn request(
         &mut self,
         share: Share,
