@@ -25,6 +25,9 @@ pub struct Holder {
     /// If the process is an MPS server: `MPS server of GPU 0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<String>,
+    /// If the process is an MPS server of gpushd: the target of its daemon in commands, such as `0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps_target: Option<String>,
     /// If the holder is a kernel module: its name, such as `nvidia_drm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub module: Option<String>,

@@ -4,6 +4,8 @@
 //! the config. Every other process blocks the reset, and the message names that process with a
 //! remedy. The remedies differ: stopping a monitor is harmless, but stopping a kubelet is not.
 
+use std::collections::BTreeSet;
+
 use gpush_api::{ApiError, Code, Holder, LeaseUse};
 
 use crate::lease::usage;
@@ -68,17 +70,23 @@ fn is_fabric_manager(holder: &Holder) -> bool {
 /// name of the GPU in the message.
 #[must_use]
 pub fn explain(gpu: &str, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
-    error(format!("MIG mode of {gpu} can't be changed while the GPU is in use"), holders, leases)
+    let message = format!("MIG mode of {gpu} can't be changed while the GPU is in use");
+    blocked(message, holders, leases, BlockedChange::MigMode)
 }
 
-/// Returns the error for a change that these processes and leases block. `message` says which change.
+/// Returns the error for a change of how a GPU is shared that these processes and leases block. `message` says which
+/// change.
 #[must_use]
-pub fn error(message: String, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
+pub fn explain_sharing(message: String, holders: &[Holder], leases: &[LeaseUse]) -> ApiError {
+    blocked(message, holders, leases, BlockedChange::Other)
+}
+
+fn blocked(message: String, holders: &[Holder], leases: &[LeaseUse], change: BlockedChange) -> ApiError {
     let mut error = ApiError::new(Code::Blocked, message);
     error.causes.extend(leases.iter().map(|lease| format!("held by {lease}")));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
     let mut hints: Vec<String> = usage::hint(leases.iter().map(|lease| lease.id)).into_iter().collect();
-    hints.extend(remedies(holders, BlockedChange::MigMode));
+    hints.extend(remedies(holders, change));
     error.hint(hints.join("; ")).retryable()
 }
 
@@ -92,16 +100,16 @@ pub fn explain_reset(gpu: &str, holders: &[Holder]) -> ApiError {
     };
     let mut error = ApiError::new(Code::Blocked, format!("cannot reset {gpu}: {what}"));
     error.causes.extend(holders.iter().map(|holder| format!("held by {}", describe(holder))));
-    error.hint(remedies(holders, BlockedChange::Reset).join("; ")).retryable()
+    error.hint(remedies(holders, BlockedChange::Other).join("; ")).retryable()
 }
 
 /// A change that holders block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BlockedChange {
-    /// A change by gpushd, which can stop services for the change.
+    /// A change of MIG mode, for which gpushd can stop services.
     MigMode,
-    /// A reset by `gpushctl gpu reset`, which stops no services.
-    Reset,
+    /// A change for which gpush stops no services, such as `gpushctl gpu reset`.
+    Other,
 }
 
 /// Returns what an administrator can do about the holders.
@@ -123,7 +131,7 @@ fn remedies(holders: &[Holder], change: BlockedChange) -> Vec<String> {
                     names.join(", ")
                 )
             }
-            BlockedChange::Reset => format!("stop the services for the reset: `systemctl stop {}`", stops.join(" ")),
+            BlockedChange::Other => format!("stop the services: `systemctl stop {}`", stops.join(" ")),
         });
     }
     if let Some(name) = of(ServiceRemedy::Drain) {
@@ -132,7 +140,9 @@ fn remedies(holders: &[Holder], change: BlockedChange) -> Vec<String> {
     if let Some(name) = of(ServiceRemedy::Display) {
         hints.push(format!("stop the display: `systemctl stop {name}`"));
     }
-    if !holders.iter().all(known) {
+    let targets: BTreeSet<&str> = holders.iter().filter_map(|holder| holder.mps_target.as_deref()).collect();
+    hints.extend(targets.into_iter().map(|target| format!("stop the MPS daemon: `gpushctl mps stop {target}`")));
+    if !holders.iter().all(|holder| known(holder) || holder.mps_target.is_some()) {
         hints.push("end these processes, then try again".to_owned());
     }
     hints
@@ -200,7 +210,7 @@ mod tests {
         assert!(!explain("GPU 0", &all[..1], &[]).hint.unwrap().contains("end these"));
         let reset = explain_reset("GPU 0", &all[..1]);
         assert_eq!((reset.code, reset.message.as_str()), (Code::Blocked, "cannot reset GPU 0: 1 process has it open"));
-        assert_eq!(reset.hint.unwrap(), "stop the services for the reset: `systemctl stop nvidia-dcgm`");
+        assert_eq!(reset.hint.unwrap(), "stop the services: `systemctl stop nvidia-dcgm`");
     }
 
     /// A kernel module never blocks a reset before the driver has refused it, but is named after that.
@@ -211,10 +221,14 @@ mod tests {
         assert_eq!(obstacles(vec![module], &[]), []);
         let server = Holder {
             mps: Some("MPS server of GPU 0".to_owned()),
+            mps_target: Some("0".to_owned()),
             unit: Some("gpushd-mps@0.service".to_owned()),
             ..holder(7, "nvidia-cuda-mps-server", None)
         };
         assert_eq!(describe(&server), "pid 7 (root, MPS server of GPU 0, service gpushd-mps@0, /dev/nvidia0)");
+        // Fault: the hint was to end the process, but gpushd starts a killed server again.
+        let reset = explain_reset("GPU 0", std::slice::from_ref(&server));
+        assert_eq!(reset.hint.as_deref(), Some("stop the MPS daemon: `gpushctl mps stop 0`"));
         let shell = Holder { unit: Some("session-3.scope".to_owned()), ..holder(8, "nvtop", None) };
         assert_eq!(describe(&shell), "pid 8 (root, nvtop, unit session-3.scope, /dev/nvidia0)");
     }

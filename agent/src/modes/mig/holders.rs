@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Holder, ProcessKind};
 use gpush_core::holders as judged;
 use gpush_host::device_files;
+use gpush_mps::daemon::server_processes::Server;
 
 use super::{MigMode, preflight::minors};
 use crate::{host_services::HostServices, state::redact};
@@ -35,7 +36,11 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
         let mut found = device_files::holders(&proc, &minors, &own)?;
         for holder in &mut found {
             let server = holder.pid.and_then(|pid| servers.of_process(pid, ProcessKind::Compute));
-            holder.mps = server.map(gpush_mps::daemon::server_processes::Server::describe);
+            holder.mps = server.map(Server::describe);
+            holder.mps_target = match server {
+                Some(Server::Of(target)) => Some(target.name.clone()),
+                Some(Server::Foreign) | None => None,
+            };
         }
         found.extend(device_files::kernel_modules(&proc));
         Ok::<_, std::io::Error>(found)

@@ -2,8 +2,10 @@
 //!
 //! A target is in use if a process runs on it, if a lease overlaps it, or if an MPS client is connected to its daemon.
 //! gpushd removes its own idle MPS servers from the GPUs before the check, and checks the clients of daemons itself.
-//! Every change of mode, compute mode, time-slice level or daemon passes this check before it is planned, and again when
-//! its operation has claimed the GPU. Instances are checked by the planner, which may keep those in use.
+//!
+//! An operation that changes a mode, compute mode, time-slice level or daemon passes this check twice: before it is
+//! planned, and again when it has claimed the GPU. The planner checks the instances, because a plan may keep an instance
+//! in use.
 
 use gpush_api::{ApiError, Gpu, GpuPlan, Holder, LeaseKind, LeaseUse, Process, Refusal, USERS_UNKNOWN};
 
@@ -47,7 +49,7 @@ pub fn in_use(gpu: &Gpu, scope: Scope<'_>, kept: Option<LeaseKind>) -> Option<Us
     };
     let excludes = |lease: &&LeaseUse| {
         let held = Held::by_use(&gpu.uuid, lease);
-        // Without a kept kind, every overlapping lease counts, so compare with a kind that no lease shares.
+        // If the change keeps no kind of lease, every overlapping lease counts. No lease shares a whole GPU.
         match held.relation(&gpu.uuid, target, kept.unwrap_or(LeaseKind::Whole)) {
             Relation::Excludes => true,
             Relation::Shares | Relation::None => false,
@@ -86,7 +88,7 @@ pub fn check(
     let refused = |error: ApiError, refusal| Box::new(GpuPlan { refusal, ..plan.without_steps().refused(error) });
     if let Some(users) = in_use(gpu, scope, kept) {
         let message = format!("cannot {change} of {} while it is in use", label(gpu));
-        return Err(refused(holders::error(message, &users.holders, &users.leases), Some(users.into())));
+        return Err(refused(holders::explain_sharing(message, &users.holders, &users.leases), Some(users.into())));
     }
     if gpu.processes_known {
         return Ok(());

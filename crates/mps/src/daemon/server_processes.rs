@@ -39,8 +39,8 @@ const UNIT: &str = "gpushd-mps@";
 /// The files that identify servers, as they were at the time of the reading.
 #[derive(Debug)]
 pub struct Servers {
-    /// The lock of each target, with the target's label.
-    locks: Vec<(FileId, String)>,
+    /// The lock of each target.
+    locks: Vec<(FileId, ServedTarget)>,
     servers: Vec<FileId>,
     controls: Vec<FileId>,
     own_uid: u32,
@@ -48,11 +48,20 @@ pub struct Servers {
     has_units: bool,
 }
 
+/// A target of MPS servers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedTarget {
+    /// Name in messages, such as `GPU 0`.
+    pub label: String,
+    /// Name in commands, such as `0` or `0:2g.20gb@2`.
+    pub name: String,
+}
+
 /// A server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server<'a> {
-    /// A server of the daemon of a target, with the target's label.
-    Of(&'a str),
+    /// A server of the daemon of a target.
+    Of(&'a ServedTarget),
     /// A server of a daemon that is not gpushd's.
     Foreign,
 }
@@ -62,7 +71,7 @@ impl Server<'_> {
     #[must_use]
     pub fn describe(self) -> String {
         match self {
-            Self::Of(target) => format!("MPS server of {target}"),
+            Self::Of(target) => format!("MPS server of {}", target.label),
             Self::Foreign => "MPS server of a daemon that gpushd did not start".to_owned(),
         }
     }
@@ -70,11 +79,11 @@ impl Server<'_> {
 
 impl Servers {
     /// Reads the files that identify servers: the locks and programs of the targets below `base`, and the config's
-    /// `programs`. `label` returns the label for a target's short name. `own_uid` is the uid that gpushd runs as.
+    /// `programs`. `target` returns the names for a target's short name. `own_uid` is the uid that gpushd runs as.
     #[must_use]
-    pub fn of(base: &Path, label: impl Fn(&str) -> String, programs: &config::Mps, own_uid: u32) -> Self {
+    pub fn of(base: &Path, target: impl Fn(&str) -> ServedTarget, programs: &config::Mps, own_uid: u32) -> Self {
         let places = TargetDir::all(base);
-        let locks = places.iter().filter_map(|(place, spec)| Some((place.lock_file()?, label(&spec.target))));
+        let locks = places.iter().filter_map(|(place, spec)| Some((place.lock_file()?, target(&spec.target))));
         let servers = places.iter().map(|(_, spec)| spec.servers.join(SERVER));
         let controls = places.iter().map(|(_, spec)| spec.control.clone());
         Self {
@@ -120,13 +129,13 @@ impl Servers {
     }
 
     /// Returns the target whose lock is the standard input of a process.
-    fn holds(&self, pid: u32) -> Option<&str> {
+    fn holds(&self, pid: u32) -> Option<&ServedTarget> {
         // Check the name first, because it excludes nearly every process.
         if proc::open_file(pid, 0)?.file_name()? != "lock" {
             return None;
         }
         let input = proc::open_file_status(pid, 0)?.id;
-        self.locks.iter().find(|(lock, _)| *lock == input).map(|(_, target)| target.as_str())
+        self.locks.iter().find(|(lock, _)| *lock == input).map(|(_, target)| target)
     }
 
     fn is_trusted(&self, pid: u32) -> bool {
@@ -196,8 +205,12 @@ mod tests {
         shell.wait().unwrap();
     }
 
+    fn gpu_0() -> ServedTarget {
+        ServedTarget { label: "GPU 0".to_owned(), name: "0".to_owned() }
+    }
+
     fn servers(lock: FileId, own_uid: u32) -> Servers {
-        let locks = vec![(lock, "GPU 0".to_owned())];
+        let locks = vec![(lock, gpu_0())];
         Servers { locks, servers: Vec::new(), controls: Vec::new(), own_uid, has_units: false }
     }
 
@@ -208,12 +221,12 @@ mod tests {
         let (lock, input) = lock_in(scratch.path());
         let (daemon, server) = family(input);
         let servers = servers(lock, own);
-        assert_eq!(servers.of_process(server, ProcessKind::Compute), Some(Server::Of("GPU 0")));
+        assert_eq!(servers.of_process(server, ProcessKind::Compute), Some(Server::Of(&gpu_0())));
         // The parent of the daemon is this test, which does not have the lock. So the daemon is
         // treated like a server whose parent has ended.
         let shell = proc::executable_id(daemon.id()).unwrap();
         let servers = Servers { controls: vec![shell], ..servers };
-        assert_eq!(servers.of_process(daemon.id(), ProcessKind::Compute), Some(Server::Of("GPU 0")));
+        assert_eq!(servers.of_process(daemon.id(), ProcessKind::Compute), Some(Server::Of(&gpu_0())));
         assert_eq!(servers.of_process(std::process::id(), ProcessKind::Compute), None);
         end(daemon);
     }
