@@ -2,9 +2,10 @@
 database=/var/lib/gpush/gpush.db
 
 # Prints the schema of the database: SQLite's `user_version`, four bytes at offset 60 of the first page. While gpushd runs,
-# and after it was killed, the newest first page can be in the write-ahead log. The log has a header of 32 bytes, with the
-# page size at offset 8 and the salt at offset 16, and then frames: page number, database size (0 if the commit continues
-# in the next frame), salt, checksum, page. If the salt of a frame differs from the header, the frame is a leftover.
+# and after it was killed, the newest first page can be in the write-ahead log:
+# - The log has a header of 32 bytes, with the page size at offset 8 and the salt at offset 16.
+# - Then come frames: page number, database size, salt, checksum, page. A database size of 0 means that the commit
+#   continues in the next frame. A frame whose salt differs from the header is left over from an earlier log.
 schema_of_database() {
     in_file=$(od -An -tu1 -j60 -N4 "$database" | awk '{ print (($1 * 256 + $2) * 256 + $3) * 256 + $4 }')
     in_log=

@@ -68,7 +68,7 @@ async fn claim_waits_for_a_plan_but_not_for_a_change() {
     let error = timeout(SOON, waiting).await.unwrap().unwrap_err();
     assert_eq!(error.message, "GPU 0 (GPU-0) is being changed by operation op-1");
     drop(claim);
-    // A plan that waits for a driver that hangs is not waited for without limit.
+    // The wait for a plan ends, even if the driver hangs and the plan never becomes complete.
     let _planning = lanes.claim(&[gpu(0)]).unwrap();
     let error = timeout(SOON * 2, lanes.claim_after_planning(&wanted)).await.unwrap().unwrap_err();
     assert!(error.message.contains("being planned"), "{error:?}");

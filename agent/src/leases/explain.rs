@@ -228,7 +228,7 @@ pub(super) enum RetryHint {
 
 /// Returns whether the obstacles of a request will disappear soon.
 ///
-/// Only leases on the GPUs that prevent the grant count: the end of another lease does not help the request.
+/// Ignores leases on other GPUs, because their end does not help the request.
 pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved, gpus: &[Gpu]) -> RetryHint {
     let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
     // Check first whether a daemon is starting. The checks below are slower, and a daemon that becomes ready during
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn only_leases_on_the_gpus_in_the_way_count() {
+    fn retry_hint_ignores_leases_on_other_gpus() {
         let gpus = preset::gpus("dgx-a100").expect("a preset");
         let uuids = uuids_of([1, 3], &gpus);
         assert_eq!(uuids.len(), 2);

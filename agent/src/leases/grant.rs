@@ -49,9 +49,8 @@ use crate::{
     state::{HostState, LeaseTable, Observed, Reservation, ReservationId, words},
 };
 
-/// Maximum time that a request without `wait` waits for capacity, for example until an operation or a lease without
-/// processes has ended.
-/// Shorter than the time after which gpushctl tells its user that gpushd has not answered yet.
+/// Maximum time that a request without `wait` waits for capacity, for example for the end of an operation. It is shorter
+/// than the time after which gpushctl tells the user that gpushd has not answered yet.
 const OPERATION: Duration = Duration::from_millis(1500);
 
 /// The result of a request for a lease.

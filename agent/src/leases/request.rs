@@ -213,7 +213,7 @@ fn stale_hint(text: &str) -> Option<String> {
     let uuid = text.trim();
     let is_uuid = uuid.starts_with("MIG-") && uuid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
     is_uuid.then(|| {
-        format!("`gpushctl explain {uuid}` says what became of the device; `gpushctl mig list` lists the devices")
+        format!("`gpushctl explain {uuid}` says what happened to the device; `gpushctl mig list` lists the devices")
     })
 }
 

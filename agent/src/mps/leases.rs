@@ -150,7 +150,7 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), Ap
 }
 
 /// Returns whether the process of a daemon has ended or was killed. The report of the daemon may still say that the
-/// daemon serves, because gpushd gets the news of its end a few milliseconds later. A program that starts in this time
+/// daemon serves, because gpushd learns of the end a few milliseconds later. A program that starts in this time
 /// would find a socket without a daemon, and would use the GPU without MPS.
 fn has_just_ended(seen: &Report) -> bool {
     seen.pid.is_none_or(proc::is_ending)

@@ -1,4 +1,4 @@
-//! Plans which MPS daemons an operation stops and starts, and refuses plans that would disturb a use.
+//! Plans which MPS daemons an operation stops and starts. Refuses plans that would disturb a lease or a program.
 //!
 //! ```text
 //! target is gone, or no longer shared after the plan ─┬─ used by a lease or a client ──► refused, with their names
@@ -7,8 +7,8 @@
 //!                                                     └─ idle ─► step StartDaemon
 //! ```
 //!
-//! A whole GPU is shared if its rule has mode `mps`. A MIG device is shared if the layout after the operation says so:
-//! the layout of a new override, or the desired layout of today.
+//! A whole GPU is shared if its rule has mode `mps`. A MIG device is shared if the layout after the operation has `:mps`
+//! for it. This is the layout of the new override; without a new override, it is the desired layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,7 +4,8 @@
 //! the driver's lists (compute, graphics, MPS) ─► user, command, cgroup, unit and Slurm job of each process
 //!     its lease: by its user and cgroup, else by its user and environment (`classify`)
 //!     no lease, though the rule of its GPU requires one, and not allowed by the config ─► unleased
-//! unleased ─► on a device of others: also shown with the GPU and in health, with one event
+//! unleased ─► on a device that another user has leased, or that Slurm owns: also shown with the GPU and in health, with
+//!             one event
 //! unleased ─► policy "report": shown
 //!             policy "warn": shown, and logged once
 //!             policy "end": shown, logged and ended (`end`)

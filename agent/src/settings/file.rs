@@ -16,9 +16,9 @@ use crate::options::Trust;
 /// Returns the hint for a missing file.
 fn create(path: &Path) -> String {
     format!(
-        "create an empty config with `install -D -m 644 /dev/null {}` (the man page gpush-config(5) describes the \
-         settings), then start gpushd or run `gpushctl config reload` (administrator); or use neither --config nor \
-         GPUSH_CONFIG: without a file at the default path, gpushd runs and manages no GPU",
+        "create an empty config with `install -D -m 644 /dev/null {}`, then start gpushd or run `gpushctl config \
+         reload` (administrator). The man page gpush-config(5) describes the settings. Without --config and \
+         GPUSH_CONFIG, gpushd needs no config file",
         path.display()
     )
 }

@@ -24,7 +24,7 @@
 //! health shows the error.
 //!
 //! A GPU in use is different: a monitor keeps a handle open for seconds, a service or a job for hours. gpushd tries such
-//! a GPU often while `gpushctl ready` waits for the host. Later the GPU waits: it no longer delays `gpushctl ready`, and
+//! a GPU often while `gpushctl ready` waits for the host. After that, the GPU no longer delays `gpushctl ready`, and
 //! gpushd tries it every 30 s. Each attempt that the driver refuses stops and starts services. So after such a refusal,
 //! gpushd tries a waiting GPU only when one of its known holders has ended, or after [`REFUSED`].
 

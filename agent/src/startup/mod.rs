@@ -319,7 +319,7 @@ async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempt
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
         // Skip a cordoned GPU, because an administrator may be working on it.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
-        // The leases of the GPU delay its change. Its end starts another round.
+        // Leases delay the change of the GPU. When the last of them ends, gpushd checks all GPUs again.
         let delayed = gpu.pending.iter().any(|change| !change.leases.is_empty());
         let skipped = due || kept || delayed || attempts.is_running(&gpu.uuid);
         if skipped || !layouts::needs_operation(&gpu) || gpu.drift.is_empty() {

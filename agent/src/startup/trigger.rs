@@ -8,10 +8,9 @@ use crate::state::HostState;
 
 /// The last config, and what currently prevents gpushd from applying layouts, such as cordons.
 ///
-/// gpushd tries again at once only if a cordon or another obstacle ends, such as the last lease that delays a change, or
-/// the config is new. A
-/// new cordon causes no attempt: the attempt would begin before the pause after a failure is over,
-/// and each attempt may destroy instances.
+/// gpushd tries again at once if the config is new, or if an obstacle ends: a cordon, or the last lease that delays a
+/// change. A new cordon causes no attempt. Such an attempt would begin before the end of the pause after a failure, and
+/// each attempt may destroy instances.
 #[derive(Debug)]
 pub(super) struct Trigger {
     /// Compared by its address, because each reload creates a new config.

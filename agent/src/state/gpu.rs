@@ -164,7 +164,7 @@ impl GpuSnapshot {
         reasons.extend(held);
         gpu.reasons = reasons.iter().map(ToString::to_string).collect();
         gpu.unleased = known.unleased.get(uuid).cloned().unwrap_or_default();
-        // When the GPU has its layout, nothing blocks gpushd any more.
+        // A GPU that has its layout needs no change that something could block.
         if !gpu.drift.is_empty() {
             gpu.blocked_by = known.blocked_by.get(uuid).cloned().unwrap_or_default();
         }

@@ -98,7 +98,7 @@ impl OpenLease {
     /// Reads processes and cgroups, so call this function on a blocking thread.
     pub(crate) fn ends_now(&self) -> bool {
         match (self.state.name(), &self.record.binding) {
-            // Without a known process, but with something to wait for, the end cannot be foreseen.
+            // Without a known process, but with something to wait for, the end time is unknown.
             (LeaseState::Releasing, _) if self.left.is_empty() => self.waits_for.is_empty(),
             (LeaseState::Releasing, _) => self.left.iter().all(|pid| proc::is_ending(*pid)),
             (LeaseState::Active, LeaseBinding::Process { pid: Some(pid), start }) => {

@@ -70,8 +70,8 @@ pub struct GpuProcess {
     pub unleased_action: Option<String>,
 }
 
-/// A process on a GPU or MIG device that it must not use: a lease of another user holds the device alone, or Slurm owns
-/// the GPU and the process belongs to no Slurm job.
+/// A process on a GPU or MIG device that it must not use. Either a lease of another user holds the device alone, or Slurm
+/// owns the GPU and the process belongs to no Slurm job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UnleasedProcess {

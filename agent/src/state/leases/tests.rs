@@ -132,7 +132,7 @@ fn releasing_lease_keeps_its_capacity_without_admission() {
 /// Fault: each release of a lease with an end time published the event `active` again. The record of the release comes
 /// from the store, which rounds times to milliseconds.
 #[test]
-fn record_that_looks_the_same_is_no_second_event() {
+fn equal_lease_record_publishes_no_event() {
     let state = State::empty();
     let mut cursor = state.events().listen(None);
     let exact = Timestamp::new(1_800_000_000, 123_456_789).unwrap();

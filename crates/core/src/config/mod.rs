@@ -199,8 +199,8 @@ impl Default for Health {
     }
 }
 
-/// `[mode_change]`: actions before and after a change that the driver refuses while a program has the GPU open: a change
-/// of MIG mode, and on Hopper and later also the creation of the first instance.
+/// `[mode_change]`: actions before and after a change that the driver refuses while a program has the GPU open. These are
+/// changes of MIG mode, and on Hopper and later also the creation of the first instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModeChange {
     /// systemd services to stop before the change. gpushd stops only services that are running, and starts the same

@@ -76,9 +76,9 @@ pub fn override_effects(
     plans.iter().map(of).collect()
 }
 
-/// Returns the layout that each GPU should have after an operation with these plans: the layout of a new override, or the
-/// desired layout of today. With `once`, the request changes no override. `None` if no layout is desired, or if this
-/// version cannot parse it.
+/// Returns the layout that each GPU should have after an operation with these plans. This is the layout of the new
+/// override; without a new override, it is the desired layout. With `once`, the request changes no override. `None` if no
+/// layout is desired, or if this version cannot parse it.
 #[must_use]
 pub fn layouts_after(
     config: &Config,

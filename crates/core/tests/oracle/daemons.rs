@@ -134,7 +134,7 @@ fn no_plan_destroys_fewer_mps_daemons_in_samples() {
 /// Fault: an instance with an MPS daemon was destroyed, although an idle instance of the same
 /// profile without a daemon existed.
 #[test]
-fn instance_with_mps_daemon_is_kept_beside_an_idle_one() {
+fn idle_instance_without_daemon_is_destroyed_first() {
     let part = ModelStates::of("a30-24");
     let small = part.model.gi_profiles.iter().position(|profile| profile.name == "1g.6gb").unwrap();
     let at = |start| 1 << part.pairs.iter().position(|pair| (pair.profile, pair.start) == (small, start)).unwrap();
