@@ -12,7 +12,10 @@ use gpush_nvml::Reading;
 use gpush_store::{ConditionKind, GpuIntent, NewCondition, Scope};
 
 use crate::{
-    modes::{GpuName, mig::mode::ModeChange},
+    modes::{
+        GpuName,
+        mig::mode::{Completion, ModeChange},
+    },
     operation::named_once,
     overrides::OverrideChange,
     state::{Change, RecoveryCheck},
@@ -95,7 +98,12 @@ impl Part {
     /// Returns the change of the GPU's MIG mode for a step.
     pub(super) fn mode_change(&self) -> ModeChange {
         let peers = self.peers().map(str::to_owned).collect();
-        ModeChange { position: self.position, gpu: self.gpu(), may_reset: self.reset.is_some(), peers }
+        let completion = match &self.reset {
+            _ if self.plan.waits_for_reboot() => Completion::Reboot,
+            Some(_) => Completion::Reset,
+            None => Completion::Driver,
+        };
+        ModeChange { position: self.position, gpu: self.gpu(), completion, peers }
     }
 
     /// Returns the UUIDs of the GPUs that are reset together with this GPU.
@@ -152,7 +160,8 @@ pub(super) fn instances(mig: Option<&Mig>) -> &[GpuInstance] {
 /// a reset if the GPU's architecture requires one.
 fn possible_reset(plan: &GpuPlan, recorded: Option<&Reset>, reading: Option<&Reading>) -> Option<Reset> {
     let by_architecture = || {
-        let needed = reading.is_some_and(|reading| needs_reset(reading.identity.architecture));
+        let needed = reading
+            .is_some_and(|reading| needs_reset(reading.identity.architecture) && !reading.identity.passed_through);
         needed.then(Reset::default)
     };
     recorded.or(plan.reset()).cloned().or_else(by_architecture)

@@ -128,8 +128,7 @@ fn users_in(refusal: Refusal) -> Vec<Holder> {
         | Refusal::NoEngine { .. }
         | Refusal::NoArrangement { .. }
         | Refusal::ComputeDoesNotFit { .. }
-        | Refusal::MigOff { .. }
-        | Refusal::MigOn { .. }
+        | Refusal::Reboot { .. }
         | Refusal::NoMig => Vec::new(),
     }
 }

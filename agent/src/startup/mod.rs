@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, GpuState, LayoutsAtStart};
+use gpush_api::{ApiError, GpuState, LayoutsAtStart, Mig, Mode};
 use gpush_core::config::Config;
 use gpush_store::{BootRecord, Store};
 use tokio::time::{Instant, sleep_until};
@@ -321,7 +321,10 @@ async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempt
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
         // Leases delay the change of the GPU. When the last of them ends, gpushd checks all GPUs again.
         let delayed = gpu.pending.iter().any(|change| !change.leases.is_empty());
-        let skipped = due || kept || delayed || attempts.is_running(&gpu.uuid);
+        // The next reboot of the virtual machine gives the GPU its MIG mode.
+        let next_mode = gpu.mig.as_ref().map(Mig::pending_mode);
+        let waits = gpu.waits_for_reboot() && next_mode == Some(gpu.mode == Mode::Mig);
+        let skipped = due || kept || delayed || waits || attempts.is_running(&gpu.uuid);
         if skipped || !layouts::needs_operation(&gpu) || gpu.drift.is_empty() {
             continue;
         }

@@ -243,6 +243,7 @@ mod tests {
             minor: 0,
             name: "a GPU".to_owned(),
             architecture: gpush_api::Architecture::Ampere,
+            passed_through: false,
         };
         Reading {
             identity,

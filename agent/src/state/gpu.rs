@@ -90,6 +90,7 @@ impl GpuSnapshot {
             minor: identity.minor,
             name: identity.name.clone(),
             architecture: identity.architecture,
+            passed_through: identity.passed_through,
             memory: Memory::default(),
             mode: Mode::NoRule,
             rule: None,

@@ -38,6 +38,7 @@ fn identity(index: u32) -> Identity {
         minor: index,
         name: "NVIDIA A100-SXM4-80GB".to_owned(),
         architecture: Architecture::Ampere,
+        passed_through: false,
     }
 }
 

@@ -386,6 +386,9 @@ pub struct Gpu {
     pub name: String,
     /// GPU generation.
     pub architecture: Architecture,
+    /// Whether the GPU is passed through to a virtual machine, in which gpushd runs. Such a GPU cannot be reset there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub passed_through: bool,
     /// Memory of the whole GPU.
     pub memory: Memory,
     /// How the config shares the GPU.
@@ -460,4 +463,12 @@ pub struct Gpu {
     /// Whether this reading is old: a newer one was requested but is not available.
     #[serde(default)]
     pub stale: bool,
+}
+
+impl Gpu {
+    /// Returns whether the MIG mode of the GPU changes when its virtual machine reboots.
+    #[must_use]
+    pub fn waits_for_reboot(&self) -> bool {
+        self.passed_through && self.mig.as_ref().is_some_and(|mig| mig.reset_pending)
+    }
 }

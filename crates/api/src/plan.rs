@@ -209,6 +209,13 @@ impl GpuPlan {
         self.mig_mode_step().and_then(MigModeStep::reset)
     }
 
+    /// Returns whether the plan sets a MIG mode that is effective only after a reboot of the host. Such a plan has no
+    /// steps after the mode.
+    #[must_use]
+    pub fn waits_for_reboot(&self) -> bool {
+        self.mig_mode_step().is_some_and(MigModeStep::at_reboot)
+    }
+
     /// Returns the reset that the plan needs, so that the caller can complete it.
     pub fn reset_mut(&mut self) -> Option<&mut Reset> {
         self.steps.iter_mut().find_map(|step| match step {
@@ -263,7 +270,7 @@ impl GpuPlan {
     #[must_use]
     pub fn leaves_whole(&self, gpu: &crate::Gpu) -> bool {
         match self.mig_mode() {
-            Some(enabled) => !enabled,
+            Some(enabled) => !enabled && !self.waits_for_reboot(),
             None => gpu.mig.as_ref().is_none_or(|mig| !mig.enabled),
         }
     }

@@ -118,15 +118,11 @@ pub enum Refusal {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         leases: Vec<LeaseUse>,
     },
-    /// MIG mode is off and cannot be enabled, because the GPU cannot be reset.
-    MigOff {
-        /// Whether the next GPU reset enables MIG mode.
-        reset_pending: bool,
-    },
-    /// MIG mode is on and cannot be disabled, because the GPU cannot be reset.
-    MigOn {
-        /// Whether the next GPU reset disables MIG mode.
-        reset_pending: bool,
+    /// The MIG mode is already set, but is effective only after a reboot of the host. The host is a virtual machine, which
+    /// cannot reset the GPU.
+    Reboot {
+        /// Whether the reboot enables MIG mode. Otherwise, it disables MIG mode.
+        enables: bool,
     },
     /// The GPU does not support MIG.
     NoMig,

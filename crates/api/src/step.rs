@@ -83,16 +83,22 @@ pub enum MigModeStep {
     /// Enable MIG mode.
     #[serde(rename = "enable_mig")]
     Enable {
-        /// GPU reset after which the new mode is effective; absent if no reset is needed.
+        /// GPU reset after which the new mode is effective; absent if no reset is needed or possible.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reset: Option<Reset>,
+        /// Whether the new mode is effective only after a reboot of the host, a virtual machine that cannot reset the GPU.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        at_reboot: bool,
     },
     /// Disable MIG mode.
     #[serde(rename = "disable_mig")]
     Disable {
-        /// GPU reset after which the new mode is effective; absent if no reset is needed.
+        /// GPU reset after which the new mode is effective; absent if no reset is needed or possible.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reset: Option<Reset>,
+        /// Whether the new mode is effective only after a reboot of the host, a virtual machine that cannot reset the GPU.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        at_reboot: bool,
     },
 }
 
@@ -196,14 +202,22 @@ impl MigModeStep {
     #[must_use]
     pub fn reset(&self) -> Option<&Reset> {
         match self {
-            Self::Enable { reset } | Self::Disable { reset } => reset.as_ref(),
+            Self::Enable { reset, .. } | Self::Disable { reset, .. } => reset.as_ref(),
+        }
+    }
+
+    /// Returns whether the new mode is effective only after a reboot of the host.
+    #[must_use]
+    pub fn at_reboot(&self) -> bool {
+        match self {
+            Self::Enable { at_reboot, .. } | Self::Disable { at_reboot, .. } => *at_reboot,
         }
     }
 
     /// Returns the reset that the step needs, so that the caller can complete it.
     pub fn reset_mut(&mut self) -> Option<&mut Reset> {
         match self {
-            Self::Enable { reset } | Self::Disable { reset } => reset.as_mut(),
+            Self::Enable { reset, .. } | Self::Disable { reset, .. } => reset.as_mut(),
         }
     }
 }
@@ -255,7 +269,7 @@ mod tests {
         let reset = Some(Reset { together: vec![Peer { gpu: 1, uuid: "GPU-1".to_owned() }] });
         vec![
             Step::Mps(MpsStep::StopDaemon { uuid: "GPU-1".to_owned(), label: "GPU 0".to_owned() }),
-            Step::MigMode(MigModeStep::Enable { reset }),
+            Step::MigMode(MigModeStep::Enable { reset, at_reboot: false }),
             Step::Instance(InstanceStep::DestroyCompute { gi: 1, ci: 0, profile: profile(), uuid: None }),
             Step::Instance(InstanceStep::DestroyGpuInstance { gi: 1, profile: profile(), placement }),
             Step::Instance(InstanceStep::CreateGpuInstance { profile: profile(), profile_id: 9, placement }),
@@ -265,7 +279,7 @@ mod tests {
                 profile_id: 2,
                 placement: None,
             }),
-            Step::MigMode(MigModeStep::Disable { reset: None }),
+            Step::MigMode(MigModeStep::Disable { reset: None, at_reboot: true }),
             Step::Mps(MpsStep::StartDaemon { device: None }),
             Step::Mps(MpsStep::StartDaemon { device: Some("2g.20gb@2".to_owned()) }),
             Step::Timeslice(TimesliceStep::Set),

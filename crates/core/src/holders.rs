@@ -141,7 +141,9 @@ fn remedies(holders: &[Holder], change: BlockedChange) -> Vec<String> {
         hints.push(format!("stop the display: `systemctl stop {name}`"));
     }
     let targets: BTreeSet<&str> = holders.iter().filter_map(|holder| holder.mps_target.as_deref()).collect();
-    hints.extend(targets.into_iter().map(|target| format!("stop the MPS daemon: `gpushctl mps stop {target}`")));
+    hints.extend(
+        targets.into_iter().map(|target| format!("stop the MPS daemon: `gpushctl mps stop {target}` (administrator)")),
+    );
     if !holders.iter().all(|holder| known(holder) || holder.mps_target.is_some()) {
         hints.push("end these processes, then try again".to_owned());
     }
@@ -228,7 +230,7 @@ mod tests {
         assert_eq!(describe(&server), "pid 7 (root, MPS server of GPU 0, service gpushd-mps@0, /dev/nvidia0)");
         // Fault: the hint was to end the process, but gpushd starts a killed server again.
         let reset = explain_reset("GPU 0", std::slice::from_ref(&server));
-        assert_eq!(reset.hint.as_deref(), Some("stop the MPS daemon: `gpushctl mps stop 0`"));
+        assert_eq!(reset.hint.as_deref(), Some("stop the MPS daemon: `gpushctl mps stop 0` (administrator)"));
         let shell = Holder { unit: Some("session-3.scope".to_owned()), ..holder(8, "nvtop", None) };
         assert_eq!(describe(&shell), "pid 8 (root, nvtop, unit session-3.scope, /dev/nvidia0)");
     }

@@ -68,6 +68,7 @@ pub(crate) fn gpu(model: &Model, index: u32) -> Gpu {
         minor: index,
         name: product(model),
         architecture: architecture(model.architecture),
+        passed_through: false,
         memory: Memory { total_mib: model.board_memory_mib, used_mib: 0 },
         mode: Mode::NoRule,
         rule: None,

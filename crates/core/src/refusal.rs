@@ -68,8 +68,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         .hint(format!("`{profiles}` shows the compute instances that fit into a {profile}")),
         Refusal::Blocked { blockers } => blocked(&format!("cannot apply the layout to {gpu}"), index, blockers),
         Refusal::Held { holders, leases } => holders::explain(gpu, holders, leases),
-        Refusal::MigOff { .. } => virtual_machine_error(gpu, "on"),
-        Refusal::MigOn { .. } => virtual_machine_error(gpu, "off"),
+        Refusal::Reboot { enables } => reboot_error(gpu, *enables),
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} does not support MIG"))
             .remedy(Remedy::ChooseMigGpus, "choose GPUs that support it: `gpushctl gpu list` shows them"),
     }
@@ -120,13 +119,13 @@ pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiEr
     }
 }
 
-/// Returns the error for a mode change in a virtual machine. A virtual machine cannot reset a GPU
-/// that is passed through to the machine.
-fn virtual_machine_error(gpu: &str, to: &str) -> ApiError {
-    let message = format!("MIG mode of {gpu} cannot be switched {to} here: this host is a virtual machine");
-    ApiError::new(Code::Unsupported, message)
-        .cause("the change needs a GPU reset, which is not possible in a virtual machine")
-        .hint("change the mode on the host of the virtual machine, before the GPU is passed through")
+/// Returns the error for a GPU whose MIG mode changes when its virtual machine reboots.
+fn reboot_error(gpu: &str, enables: bool) -> ApiError {
+    let to = if enables { "on" } else { "off" };
+    let message = format!("MIG mode of {gpu} turns {to} only when this virtual machine reboots");
+    ApiError::new(Code::Conflict, message)
+        .cause("the mode is set, but a virtual machine cannot reset the GPU")
+        .hint("reboot this virtual machine: gpushd then continues with the layout of the GPU")
 }
 
 /// Returns the error for instances in use. `failure` says what failed.

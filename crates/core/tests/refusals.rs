@@ -164,7 +164,7 @@ fn blocking_instances_are_named_with_holders() {
 #[test]
 fn mode_refusals_have_hints() {
     let mut texts = String::new();
-    for refusal in [Refusal::MigOff { reset_pending: false }, Refusal::MigOn { reset_pending: false }, Refusal::NoMig] {
+    for refusal in [Refusal::Reboot { enables: true }, Refusal::Reboot { enables: false }, Refusal::NoMig] {
         texts += &text(&explain(&refusal, 0, GPU));
     }
     insta::assert_snapshot!(texts);

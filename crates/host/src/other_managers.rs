@@ -120,7 +120,7 @@ mod tests {
         let cgroup = root.path().join("sys/fs/cgroup/system.slice/nvidia-mig-manager.service");
         fs::create_dir_all(cgroup).unwrap();
         let mut plans = [GpuPlan::default(), GpuPlan::default(), GpuPlan::default()];
-        plans[0].add(Step::MigMode(MigModeStep::Disable { reset: None }));
+        plans[0].add(Step::MigMode(MigModeStep::Disable { reset: None, at_reboot: false }));
         plans[1].add(Step::Mps(MpsStep::StartDaemon { device: None }));
         refuse(root.path(), &mut plans);
         assert_eq!(plans[0].error.as_ref().map(|error| error.code), Some(Code::Conflict));

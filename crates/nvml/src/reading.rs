@@ -25,6 +25,8 @@ pub struct Identity {
     pub name: String,
     /// Generation.
     pub architecture: Architecture,
+    /// Whether the GPU is passed through to this host, which is a virtual machine. Such a host cannot reset the GPU.
+    pub passed_through: bool,
 }
 
 impl Identity {

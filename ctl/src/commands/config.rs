@@ -273,7 +273,7 @@ fn programs(config: &Config) -> Vec<String> {
 /// the GPU prevents success.
 pub(crate) fn never(plan: &GpuPlan) -> bool {
     match &plan.refusal {
-        Some(Refusal::Blocked { .. } | Refusal::Held { .. } | Refusal::MigOff { .. } | Refusal::MigOn { .. }) => false,
+        Some(Refusal::Blocked { .. } | Refusal::Held { .. } | Refusal::Reboot { .. }) => false,
         Some(
             Refusal::UnknownProfile { .. }
             | Refusal::NoSuchPlacement { .. }

@@ -45,6 +45,8 @@ enum Unfinished {
 enum Next {
     /// `gpushctl apply` for the GPU with this index.
     Apply(u32),
+    /// A reboot of this virtual machine.
+    Reboot,
     /// Another command.
     Run(String),
 }
@@ -212,6 +214,7 @@ fn of_gpu(gpu: &Gpu, is_complete: bool, keeps_compute_mode: bool) -> Option<Unfi
     let text = format!("GPU {index}: {drift}{}", held.collect::<String>());
     let has_mig = gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     Some(match gpu.mode {
+        _ if is_complete && gpu.waits_for_reboot() => Unfinished::Failed(text, Next::Reboot),
         // gpushd has given up, or tries a GPU in use only every 30 s.
         mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
             Unfinished::Failed(text, Next::Apply(index))
@@ -259,6 +262,7 @@ fn failed(left: &[Unfinished]) -> Option<ApiError> {
     let to_apply: Vec<String> = to_apply.collect();
     Some(match next.first()? {
         Next::Apply(_) => error.hint(format!("run `gpushctl apply {}` (administrator)", to_apply.join(","))),
+        Next::Reboot => error.hint("reboot this virtual machine: its GPUs then get their MIG mode and their layouts"),
         Next::Run(command) => error.hint(format!("run {command}")),
     })
 }
@@ -395,6 +399,21 @@ mod tests {
         let restores = ApiError::new(Code::DriverError, "the GPU still has the compute mode that gpushd set for MPS");
         let health = Health { errors: vec![restores], ..health(true) };
         assert_eq!(failed(&unfinished(&health, &[gpu], &[])), None, "gpushd tries to restore the mode");
+    }
+
+    #[test]
+    fn gpu_that_waits_for_a_reboot_is_not_waited_for() {
+        let mut mig = fixtures::mig(8, Vec::new());
+        mig.set_mode(false, true);
+        let gpu = Gpu {
+            mode: Mode::Mig,
+            passed_through: true,
+            drift: vec!["MIG mode is off".to_owned()],
+            ..fixtures::gpu(0, "A100", 40_960, Some(mig))
+        };
+        assert_eq!(failed(&unfinished(&health(false), std::slice::from_ref(&gpu), &[])), None);
+        let error = failed(&unfinished(&health(true), &[gpu], &[])).expect("it has failed");
+        assert!(error.hint.is_some_and(|hint| hint.starts_with("reboot this virtual machine")));
     }
 
     /// Fault: each error in an answer of gpushd counted as a driver that does not answer, so the command waited until its

@@ -44,6 +44,7 @@ pub(super) async fn run(
     let all = client.gpus(false).await?;
     let gpus = super::select_of(client, all, &which.selectors()).await?;
     refuse_unmanaged(&gpus)?;
+    gpus.iter().try_for_each(refuse_passed_through)?;
     gpus.iter().try_for_each(refuse_lost)?;
     if wait.is_none() {
         refuse_all_in_use(client, &gpus).await?;
@@ -149,6 +150,19 @@ fn refuse_unmanaged(gpus: &[Gpu]) -> Result<(), ApiError> {
         gpu.index
     );
     Err(ApiError::new(Code::Conflict, message).hint(hint))
+}
+
+/// Refuses a GPU that is passed through to this virtual machine, because nvidia-smi cannot reset it there.
+fn refuse_passed_through(gpu: &Gpu) -> Result<(), ApiError> {
+    if !gpu.passed_through {
+        return Ok(());
+    }
+    let message = format!("cannot reset GPU {}: it is passed through to this virtual machine", gpu.index);
+    Err(ApiError::new(Code::Unsupported, message).hint(if gpu.waits_for_reboot() {
+        "reboot this virtual machine: its MIG mode then changes"
+    } else {
+        "reboot this virtual machine: a reboot resets its GPUs"
+    }))
 }
 
 /// Refuses a GPU that has fallen off the bus, because nvidia-smi cannot reset it.
@@ -280,6 +294,16 @@ mod tests {
         let error = refuse_held(&gpu, vec![monitor]).unwrap_err();
         assert_eq!((error.code, error.code.exit_status()), (Code::Blocked, 4));
         assert_eq!(error.causes, ["held by pid 812 (service nvidia-dcgm)"]);
+    }
+
+    #[test]
+    fn gpu_of_a_virtual_machine_is_refused() {
+        let mut gpu = fixtures::mixed().remove(0);
+        assert!(refuse_passed_through(&gpu).is_ok());
+        gpu.passed_through = true;
+        let error = refuse_passed_through(&gpu).unwrap_err();
+        assert_eq!((error.code, error.code.exit_status()), (Code::Unsupported, 7));
+        assert_eq!(error.message, "cannot reset GPU 0: it is passed through to this virtual machine");
     }
 
     #[test]

@@ -92,6 +92,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         minor: index,
         name: name.into(),
         architecture: Architecture::Ampere,
+        passed_through: false,
         memory: Memory { total_mib, used_mib },
         mode: Mode::Mig,
         rule: Some("training".into()),

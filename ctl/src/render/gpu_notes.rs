@@ -3,7 +3,7 @@
 //! `!` marks faults and drift, and `*` marks conditions that a user requested.
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuState, Mig};
+use gpush_api::{Gpu, GpuState};
 use gpush_core::{holders, refusal};
 
 use super::{
@@ -55,11 +55,10 @@ pub(crate) fn of(gpu: &Gpu, look: &Appearance) -> Vec<String> {
         note(NOTE, mark, &format!("cordoned by {by}: {}", cordon.reason));
     }
     match &gpu.mig {
-        Some(Mig { enabled: false, reset_pending: true, .. }) => {
-            note(NOTE, "", "the next GPU reset enables MIG mode");
-        }
-        Some(Mig { enabled: true, reset_pending: true, .. }) => {
-            note(NOTE, "", "the next GPU reset disables MIG mode");
+        Some(mig) if mig.reset_pending => {
+            let when = if gpu.passed_through { "reboot of this virtual machine" } else { "GPU reset" };
+            let does = if mig.pending_mode() { "enables" } else { "disables" };
+            note(NOTE, "", &format!("the next {when} {does} MIG mode"));
         }
         Some(_) | None => {}
     }

@@ -185,6 +185,15 @@ fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 
+/// Describes the MIG mode after an operation.
+fn done_mode(step: &MigModeStep) -> String {
+    let (sign, mode) = if step.enables() { ("+", "on") } else { ("-", "off") };
+    if step.at_reboot() {
+        return format!("{sign} MIG mode is {mode} after a reboot of this virtual machine");
+    }
+    format!("{sign} MIG mode is {mode}")
+}
+
 /// Draws what the operation has destroyed, created and kept on a GPU, according to its plan. `gpu`
 /// is the GPU as read right after the operation. Takes the ids and UUIDs of instances from `gpu`.
 fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appearance) -> Vec<String> {
@@ -192,8 +201,10 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
     let mut altered = false;
     for step in &plan.steps {
         let (style, text) = match step {
-            Step::MigMode(MigModeStep::Enable { .. }) => (NEW, "  + MIG mode is on".to_owned()),
-            Step::MigMode(MigModeStep::Disable { .. }) => (GONE, "  - MIG mode is off".to_owned()),
+            Step::MigMode(step) => {
+                let style = if step.enables() { NEW } else { GONE };
+                (style, format!("  {}", done_mode(step)))
+            }
             Step::Mps(MpsStep::StopDaemon { label, .. }) => (GONE, format!("  - MPS daemon of {}", look.clean(label))),
             Step::Mps(MpsStep::StartDaemon { device: None }) => (NEW, "  + MPS daemon of the GPU".to_owned()),
             Step::Mps(MpsStep::StartDaemon { device: Some(device) }) => {

@@ -93,16 +93,17 @@ fn surroundings(plan: &GpuPlan) -> Option<String> {
 /// Describes a step. It begins with `+` if the step creates or starts something, and with `-` if it destroys or stops
 /// something.
 fn step(step: &Step) -> (Style, String) {
-    let with_reset = |reset: &Option<Reset>| match reset {
+    let completion = |step: &MigModeStep| match step.reset() {
         Some(reset) => format!(", with a reset of the GPU{}", disturbed(reset)),
+        None if step.at_reboot() => ", when this virtual machine reboots".to_owned(),
         None => String::new(),
     };
     match step {
         Step::Mps(MpsStep::StopDaemon { label, .. }) => (GONE, format!("- MPS daemon of {label}")),
         Step::Mps(MpsStep::StartDaemon { device: None }) => (NEW, "+ MPS daemon of the GPU".to_owned()),
         Step::Mps(MpsStep::StartDaemon { device: Some(device) }) => (NEW, format!("+ MPS daemon of {device}")),
-        Step::MigMode(MigModeStep::Enable { reset }) => (NEW, format!("+ MIG mode{}", with_reset(reset))),
-        Step::MigMode(MigModeStep::Disable { reset }) => (GONE, format!("- MIG mode{}", with_reset(reset))),
+        Step::MigMode(step) if step.enables() => (NEW, format!("+ MIG mode{}", completion(step))),
+        Step::MigMode(step) => (GONE, format!("- MIG mode{}", completion(step))),
         Step::Instance(step) if step.destroys().is_some() => (GONE, instance_step(step)),
         Step::Instance(step) => (NEW, instance_step(step)),
         Step::Timeslice(TimesliceStep::Set) => (NEW, "+ time-sliced".to_owned()),

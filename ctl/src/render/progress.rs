@@ -302,7 +302,7 @@ mod tests {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);
-        operation.plans[0].add(Step::MigMode(MigModeStep::Enable { reset: None }));
+        operation.plans[0].add(Step::MigMode(MigModeStep::Enable { reset: None, at_reboot: false }));
         operation.progress[0].total += 1;
         let mut progress = Progress::to(Box::new(sink.clone()), &operation);
         progress.update(&operation, &look);

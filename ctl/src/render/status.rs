@@ -226,7 +226,8 @@ fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
         }
     };
     let those = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|g| test(g)).map(|g| g.index).collect::<Vec<_>>();
-    let drifts = |g: &Gpu| !g.drift.is_empty() && g.state == GpuState::Ready;
+    // The drift of a GPU whose MIG mode waits for a reboot ends with the reboot.
+    let drifts = |g: &Gpu| !g.drift.is_empty() && g.state == GpuState::Ready && !g.waits_for_reboot();
     let wants = |g: &Gpu| g.mode == Mode::Mig;
     let drifting = those(&|g| drifts(g) && (g.mig.is_some() || !wants(g)));
     let dry_run = format!("`gpushctl apply {} --dry-run` shows the changes", list(&drifting));
@@ -234,7 +235,10 @@ fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
     let rule = "change `match` of the rule with mode `mig`; `gpushctl config show` shows the rules";
     step(&uncut, "does not support MIG", "do not support MIG", rule);
-    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.reset_pending) && !drifting.contains(&g.index));
+    let rebooting = those(&Gpu::waits_for_reboot);
+    step(&rebooting, "waits for a reboot", "wait for a reboot", "reboot this virtual machine");
+    let resets = |g: &Gpu| g.mig.as_ref().is_some_and(|mig| mig.reset_pending) && !g.waits_for_reboot();
+    let pending = those(&|g| resets(g) && !drifting.contains(&g.index));
     let reset = format!("`gpushctl gpu reset {}` (administrator)", list(&pending));
     step(&pending, "waits for a reset", "wait for a reset", &reset);
     out

@@ -39,7 +39,7 @@ exports! {
 
     /// Returns whether a display is attached. The answer is always no.
     fn nvmlDeviceGetDisplayMode(device: Opaque, mode: Ptr<u32>) |call| {
-        mode.put(call.gpu(device, |_, _| Ok(0))?)
+        mode.put(call.gpu(device, |m, _| Ok(m.hardware().virtual_machine.into()))?)
     }
 
     /// Always fails, because only Windows supports this function.
@@ -92,9 +92,9 @@ exports! {
         failed.put(rows.failed.into())
     }
 
-    /// Returns the virtualization mode. The mode is always 0, which means bare metal.
+    /// Returns the virtualization mode: 1 for a GPU that is passed through to a virtual machine, 0 on bare metal.
     fn nvmlDeviceGetVirtualizationMode(device: Opaque, mode: Ptr<u32>) |call| {
-        mode.put(call.gpu(device, |_, _| Ok(0))?)
+        mode.put(call.gpu(device, |m, _| Ok(m.hardware().virtual_machine.into()))?)
     }
 
     /// Returns the CPUs near the GPU as a bit set: always all CPUs of the host.

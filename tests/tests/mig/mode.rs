@@ -295,14 +295,40 @@ fn hopper_needs_no_reset_and_names_holders_on_refusal() {
     assert_eq!(real_layout(&host, 0), ["MIG off"]);
 }
 
+/// A virtual machine cannot reset a GPU. gpushd sets the mode, and continues with the layout after the reboot.
 #[test]
-fn virtual_machine_refuses_mode_change() {
-    let host = Host::up(AMPERE);
-    std::fs::write(host.dir().join("proc/cpuinfo"), "processor\t: 0\nflags\t\t: fpu vme hypervisor sse\n").unwrap();
-    let agent = Agent::start(&host, "");
+fn reboot_of_virtual_machine_completes_mode_change() {
+    let host = Host::up(&format!("virtual_machine = true\n{AMPERE}"));
+    let config = format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = {LAYOUT:?}\n");
+    let agent = Agent::start(&host, &config);
+    let is_set = |agent: &Agent| agent.gpu(0).mig.is_some_and(|mig| !mig.enabled && mig.reset_pending);
+    agent.until("the mode is set", || is_set(&agent).then_some(()));
     let error = refused(&agent, "0");
-    assert_eq!(error.code, Code::Unsupported);
-    assert!(error.message.contains("virtual machine"), "{error:?}");
+    assert_eq!(error.code, Code::Conflict);
+    assert!(error.message.contains("when this virtual machine reboots"), "{error:?}");
+    assert!(error.hint.is_some_and(|hint| hint.starts_with("reboot this virtual machine")));
+    // A layout for a GPU without a rule is recorded as an override, and the mode is set.
+    let operation = agent.apply(&["1"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}");
+    assert!(operation.plans[0].waits_for_reboot() && operation.plans[0].steps.len() == 1, "{operation:?}");
+    agent.stop();
+    host.sim::<&str>("reboot", &[]);
+    let agent = Agent::start(&host, &config);
+    for gpu in 0..2 {
+        agent.until("the GPU has its layout", || agent.gpu(gpu).drift.is_empty().then_some(()));
+        assert_eq!(
+            real_layout(&host, gpu as usize),
+            ["1g.10gb@0[1g.10gb@0]", "1g.10gb@1[1g.10gb@0]", "3g.40gb@4[3g.40gb@0]"]
+        );
+    }
+    // MIG mode off also waits for a reboot.
+    let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}");
+    assert!(agent.gpu(1).mig.is_some_and(|mig| mig.enabled && mig.reset_pending && mig.instances.is_empty()));
+    agent.stop();
+    host.sim::<&str>("reboot", &[]);
+    let agent = Agent::start(&host, &config);
+    agent.until("MIG mode is off", || agent.gpu(1).mig.is_some_and(|mig| mig.is_off()).then_some(()));
 }
 
 #[test]

@@ -15,8 +15,8 @@ use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
     mps::{
-        Client, Role, act, base, becomes, clear_faults, controls, daemon, fault, fired, is_open, lease, names, parts,
-        pid_of, release, signal,
+        Client, Role, act, base, becomes, clear_faults, daemon, fault, fired, is_open, lease, names, parts, pid_of,
+        release, signal,
     },
     random::{number, seeded},
 };

@@ -21,10 +21,21 @@ pub(crate) struct ModeChange {
     /// Position of the GPU in the plans of the operation.
     pub(crate) position: usize,
     pub(crate) gpu: GpuName,
-    /// Whether gpushd may reset the GPU to make the mode effective.
-    pub(crate) may_reset: bool,
+    /// What makes the mode effective.
+    pub(crate) completion: Completion,
     /// UUIDs of the GPUs that are reset together with this GPU.
     pub(crate) peers: Vec<String>,
+}
+
+/// What makes a new MIG mode effective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Completion {
+    /// The driver, at once.
+    Driver,
+    /// A reset of the GPU.
+    Reset,
+    /// The next reboot of the host, a virtual machine that cannot reset the GPU.
+    Reboot,
 }
 
 /// The result of a call that sets MIG mode.
@@ -32,8 +43,8 @@ pub(crate) struct ModeChange {
 enum SetModeResult {
     /// The mode is effective.
     InForce,
-    /// The mode becomes effective with the next reset. If gpushd does not reset the GPU, the step fails with this
-    /// error.
+    /// The mode becomes effective with the next reset or reboot. If the mode must be effective at once, the step fails
+    /// with this error.
     Pending(ApiError),
 }
 
@@ -50,10 +61,13 @@ pub(crate) async fn execute(
     for change in changes {
         match set(&mig.driver, &change.gpu, enable).await {
             Ok(SetModeResult::InForce) => {}
-            Ok(SetModeResult::Pending(_)) if change.may_reset => due.push(change),
-            Ok(SetModeResult::Pending(error)) => {
-                troubled.insert(change.position, Trouble::Failed(error));
-            }
+            Ok(SetModeResult::Pending(error)) => match change.completion {
+                Completion::Driver => {
+                    troubled.insert(change.position, Trouble::Failed(error));
+                }
+                Completion::Reset => due.push(change),
+                Completion::Reboot => {}
+            },
             Err(trouble) => {
                 troubled.insert(change.position, trouble);
             }

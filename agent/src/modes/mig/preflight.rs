@@ -1,10 +1,10 @@
-//! Checks before the first step whether programs are missing or a reset is blocked. A process with the GPU open blocks a reset if gpushd may
-//! not stop the process. On a virtual machine, every reset is blocked.
+//! Checks before the first step whether programs are missing or a reset is blocked. A process with the GPU open blocks a
+//! reset if gpushd may not stop the process.
 
 use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal};
-use gpush_core::{holders as judged, refusal};
+use gpush_core::holders as judged;
 use gpush_host::helper::Helpers;
 
 use super::{
@@ -27,7 +27,6 @@ impl MigMode {
         plans: &mut [GpuPlan],
     ) {
         let config = self.state.config();
-        let guest = plans.iter().any(|plan| plan.reset().is_some()) && self.is_guest();
         for plan in plans {
             if let Err(error) = self.programs_exist(plan) {
                 *plan = plan.without_steps().refused(error);
@@ -38,28 +37,17 @@ impl MigMode {
             let concerned =
                 |gpu: &&Gpu| gpu.uuid == plan.uuid || reset.together.iter().any(|peer| peer.uuid == gpu.uuid);
             let minors: Vec<u32> = gpus.iter().filter(concerned).map(|gpu| gpu.minor).collect();
-            let refused = if guest {
-                let refusal = if plan.mig_mode() == Some(true) {
-                    Refusal::MigOff { reset_pending: false }
-                } else {
-                    Refusal::MigOn { reset_pending: false }
-                };
-                Some((refusal::explain(&refusal, plan.gpu, &label), Some(refusal)))
-            } else {
-                match holders::scan(self, &minors).await {
-                    Err(error) => Some((error, None)),
-                    Ok(found) => {
-                        let mut left = judged::obstacles(found, &config.mode_change.services);
-                        left.retain(|holder| holder.pid.is_none_or(|pid| !idle.contains(&pid)));
-                        let left: Vec<_> = left.into_iter().map(|holder| redact::holder(holder, viewer)).collect();
-                        let held = || {
-                            (
-                                judged::explain(&label, &left, &[]),
-                                Some(Refusal::Held { holders: left.clone(), leases: Vec::new() }),
-                            )
-                        };
-                        (!left.is_empty()).then(held)
-                    }
+            let refused = match holders::scan(self, &minors).await {
+                Err(error) => Some((error, None)),
+                Ok(found) => {
+                    let mut left = judged::obstacles(found, &config.mode_change.services);
+                    left.retain(|holder| holder.pid.is_none_or(|pid| !idle.contains(&pid)));
+                    let left: Vec<_> = left.into_iter().map(|holder| redact::holder(holder, viewer)).collect();
+                    let held = || {
+                        let error = judged::explain(&label, &left, &[]);
+                        (error, Some(Refusal::Held { holders: left.clone(), leases: Vec::new() }))
+                    };
+                    (!left.is_empty()).then(held)
                 }
             };
             if let Some((error, refusal)) = refused {
@@ -80,13 +68,6 @@ impl MigMode {
         let nvidia_smi = plan.reset().map(|_| self.host_services.nvidia_smi(change));
         let programs = plan.hooks.iter().cloned().chain(systemctl).chain(nvidia_smi);
         programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))
-    }
-
-    /// Returns whether this host is a virtual machine, according to the processor flags.
-    fn is_guest(&self) -> bool {
-        let text = std::fs::read_to_string(self.host_services.proc.join("cpuinfo")).unwrap_or_default();
-        let flags = text.lines().find(|line| line.starts_with("flags"));
-        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     }
 
     /// After the driver has refused a change because the GPU is in use, returns the holders of the GPU that may be the

@@ -1,7 +1,7 @@
 //! Changes of MIG mode in plans: whether a change needs a reset, what the reset affects, and what
 //! blocks the reset according to the readings.
 
-use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, InstanceStep, Mig, Peer, Reset};
+use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, InstanceStep, Mig, MigModeStep, Peer, Refusal, Reset};
 
 use super::plan::label;
 use crate::{config::Config, holders};
@@ -21,12 +21,21 @@ pub fn needs_reset(architecture: Architecture) -> bool {
     }
 }
 
-/// Returns the reset that is needed to set MIG mode to `enable`, without the details that
-/// [`complete`] adds; `None` if no reset is needed.
-pub(super) fn reset(gpu: &Gpu, mig: &Mig, enable: bool) -> Option<Reset> {
+/// Returns the step that sets MIG mode to `enable`. Its reset lacks the details that [`complete`] adds. A GPU that is passed
+/// through to a virtual machine cannot be reset there, so its new mode is effective after the next reboot.
+///
+/// # Errors
+/// [`Refusal::Reboot`] if the mode is set already, and waits for the reboot.
+pub(super) fn step(gpu: &Gpu, mig: &Mig, enable: bool) -> Result<MigModeStep, Refusal> {
     // If a mode change is only pending, cancelling it needs no reset.
     let changes = mig.enabled != enable;
-    (changes && (needs_reset(gpu.architecture) || mig.reset_pending)).then(Reset::default)
+    let needs_reset = changes && (needs_reset(gpu.architecture) || mig.reset_pending);
+    let at_reboot = needs_reset && gpu.passed_through;
+    if at_reboot && mig.pending_mode() == enable {
+        return Err(Refusal::Reboot { enables: enable });
+    }
+    let reset = (needs_reset && !at_reboot).then(Reset::default);
+    Ok(if enable { MigModeStep::Enable { reset, at_reboot } } else { MigModeStep::Disable { reset, at_reboot } })
 }
 
 /// Whether a fabric manager manages the NVSwitches of the host. Without a fabric manager, all GPUs
@@ -57,7 +66,8 @@ pub fn add_services(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let change = &config.mode_change;
     for plan in plans {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-        if plan.mig_mode().is_some() || (!needs_reset(gpu.architecture) && creates_first_instance(gpu, plan)) {
+        let changes_mode = plan.mig_mode().is_some() && !plan.waits_for_reboot();
+        if changes_mode || (!needs_reset(gpu.architecture) && creates_first_instance(gpu, plan)) {
             plan.services.clone_from(&change.services);
             plan.hooks = [&change.before, &change.after].into_iter().flatten().cloned().collect();
         }

@@ -1,7 +1,7 @@
 //! Plans a request that gives a separate layout for each GPU, as one operation. For the named GPUs,
 //! the request replaces the config. Other GPUs are not affected.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, Mode, Plans, Step};
 
 use super::{
     DesiredState,
@@ -126,13 +126,15 @@ fn disable_mig(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     if let Some(users) = in_use(gpu, Scope::OutsideInstances, None) {
         return refused(gpu, answer, users.into());
     }
+    let off = match mode::step(gpu, mig, false) {
+        Ok(step) => Step::MigMode(step),
+        Err(refusal) => return refused(gpu, answer, refusal),
+    };
     let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let holds = ProtectedInstances::of(gpu);
     match plan::plan_protecting(&geometry, &mig.instances, &Target::default(), &holds) {
         Ok(plan) => match unknown_users_error(gpu, true, &plan.steps) {
             None => {
-                let reset = mode::reset(gpu, mig, false);
-                let off = Step::MigMode(MigModeStep::Disable { reset });
                 let steps = plan.steps.into_iter().map(Step::Instance).chain([off]).collect();
                 GpuPlan { steps, ..answer }
             }

@@ -6,8 +6,8 @@
 //! does not hide the other GPUs.
 
 use gpush_api::{
-    ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LOST_GPU_HINT, LayoutSource, MigModeStep, Mode,
-    PlanRequest, Plans, Refusal, Step, USERS_UNKNOWN,
+    ApiError, Code, Gpu, GpuInstance, GpuPlan, GpuState, InstanceStep, LOST_GPU_HINT, LayoutSource, Mode, PlanRequest,
+    Plans, Refusal, Step, USERS_UNKNOWN,
 };
 
 use super::{
@@ -346,14 +346,20 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         if let Some(users) = in_use(gpu, Scope::OutsideInstances, None) {
             return refused(answer, users.into());
         }
-        answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
+        match mode::step(gpu, mig, true) {
+            Ok(step) => answer.add(Step::MigMode(step)),
+            Err(refusal) => return refused(answer, refusal),
+        }
     }
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
     let holds = ProtectedInstances::of(gpu);
     match plan::plan_protecting(&geometry, instances, &target, &holds) {
         Ok(plan) => match unknown_users_error(gpu, !answer.is_empty(), &plan.steps) {
             None => {
-                answer.steps.extend(plan.steps.into_iter().map(Step::Instance));
+                // Before the reboot, the GPU can have no instances.
+                if !answer.waits_for_reboot() {
+                    answer.steps.extend(plan.steps.into_iter().map(Step::Instance));
+                }
                 GpuPlan { keeps: plan.keeps, ..answer }
             }
             error => GpuPlan { error, ..answer.without_steps() },
@@ -374,7 +380,10 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
     if let Some(users) = in_use(gpu, Scope::OutsideInstances, None) {
         return refused(gpu, answer, users.into());
     }
-    answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
+    match mode::step(gpu, mig, true) {
+        Ok(step) => answer.add(Step::MigMode(step)),
+        Err(refusal) => return refused(gpu, answer, refusal),
+    }
     match unknown_users_error(gpu, true, &[]) {
         None => answer,
         error => GpuPlan { error, ..answer.without_steps() },

@@ -18,7 +18,7 @@ pub fn remaining(recorded: &GpuPlan, rest: GpuPlan) -> GpuPlan {
     }
     recorded.steps.iter().filter(|step| !step.changes_mig()).for_each(|step| plan.add(step.clone()));
     for step in &mut plan.steps {
-        if let Step::MigMode(MigModeStep::Enable { reset } | MigModeStep::Disable { reset }) = step {
+        if let Step::MigMode(MigModeStep::Enable { reset, .. } | MigModeStep::Disable { reset, .. }) = step {
             *reset = recorded.reset().cloned().or(reset.take());
         }
     }

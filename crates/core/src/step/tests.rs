@@ -101,7 +101,7 @@ fn stop() -> Step {
 fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
     let mut plan = plan_of(gpu, !target.is_empty(), target);
     let peer = Peer { gpu: 1, uuid: "GPU-1".to_owned() };
-    if let Some(Step::MigMode(MigModeStep::Disable { reset } | MigModeStep::Enable { reset })) =
+    if let Some(Step::MigMode(MigModeStep::Disable { reset, .. } | MigModeStep::Enable { reset, .. })) =
         plan.steps.iter_mut().find(|step| matches!(step, Step::MigMode(_)))
     {
         *reset = Some(Reset { together: vec![peer] });
@@ -192,7 +192,7 @@ fn recorded_plan_with_only_a_reset_has_brackets() {
     let change = ModeChange { services: vec!["dcgm".to_owned()], ..ModeChange::default() };
     let services = |reset: Option<Reset>| {
         let mut plan = GpuPlan::default();
-        plan.add(Step::MigMode(MigModeStep::Enable { reset }));
+        plan.add(Step::MigMode(MigModeStep::Enable { reset, at_reboot: false }));
         brackets(&[plan], "op-1", &change).len() - 1
     };
     assert_eq!((services(Some(Reset::default())), services(None)), (1, 0));
@@ -202,8 +202,8 @@ fn recorded_plan_with_only_a_reset_has_brackets() {
 fn hook_learns_which_modes_change() {
     let (mut on, mut off, other) = (GpuPlan::default(), GpuPlan::default(), GpuPlan::default());
     (on.uuid, off.uuid) = ("GPU-1".to_owned(), "GPU-2".to_owned());
-    on.add(Step::MigMode(MigModeStep::Enable { reset: None }));
-    off.add(Step::MigMode(MigModeStep::Disable { reset: None }));
+    on.add(Step::MigMode(MigModeStep::Enable { reset: None, at_reboot: false }));
+    off.add(Step::MigMode(MigModeStep::Disable { reset: None, at_reboot: false }));
     let env = hook_environment(&[on, off, other], "op-7", "before");
     let reported = |name: &str| env[name].as_str();
     assert_eq!((reported("GPUSH_OPERATION"), reported("GPUSH_PHASE")), ("op-7", "before"));

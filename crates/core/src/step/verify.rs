@@ -113,6 +113,10 @@ pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<Stri
         return None;
     }
     let Some(mig) = now else { return Some("the GPU does not support MIG any more".to_owned()) };
+    if let Some(step) = plan.mig_mode_step().filter(|step| step.at_reboot()) {
+        let is_set = mig.pending_mode() == step.enables();
+        return (!is_set).then(|| "the MIG mode after the next reboot is not set".to_owned());
+    }
     if plan.mig_mode() == Some(false) {
         return (mig.enabled || mig.pending_mode()).then(|| "MIG mode is on".to_owned());
     }

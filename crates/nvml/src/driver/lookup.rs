@@ -7,7 +7,7 @@
 use std::ffi::CString;
 
 use gpush_api::Architecture;
-use nvml_wrapper::Device;
+use nvml_wrapper::{Device, enum_wrappers::device::GpuVirtualizationMode};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
 use super::{Driver, Gpu, wrapped};
@@ -129,7 +129,18 @@ impl Gpu<'_> {
             minor: device.minor_number().map_err(wrapped("nvmlDeviceGetMinorNumber"))?,
             name: device.name().map_err(wrapped("nvmlDeviceGetName"))?,
             architecture: self.architecture()?,
+            passed_through: self.is_passed_through()?,
         })
+    }
+
+    /// Returns whether the GPU is passed through to a virtual machine. Returns `false` if the driver does not say it.
+    fn is_passed_through(&self) -> Result<bool, DriverError> {
+        let mode = self.driver.device(self.handle).virtualization_mode();
+        match mode.map_err(wrapped("nvmlDeviceGetVirtualizationMode")) {
+            Ok(mode) => Ok(mode == GpuVirtualizationMode::PassThrough),
+            Err(error) if matches!(error.kind, ErrorKind::MissingSymbol | ErrorKind::NotSupported) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn architecture(&self) -> Result<Architecture, DriverError> {

@@ -166,5 +166,6 @@ fn identity(uuid: &str, index: u32) -> Identity {
         minor: index,
         name: "scripted".to_owned(),
         architecture: Architecture::Ampere,
+        passed_through: false,
     }
 }

@@ -57,7 +57,7 @@ fn plans_before_and_after() {
         .into(),
         ..gpush_api::GpuPlan::default()
     };
-    enables.add(Step::MigMode(MigModeStep::Enable { reset: None }));
+    enables.add(Step::MigMode(MigModeStep::Enable { reset: None, at_reboot: false }));
     let blocked = gpush_api::GpuPlan {
         gpu: 6,
         uuid: gpus[6].uuid.clone(),

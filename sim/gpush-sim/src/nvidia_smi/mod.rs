@@ -245,6 +245,10 @@ fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostErro
         errln!("Resetting a GPU is not allowed: insufficient permissions (the host's owner is not root on it)");
         return Ok(ExitCode::from(4));
     }
+    if host.hardware().virtual_machine {
+        errln!("Resetting a GPU is not supported: the GPUs are passed through to this virtual machine");
+        return Ok(ExitCode::from(3));
+    }
     let mut gpus = Vec::new();
     for id in ids.unwrap_or_else(all) {
         let Some(gpu) = find(host, &id) else {

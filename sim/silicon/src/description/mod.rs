@@ -57,6 +57,9 @@ pub struct Description {
     /// are connected to an NVSwitch.
     #[serde(default = "yes")]
     pub fabric_manager: bool,
+    /// Whether the host is a virtual machine to which the GPUs are passed through. Such a host cannot reset a GPU.
+    #[serde(default)]
+    pub virtual_machine: bool,
     /// GPUs, in order.
     #[serde(rename = "gpu", default)]
     pub gpus: Vec<GpuDescription>,
@@ -133,7 +136,16 @@ impl Description {
     /// Creates a host with these GPUs, and default values for the other fields.
     #[must_use]
     pub fn of(gpus: Vec<GpuDescription>) -> Self {
-        Self { driver: None, cuda: None, seed: 0, owner_is_root: true, latencies: false, fabric_manager: true, gpus }
+        Self {
+            driver: None,
+            cuda: None,
+            seed: 0,
+            owner_is_root: true,
+            latencies: false,
+            fabric_manager: true,
+            virtual_machine: false,
+            gpus,
+        }
     }
 
     /// Creates a host with one GPU of a model, under a given driver version.
@@ -203,6 +215,7 @@ impl Description {
             cuda,
             owner_is_root: self.owner_is_root,
             latencies: self.latencies,
+            virtual_machine: self.virtual_machine,
             fabric_manager: self.fabric_manager && slots.iter().any(|slot| slot.nvlink.wiring == Wiring::Switch),
             slots,
         })

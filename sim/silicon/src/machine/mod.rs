@@ -132,6 +132,8 @@ pub struct Hardware {
     pub latencies: bool,
     /// Whether a fabric manager manages the host's NVSwitches.
     pub fabric_manager: bool,
+    /// Whether the host is a virtual machine, which cannot reset a GPU.
+    pub virtual_machine: bool,
     /// GPUs.
     pub slots: Vec<Slot>,
 }

@@ -1,6 +1,9 @@
 //! GPUs whose rule needs MIG mode off.
 
+use gpush_api::{MigModeStep, Step};
+
 use super::*;
+use crate::step::difference;
 
 #[test]
 fn named_gpu_without_layout_gets_mig_disabled_by_its_rule() {
@@ -26,4 +29,39 @@ fn named_gpu_without_layout_gets_mig_disabled_by_its_rule() {
     let unmanaged = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n", "test").unwrap();
     let refused = plan_host(&unmanaged, &gpus, &request(&["0"], LayoutSource::Config)).unwrap_err();
     assert_eq!(refused.code, Code::Conflict);
+}
+
+/// Fault: on a virtual machine, every change of MIG mode was refused, although a reboot completes it.
+#[test]
+fn virtual_machine_completes_a_mode_change_at_its_reboot() {
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    gpus.truncate(1);
+    gpus[0].passed_through = true;
+    gpus[0].mig.as_mut().unwrap().set_mode(false, false);
+    let config = Config::parse(
+        "[mode_change]\nservices = [\"nvidia-dcgm\"]\n[[gpu]]\nmatch = [\"*\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n",
+        "test",
+    );
+    let config = config.unwrap();
+    let plan = |gpus: &[Gpu]| plan_host(&config, gpus, &PlanRequest::default()).unwrap().plans.remove(0);
+    let on = plan(&gpus);
+    assert_eq!(on.steps, [Step::MigMode(MigModeStep::Enable { reset: None, at_reboot: true })], "{on:?}");
+    assert!(on.waits_for_reboot() && on.services.is_empty() && on.error.is_none());
+    gpus[0].mig.as_mut().unwrap().set_mode(false, true);
+    assert!(gpus[0].waits_for_reboot());
+    let waits = plan(&gpus);
+    assert_eq!(waits.refusal, Some(Refusal::Reboot { enables: true }));
+    assert_eq!(difference(&on, "GPU 0", gpus[0].mig.as_ref()), None, "the plan is done");
+    // A mode that is only pending can be cancelled at once.
+    let off = per_gpu::plan_mig_off(&gpus[0]);
+    assert_eq!(off.steps, [Step::MigMode(MigModeStep::Disable { reset: None, at_reboot: false })], "{off:?}");
+    // After the reboot, the plan is ordinary.
+    gpus[0].mig.as_mut().unwrap().set_mode(true, true);
+    assert!(plan(&gpus).steps.iter().all(|step| matches!(step, Step::Instance(_))));
+    let off = per_gpu::plan_mig_off(&gpus[0]);
+    assert!(off.waits_for_reboot() && !off.leaves_whole(&gpus[0]), "{off:?}");
+    // A newer GPU needs no reset, so its mode changes at once.
+    gpus[0].architecture = gpush_api::Architecture::Hopper;
+    gpus[0].mig.as_mut().unwrap().set_mode(false, false);
+    assert!(!plan(&gpus).waits_for_reboot());
 }
