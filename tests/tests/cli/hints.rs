@@ -62,7 +62,11 @@ fn hinted_commands_of_refusals_solve_the_problem() {
     helps(&agent, &["mig", "apply"], "gpu uncordon");
     done(&agent, &["mig", "off", "0", "--yes"]);
     helps(&agent, &["lease", "request", "--mig", "1g.10gb", "-g", "0", "--for", "1h"], "apply 0");
-    helps(&agent, &["maintenance", "enter"], "lease revoke");
+    type_hint(&agent, &["maintenance", "enter"], "lease revoke");
+    // A revoked lease ends when the driver has listed its processes, so the command can return earlier.
+    let has_none = || agent.get("/v1/leases").json().as_array().is_some_and(Vec::is_empty).then_some(());
+    agent.until("the lease has ended", has_none);
+    done(&agent, &["maintenance", "enter"]);
     helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
     let share = ["lease", "request", "--mps", "25", "-g", "1", "--for", "1h"];
     done(&agent, &share);
