@@ -30,16 +30,21 @@ pub(super) fn load(paths: &Paths) -> Result<Settings, ConfigLoadError> {
 /// Maximum number of causes of an error in the log.
 const MOST_LOGGED: usize = 20;
 
-/// Logs an error of the config: one entry for the error with its hint, and one for each cause.
+/// Logs an error of the config, one entry for each line.
 pub(super) fn log(error: &ApiError) {
-    tracing::error!("{}", words::with_hint(error.to_string(), error));
-    for cause in error.causes.iter().take(MOST_LOGGED) {
-        tracing::error!("config: {cause}");
-    }
+    lines(error).iter().for_each(|line| tracing::error!("{line}"));
+}
+
+/// Returns the lines about an error of the config: the error with its hint, then one line for each cause.
+fn lines(error: &ApiError) -> Vec<String> {
+    let causes = error.causes.iter().take(MOST_LOGGED).map(|cause| format!("config: {cause}"));
     let more = error.causes.len().saturating_sub(MOST_LOGGED);
-    if more > 0 {
-        tracing::error!("config: {more} more errors; `gpushctl config check` lists all errors");
-    }
+    let not_logged = match more {
+        0 => None,
+        1 => Some("config: 1 more error; `gpushctl config check` lists all errors".to_owned()),
+        more => Some(format!("config: {more} more errors; `gpushctl config check` lists all errors")),
+    };
+    [words::with_hint(error.to_string(), error)].into_iter().chain(causes).chain(not_logged).collect()
 }
 
 /// Checks the driver library of the command line. If trust is required and the library is not trusted, returns an
@@ -76,4 +81,38 @@ pub(super) fn check_trust(paths: &Paths, named: Option<&Path>, library: Option<&
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_core::config::Config;
+
+    use super::*;
+
+    /// Fault: an invalid config was one log line of 1,000 characters.
+    #[test]
+    fn each_error_of_the_config_gets_one_log_line() {
+        let logged = |unknown_keys: usize| {
+            let text: String = (0..unknown_keys).map(|at| format!("unknown_{at} = 1\n")).collect();
+            lines(&ApiError::from(&Config::parse(&text, "gpush.toml").unwrap_err()))
+        };
+        let one = logged(1);
+        assert_eq!(one.len(), 2, "{one:?}");
+        assert!(one[0].contains("gpush.toml has an error; ") && one[0].contains("gpushctl config check gpush.toml"));
+        let three = logged(3);
+        assert_eq!(three.len(), 4, "{three:?}");
+        assert!(three[0].contains("has 3 errors; "), "{three:?}");
+        for (at, line) in three[1..].iter().enumerate() {
+            let start = format!("config: gpush.toml:{}:1: ", at + 1);
+            assert!(line.starts_with(&start) && line.contains(&format!("unknown_{at}")), "{line}");
+            assert!(!line.contains('\n'), "{line}");
+        }
+        for (keys, last) in
+            [(MOST_LOGGED, "config: gpush.toml:20"), (21, "config: 1 more error;"), (25, "config: 5 more errors;")]
+        {
+            let many = logged(keys);
+            assert_eq!(many.len(), 1 + keys.min(MOST_LOGGED + 1), "{many:?}");
+            assert!(many.last().is_some_and(|line| line.starts_with(last)), "{many:?}");
+        }
+    }
 }
