@@ -181,4 +181,16 @@ mod tests {
         assert_eq!(state.leases().open[&LeaseId(1)].state.name(), LeaseState::Active);
         assert_eq!(state.reserve(&seen, reservation()), None, "the config has changed since");
     }
+
+    /// Fault: gpushd remembered a change that only a grant without an id had delayed. After the commit of the grant had
+    /// failed, the change waited for an apply, although no lease had delayed it.
+    #[test]
+    fn change_is_effective_at_once_after_the_commit_of_a_grant_failed() {
+        let state = state();
+        let id = state.reserve(&state.now(), Reservation { holder: 1000, members: vec![member()] }).unwrap();
+        state.replace_config(rule(TIMESLICE), 2);
+        assert_eq!(state.now().gpus[0].gpu.pending.len(), 1, "the reservation delays the change");
+        state.change_leases(|table| drop(table.reserved.remove(&id)));
+        assert!(pending(&state).is_empty(), "{:?}", pending(&state));
+    }
 }

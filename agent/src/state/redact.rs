@@ -201,4 +201,26 @@ mod tests {
             assert_eq!(seen.pid.is_some() && seen.command.is_some(), sees);
         }
     }
+
+    /// Fault: the name of a session or of a user's unit named the user to other users.
+    #[test]
+    fn hidden_holder_keeps_its_unit_only_if_it_is_a_service() {
+        let with_unit = |unit: &str| Holder {
+            pid: Some(4711),
+            uid: Some(1000),
+            user: Some("alice".to_owned()),
+            command: Some("python secret.py".to_owned()),
+            unit: Some(unit.to_owned()),
+            devices: vec!["/dev/nvidia0".to_owned()],
+            ..Holder::default()
+        };
+        let service = "nvidia-dcgm.service";
+        for (unit, kept) in [(service, Some(service)), ("session-3.scope", None), ("user@1000.service", None)] {
+            let hidden =
+                Holder { unit: kept.map(str::to_owned), devices: with_unit(unit).devices, ..Holder::default() };
+            assert_eq!(blank_holder(with_unit(unit)), hidden, "{unit}");
+            assert_eq!(holder(with_unit(unit), Viewer::User(1001)), hidden, "{unit}");
+            assert_eq!(holder(with_unit(unit), Viewer::User(1000)), with_unit(unit), "{unit}");
+        }
+    }
 }
