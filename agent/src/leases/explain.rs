@@ -101,7 +101,7 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
         _ => error.causes.extend(named.into_iter().map(|one| format!("{one} blocks the request"))),
     }
     if more > 0 {
-        error.causes.push(format!("{more} more leases and processes block the request"));
+        error.causes.push(format!("leases and processes that also block the request: {more}"));
     }
     let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
         queued.is_none_or(|(own, _)| *ticket < own)

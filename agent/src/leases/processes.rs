@@ -98,7 +98,7 @@ impl RemainingProcesses {
         let alive: Vec<u32> = self.pids().filter(|pid| may_be_alive(*pid)).collect();
         let mut words: Vec<String> = alive.iter().take(MOST_NAMED).map(|pid| sentence(*pid)).collect();
         if let Some(more) = alive.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
-            words.push(format!("{more} more processes run"));
+            words.push(format!("other processes that run: {more}"));
         }
         if let Some(why) = &self.unknown {
             words.push(format!("gpushd cannot read all processes: {why}"));

@@ -160,7 +160,7 @@ impl NoAssignment {
                 error.causes.extend(open.flat_map(|(gpu, _)| pending_of(*gpu, context)).take(MOST_NAMED));
                 error.hint = error.hint.or_else(|| compute_mode_hint(obstacles, context.host));
                 if let Some(more) = obstacles.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
-                    error = error.cause(format!("{more} more GPUs are in use"));
+                    error = error.cause(format!("other GPUs that are in use: {more}"));
                 }
                 match free {
                     None => error,
