@@ -5,7 +5,7 @@ use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSetResponse, MpsState};
 use super::{clients, displayed_argument, label, memory, notes, remedy, state};
 use crate::render::{
     Appearance,
-    appearance::{NOTE, QUIET, paint},
+    appearance::{NOTE, QUIET, count, paint},
     trouble,
 };
 
@@ -123,7 +123,7 @@ fn log(file: &MpsLog, named: bool, look: &Appearance) -> String {
         let lines = trouble::lines("!", error, 0, look);
         out += &(lines.join("\n") + "\n");
     } else if file.lines.is_empty() && file.left_out > 0 {
-        let what = format!("({} lines, all about gpushd's own requests: `--all` shows them)", file.left_out);
+        let what = format!("({}, all about gpushd's own requests: `--all` shows them)", count(file.left_out, "line"));
         out += &(paint(QUIET, &what) + "\n");
     } else if file.lines.is_empty() {
         out += &(paint(QUIET, "(empty)") + "\n");
