@@ -268,6 +268,7 @@ fn event_fields(gpu: &Gpu) -> GpuChange {
         profile: instance.profile.clone(),
         placement: instance.placement,
         compute: instance.compute.iter().map(|compute| compute.id).collect(),
+        device_uuids: instance.compute.iter().filter_map(|compute| compute.uuid.clone()).collect(),
     });
     GpuChange {
         gpu: gpu.index,
@@ -279,6 +280,7 @@ fn event_fields(gpu: &Gpu) -> GpuChange {
         pending: gpu.pending.clone(),
         mig: gpu.mig.as_ref().map(|mig| mig.enabled),
         instances: instances.collect(),
+        destroyed_device_uuids: Vec::new(),
         compute_mode: gpu.compute_mode,
         // Leave out the time of the reading: a newer reading of the same level is not a change.
         timeslice: gpu.timeslice.clone().map(|level| TimesliceView { read_at: None, ..level }),

@@ -185,7 +185,19 @@ pub(super) fn difference(before: Option<&GpuChange>, now: &GpuChange) -> Option<
         None => vec![GpuAspect::Appeared],
         Some(before) => aspects(before, now),
     };
-    (!changed.is_empty()).then(|| GpuChange { changed, ..now.clone() })
+    let destroyed_device_uuids = before.map_or_else(Vec::new, |before| destroyed_device_uuids(before, now));
+    (!changed.is_empty()).then(|| GpuChange { changed, destroyed_device_uuids, ..now.clone() })
+}
+
+/// Returns the UUIDs of the MIG devices that existed before, and do not exist now.
+fn destroyed_device_uuids(before: &GpuChange, now: &GpuChange) -> Vec<String> {
+    // Without a reading, it is not known which devices exist.
+    if now.mig.is_none() {
+        return Vec::new();
+    }
+    let now: BTreeSet<&String> = now.instances.iter().flat_map(|instance| &instance.device_uuids).collect();
+    let before = before.instances.iter().flat_map(|instance| &instance.device_uuids);
+    before.filter(|uuid| !now.contains(uuid)).cloned().collect()
 }
 
 fn aspects(before: &GpuChange, now: &GpuChange) -> Vec<GpuAspect> {

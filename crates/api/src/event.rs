@@ -172,6 +172,9 @@ pub struct GpuChange {
     /// GPU instances, in the order of their placements.
     #[serde(rename = "instance_summaries")]
     pub instances: Vec<InstanceSummary>,
+    /// UUIDs of the MIG devices that existed at the previous event of this GPU, and that do not exist now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub destroyed_device_uuids: Vec<String>,
     /// Which processes may create a CUDA context; absent if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<ComputeMode>,
@@ -217,6 +220,9 @@ pub struct InstanceSummary {
     /// Ids of its compute instances.
     #[serde(rename = "compute_instance_ids")]
     pub compute: Vec<u32>,
+    /// UUIDs of its MIG devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_uuids: Vec<String>,
 }
 
 /// The state of an MPS daemon after a change.

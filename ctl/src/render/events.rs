@@ -46,7 +46,8 @@ pub(crate) fn is_step(reported: &ReceivedEvent) -> bool {
         // step.
         EventPayload::Gpu(change) => {
             let between = |aspect: &GpuAspect| matches!(aspect, GpuAspect::Instances | GpuAspect::Drift);
-            change.state == GpuState::Changing && change.changed.iter().all(between)
+            let is_step = change.state == GpuState::Changing && change.changed.iter().all(between);
+            is_step && change.destroyed_device_uuids.is_empty()
         }
         EventPayload::Config(_)
         | EventPayload::Driver(_)
@@ -227,7 +228,12 @@ fn of_gpu(change: &GpuChange) -> String {
                 Some(false) => "MIG mode is off".to_owned(),
                 None => "no MIG".to_owned(),
             }),
-            GpuAspect::Instances => parts.push(format!("has {}", instances(&change.instances))),
+            GpuAspect::Instances => {
+                parts.push(format!("has {}", instances(&change.instances)));
+                if !change.destroyed_device_uuids.is_empty() {
+                    parts.push(format!("destroyed: {}", change.destroyed_device_uuids.join(", ")));
+                }
+            }
             GpuAspect::ComputeMode => parts.push(match change.compute_mode {
                 Some(mode) => format!("compute mode is {mode}"),
                 None => "compute mode is not known".to_owned(),
@@ -317,6 +323,7 @@ mod tests {
                 pending: Vec::new(),
                 mig: Some(true),
                 instances,
+                destroyed_device_uuids: vec!["MIG-1".into()],
                 compute_mode: None,
                 timeslice: None,
             }))
@@ -326,6 +333,7 @@ mod tests {
             profile: "3g.40gb".into(),
             placement: Placement { start: 4, size: 4 },
             compute: vec![0],
+            device_uuids: vec!["MIG-2".into()],
         };
         let driver = |version: &str| Driver {
             version: version.into(),

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    collections::BTreeSet,
     io::{Read, Write},
     time::{Duration, Instant},
 };
@@ -72,6 +73,17 @@ fn each_change_is_one_event_in_order() {
     });
     let gpu = gpu.unwrap_or_else(|| panic!("{reported:?}"));
     assert_eq!((gpu.state, gpu.instances.len(), gpu.mig), (GpuState::Ready, 2, Some(true)));
+
+    // An event names the MIG devices that an operation destroys.
+    let before: BTreeSet<String> = gpu.instances.iter().flat_map(|one| one.device_uuids.clone()).collect();
+    assert_eq!(before.len(), 2, "{gpu:?}");
+    let begun = agent.begin_with(&serde_json::json!({"selectors": ["1"], "layout_source": {"entries": ["7g.80gb"]}}));
+    let reported = listener.until_end_of(&begun.unwrap().id);
+    let destroyed = reported.iter().flat_map(|event| match &event.what {
+        EventPayload::Gpu(change) => change.destroyed_device_uuids.clone(),
+        _ => Vec::new(),
+    });
+    assert_eq!(destroyed.collect::<BTreeSet<_>>(), before);
 
     agent.write_config("[log]\nlevel = \"nonsense\"\n");
     agent.signal(Signal::SIGHUP);
