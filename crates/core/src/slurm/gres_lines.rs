@@ -103,10 +103,11 @@ impl GresLines {
     #[must_use]
     pub fn leased_by_users(mut self, gpus: &[u32]) -> Self {
         if !gpus.is_empty() {
+            let noun = if gpus.len() == 1 { "GPU" } else { "GPUs" };
             let gpus = range(gpus);
             let gpus = gpus.trim_matches(['[', ']']);
             let note = format!(
-                "users can also lease GPU {gpus}: set owner = \"slurm\" in the config, or remove the GPU from gres.conf"
+                "users can also lease {noun} {gpus}: set owner = \"slurm\" in the config, or remove the GPU from gres.conf"
             );
             self.notes.push(note);
         }
@@ -250,10 +251,11 @@ mod tests {
     fn gpus_that_users_can_lease_are_named() {
         let note = |gpus: &[u32]| gres_lines("n1", &host()).leased_by_users(gpus).gres_conf();
         assert!(
-            note(&[0, 2, 3]).contains("# users can also lease GPU 0,2-3: set owner = \"slurm\""),
+            note(&[0, 2, 3]).contains("# users can also lease GPUs 0,2-3: set owner = \"slurm\""),
             "{}",
             note(&[0, 2, 3])
         );
+        assert!(note(&[2]).contains("# users can also lease GPU 2: set"), "{}", note(&[2]));
         assert!(!note(&[]).contains("users can"));
     }
 
