@@ -10,7 +10,7 @@ use std::{
 };
 
 use gpush_tests::{
-    agent::{PATIENCE, Setup},
+    agent::{PATIENCE, Setup, real_layout},
     host::{Host, program},
     page::{blocks, document},
 };
@@ -144,6 +144,48 @@ fn mig_parted_label_is_imported_as_the_page_says() {
     let wanted: Vec<Option<Vec<String>>> = agent.gpus().into_iter().take(4).map(|gpu| gpu.layout).collect();
     let mixed = Some(["1g.10gb*2", "2g.20gb", "3g.40gb"].map(str::to_owned).to_vec());
     assert_eq!(wanted, [mixed.clone(), mixed, Some(vec!["7g.80gb".to_owned()]), None]);
+}
+
+/// The unit and the commands in containers.md name a MIG device by its place. Another layout destroys the device, and a
+/// later layout creates a device at this place again.
+#[test]
+fn unit_and_compose_file_get_the_present_device_of_a_place() {
+    let page = document("containers.md");
+    let unit = blocks(&page, "ini").pop().expect("a unit");
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/")).expect("a command");
+    let compose = blocks(&page, "sh").pop().expect("a command");
+    assert!(
+        blocks(&page, "yaml")[0].contains("[\"${CUDA_VISIBLE_DEVICES:?"),
+        "the file needs a variable that `run` sets"
+    );
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\nmig = true\n");
+    let agent = Setup::on(&host).config("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n").start();
+    agent.await_that("the layout is applied", || real_layout(&host, 0).len() == 2);
+    let _begun = agent.settle();
+    let environment = [("GPUSH_SOCKET", agent.socket().display().to_string())];
+    let prints = |script: &str| {
+        let output = shell(script, &environment);
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    let place = "0:3g.40gb@4";
+    let uuid = || prints("gpushctl mig list --no-headers -o csv | grep '^0,3g.40gb@4,' | grep -o 'MIG-[^,]*'");
+    let before = uuid();
+    assert!(prints("gpushctl mig list -o name").lines().any(|name| name == place));
+    for command in [start, compose.trim()] {
+        let (run, _) = command.split_once(" -- ").expect("a command of `run`");
+        assert_eq!(prints(&format!("{run} -- printenv CUDA_VISIBLE_DEVICES")), before, "{command}");
+    }
+    for layout in ["7g.80gb", "1g.10gb,3g.40gb@4"] {
+        prints(&format!("gpushctl mig apply {layout} -g 0 --yes --wait"));
+    }
+    let (run, _) = start.split_once(" -- ").expect("a command of `run`");
+    assert_eq!(prints(&format!("{run} -- printenv CUDA_VISIBLE_DEVICES")), uuid());
+    for (command, says) in [("explain", "destroyed by op-"), ("audit --object", "mig.apply"), ("events", &*before)] {
+        let object = if command == "events" { "" } else { &*before };
+        let printed = prints(&format!("gpushctl {command} {object}"));
+        assert!(printed.contains(says), "{command}: {printed}");
+    }
 }
 
 #[test]
