@@ -80,4 +80,18 @@ mod tests {
                    or none
         ");
     }
+
+    /// Lines that are not indented would look like further errors.
+    #[test]
+    fn labels_of_an_error_are_indented_below_its_message() {
+        let error = ApiError::new(Code::Blocked, "cannot apply").cause("GPU 0 is in use").outcome("no GPU was changed");
+        for (word, indent) in [("error", 0), ("!", 0), ("refused", 2)] {
+            let drawn = lines(word, &error.clone().hint("try again"), indent, &fixtures::look(80, Charset::Ascii));
+            let margin = |line: &String| {
+                let text = fixtures::plain(line);
+                text.len() - text.trim_start().len()
+            };
+            assert_eq!(drawn.iter().map(margin).collect::<Vec<_>>(), [indent, indent + 2, indent + 2, indent + 2]);
+        }
+    }
 }
